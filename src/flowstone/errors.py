@@ -1,0 +1,27 @@
+"""The root of every error Flowstone raises on purpose.
+
+An error says what happened, to what, and (in `hint`) what to do about it. Errors that carry a
+Tarantool code live in `iproto/errors.py`; each other package derives its own from these here.
+"""
+
+from __future__ import annotations
+
+
+class FlowstoneError(Exception):
+    """Base of our errors. `hint`, where there is one, is a sentence an operator can act on."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class LocalProtocolError(FlowstoneError):
+    """We tried to send or write something that the protocol forbids: a bug or a wrong argument here."""
+
+
+class RemoteProtocolError(FlowstoneError):
+    """A peer or a file holds bytes that break the protocol. It closes a connection, never the process."""

@@ -1,0 +1,164 @@
+"""Rows: a header map and a body map, the unit of every log file and replication stream.
+
+`Row` keeps the bytes it was read from, so that what is passed on is passed on unchanged. The header is
+decoded, the body stays MessagePack until somebody asks. Order and omission of header keys follow real
+writers (TYPE, SYNC, REPLICA_ID, GROUP_ID, LSN, TIMESTAMP, TSN, STREAM_ID, FLAGS; zeros left out), so a row
+made here is, byte for byte, the row a real server would have written.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgpack
+import msgspec
+
+from flowstone.errors import RemoteProtocolError
+from flowstone.iproto.constants import Flag, Key, RequestType
+from flowstone.iproto.limits import ROW_HEADER_SIZE_MAX
+
+U64 = 1 << 64
+_UNSIGNED = frozenset(
+    (
+        Key.REQUEST_TYPE,
+        Key.SYNC,
+        Key.REPLICA_ID,
+        Key.LSN,
+        Key.SCHEMA_VERSION,
+        Key.GROUP_ID,
+        Key.TSN,
+        Key.FLAGS,
+        Key.STREAM_ID,
+    )
+)
+
+
+class Row(msgspec.Struct, gc=False):
+    """One row.
+
+    `tsn` is absolute: the LSN of the transaction's first global row; a row of its own has `tsn == lsn`.
+    `flags` always has COMMIT on the last row of a transaction, also where the wire leaves it out.
+    `body` and `raw` (header and body) are MessagePack; `raw` is empty for a row that was made, not read.
+    """
+
+    type: int
+    replica_id: int = 0
+    group_id: int = 0
+    lsn: int = 0
+    timestamp: float = 0.0
+    tsn: int = 0
+    flags: int = Flag.COMMIT.value
+    sync: int = 0
+    stream_id: int = 0
+    body: bytes = b""
+    raw: bytes = b""
+
+    @property
+    def is_commit(self) -> bool:
+        return bool(self.flags & 1)
+
+    def encode(self) -> bytes:
+        """The row's bytes: those it was read from, or what a real server would write."""
+        return self.raw or encode_header(self) + self.body
+
+
+class RowError(RemoteProtocolError):
+    """The bytes are not a row."""
+
+
+def _uint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    if value < 0x100:
+        return b"\xcc" + bytes((value,))
+    if value < 0x10000:
+        return b"\xcd" + value.to_bytes(2, "big")
+    if value < 0x1_0000_0000:
+        return b"\xce" + value.to_bytes(4, "big")
+    return b"\xcf" + value.to_bytes(8, "big")
+
+
+def encode_header(row: Row) -> bytes:
+    """The header map of `row`, in the key order and with the omissions of real writers."""
+    alone = row.tsn in (0, row.lsn) and row.is_commit
+    flags = row.flags & ~Flag.COMMIT.value if alone else row.flags
+    parts = [b"\x00" + _uint(row.type)]
+    if row.sync:
+        parts.append(b"\x01" + _uint(row.sync))
+    if row.replica_id:
+        parts.append(b"\x02" + _uint(row.replica_id))
+    if row.group_id:
+        parts.append(b"\x07" + _uint(row.group_id))
+    if row.lsn:
+        parts.append(b"\x03" + _uint(row.lsn))
+    if row.timestamp:
+        parts.append(b"\x04\xcb" + struct.pack(">d", row.timestamp))
+    if not alone:
+        parts.append(b"\x08" + _uint((row.lsn - row.tsn) % U64))
+    if row.stream_id:
+        parts.append(b"\x0a" + _uint(row.stream_id))
+    if flags:
+        parts.append(b"\x09" + _uint(flags))
+    return bytes((0x80 + len(parts),)) + b"".join(parts)
+
+
+def decode_row(data: bytes) -> Row:
+    """The one row that `data` holds, exactly.
+
+    For rows that arrive one at a time; blocks of rows go through `iproto/scan.py`.
+    """
+    unpacker = msgpack.Unpacker(strict_map_key=False, raw=True, max_buffer_size=0)
+    unpacker.feed(data)
+    try:
+        header = unpacker.unpack()
+        body_at = unpacker.tell()
+        row = _row_of_header(header)
+        if body_at > ROW_HEADER_SIZE_MAX:
+            raise RowError(f"row header of {body_at} bytes, at most {ROW_HEADER_SIZE_MAX} are allowed")
+        end = body_at
+        if body_at < len(data) and row.type != RequestType.NOP:
+            if not _is_map(data[body_at]):
+                raise RowError(f"row body starts with byte 0x{data[body_at]:02x}, which is no map")
+            unpacker.skip()
+            end = unpacker.tell()
+    except (ValueError, msgpack.exceptions.UnpackException, TypeError) as error:
+        raise RowError(f"not a row: {error or type(error).__name__}") from error
+    if end != len(data):
+        raise RowError(f"{len(data) - end} bytes follow the row")
+    row.body = data[body_at:]
+    row.raw = data
+    return row
+
+
+def _is_map(byte: int) -> bool:
+    return 0x80 <= byte <= 0x8F or byte in (0xDE, 0xDF)
+
+
+def _row_of_header(header: object) -> Row:
+    if not isinstance(header, dict):
+        raise RowError(f"row header is {type(header).__name__}, not a map")
+    for key, value in header.items():
+        if key in _UNSIGNED and (type(value) is not int or value < 0):
+            raise RowError(f"row header key 0x{key:02x} holds {value!r}, not an unsigned number")
+    timestamp = header.get(Key.TIMESTAMP, 0.0)
+    if type(timestamp) is not float:
+        raise RowError(f"row header TIMESTAMP is {timestamp!r}, not a float64")
+    if Key.REQUEST_TYPE not in header:
+        raise RowError("row header without a request type")
+    lsn = header.get(Key.LSN, 0)
+    tsn, flags = lsn, header.get(Key.FLAGS, 0)
+    if Key.TSN in header:
+        tsn = (lsn - header[Key.TSN]) % U64
+    else:
+        flags |= Flag.COMMIT.value
+    return Row(
+        type=header[Key.REQUEST_TYPE],
+        replica_id=header.get(Key.REPLICA_ID, 0),
+        group_id=header.get(Key.GROUP_ID, 0),
+        lsn=lsn,
+        timestamp=timestamp,
+        tsn=tsn,
+        flags=flags,
+        sync=header.get(Key.SYNC, 0),
+        stream_id=header.get(Key.STREAM_ID, 0),
+    )

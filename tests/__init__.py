@@ -1,0 +1,1 @@
+"""Flowstone's tests. Each package of `src/flowstone` has its mirror here."""

@@ -1,0 +1,28 @@
+"""Fixtures that every test module may use, and the scale of a run."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+from tests import real_tarantool
+
+FULL = os.environ.get("FLOWSTONE_SCALE") == "full"
+"""True in `make test-full`: the same tests, at the counts the project promises."""
+
+settings.register_profile("ci", deadline=None, max_examples=100)
+settings.register_profile("full", deadline=None, max_examples=2000)
+settings.load_profile("full" if FULL else "ci")
+
+
+@pytest.fixture(scope="session")
+def tarantool() -> object:
+    """The module that runs the real Tarantool. Absent: a failure where CI=true, else a skip that says so."""
+    if not real_tarantool.available():
+        message = "the real Tarantool is not installed (Debian package `tarantool`)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return real_tarantool

@@ -1,0 +1,106 @@
+"""The real Tarantool, for tests and benchmarks: scripts run to their end, or a server on loopback.
+
+`available()` says whether the binary is there. Tests take the fixtures of `conftest.py`, which fail
+instead of skipping where CI=true.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 120
+
+
+def available() -> bool:
+    return shutil.which("tarantool") is not None and shutil.which("tarantoolctl") is not None
+
+
+def run(script: str, directory: Path, *, seconds: float = 600) -> str:
+    """Runs a Lua script with `directory` as working directory; its standard output, or an error with the log."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "script.lua"
+    path.write_text(script)
+    done = subprocess.run(
+        ["tarantool", path.name],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=seconds,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"tarantool exited with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def cat(path: Path, *, format: str = "json", show_system: bool = True) -> bytes:
+    """What `tarantoolctl cat` prints for one file."""
+    command = ["tarantoolctl", "cat", str(path), f"--format={format}"]
+    if show_system:
+        command.append("--show-system")
+    return subprocess.run(command, capture_output=True, timeout=600, check=True).stdout
+
+
+@dataclass
+class Server:
+    """A running server: `uri` to connect to, `directory` with its files, `process` to end."""
+
+    uri: str
+    port: int
+    directory: Path
+    process: subprocess.Popen[bytes]
+
+    def log(self) -> str:
+        return (self.directory / "server.log").read_text(errors="replace")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serve(directory: Path, *, setup: str = "", cfg: str = "") -> Iterator[Server]:
+    """A real server on loopback, its guest allowed everything. `setup` is Lua run before it says it is ready."""
+    directory.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    (directory / "server.lua").write_text(
+        f"box.cfg{{listen='127.0.0.1:{port}', log='server.log', {cfg}}}\n"
+        "box.schema.user.grant('guest', 'super', nil, nil, {if_not_exists=true})\n"
+        f"{setup}\nprint('READY') io.stdout:flush()\n"
+    )
+    process = subprocess.Popen(
+        ["tarantool", "server.lua"], cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        assert process.stdout is not None
+        seen = b""
+        for line in process.stdout:
+            seen += line
+            if line.strip() == b"READY":
+                break
+        else:
+            raise RuntimeError(f"tarantool did not start: {seen.decode(errors='replace')}")
+        yield Server(f"127.0.0.1:{port}", port, directory, process)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        if process.stdout is not None:
+            process.stdout.close()
