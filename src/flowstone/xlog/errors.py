@@ -1,0 +1,152 @@
+"""What can be wrong with a log file, one class per kind, each with the file and, where it has one, the
+offset.
+
+Every message says what is wrong and where; `hint` says what to do. The errors survive pickling, because files
+are also decoded in worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowstone.errors import FlowstoneError
+
+FORCE_HINT = "read what is left of it with force, or take the file from another replica"
+
+
+class XlogError(FlowstoneError):
+    """A log file or a log directory cannot be used as asked. `offset` is in bytes from the start of the file."""
+
+    def __init__(
+        self, message: str, *, path: str, offset: int | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+        self.offset = offset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[XlogError], args: tuple[Any, ...], state: dict[str, Any]) -> XlogError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class DamagedFile(XlogError):
+    """Bytes that no writer leaves behind, not even one that was killed: `what` at `offset`."""
+
+    def __init__(self, path: str, offset: int, what: str, *, hint: str = FORCE_HINT) -> None:
+        super().__init__(f"{path}: damaged at byte {offset}: {what}", path=path, offset=offset, hint=hint)
+        self.what = what
+
+
+class NotALogFile(XlogError):
+    """The file does not start like a file of Tarantool."""
+
+    def __init__(self, path: str, what: str) -> None:
+        hint = "log files start with a line XLOG, SNAP, VYLOG, RUN or INDEX; check the path"
+        super().__init__(f"{path}: not a log file: {what}", path=path, offset=0, hint=hint)
+        self.what = what
+
+
+class UnsupportedFormat(XlogError):
+    """A log file of a format version that we do not know."""
+
+    def __init__(self, path: str, format: str) -> None:
+        super().__init__(
+            f"{path}: format {format!r} is not supported",
+            path=path,
+            offset=0,
+            hint="formats 0.12 and 0.13 (Tarantool 1.6.8 and later) are",
+        )
+        self.format = format
+
+
+class BlockTooLarge(XlogError):
+    """A block asks for more memory than any writer's batch needs."""
+
+    def __init__(self, path: str, offset: int, size: int, limit: int) -> None:
+        super().__init__(
+            f"{path}: block at byte {offset} holds {size} bytes, at most {limit} are allowed",
+            path=path,
+            offset=offset,
+            hint="split the transaction if you are writing it; if you are reading, the file is damaged",
+        )
+        self.size = size
+        self.limit = limit
+
+
+class ForeignFile(XlogError):
+    """A log written by another instance than the one whose snapshot lies beside it."""
+
+    def __init__(self, path: str, instance_uuid: str, expected: str) -> None:
+        super().__init__(
+            f"{path}: written by instance {instance_uuid}, the directory belongs to {expected}",
+            path=path,
+            hint="move the file away, or skip it with force",
+        )
+        self.instance_uuid = instance_uuid
+        self.expected = expected
+
+
+class LogGap(XlogError):
+    """Rows are missing between two positions. `missing` lists (replica id, first LSN, last LSN)."""
+
+    def __init__(
+        self,
+        path: str,
+        have: Mapping[int, int],
+        need: Mapping[int, int],
+        missing: Sequence[tuple[int, int, int]],
+    ) -> None:
+        ranges = ", ".join(f"{first}..{last} of replica {replica_id}" for replica_id, first, last in missing)
+        super().__init__(
+            f"{path}: the log has a gap between {_text(have)} and {_text(need)}: "
+            f"LSN {ranges or 'unknown'} missing",
+            path=path,
+            hint="bring the missing .xlog files back, or go on without these rows with force",
+        )
+        self.have = dict(have)
+        self.need = dict(need)
+        self.missing = tuple(missing)
+
+
+class LsnUsedTwice(XlogError):
+    """A row's LSN is not above what this log already holds of its replica id."""
+
+    def __init__(self, path: str, replica_id: int, lsn: int, known: int) -> None:
+        super().__init__(
+            f"{path}: LSN {lsn} of replica {replica_id} used twice, the log is at {known}",
+            path=path,
+            hint="nothing was written; the caller must number its rows above the log's vclock",
+        )
+        self.replica_id = replica_id
+        self.lsn = lsn
+        self.known = known
+
+
+class WriteFailed(XlogError):
+    """The disk refused a write. `is_usable`: the file ends with a whole block again and may be appended to."""
+
+    def __init__(self, path: str, offset: int, cause: OSError, *, is_usable: bool) -> None:
+        state = (
+            "it was cut back to its last whole block and may be written again"
+            if is_usable
+            else "its end is unknown; reopen it before writing more"
+        )
+        super().__init__(
+            f"{path}: cannot write at byte {offset}: {cause.strerror or cause}",
+            path=path,
+            offset=offset,
+            hint=state,
+        )
+        self.errno = cause.errno
+        self.is_usable = is_usable
+
+
+def _text(vclock: Mapping[int, int]) -> str:
+    return "{" + ", ".join(f"{replica_id}: {lsn}" for replica_id, lsn in sorted(vclock.items())) + "}"
