@@ -1,0 +1,34 @@
+# Every target sets itself up: a fresh Debian or Ubuntu needs python3, make and package registries.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full check bench setup
+
+PYTHON_BIN := .venv/bin/python
+CODE := src tests $(wildcard bench)
+# One file stays on one worker, so a server that a module starts is started once.
+PYTEST := $(PYTHON_BIN) -m pytest -n 2 --dist loadfile
+
+help: ## show these lines
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do printf '  make %-10s %s\n' "$$target" "$$text"; done
+
+demo: setup ## show what Flowstone does, with no configuration and no outside server
+	$(PYTHON_BIN) -m flowstone.cli demo
+
+test: check ## the whole suite at CI scale (under 20 minutes on 2 cores); PYTEST_ARGS passes options on
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-full: check ## the same tests at full scale (under 4 hours)
+	FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200 $(PYTEST_ARGS)
+
+check: setup ## lint, formatting, types, import rules, and the rules of the house (tests/test_tidy.py)
+	$(PYTHON_BIN) -m ruff check $(CODE)
+	$(PYTHON_BIN) -m ruff format --check $(CODE)
+	$(PYTHON_BIN) -m mypy --strict $(CODE)
+	.venv/bin/lint-imports
+	$(PYTHON_BIN) -m pytest -q tests/test_tidy.py
+
+bench: setup ## measure against the real server, in one run, and print the ratios
+	$(PYTHON_BIN) -m bench
+
+setup: ## only the set-up: .venv, and where possible Java 17 and Debian's tarantool
+	@scripts/setup
