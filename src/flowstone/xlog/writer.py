@@ -1,0 +1,323 @@
+"""Writes log files: `LogWriter` an `.xlog`, which grows, `SnapWriter` a `.snap`, which appears complete.
+
+Relies on `outside.disk`. A file is born as `NAME.inprogress`; its own name means that its header is whole
+(xlog) or that all of it is (snap). Rows go to the file as the bytes they are. After a failed write an xlog
+ends with a whole block again, so nothing ever follows garbage. Which rows to write, and when to sync, is the
+caller's business.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import struct
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from flowstone.errors import LocalProtocolError
+from flowstone.iproto import scan
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.row import Row, encode_header
+from flowstone.outside.disk import Disk, File
+from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, FLUSH_THRESHOLD, encode_block, encode_uint
+from flowstone.xlog.errors import LsnUsedTwice, WriteFailed, XlogError
+from flowstone.xlog.meta import HEADER_READ_SIZE, HEADER_SIZE_MAX, FileType, Meta, encode, file_name, parse
+from flowstone.xlog.reader import LogFile
+from flowstone.xlog.transactions import Transaction
+
+INPROGRESS = ".inprogress"
+
+
+class LogWriter:
+    """An open `.xlog`. `vclock` follows the rows written; `size` is where the next block goes."""
+
+    def __init__(
+        self, disk: Disk, file: File, path: str, meta: Meta, vclock: dict[int, int], size: int
+    ) -> None:
+        self._disk = disk
+        self._file = file
+        self._vclock = vclock
+        self._is_usable = True
+        self.path = path
+        self.meta = meta
+        self.size = size
+
+    @classmethod
+    def create(cls, disk: Disk, directory: str, meta: Meta) -> LogWriter:
+        """A new file with nothing but its header; file and name survive a loss of power from here on."""
+        if meta.file_type is not FileType.XLOG:
+            raise LocalProtocolError(f"a log is of type XLOG, not {meta.file_type.value}")
+        file, path, size = _begin(disk, directory, meta)
+        try:
+            file.sync()
+            _publish(disk, path)
+        except OSError as error:
+            # A log that stays behind without its writer would look like a gap once the old one went on.
+            file.close()
+            disk.unlink(path if disk.kind(path) else path + INPROGRESS)
+            raise WriteFailed(path, size, error, is_usable=False) from error
+        return cls(disk, file, path, meta, dict(meta.vclock), size)
+
+    @classmethod
+    def reopen(cls, disk: Disk, path: str) -> LogWriter:
+        """An existing file, to be continued: its end marker, or the torn tail of a crash, is cut off.
+
+        Reads the whole file. Damage that no crash explains raises DamagedFile and changes nothing.
+        """
+        file = disk.append_to(path)
+        try:
+            meta, length = parse(file.read_at(0, HEADER_READ_SIZE), path)
+            if meta.file_type is not FileType.XLOG:
+                raise XlogError(f"{path}: a {meta.file_type.value} file cannot be appended to", path=path)
+            log = LogFile(path, file, meta, length)
+            vclock = _follow(log)
+            assert log.ending is not None  # a log read to its end without an error has one
+            end = log.ending.offset
+            if end != file.size():
+                file.truncate(end)
+                file.sync()
+        except BaseException:
+            file.close()
+            raise
+        return cls(disk, file, path, meta, vclock, end)
+
+    @property
+    def vclock(self) -> dict[int, int]:
+        """A copy of the position behind the last row."""
+        return dict(self._vclock)
+
+    def append(self, transactions: Iterable[Transaction]) -> None:
+        """Writes all of them with one call to the disk, in as few blocks as a real server would use.
+
+        All or nothing: LsnUsedTwice and BlockTooLarge come before anything is written, and on WriteFailed
+        what was written is cut off again. Not durable before `sync`.
+        """
+        vclock = dict(self._vclock)
+        parts: list[bytes] = []
+        rows: list[bytes] = []
+        size = FIXHEADER_SIZE
+        for transaction in transactions:
+            for row in transaction.rows:
+                if row.lsn <= vclock.get(row.replica_id, 0):
+                    raise LsnUsedTwice(self.path, row.replica_id, row.lsn, vclock.get(row.replica_id, 0))
+                vclock[row.replica_id] = row.lsn
+                data = row.encode()
+                rows.append(data)
+                size += len(data)
+            if size >= FLUSH_THRESHOLD:
+                parts += encode_block(rows, self.path, self.size)
+                rows, size = [], FIXHEADER_SIZE
+        if rows:
+            parts += encode_block(rows, self.path, self.size)
+        self._write(parts)
+        self._vclock = vclock
+
+    def sync(self) -> None:
+        """Returns when everything appended survives a loss of power.
+
+        After a failed sync nobody knows what the disk holds (the kernel may have dropped the pages and will
+        not say so again), so the writer refuses to go on.
+        """
+        try:
+            self._file.sync()
+        except OSError as error:
+            self._is_usable = False
+            raise WriteFailed(self.path, self.size, error, is_usable=False) from error
+
+    def rotate(self) -> LogWriter:
+        """Ends this file and gives the next one, whose PrevVClock is this one's VClock.
+
+        A file without rows goes on instead, for the next would have its name. If the next file cannot be
+        made, this one stays as it was.
+        """
+        if self._vclock == self.meta.vclock:
+            return self
+        end = self.size
+        self._write([EOF_MAGIC])
+        # The next file must not survive a loss of power that this one's rows do not: that would be a gap.
+        self.sync()
+        meta = Meta(
+            FileType.XLOG,
+            self.meta.instance_uuid,
+            self._vclock,
+            prev_vclock=self.meta.vclock,
+            version=self.meta.version,
+        )
+        try:
+            successor = LogWriter.create(self._disk, posixpath.dirname(self.path), meta)
+        except (OSError, XlogError):
+            self._cut(end)
+            raise
+        self._file.close()
+        return successor
+
+    def close(self) -> None:
+        """Writes the end marker, syncs and gives the file back. Closing twice is harmless."""
+        try:
+            if self._is_usable:
+                self._write([EOF_MAGIC])
+                self.sync()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Gives the file back as it is, without an end marker."""
+        self._is_usable = False
+        self._file.close()
+
+    def _write(self, parts: Sequence[bytes]) -> None:
+        if not self._is_usable:
+            raise XlogError(f"{self.path}: closed, or failed before", path=self.path, hint="reopen it")
+        try:
+            self._file.append(*parts)
+        except OSError as error:
+            self._cut(self.size)
+            raise WriteFailed(self.path, self.size, error, is_usable=self._is_usable) from error
+        except BaseException:
+            # An interrupt: any part of it may be there, and this is no moment to clean up.
+            self._is_usable = False
+            raise
+        self.size += sum(map(len, parts))
+
+    def _cut(self, size: int) -> None:
+        try:
+            self._file.truncate(size)
+        except OSError:
+            self._is_usable = False
+        else:
+            self.size = size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class SnapWriter:
+    """A `.snap` in the making. The caller brings spaces in ascending id, tuples in primary-key order.
+
+    As a context manager it finishes the file, or abandons it when the block raises.
+    """
+
+    def __init__(self, disk: Disk, directory: str, meta: Meta, timestamp: float) -> None:
+        if meta.file_type is not FileType.SNAP or meta.prev_vclock is not None:
+            raise LocalProtocolError("a snapshot is of type SNAP and has no PrevVClock")
+        self._disk = disk
+        self._file, self.path, self._size = _begin(disk, directory, meta)
+        self._timestamp = timestamp
+        self._rows: list[bytes] = []
+        self._pending = FIXHEADER_SIZE
+        self._is_open = True
+        self.row_count = 0
+
+    def add_tuples(self, space_id: int, tuples: Iterable[bytes], group_id: int = 0) -> None:
+        """Tuples of one space, MessagePack each; `group_id` is GROUP_LOCAL for a local space."""
+        start = b"\x00\x02" + (b"\x07" + bytes((group_id,)) if group_id else b"")
+        # The fixed-width space id is what real writers use, so that the body's length does not depend on it.
+        body = b"\x82\x10\xce" + struct.pack(">I", space_id) + b"\x21"
+        rest = b"\x04\xcb" + struct.pack(">d", self._timestamp) + body
+        numbered = bytes((0x83 + bool(group_id),)) + start + b"\x03"
+        unnumbered = bytes((0x82 + bool(group_id),)) + start
+        for data in tuples:
+            number = self.row_count
+            head = numbered + encode_uint(number) if number else unnumbered
+            self._add(head + rest + data)
+
+    def add_row(self, type: RequestType, body: bytes, group_id: int = 0) -> None:
+        """A row that is no tuple: RAFT and PROMOTE of newer servers."""
+        row = Row(type, group_id=group_id, lsn=self.row_count, tsn=self.row_count, timestamp=self._timestamp)
+        self._add(encode_header(row) + body)
+
+    def finish(self) -> str:
+        """Ends the file, makes it durable, gives it its name and returns the path."""
+        self._flush()
+        self._write([EOF_MAGIC])
+        try:
+            self._file.sync()
+        except OSError as error:
+            raise WriteFailed(self.path, self._size, error, is_usable=False) from error
+        self._file.close()
+        _publish(self._disk, self.path)
+        self._is_open = False
+        return self.path
+
+    def abandon(self) -> None:
+        """Removes what there is of the file; harmless after `finish`."""
+        if self._is_open:
+            self._is_open = False
+            self._file.close()
+            self._disk.unlink(self.path + INPROGRESS)
+
+    def _add(self, row: bytes) -> None:
+        self._rows.append(row)
+        self.row_count += 1
+        self._pending += len(row)
+        if self._pending >= FLUSH_THRESHOLD:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            parts = encode_block(self._rows, self.path, self._size)
+            self._rows, self._pending = [], FIXHEADER_SIZE
+            self._write(parts)
+
+    def _write(self, parts: Sequence[bytes]) -> None:
+        try:
+            self._file.append(*parts)
+        except OSError as error:
+            raise WriteFailed(self.path, self._size, error, is_usable=False) from error
+        self._size += sum(map(len, parts))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abandon()
+
+
+def _follow(log: LogFile) -> dict[int, int]:
+    """The vclock behind the last row of `log`, which is read to its end."""
+    vclock = dict(log.meta.vclock)
+    for slab in log.slabs():
+        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+        for replica_id in np.unique(replica_ids).tolist():
+            vclock[replica_id] = max(vclock.get(replica_id, 0), int(lsns[replica_ids == replica_id].max()))
+    return vclock
+
+
+def _begin(disk: Disk, directory: str, meta: Meta) -> tuple[File, str, int]:
+    """The file under its temporary name with its header, its future path, and its size."""
+    path = posixpath.join(directory, file_name(meta.vclock, meta.file_type))
+    header = encode(meta)
+    if len(header) > HEADER_SIZE_MAX:
+        raise XlogError(f"{path}: text header of {len(header)} bytes, at most {HEADER_SIZE_MAX}", path=path)
+    if disk.kind(path) is not None:
+        raise XlogError(
+            f"{path}: exists already", path=path, hint="continue it, or write to another directory"
+        )
+    if disk.kind(path + INPROGRESS) is not None:
+        # What a crash left: nobody reads it, and the directory's lock says that nobody writes it.
+        disk.unlink(path + INPROGRESS)
+    file = disk.create(path + INPROGRESS)
+    try:
+        file.append(header)
+    except OSError as error:
+        file.close()
+        disk.unlink(path + INPROGRESS)
+        raise WriteFailed(path, 0, error, is_usable=False) from error
+    return file, path, len(header)
+
+
+def _publish(disk: Disk, path: str) -> None:
+    disk.rename(path + INPROGRESS, path)
+    disk.sync_directory(posixpath.dirname(path) or ".")
