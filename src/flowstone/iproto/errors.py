@@ -1,0 +1,59 @@
+"""One exception class per Tarantool error code, made from the table in `error_codes.py`.
+
+`except TupleFound` reads as it should: each class is an attribute of this module, named as in Tarantool
+without `ER_` (`ER_TUPLE_FOUND` is `TupleFound`). `error_of` turns what a server sent into its exception.
+"""
+
+from __future__ import annotations
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.error_codes import HINTS, NAMES
+from flowstone.iproto.extensions import ErrorStack
+
+
+class TarantoolError(FlowstoneError):
+    """An error with a Tarantool code, received from a server or to be sent to a client.
+
+    `message` is the plain text that goes over the wire; `stack` is what a server told about the causes.
+    A code newer than the table is of this class itself.
+    """
+
+    code: int = 0
+    name: str = "ER_UNKNOWN"
+
+    def __init__(self, message: str, *, hint: str | None = None, stack: ErrorStack | None = None) -> None:
+        super().__init__(message, hint=hint or HINTS.get(self.code))
+        self.stack = stack
+
+    def __str__(self) -> str:
+        text = f"{self.message} ({self.name}, {self.code})"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+def _class_of(code: int, name: str) -> type[TarantoolError]:
+    camel = "".join(word.capitalize() for word in name.split("_"))
+    members = {"code": code, "name": f"ER_{name}", "__module__": __name__, "__doc__": HINTS.get(code)}
+    return type(camel, (TarantoolError,), members)
+
+
+CLASSES: dict[int, type[TarantoolError]] = {code: _class_of(code, name) for code, name in NAMES.items()}
+"""Every class by its code."""
+
+_BY_NAME = {kind.__name__: kind for kind in CLASSES.values()}
+
+
+def __getattr__(name: str) -> type[TarantoolError]:
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        raise AttributeError(f"Tarantool has no error {name}") from None
+
+
+def error_of(code: int, message: str, stack: ErrorStack | None = None) -> TarantoolError:
+    """The exception for error `code`; codes that the table does not know give a plain TarantoolError."""
+    kind = CLASSES.get(code)
+    if kind is not None:
+        return kind(message, stack=stack)
+    error = TarantoolError(message, stack=stack)
+    error.code, error.name = code, f"ER_{code}"
+    return error

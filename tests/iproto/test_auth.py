@@ -1,0 +1,33 @@
+"""chap-sha1 against a recorded conversation and against itself."""
+
+from __future__ import annotations
+
+import base64
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowstone.iproto.auth import check, hash_of_hash, scramble
+
+SALT = base64.b64decode("pJtZ9M0k5Oz6H/QbITFPI3DMjdn15f7NTQsSFxgQKfU=")
+RECORDED = bytes.fromhex("624f6cd5cb2e71d2d418b4e22e564572cf071cb4")
+
+
+def test_scramble_is_the_one_that_a_real_replica_sent() -> None:
+    assert scramble("secret", SALT) == RECORDED
+
+
+def test_hash_of_the_empty_password_is_the_one_real_servers_store_for_guest() -> None:
+    assert base64.b64encode(hash_of_hash("")) == b"vhvewKp0tNyweZQ+cFKAlsyphfg="
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.binary(min_size=20, max_size=32))
+def test_only_the_right_password_passes(password: str, other: str, salt: bytes) -> None:
+    answer = scramble(password, salt)
+    assert check(answer, hash_of_hash(password), salt)
+    assert check(answer, hash_of_hash(other), salt) == (password == other)
+
+
+@given(st.binary(max_size=40))
+def test_random_answers_never_pass(answer: bytes) -> None:
+    assert not check(answer, hash_of_hash("secret"), b"\0" * 20)

@@ -1,0 +1,49 @@
+"""The table of error codes and its classes."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.iproto import errors
+from flowstone.iproto.error_codes import HINTS, NAMES
+from flowstone.iproto.errors import CLASSES, AccessDenied, TarantoolError, TupleFound, error_of
+
+
+def test_every_code_has_a_class_of_its_own_name() -> None:
+    assert sorted(NAMES) == list(range(len(NAMES)))
+    assert len({kind.__name__ for kind in CLASSES.values()}) == len(NAMES) == len(set(NAMES.values()))
+    assert all(getattr(errors, kind.__name__) is kind for kind in CLASSES.values())
+
+
+def test_error_of_a_code_is_caught_by_its_name() -> None:
+    with pytest.raises(TupleFound) as caught:
+        raise error_of(3, "Duplicate key exists")
+    error = caught.value
+    assert (error.code, error.name, error.message) == (3, "ER_TUPLE_FOUND", "Duplicate key exists")
+    assert error.hint == HINTS[3]
+    assert str(error) == f"Duplicate key exists (ER_TUPLE_FOUND, 3); {HINTS[3]}"
+
+
+def test_codes_that_the_table_lacks_keep_their_number() -> None:
+    error = error_of(9999, "from the future")
+    assert type(error) is TarantoolError
+    assert (error.code, error.name, str(error)) == (9999, "ER_9999", "from the future (ER_9999, 9999)")
+    assert TarantoolError.code == 0
+
+
+def test_numbers_of_replication_are_those_of_real_servers() -> None:
+    expected = {7: "Readonly", 42: "AccessDenied", 47: "CredsMismatch", 63: "ReplicasetUuidMismatch"}
+    expected |= {
+        116: "Loading",
+        219: "XlogGap",
+        228: "SyncQueueForeign",
+        244: "SplitBrain",
+        303: "XlogNotFound",
+    }
+    assert {code: CLASSES[code].__name__ for code in expected} == expected
+    assert AccessDenied is CLASSES[42]
+
+
+def test_a_name_that_is_no_error_is_no_attribute() -> None:
+    with pytest.raises(AttributeError):
+        errors.NoSuchThing
