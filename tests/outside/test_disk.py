@@ -1,0 +1,203 @@
+"""The disk: whole reads, whole appends, exclusive names, locks across processes, errors that name a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowstone.errors import FlowstoneError
+from flowstone.outside import AlreadyLocked, Disk
+from flowstone.outside import disk as disk_module
+from flowstone.outside.disk import SystemDisk
+
+HOLD_LOCK = """
+import sys
+from flowstone.outside.disk import SystemDisk
+with SystemDisk().lock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return SystemDisk()
+
+
+def test_a_created_file_is_appended_to_and_read(disk: Disk, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.xlog")
+    with disk.create(path) as file:
+        file.append(b"XLOG\n", bytearray(b"0.13"), memoryview(b"\n"))
+        file.append()
+        file.append(b"")
+        file.sync()
+        assert file.path == path
+        assert file.size() == disk.size(path) == 10
+        assert file.read_at(0, 10) == b"XLOG\n0.13\n"
+        assert file.read_at(5, 4) == b"0.13"
+
+
+def test_a_read_is_short_only_at_the_end(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"0123456789")
+    with disk.open(str(path)) as file:
+        assert file.read_at(6, 100) == b"6789"
+        assert file.read_at(10, 1) == b""
+        assert file.read_at(1000, 1) == b""
+        assert file.read_at(3, 0) == b""
+
+
+def test_a_read_goes_on_where_the_kernel_stopped(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"0123456789")
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 3), offset))
+    with disk.open(str(path)) as file:
+        assert file.read_at(1, 8) == b"12345678"
+        assert file.read_at(5, 80) == b"56789"
+
+
+def test_an_append_goes_on_where_the_kernel_stopped(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_five(descriptor: int, parts: list[memoryview]) -> int:
+        return os.write(descriptor, b"".join(parts)[:5])
+
+    monkeypatch.setattr(os, "writev", write_five)
+    with disk.create(str(tmp_path / "a")) as file:
+        file.append(b"012", b"3456", b"", b"789", b"abcdefghijk")
+        assert file.read_at(0, 100) == b"0123456789abcdefghijk"
+
+
+def test_an_append_takes_more_parts_than_writev_does(disk: Disk, tmp_path: Path) -> None:
+    parts = [b"%06d" % number for number in range(2 * disk_module.WRITEV_PARTS_MAX + 7)]
+    with disk.create(str(tmp_path / "a")) as file:
+        file.append(*parts)
+        assert file.read_at(0, file.size()) == b"".join(parts)
+
+
+def test_appending_follows_what_is_there_even_after_a_truncation(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"whole|torn")
+    with disk.append_to(str(path)) as file:
+        file.truncate(6)
+        file.append(b"next")
+    assert path.read_bytes() == b"whole|next"
+
+
+def test_creating_over_an_existing_file_is_refused(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"precious")
+    with pytest.raises(FileExistsError) as caught:
+        disk.create(str(path))
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"precious"
+
+
+def test_a_missing_file_is_named(disk: Disk, tmp_path: Path) -> None:
+    path = str(tmp_path / "missing")
+    for call in (disk.open, disk.append_to, disk.size, disk.unlink, disk.list_directory, disk.sync_directory):
+        with pytest.raises(FileNotFoundError) as caught:
+            call(path)
+        assert caught.value.filename == path
+
+
+def test_a_directory_is_not_opened_as_a_file(disk: Disk, tmp_path: Path) -> None:
+    for call in (disk.open, disk.append_to):
+        with pytest.raises(IsADirectoryError) as caught:
+            call(str(tmp_path))
+        assert caught.value.filename == str(tmp_path)
+
+
+def test_a_file_opened_for_reading_refuses_writes_by_name(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"x")
+    with disk.open(str(path)) as file, pytest.raises(OSError, match="Bad file descriptor") as caught:
+        file.append(b"y")
+    assert caught.value.filename == str(path)
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(disk: Disk) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    with disk.append_to("/dev/full") as file, pytest.raises(OSError, match="No space left") as caught:
+        file.append(b"x")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/dev/full")
+
+
+def test_closing_twice_is_harmless_and_using_a_closed_file_is_an_error(disk: Disk, tmp_path: Path) -> None:
+    file = disk.create(str(tmp_path / "a"))
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.size()
+
+
+def test_rename_replaces_and_unlink_removes(disk: Disk, tmp_path: Path) -> None:
+    (tmp_path / "a.inprogress").write_bytes(b"new")
+    (tmp_path / "a").write_bytes(b"old")
+    disk.rename(str(tmp_path / "a.inprogress"), str(tmp_path / "a"))
+    disk.sync_directory(str(tmp_path))
+    assert (tmp_path / "a").read_bytes() == b"new"
+    disk.unlink(str(tmp_path / "a"))
+    assert disk.list_directory(str(tmp_path)) == []
+
+
+def test_directories_are_made_with_parents_and_listed_in_order(disk: Disk, tmp_path: Path) -> None:
+    path = str(tmp_path / "deep" / "er")
+    disk.make_directory(path)
+    disk.make_directory(path)
+    for name in ("b", "a", "c"):
+        disk.create(f"{path}/{name}").close()
+    assert disk.list_directory(path) == ["a", "b", "c"]
+
+
+def test_kind_tells_files_from_directories_and_from_nothing(disk: Disk, tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(file)
+    assert disk.kind(str(file)) == "file"
+    assert disk.kind(str(tmp_path / "link")) == "file"
+    assert disk.kind(str(tmp_path)) == "directory"
+    for nothing in ("missing", "pipe", "a/below-a-file"):
+        assert disk.kind(str(tmp_path / nothing)) is None
+
+
+def test_a_lock_is_held_once_and_can_be_taken_again_after_release(disk: Disk, tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    with disk.lock(path) as lock:
+        with pytest.raises(AlreadyLocked, match="cannot lock"):
+            disk.lock(path)
+        lock.release()
+        disk.lock(path).release()
+        lock.release()
+
+
+def test_a_lock_held_by_another_process_is_refused_until_it_dies(disk: Disk, tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(AlreadyLocked) as caught:
+            disk.lock(path)
+        holder.kill()
+        holder.wait(timeout=30)
+    assert isinstance(caught.value, FlowstoneError)
+    assert path in str(caught.value)
+    assert caught.value.hint
+    disk.lock(path).release()
+
+
+def test_free_space_is_that_of_the_file_system(disk: Disk, tmp_path: Path) -> None:
+    assert 0 < disk.free_space(str(tmp_path)) < 2**63

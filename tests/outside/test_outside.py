@@ -1,0 +1,20 @@
+"""The object that everybody is handed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from flowstone.outside import Outside, production
+
+
+def test_production_fills_every_part() -> None:
+    outside = production()
+    assert all(getattr(outside, field.name) is not None for field in dataclasses.fields(Outside))
+
+
+def test_nobody_exchanges_a_part_behind_the_back_of_others() -> None:
+    outside = production()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        outside.clock = production().clock  # type: ignore[misc]
