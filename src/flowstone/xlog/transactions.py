@@ -26,7 +26,10 @@ CONTROL_TYPES = frozenset(
 )
 """Rows that speak about transactions; each stands alone, between them."""
 
+COMMIT = Flag.COMMIT.value
 LIMBO_FLAGS = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
+# Plain numbers: an operation on an IntFlag costs as much as the rest of a row.
+_ALL_FLAGS = COMMIT | LIMBO_FLAGS
 
 
 class TransactionError(RemoteProtocolError):
@@ -39,7 +42,7 @@ class TransactionError(RemoteProtocolError):
 
 
 class TornTransaction(TransactionError):
-    """The rows end inside a transaction: `rows` are what there is of it. A crash leaves this, and no damage."""
+    """The rows end inside a transaction: `rows` are what there is of it. A crash leaves this."""
 
     def __init__(self, rows: tuple[Row, ...]) -> None:
         super().__init__(rows[0], f"begins a transaction that ends after {len(rows)} rows without a commit")
@@ -115,9 +118,9 @@ class Grouping:
         if row.type in CONTROL_TYPES:
             raise TransactionError(row, f"of type {RequestType(row.type).name} stands inside a transaction")
         pending.append(row)
-        return self._end(row) if row.flags & 1 else None
+        return self._end() if row.flags & 1 else None
 
-    def _end(self, last: Row) -> Transaction:
+    def _end(self) -> Transaction:
         rows, self.pending = tuple(self.pending), []
         origin = first_global(rows)
         if origin.lsn != origin.tsn:
@@ -152,16 +155,13 @@ def make_transaction(rows: Sequence[Row], flags: int = 0) -> Transaction:
         for row in rows:
             if row.type in CONTROL_TYPES:
                 raise LocalProtocolError(f"{RequestType(row.type).name} with LSN {row.lsn} must stand alone")
-    if flags & ~(LIMBO_FLAGS | Flag.COMMIT):
+    if flags & ~_ALL_FLAGS:
         raise LocalProtocolError(f"unknown row flags {flags:#x}")
+    last = rows[-1]
+    if len(rows) == 1:
+        return Transaction((_marked(last, last.lsn, flags | COMMIT),))
     tsn = first_global(rows).lsn
-    last = len(rows) - 1
-    return Transaction(
-        tuple(
-            _marked(row, tsn, (flags & LIMBO_FLAGS) | Flag.COMMIT.value if index == last else 0)
-            for index, row in enumerate(rows)
-        )
-    )
+    return Transaction((*(_marked(row, tsn, 0) for row in rows[:-1]), _marked(last, tsn, flags | COMMIT)))
 
 
 def _marked(row: Row, tsn: int, flags: int) -> Row:
@@ -169,4 +169,15 @@ def _marked(row: Row, tsn: int, flags: int) -> Row:
         raise LocalProtocolError(f"a row of replica {row.replica_id} without an LSN")
     if row.tsn == tsn and row.flags == flags:
         return row
-    return msgspec.structs.replace(row, tsn=tsn, flags=flags, raw=b"")
+    return Row(
+        row.type,
+        row.replica_id,
+        row.group_id,
+        row.lsn,
+        row.timestamp,
+        tsn,
+        flags,
+        row.sync,
+        row.stream_id,
+        row.body,
+    )
