@@ -54,6 +54,15 @@ class RequestType(IntEnum):
     CHUNK = 128
 
 
+_LOG_NAMES = {31: "PROMOTE", 32: "DEMOTE", 40: "CONFIRM", 41: "ROLLBACK"}
+_TYPE_NAMES = {kind.value: kind.name for kind in RequestType} | _LOG_NAMES
+
+
+def type_name(code: int) -> str:
+    """What people call a row's type: RAFT_CONFIRM is CONFIRM; an unknown type is its number."""
+    return _TYPE_NAMES.get(code, str(code))
+
+
 TYPE_ERROR = 0x8000
 """A response of this type or above is error number `type - TYPE_ERROR`."""
 

@@ -1,0 +1,410 @@
+"""Columnar decode: scanned rows straight into Arrow record batches, no Python object per row.
+
+Two shapes. The generic one keeps MessagePack as binary and fits every row. The typed one is for the rows of one space:
+its fields as columns, the row's own data as `_lsn`, `_type` and so on. What a space is, is the caller's knowledge:
+here it is a list of `Column`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import msgpack
+from flowstone.iproto.constants import RequestType, type_name
+from flowstone.iproto.json_text import json_column
+from flowstone.iproto.scan import (
+    FLAGS,
+    INDEX_BASE,
+    INDEX_ID,
+    KEY_AT,
+    KEY_END,
+    LSN,
+    OPS_AT,
+    OPS_END,
+    REPLICA_ID,
+    SPACE_ID,
+    TIMESTAMP,
+    TSN,
+    TUPLE_AT,
+    TUPLE_END,
+    TYPE,
+    Bytes,
+    Cells,
+    skip_value,
+)
+from flowstone.xlog import column_kernels as kernels
+from flowstone.xlog.column_kernels import Starts
+from flowstone.xlog.reader import Slab
+
+TYPE_NAMES = pa.array([type_name(code) for code in range(129)], pa.string())
+MOMENT = pa.timestamp("us", tz="UTC")
+
+_HEADER_FIELDS: tuple[tuple[str, pa.DataType, bool], ...] = (
+    ("replica_id", pa.int32(), False),
+    ("lsn", pa.int64(), False),
+    ("tsn", pa.int64(), False),
+    ("timestamp", MOMENT, False),
+    ("type", pa.dictionary(pa.int16(), pa.string()), False),
+    ("flags", pa.int32(), False),
+)
+
+GENERIC_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, kind, nullable) for name, kind, nullable in _HEADER_FIELDS),
+        pa.field("space_id", pa.int64()),
+        pa.field("key", pa.binary()),
+        pa.field("tuple", pa.binary()),
+        pa.field("operations", pa.binary()),
+        # Field numbers in `operations` count from index_base, and `key` is of the index index_id.
+        pa.field("index_id", pa.int32(), False),
+        pa.field("index_base", pa.int32(), False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A field of the space: its name, its type in Tarantool's words, whether its values may be null."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOptions:
+    """Choices about types that Arrow and Spark cannot hold as they are."""
+
+    unsigned_as: Literal["int64", "decimal", "double"] = "int64"
+    decimal_scale: int | None = None
+
+
+class ColumnError(FlowstoneError):
+    """A value does not fit its column. Names the row and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Lines of the scan table for the chosen rows, without a copy where all rows are chosen."""
+
+    slab: Slab
+    rows: Cells
+
+    def line(self, number: int) -> Cells:
+        line = self.slab.cells[number]
+        return line if len(self.rows) == len(line) else line[self.rows]
+
+    def header(self) -> list[pa.Array]:
+        """The columns of `_HEADER_FIELDS`."""
+        types = np.minimum(self.line(TYPE), len(TYPE_NAMES) - 1).astype(np.int16)
+        seconds = self.line(TIMESTAMP).view(np.float64)
+        return [
+            pa.array(self.line(REPLICA_ID).astype(np.int32)),
+            pa.array(self.line(LSN)),
+            pa.array(self.line(TSN)),
+            pa.array(np.rint(seconds * 1e6).astype(np.int64)).view(MOMENT),
+            pa.DictionaryArray.from_arrays(pa.array(types), TYPE_NAMES),
+            pa.array(self.line(FLAGS).astype(np.int32)),
+        ]
+
+    def key(self) -> pa.Array:
+        return _span_column(self.slab.buf, self.line(KEY_AT), self.line(KEY_END))
+
+    def operations(self) -> pa.Array:
+        """An UPDATE keeps its operations where other rows keep their tuple."""
+        starts, ends = self.line(OPS_AT), self.line(OPS_END)
+        is_update = self.line(TYPE) == RequestType.UPDATE
+        if is_update.any():
+            starts = np.where(is_update, self.line(TUPLE_AT), starts)
+            ends = np.where(is_update, self.line(TUPLE_END), ends)
+        return _span_column(self.slab.buf, starts, ends)
+
+    def tuple(self) -> pa.Array:
+        starts = np.where(self.line(TYPE) == RequestType.UPDATE, -1, self.line(TUPLE_AT))
+        return _span_column(self.slab.buf, starts, self.line(TUPLE_END))
+
+
+def generic_batch(slab: Slab, rows: Cells) -> pa.RecordBatch:
+    """The rows of the given numbers in the generic shape."""
+    chosen = _Selection(slab, rows)
+    space_ids = chosen.line(SPACE_ID)
+    return pa.RecordBatch.from_arrays(
+        [
+            *chosen.header(),
+            pa.array(space_ids, mask=space_ids < 0),
+            chosen.key(),
+            chosen.tuple(),
+            chosen.operations(),
+            pa.array(chosen.line(INDEX_ID).astype(np.int32)),
+            pa.array(chosen.line(INDEX_BASE).astype(np.int32)),
+        ],
+        schema=GENERIC_SCHEMA,
+    )
+
+
+def _span_column(buf: Bytes, starts: Cells, ends: Cells) -> pa.Array:
+    """Binary column of raw spans; a start of -1 is null."""
+    present = starts >= 0
+    if not present.any():
+        return pa.nulls(len(starts), pa.binary())
+    lengths = np.where(present, ends - starts, 0)
+    offsets: Starts = np.zeros(len(starts) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    out: Bytes = np.empty(int(offsets[-1]), np.uint8)
+    kernels.span_copy(buf, starts, ends, offsets, out)
+    nulls = len(starts) - int(np.count_nonzero(present))
+    return _variable(pa.binary(), offsets, out, present.view(np.uint8), nulls)
+
+
+def _bitmap(valid: Bytes, nulls: int) -> pa.Buffer | None:
+    return pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
+
+
+def _fixed(kind: pa.DataType, out: Any, valid: Bytes, nulls: int) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(valid), [_bitmap(valid, nulls), pa.py_buffer(out)], null_count=nulls)
+
+
+def _variable(kind: pa.DataType, offsets: Starts, out: Bytes, valid: Bytes, nulls: int) -> pa.Array:
+    buffers = [_bitmap(valid, nulls), pa.py_buffer(offsets), pa.py_buffer(out)]
+    return pa.Array.from_buffers(kind, len(valid), buffers, null_count=nulls)
+
+
+class _Misfit(Exception):
+    """Row number and reason of the first value that does not fit; becomes a ColumnError where names are known."""
+
+    def __init__(self, row: int, what: int) -> None:
+        self.row = row
+        self.what = what
+
+
+def _check(row: int, what: int) -> None:
+    if row >= 0:
+        raise _Misfit(row, what)
+
+
+def _int_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
+    out, valid = np.empty(len(starts), np.int64), np.empty(len(starts), np.uint8)
+    row, what, nulls = kernels.int_column(buf, starts, out, valid)
+    _check(row, what)
+    return _fixed(pa.int64(), out, valid, nulls)
+
+
+def _double_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
+    out, valid = np.empty(len(starts), np.float64), np.empty(len(starts), np.uint8)
+    later: Cells = np.empty(len(starts), np.int64)
+    row, what, nulls, deferred = kernels.double_column(buf, starts, out, valid, later)
+    _check(row, what)
+    for number in later[:deferred].tolist():
+        out[number] = float(_value(buf, int(starts[number])))
+    return _fixed(pa.float64(), out, valid, nulls)
+
+
+def _bool_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
+    out, valid = np.empty((2, len(starts)), np.uint8)
+    row, what, nulls = kernels.bool_column(buf, starts, out, valid)
+    _check(row, what)
+    return _fixed(pa.bool_(), np.packbits(out, bitorder="little"), valid, nulls)
+
+
+def _bytes_values(kind: pa.DataType, buf: Bytes, starts: Starts) -> pa.Array:
+    offsets: Starts = np.empty(len(starts) + 1, np.int32)
+    valid: Bytes = np.empty(len(starts), np.uint8)
+    row, what, nulls = kernels.bytes_lengths(buf, starts, offsets, valid)
+    _check(row, what)
+    out: Bytes = np.empty(int(offsets[-1]), np.uint8)
+    kernels.bytes_copy(buf, starts, offsets, out)
+    return _variable(kind, offsets, out, valid, nulls)
+
+
+def _string_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
+    column = _bytes_values(pa.string(), buf, starts)
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        for number, value in enumerate(column.cast(pa.binary())):
+            raw = value.as_py()
+            if raw is not None and raw.decode("utf-8", "replace").encode() != raw:
+                raise _Misfit(number, NOT_UTF8) from None
+    return column
+
+
+def _binary_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
+    return _bytes_values(pa.binary(), buf, starts)
+
+
+def _uuid_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
+    offsets: Starts = np.empty(len(starts) + 1, np.int32)
+    valid: Bytes = np.empty(len(starts), np.uint8)
+    out: Bytes = np.empty(36 * len(starts), np.uint8)
+    row, what, nulls = kernels.uuid_column(buf, starts, offsets, out, valid)
+    _check(row, what)
+    return _variable(pa.string(), offsets, out, valid, nulls)
+
+
+def _datetime_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
+    out, valid = np.empty(len(starts), np.int64), np.empty(len(starts), np.uint8)
+    row, what, nulls = kernels.datetime_column(buf, starts, out, valid)
+    _check(row, what)
+    return _fixed(MOMENT, out, valid, nulls)
+
+
+def _decimal128(scale: int) -> Callable[[Bytes, Starts, ColumnOptions], pa.Array]:
+    def decode(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
+        out, valid = np.empty(2 * len(starts), np.uint64), np.empty(len(starts), np.uint8)
+        row, what, nulls = kernels.decimal128_column(buf, starts, scale, out, valid)
+        _check(row, what)
+        return _fixed(pa.decimal128(kernels.DECIMAL_DIGITS_MAX, scale), out, valid, nulls)
+
+    return decode
+
+
+def _decimal_text(buf: Bytes, starts: Starts, options: ColumnOptions) -> pa.Array:
+    """Decimals as their digits: the JSON text of a decimal, or of a whole number in a decimal field, unquoted."""
+    column = _json_values(buf, starts, options)
+    return pa.compute.utf8_trim(column, '"')
+
+
+def _json_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
+    ends: Cells = np.empty(len(starts), np.int64)
+    kernels.value_ends(buf, starts, ends)
+    return _json_spans(buf, starts.astype(np.int64), ends)
+
+
+def _json_spans(buf: Bytes, begins: Cells, ends: Cells) -> pa.Array:
+    """JSON text; a missing value or a nil is null."""
+    present = begins >= 0
+    present[present] = buf[begins[present]] != kernels.NIL
+    offsets, data = json_column(buf, np.where(present, begins, -1), ends)
+    nulls = len(begins) - int(np.count_nonzero(present))
+    return _variable(pa.string(), offsets.astype(np.int32), data, present.view(np.uint8), nulls)
+
+
+def _value(buf: Bytes, at: int) -> Any:
+    return msgpack.unpack(buf[at : skip_value(buf, at, len(buf))].tobytes())
+
+
+NOT_UTF8 = 100
+_WORDS = {
+    kernels.WRONG_TYPE: ("is no {type}", "read the space in the generic shape"),
+    kernels.TOO_LARGE: (
+        "does not fit the column",
+        "use unsignedAs=decimal or unsignedAs=double for numbers above 2^63-1",
+    ),
+    kernels.TOO_PRECISE: (
+        "has more digits than the column keeps",
+        "choose a larger decimalScale, or leave it out to get strings",
+    ),
+    NOT_UTF8: ("is not UTF-8", "declare the field varbinary, or read the space in the generic shape"),
+}
+
+_Decode = Callable[[Bytes, Starts, ColumnOptions], pa.Array]
+_INTEGERS = ("integer", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+_UNSIGNED: dict[str, tuple[pa.DataType, _Decode]] = {
+    "int64": (pa.int64(), _int_values),
+    "double": (pa.float64(), _double_values),
+    "decimal": (pa.decimal128(kernels.DECIMAL_DIGITS_MAX, 0), _decimal128(0)),
+}
+_PLAIN: dict[str, tuple[pa.DataType, _Decode]] = {
+    **dict.fromkeys(_INTEGERS, (pa.int64(), _int_values)),
+    **dict.fromkeys(("number", "double", "float32", "float64"), (pa.float64(), _double_values)),
+    "string": (pa.string(), _string_values),
+    "varbinary": (pa.binary(), _binary_values),
+    "boolean": (pa.bool_(), _bool_values),
+    "uuid": (pa.string(), _uuid_values),
+    "datetime": (MOMENT, _datetime_values),
+}
+
+
+def _decoding_of(kind: str, options: ColumnOptions) -> tuple[pa.DataType, _Decode]:
+    if kind in ("unsigned", "uint64"):
+        return _UNSIGNED[options.unsigned_as]
+    if kind == "integer" and options.unsigned_as != "int64":
+        return _UNSIGNED[options.unsigned_as]  # an integer field holds numbers up to 2^64-1, too
+    if kind.startswith("decimal"):
+        if options.decimal_scale is None:
+            return pa.string(), _decimal_text
+        scale = options.decimal_scale
+        return pa.decimal128(kernels.DECIMAL_DIGITS_MAX, scale), _decimal128(scale)
+    return _PLAIN.get(kind, (pa.string(), _json_values))
+
+
+class TypedDecoder:
+    """Decodes the rows of one space with one definition of its fields.
+
+    `key_fields` are the field numbers of the primary key's parts, so that a DELETE or UPDATE shows its key in its
+    columns. `wanted` limits the columns of the result by name. Every field is nullable if `partial` rows (UPDATE,
+    DELETE) can occur, as in a log; in a snapshot fields are nullable as declared.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        *,
+        key_fields: Sequence[int] = (),
+        partial: bool = True,
+        options: ColumnOptions = ColumnOptions(),
+        wanted: Collection[str] | None = None,
+    ) -> None:
+        self._columns = tuple(columns)
+        self._options = options
+        self._key_fields: Cells = np.array(key_fields, np.int64)
+        self._decodings = [_decoding_of(column.type, options) for column in columns]
+        fields = [pa.field(f"_{name}", kind, nullable) for name, kind, nullable in _HEADER_FIELDS]
+        fields += [
+            pa.field(column.name, kind, partial or column.nullable)
+            for column, (kind, _) in zip(columns, self._decodings, strict=True)
+        ]
+        fields += [pa.field("_extra", pa.string()), pa.field("_key", pa.binary()), pa.field("_operations", pa.binary())]
+        self._all = [field.name for field in fields]
+        unknown = sorted(set(wanted or ()) - set(self._all))
+        if unknown:
+            raise FlowstoneError(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(self._all)}")
+        self._kept = [field for field in fields if wanted is None or field.name in wanted]
+        self.schema = pa.schema(self._kept)
+
+    def batch(self, slab: Slab, rows: Cells) -> pa.RecordBatch:
+        """The rows of the given numbers, all of this decoder's space and definition."""
+        starts: Starts = np.empty((len(self._columns) + 1, len(rows)), np.int32)
+        row, what = kernels.split_tuples(slab.buf, slab.cells, rows, self._key_fields, starts)
+        if row >= 0:
+            raise self._error(slab, rows, row, what, None)
+        chosen = _Selection(slab, rows)
+        names = {field.name for field in self._kept}
+        arrays = dict(zip(self._all, chosen.header(), strict=False))
+        for number, (column, (_, decode)) in enumerate(zip(self._columns, self._decodings, strict=True)):
+            if column.name in names:
+                try:
+                    arrays[column.name] = decode(slab.buf, starts[number], self._options)
+                except _Misfit as misfit:
+                    raise self._error(slab, rows, misfit.row, misfit.what, number) from None
+        arrays["_extra"] = self._extra(slab.buf, starts[-1], chosen)
+        arrays["_key"] = chosen.key()
+        arrays["_operations"] = chosen.operations()
+        return pa.RecordBatch.from_arrays([arrays[field.name] for field in self._kept], schema=self.schema)
+
+    def _extra(self, buf: Bytes, starts: Starts, chosen: _Selection) -> pa.Array:
+        """The fields behind the declared ones, as one JSON array; null where there are none."""
+        present = starts >= 0
+        if not present.any():
+            return pa.nulls(len(starts), pa.string())
+        tuple_ends = chosen.line(TUPLE_END)
+        size = int(np.sum((tuple_ends - starts + kernels.ARRAY_HEADER_SIZE)[present]))
+        gathered: Bytes = np.empty(size, np.uint8)
+        begins, ends = np.empty((2, len(starts)), np.int64)
+        kernels.gather_extra(buf, starts, tuple_ends, gathered, begins, ends)
+        return _json_spans(gathered, begins, ends)
+
+    def _error(self, slab: Slab, rows: Cells, row: int, what: int, field: int | None) -> ColumnError:
+        cells = slab.cells[:, rows[row]]
+        where = f"{slab.path}: row {cells[LSN]} of replica {cells[REPLICA_ID]}, space {cells[SPACE_ID]}"
+        if field is None:
+            return ColumnError(f"{where}: its tuple is not an array")
+        column = self._columns[field]
+        words, hint = _WORDS[what]
+        return ColumnError(f"{where}: field {column.name!r} {words.format(type=column.type)}", hint=hint)

@@ -1,0 +1,105 @@
+"""The block walker: from block to block through the bytes of a log file, checksums included.
+
+One compiled pass over a chunk of a file. It accepts whole, sound blocks only and stops at the first thing that is
+anything else; what that thing is (end marker, torn tail, damage, a block cut by the end of the chunk) is for
+`xlog/reader.py` to say.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowstone.iproto.kernel import kernel
+from flowstone.iproto.scan import Bytes, Cells, read_uint
+from flowstone.xlog.block import FIXHEADER_SIZE
+
+ROW_MAGIC_BYTE, ZROW_MAGIC_BYTE = 0xAB, 0xBA
+
+# Columns of the table of blocks; offsets are into the walked buffer.
+BLOCK_AT, PAYLOAD_AT, PAYLOAD_END, IS_ZSTD = range(4)
+BLOCK_COLUMNS = 4
+
+FULL, NEED, OTHER = 0, 1, 2
+"""Why a walk stopped: no room in the table; the block goes on behind the buffer; what stands here is no sound block."""
+
+
+def _crc_tables() -> NDArray[np.uint32]:
+    """Slicing-by-8 tables of CRC32C (Castagnoli, reflected)."""
+    tables = np.zeros((8, 256), np.uint32)
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        tables[0, byte] = crc
+    for i in range(1, 8):
+        previous = tables[i - 1]
+        tables[i] = tables[0][previous & 0xFF] ^ (previous >> np.uint32(8))
+    return tables
+
+
+CRC = _crc_tables()
+
+
+@kernel
+def checksum(buf: Bytes, at: int, end: int) -> int:
+    """CRC32C as Tarantool computes it: initial value 0 and no final inversion."""
+    crc = np.int64(0)
+    while at + 8 <= end:
+        crc ^= (
+            np.int64(buf[at])
+            | np.int64(buf[at + 1]) << 8
+            | np.int64(buf[at + 2]) << 16
+            | np.int64(buf[at + 3]) << 24
+        )
+        crc = np.int64(
+            CRC[7, crc & 0xFF]
+            ^ CRC[6, (crc >> 8) & 0xFF]
+            ^ CRC[5, (crc >> 16) & 0xFF]
+            ^ CRC[4, crc >> 24]
+            ^ CRC[3, buf[at + 4]]
+            ^ CRC[2, buf[at + 5]]
+            ^ CRC[1, buf[at + 6]]
+            ^ CRC[0, buf[at + 7]]
+        )
+        at += 8
+    while at < end:
+        crc = np.int64(CRC[0, (crc ^ buf[at]) & 0xFF]) ^ (crc >> 8)
+        at += 1
+    return crc
+
+
+@kernel
+def walk(buf: Bytes, at: int, blocks: Cells, count: int, verify: bool) -> tuple[int, int, int]:
+    """Walks on from `at`, adding lines to `blocks` from line `count`. Returns (count, at, why it stopped).
+
+    With `verify` off the checksums are not looked at: for planning, where somebody else reads the payloads later.
+    """
+    limit = buf.shape[0]
+    while count < blocks.shape[0]:
+        if at + FIXHEADER_SIZE > limit:
+            return count, at, NEED
+        if buf[at] != 0xD5 or buf[at + 1] != 0xBA or buf[at + 2] != 0x0B:
+            return count, at, OTHER
+        if buf[at + 3] != ROW_MAGIC_BYTE and buf[at + 3] != ZROW_MAGIC_BYTE:
+            return count, at, OTHER
+        payload = at + FIXHEADER_SIZE
+        size, after = read_uint(buf, at + 4, payload)
+        if after >= 0:
+            _, after = read_uint(buf, after, payload)
+        crc = np.int64(0)
+        if after >= 0:
+            crc, after = read_uint(buf, after, payload)
+        if after < 0:
+            return count, at, OTHER
+        if size > limit - payload:
+            return count, at, NEED
+        if verify and checksum(buf, payload, payload + size) != crc:
+            return count, at, OTHER
+        blocks[count, BLOCK_AT] = at
+        blocks[count, PAYLOAD_AT] = payload
+        blocks[count, PAYLOAD_END] = payload + size
+        blocks[count, IS_ZSTD] = 1 if buf[at + 3] == ZROW_MAGIC_BYTE else 0
+        count += 1
+        at = payload + size
+    return count, at, FULL
