@@ -1,0 +1,270 @@
+"""The settled position: what of a log can no longer be withdrawn, and what was.
+
+`SettledTracker` reads the transactions of one log in its order and answers, in the same order, which of them
+are kept and which were rolled back. It is the limbo (synchro queue) as a reader sees it: synchronous
+transactions wait for a CONFIRM, ROLLBACK, PROMOTE or DEMOTE row, and nothing behind a waiting one leaves
+before it. The tracker starts where no synchronous transaction is waiting: at a snapshot or at the first row
+of a log. It counts no ACKs and writes no rows. The rules are those of txn_limbo.c in 2.6.0, 2.11.9 and 3.8.0.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from flowstone.errors import LocalProtocolError, RemoteProtocolError
+from flowstone.iproto.constants import Flag, RequestType
+from flowstone.iproto.row import Row
+from flowstone.replication.synchro import (
+    CONTROL_TYPES,
+    Confirm,
+    Demote,
+    Promote,
+    RaftState,
+    Rollback,
+    decode_control,
+)
+from flowstone.replication.vclock import VClock, VClockBuilder
+
+_WAIT_ACK: Final = Flag.WAIT_ACK.value
+_WAIT_SYNC: Final = Flag.WAIT_SYNC.value
+_NOP: Final = RequestType.NOP.value
+_CONTROL: Final = frozenset(int(row_type) for row_type in CONTROL_TYPES)
+
+
+class Transaction(Protocol):
+    """What the tracker looks at: `flowstone.xlog.transactions.Transaction` has it all."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]: ...
+    @property
+    def replica_id(self) -> int: ...
+    @property
+    def lsn(self) -> int:
+        """LSN of the last row that is not local: the number by which CONFIRM and ROLLBACK mean it."""
+        ...
+
+    @property
+    def flags(self) -> int:
+        """Flags of the last row."""
+        ...
+
+
+T = TypeVar("T", bound=Transaction)
+
+
+class Decision(NamedTuple, Generic[T]):
+    """`kept`: a fact for ever. Otherwise it was rolled back, and its data must not be shown."""
+
+    transaction: T
+    kept: bool
+
+
+class SettledError(RemoteProtocolError):
+    """The log says something that no server writes."""
+
+
+class _Entry(Generic[T]):
+    """A transaction that has not left: waiting itself, or already decided but behind one that waits."""
+
+    __slots__ = ("is_synchronous", "transaction", "verdict")
+
+    def __init__(self, transaction: T, *, is_synchronous: bool = False, verdict: bool | None = None) -> None:
+        self.transaction = transaction
+        self.is_synchronous = is_synchronous
+        self.verdict = verdict
+
+
+class SettledTracker(Generic[T]):
+    """Transactions in, decisions out.
+
+    `is_synchronous` is for logs of servers older than 2.8.1, whose rows do not say it: does this transaction
+    touch a space with is_sync, by the schema as of this transaction? Without it the row flags decide alone.
+    """
+
+    def __init__(self, *, is_synchronous: Callable[[T], bool] | None = None) -> None:
+        self._touches_synchronous = is_synchronous
+        # Invariant: the first entry, if any, is synchronous and undecided.
+        self._queue: deque[_Entry[T]] = deque()
+        self._settled = VClockBuilder()
+        self._confirmed = VClockBuilder()
+        self._owner_id = 0
+        self._term = 0
+
+    def start(self, vclock: VClock, promote: Promote | None = None) -> None:
+        """Begins at a snapshot of `vclock`, with the PROMOTE row it holds (servers since 2.10 write one).
+
+        A server finishes a snapshot only when all it contains is confirmed, so the queue is empty there.
+        """
+        self._queue.clear()
+        self._settled = VClockBuilder(vclock)
+        self._confirmed = VClockBuilder(promote.confirmed_vclock if promote else None)
+        self._owner_id = promote.owner_id if promote else 0
+        self._term = promote.term if promote else 0
+        if promote and promote.owner_id:
+            self._note_confirmed(promote.lsn)
+
+    @property
+    def vclock(self) -> VClock:
+        """The settled position: up to here every transaction has left, kept or rolled back."""
+        return self._settled.vclock()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing waits. A caller may then pass rows by with `skip_to`, if none of them is of CONTROL_TYPES,
+        none carries WAIT_ACK, and (where the flags do not tell) none touches a synchronous space."""
+        return not self._queue
+
+    @property
+    def pending(self) -> tuple[T, ...]:
+        """What was pushed and has not left, in log order."""
+        return tuple(entry.transaction for entry in self._queue)
+
+    @property
+    def owner_id(self) -> int:
+        """The instance whose synchronous transactions may wait; 0 for nobody."""
+        return self._owner_id
+
+    @property
+    def term(self) -> int:
+        """The newest term of a PROMOTE or DEMOTE."""
+        return self._term
+
+    @property
+    def confirmed_lsn(self) -> int:
+        """The highest LSN of the owner known to be confirmed."""
+        return self._confirmed.get(self._owner_id)
+
+    def skip_to(self, vclock: VClock) -> None:
+        """Moves the settled position over rows that were not pushed: only while quiet, never backwards."""
+        if self._queue:
+            waiting = len(self._queue)
+            raise LocalProtocolError(f"cannot pass rows by while {waiting} transactions wait for a verdict")
+        if not self._settled.vclock() <= vclock:
+            raise LocalProtocolError(f"cannot move the settled position from {self.vclock} to {vclock}")
+        self._settled.merge(vclock)
+
+    def push(self, transaction: T) -> list[Decision[T]]:
+        """Takes the next transaction of the log; returns all that is now decided, in log order."""
+        if transaction.rows[0].type in _CONTROL:
+            return self._push_control(transaction)
+        if self._is_synchronous(transaction):
+            self._enqueue_synchronous(transaction)
+            return []
+        if self._queue:
+            self._queue.append(_Entry(transaction, verdict=None if self._waits(transaction) else True))
+            return []
+        # Also with WAIT_SYNC: it was made while its CONFIRM was being written, and came behind it in the log.
+        self._follow(transaction)
+        return [Decision(transaction, True)]
+
+    def _is_synchronous(self, transaction: T) -> bool:
+        if transaction.flags & _WAIT_ACK:
+            return not _is_nop(transaction)
+        touches = self._touches_synchronous
+        return touches is not None and touches(transaction) and not _is_nop(transaction)
+
+    def _waits(self, transaction: T) -> bool:
+        """Does an asynchronous transaction, found while the queue is not empty, share its fate?
+
+        By its flag. In a log without flags it always does, local ones too: a ROLLBACK of 2.6.0 undoes those.
+        """
+        flagged = transaction.flags & _WAIT_SYNC or self._touches_synchronous is not None
+        return bool(flagged) and not _is_nop(transaction)
+
+    def _enqueue_synchronous(self, transaction: T) -> None:
+        if self._owner_id != transaction.replica_id:
+            if self._queue:
+                raise SettledError(
+                    f"synchronous transaction {transaction.replica_id}:{transaction.lsn} in the log"
+                    f" while those of replica {self._owner_id} are waiting"
+                )
+            # Before PROMOTE existed the queue belonged to whoever found it empty.
+            self._owner_id = transaction.replica_id
+        self._queue.append(_Entry(transaction, is_synchronous=True))
+
+    def _push_control(self, transaction: T) -> list[Decision[T]]:
+        row = transaction.rows[0]
+        body = decode_control(row.type, row.body)
+        self._queue.append(_Entry(transaction, verdict=True))
+        match body:
+            case Confirm() if body.owner_id == self._owner_id:
+                self._confirm(body.lsn)
+            case Rollback() if body.owner_id == self._owner_id:
+                self._withdraw(body.lsn)
+            case Promote():
+                self._transfer(body, new_owner_id=row.replica_id)
+            case Demote():
+                self._transfer(body, new_owner_id=0)
+            case Confirm() | Rollback() | RaftState():
+                # A verdict on a former owner's transactions comes late: its successor's PROMOTE settled them.
+                pass
+        return self._release()
+
+    def _confirm(self, lsn: int) -> None:
+        """Keeps synchronous transactions up to `lsn`, and the asynchronous ones directly behind them."""
+        for entry in self._queue:
+            if entry.verdict is not None:
+                continue
+            if entry.is_synchronous and entry.transaction.lsn > lsn:
+                break
+            entry.verdict = True
+        self._note_confirmed(lsn)
+
+    def _withdraw(self, lsn: int) -> None:
+        """Rolls back the first synchronous transaction at or behind `lsn`, and all that waits behind it."""
+        waiting: list[_Entry[T]] = []
+        for entry in reversed(self._queue):
+            if entry.verdict is not None:
+                continue
+            if entry.is_synchronous and entry.transaction.lsn < lsn:
+                break
+            waiting.append(entry)
+            if entry.is_synchronous:
+                for withdrawn in waiting:
+                    withdrawn.verdict = False
+                waiting.clear()
+
+    def _transfer(self, body: Promote | Demote, *, new_owner_id: int) -> None:
+        """The queue gets a new owner, and is empty for it."""
+        if self._term and body.term <= self._term:
+            # From a leader that missed its successor's election. 2.8 to 2.10 log such a row and ignore it.
+            return
+        # Who promotes without knowing the present owner was elected by a quorum that lacks its transactions.
+        border = body.lsn if body.owner_id == self._owner_id else 0
+        self._confirm(border)
+        self._withdraw(border + 1)
+        self._owner_id = new_owner_id
+        self._term = max(self._term, body.term)
+
+    def _note_confirmed(self, lsn: int) -> None:
+        if lsn > self._confirmed.get(self._owner_id):
+            self._confirmed.follow(self._owner_id, lsn)
+
+    def _release(self) -> list[Decision[T]]:
+        """Lets go of what is decided, up to the first that is not."""
+        decisions: list[Decision[T]] = []
+        queue = self._queue
+        while queue:
+            verdict = queue[0].verdict
+            if verdict is None:
+                break
+            transaction = queue.popleft().transaction
+            self._follow(transaction)
+            decisions.append(Decision(transaction, verdict))
+        return decisions
+
+    def _follow(self, transaction: T) -> None:
+        # Every row for itself: a transaction may hold local rows, and rows a trigger of the replica added.
+        follow = self._settled.follow
+        for row in transaction.rows:
+            follow(row.replica_id, row.lsn)
+
+
+def _is_nop(transaction: Transaction) -> bool:
+    """A place in the vclock and no data.
+
+    Servers let it pass the limbo and put it in place of what an old leader wrote; its flags mean nothing.
+    """
+    return all(row.type == _NOP for row in transaction.rows)

@@ -1,0 +1,176 @@
+"""Bodies of the rows that speak about the log instead of data: CONFIRM, ROLLBACK, PROMOTE, DEMOTE, RAFT.
+
+Decoded from and encoded to the MessagePack bytes of a row's body, with exactly the keys that real servers
+write: a server 2.6.0 stops replication at any other. What the rows do is told in `settled.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgpack
+import msgspec
+
+from flowstone.errors import RemoteProtocolError
+from flowstone.iproto.constants import Key, RaftKey, RequestType
+from flowstone.replication.vclock import VClock, VClockError
+
+SYNCHRO_TYPES: Final = frozenset(
+    (RequestType.RAFT_PROMOTE, RequestType.RAFT_DEMOTE, RequestType.RAFT_CONFIRM, RequestType.RAFT_ROLLBACK)
+)
+"""Types of the rows that settle what stands before them."""
+
+CONTROL_TYPES: Final = SYNCHRO_TYPES | {RequestType.RAFT}
+"""Types of rows that carry no data. Always a transaction of their own."""
+
+_STATE_MAX = 3
+
+
+class SynchroError(RemoteProtocolError):
+    """The body of a control row is not what its type promises."""
+
+
+class Confirm(msgspec.Struct, frozen=True, tag="confirm"):
+    """Everything synchronous of `owner_id` up to `lsn` is a fact."""
+
+    owner_id: int
+    lsn: int
+
+    def encode(self) -> bytes:
+        return _pack({Key.REPLICA_ID: self.owner_id, Key.LSN: self.lsn})
+
+
+class Rollback(msgspec.Struct, frozen=True, tag="rollback"):
+    """The synchronous transaction of `owner_id` at `lsn` and all that queued behind it never happened."""
+
+    owner_id: int
+    lsn: int
+
+    def encode(self) -> bytes:
+        return _pack({Key.REPLICA_ID: self.owner_id, Key.LSN: self.lsn})
+
+
+class Promote(msgspec.Struct, frozen=True, tag="promote"):
+    """The row's origin takes the queue over from `owner_id`, whose transactions stand up to `lsn` only.
+
+    In a snapshot the row tells the state instead: `owner_id` is the owner, `lsn` its last confirmed one, and
+    `confirmed_vclock` the last confirmed LSN of every owner there was.
+    """
+
+    owner_id: int
+    lsn: int
+    term: int
+    confirmed_vclock: VClock | None = None
+
+    def encode(self) -> bytes:
+        body: dict[int, object] = {Key.REPLICA_ID: self.owner_id, Key.LSN: self.lsn}
+        if self.term:
+            body[Key.TERM] = self.term
+        if self.confirmed_vclock is not None:
+            body[Key.VCLOCK] = self.confirmed_vclock.to_mapping()
+        return _pack(body)
+
+
+class Demote(msgspec.Struct, frozen=True, tag="demote"):
+    """As Promote, but afterwards nobody owns the queue."""
+
+    owner_id: int
+    lsn: int
+    term: int
+
+    def encode(self) -> bytes:
+        return _pack({Key.REPLICA_ID: self.owner_id, Key.LSN: self.lsn, Key.TERM: self.term})
+
+
+class RaftState(msgspec.Struct, frozen=True, tag="raft"):
+    """What an instance knows of the election; `state`: 1 follower, 2 candidate, 3 leader, 0 not told."""
+
+    term: int
+    vote: int = 0
+    state: int = 0
+    vclock: VClock | None = None
+    leader_id: int = 0
+    is_leader_seen: bool = False
+
+
+ControlBody = Confirm | Rollback | Promote | Demote | RaftState
+
+
+def decode_control(row_type: int, body: bytes) -> ControlBody:
+    """The body of a row of one of CONTROL_TYPES. Keys of newer servers are left unread, as real ones do."""
+    fields = _Fields(row_type, body)
+    if row_type == RequestType.RAFT:
+        return _raft_state(fields)
+    owner_id, lsn = fields.unsigned(Key.REPLICA_ID), fields.unsigned(Key.LSN)
+    if row_type == RequestType.RAFT_CONFIRM:
+        return Confirm(owner_id, lsn)
+    if row_type == RequestType.RAFT_ROLLBACK:
+        return Rollback(owner_id, lsn)
+    # Servers leave a zero term out, so it is missing in snapshots from before the first promotion.
+    term = fields.unsigned(Key.TERM, 0)
+    if row_type == RequestType.RAFT_DEMOTE:
+        return Demote(owner_id, lsn, term)
+    return Promote(owner_id, lsn, term, fields.vclock(Key.VCLOCK))
+
+
+def _raft_state(fields: _Fields) -> RaftState:
+    state = fields.unsigned(RaftKey.STATE, 0)
+    if state > _STATE_MAX:
+        raise SynchroError(f"body of RAFT: state {state} is none of 1 (follower), 2 (candidate), 3 (leader)")
+    return RaftState(
+        term=fields.unsigned(RaftKey.TERM),
+        vote=fields.unsigned(RaftKey.VOTE, 0),
+        state=state,
+        vclock=fields.vclock(RaftKey.VCLOCK),
+        leader_id=fields.unsigned(RaftKey.LEADER_ID, 0),
+        is_leader_seen=fields.boolean(RaftKey.IS_LEADER_SEEN),
+    )
+
+
+class _Fields:
+    """A body map whose values are taken out with their types checked."""
+
+    def __init__(self, row_type: int, body: bytes) -> None:
+        if row_type not in CONTROL_TYPES:
+            raise SynchroError(f"a row of type {row_type} has no synchro body")
+        self._name = RequestType(row_type).name
+        try:
+            values = msgpack.unpackb(body, strict_map_key=False, raw=True)
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            raise self._error(f"not MessagePack ({error or type(error).__name__})") from error
+        if not isinstance(values, dict):
+            raise self._error(f"{type(values).__name__} where a map is due")
+        self._values: dict[object, object] = values
+
+    def _error(self, what: str) -> SynchroError:
+        return SynchroError(f"body of {self._name}: {what}")
+
+    def unsigned(self, key: Key | RaftKey, default: int | None = None) -> int:
+        value = self._values.get(int(key), default)
+        if value is None:
+            raise self._error(f"{key.name} is missing")
+        if type(value) is not int or value < 0:
+            raise self._error(f"{key.name} is {value!r}, not an unsigned number")
+        return value
+
+    def boolean(self, key: RaftKey) -> bool:
+        value = self._values.get(int(key), False)
+        if type(value) is not bool:
+            raise self._error(f"{key.name} is {value!r}, not a boolean")
+        return value
+
+    def vclock(self, key: Key | RaftKey) -> VClock | None:
+        value = self._values.get(int(key))
+        if value is None:
+            return None
+        if not isinstance(value, dict) or any(type(replica_id) is not int for replica_id in value):
+            raise self._error(f"{key.name} is {value!r}, not a vclock")
+        try:
+            return VClock(value)
+        except VClockError as error:
+            raise self._error(f"{key.name}: {error}") from error
+
+
+def _pack(body: dict[int, object] | dict[Key, int]) -> bytes:
+    packed: bytes = msgpack.packb({int(key): value for key, value in body.items()})
+    return packed

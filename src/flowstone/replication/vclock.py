@@ -1,0 +1,215 @@
+"""Vector clocks: where one is in the logs of all members of a replica set.
+
+`VClock` never changes and may be shared and used as a key; `VClockBuilder` belongs to whoever made it, moves
+forward in place and hands out `VClock`s. Neither holds zero LSNs. Component 0 counts the local rows of one
+instance: peers leave it out, so comparisons between instances say `ignore_zero=True`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Final
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.constants import VCLOCK_MAX
+
+LSN_MAX: Final = (1 << 63) - 1
+"""An LSN is a signed 64-bit number in every server."""
+
+_COMPONENT = re.compile(r"\s*([0-9]{1,20})\s*:\s*([0-9]{1,20})\s*\Z")
+
+
+class VClockError(FlowstoneError):
+    """Something is not a vclock, or a component was told to move backwards."""
+
+
+class Order(Enum):
+    """How one vclock stands to another."""
+
+    BEFORE = "before"
+    EQUAL = "equal"
+    AFTER = "after"
+    INCOMPARABLE = "incomparable"
+
+
+class VClock:
+    """A position: replica id → LSN. Immutable; a partial order under `<=`."""
+
+    __slots__ = ("_lsns",)
+    _lsns: dict[int, int]
+
+    def __init__(self, lsns: Mapping[int, int] | None = None) -> None:
+        """`lsns` in any order; zeros are dropped, anything else out of range is a VClockError."""
+        checked: dict[int, int] = {}
+        for replica_id in sorted(lsns or ()):
+            lsn = (lsns or {})[replica_id]
+            _check(replica_id, lsn)
+            if lsn:
+                checked[replica_id] = lsn
+        self._lsns = checked
+
+    @classmethod
+    def _trusted(cls, lsns: dict[int, int]) -> VClock:
+        """Takes over `lsns`, which must be sorted, checked and without zeros."""
+        vclock = cls.__new__(cls)
+        vclock._lsns = lsns
+        return vclock
+
+    @classmethod
+    def parse(cls, text: str) -> VClock:
+        """The vclock written as `{1: 10, 2: 3}`, the form in file headers."""
+        stripped = text.strip()
+        if not (stripped.startswith("{") and stripped.endswith("}")):
+            raise VClockError(f"{text!r} is not a vclock", hint="write it as {1: 10, 2: 3}")
+        lsns: dict[int, int] = {}
+        inside = stripped[1:-1]
+        for part in inside.split(",") if inside.strip() else ():
+            match = _COMPONENT.match(part)
+            if match is None:
+                raise VClockError(f"{part.strip()!r} is no component of a vclock", hint="write it as 1: 10")
+            replica_id = int(match[1])
+            if replica_id in lsns:
+                raise VClockError(f"replica id {replica_id} stands twice in vclock {text!r}")
+            lsns[replica_id] = int(match[2])
+        return cls(lsns)
+
+    def get(self, replica_id: int) -> int:
+        """The LSN of `replica_id`, 0 where nothing of it was seen."""
+        return self._lsns.get(replica_id, 0)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Components in the order of ids."""
+        return iter(self._lsns.items())
+
+    def __len__(self) -> int:
+        """The number of components that are not zero."""
+        return len(self._lsns)
+
+    def __bool__(self) -> bool:
+        """False for the position before everything, `{}`."""
+        return bool(self._lsns)
+
+    def to_mapping(self) -> dict[int, int]:
+        """A dict of the caller's own, in the order of ids."""
+        return dict(self._lsns)
+
+    @property
+    def signature(self) -> int:
+        """Sum of all components, 0 among them: the number in a file's name."""
+        return sum(self._lsns.values())
+
+    def without_zero(self) -> VClock:
+        """This position as other instances see it: without the local component."""
+        if 0 not in self._lsns:
+            return self
+        return VClock._trusted({replica_id: lsn for replica_id, lsn in self._lsns.items() if replica_id})
+
+    def advanced(self, replica_id: int, lsn: int) -> VClock:
+        """This position after row `lsn` of `replica_id`, which must be a later one."""
+        _check_follows(replica_id, self._lsns.get(replica_id, 0), lsn)
+        lsns = dict(self._lsns)
+        is_new = replica_id not in lsns
+        lsns[replica_id] = lsn
+        return VClock._trusted(dict(sorted(lsns.items())) if is_new else lsns)
+
+    def merged(self, other: VClock) -> VClock:
+        """The smallest position that is at or after both."""
+        lsns = dict(self._lsns)
+        for replica_id, lsn in other._lsns.items():
+            if lsn > lsns.get(replica_id, 0):
+                lsns[replica_id] = lsn
+        return VClock._trusted(dict(sorted(lsns.items())))
+
+    def common(self, other: VClock) -> VClock:
+        """The largest position that is at or before both."""
+        theirs = other._lsns
+        return VClock._trusted(
+            {
+                replica_id: min(lsn, theirs[replica_id])
+                for replica_id, lsn in self._lsns.items()
+                if replica_id in theirs
+            }
+        )
+
+    def compare(self, other: VClock, *, ignore_zero: bool = False) -> Order:
+        """Component-wise; `ignore_zero` leaves the local component out."""
+        if ignore_zero:
+            return self.without_zero().compare(other.without_zero())
+        before, after = self <= other, self >= other
+        if before:
+            return Order.EQUAL if after else Order.BEFORE
+        return Order.AFTER if after else Order.INCOMPARABLE
+
+    def __le__(self, other: VClock) -> bool:
+        theirs = other._lsns
+        return all(lsn <= theirs.get(replica_id, 0) for replica_id, lsn in self._lsns.items())
+
+    def __ge__(self, other: VClock) -> bool:
+        return other <= self
+
+    def __lt__(self, other: VClock) -> bool:
+        return self._lsns != other._lsns and self <= other
+
+    def __gt__(self, other: VClock) -> bool:
+        return other < self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VClock) and self._lsns == other._lsns
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._lsns.items()))
+
+    def __str__(self) -> str:
+        return "{" + ", ".join(f"{replica_id}: {lsn}" for replica_id, lsn in self._lsns.items()) + "}"
+
+    def __repr__(self) -> str:
+        return f"VClock({self})"
+
+
+class VClockBuilder:
+    """A vclock that moves in place. Not shared: readers take `vclock()`."""
+
+    __slots__ = ("_frozen", "_lsns")
+
+    def __init__(self, start: VClock | None = None) -> None:
+        self._frozen: VClock | None = start or VClock()
+        self._lsns: dict[int, int] = self._frozen.to_mapping()
+
+    def get(self, replica_id: int) -> int:
+        return self._lsns.get(replica_id, 0)
+
+    def follow(self, replica_id: int, lsn: int) -> None:
+        """Moves `replica_id` to `lsn`; a VClockError if that is not ahead."""
+        # The checks of _check_follows, inline: this runs once per row of a log.
+        if lsn <= self._lsns.get(replica_id, 0) or not 0 <= replica_id < VCLOCK_MAX or lsn > LSN_MAX:
+            _check_follows(replica_id, self._lsns.get(replica_id, 0), lsn)
+        self._lsns[replica_id] = lsn
+        self._frozen = None
+
+    def merge(self, other: VClock) -> None:
+        """Moves every component up to where `other` is, where that is ahead."""
+        for replica_id, lsn in other:
+            if lsn > self._lsns.get(replica_id, 0):
+                self._lsns[replica_id] = lsn
+                self._frozen = None
+
+    def vclock(self) -> VClock:
+        """The position now. Costs nothing while nothing moves."""
+        if self._frozen is None:
+            self._frozen = VClock._trusted(dict(sorted(self._lsns.items())))
+        return self._frozen
+
+
+def _check(replica_id: int, lsn: int) -> None:
+    if type(replica_id) is not int or not 0 <= replica_id < VCLOCK_MAX:
+        raise VClockError(f"{replica_id!r} is not a replica id: ids are 0..{VCLOCK_MAX - 1}")
+    if type(lsn) is not int or not 0 <= lsn <= LSN_MAX:
+        raise VClockError(f"{lsn!r} is not an LSN of replica {replica_id}: LSNs are 0..2^63-1")
+
+
+def _check_follows(replica_id: int, current: int, lsn: int) -> None:
+    _check(replica_id, lsn)
+    if lsn <= current:
+        raise VClockError(f"LSN of replica {replica_id} goes backwards: {lsn} comes after {current}")
