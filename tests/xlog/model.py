@@ -1,4 +1,4 @@
-"""An instance's data in a few dicts and the rows that make it: what a server must hold after reading our files.
+"""An instance's data in a few dicts and the rows that make it: what a server holds after reading our files.
 
 `World` makes random statements from a seed, numbers their rows, applies them to its model and hands out
 transactions. Only what 2.6.0 knows is used.

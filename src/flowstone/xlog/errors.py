@@ -16,7 +16,7 @@ FORCE_HINT = "read what is left of it with force, or take the file from another 
 
 
 class XlogError(FlowstoneError):
-    """A log file or a log directory cannot be used as asked. `offset` is in bytes from the start of the file."""
+    """A log file or a log directory cannot be used as asked. `offset` counts from the start of the file."""
 
     def __init__(
         self, message: str, *, path: str, offset: int | None = None, hint: str | None = None
@@ -26,10 +26,11 @@ class XlogError(FlowstoneError):
         self.offset = offset
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.args, self.__dict__)
+        return restore, (type(self), self.args, self.__dict__)
 
 
-def _restore(kind: type[XlogError], args: tuple[Any, ...], state: dict[str, Any]) -> XlogError:
+def restore(kind: type[FlowstoneError], args: tuple[Any, ...], state: dict[str, Any]) -> FlowstoneError:
+    """An unpickled error; its constructor takes other arguments than the message that `args` holds."""
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(state)
@@ -130,7 +131,7 @@ class LsnUsedTwice(XlogError):
 
 
 class WriteFailed(XlogError):
-    """The disk refused a write. `is_usable`: the file ends with a whole block again and may be appended to."""
+    """The disk refused a write. `is_usable`: the file ends with a whole block again and can go on."""
 
     def __init__(self, path: str, offset: int, cause: OSError, *, is_usable: bool) -> None:
         state = (

@@ -51,7 +51,7 @@ class FileType(Enum):
 
 @dataclass(frozen=True)
 class Meta:
-    """A text header. `vclock`: of an xlog the position before its first row, of a snap that of its content."""
+    """A text header. `vclock`: the position before an xlog's first row, or of a snap's content."""
 
     file_type: FileType
     instance_uuid: str

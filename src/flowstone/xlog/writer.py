@@ -56,7 +56,7 @@ class LogWriter:
         except OSError as error:
             # A log that stays behind without its writer would look like a gap once the old one went on.
             file.close()
-            disk.unlink(path if disk.kind(path) else path + INPROGRESS)
+            _discard(disk, path)
             raise WriteFailed(path, size, error, is_usable=False) from error
         return cls(disk, file, path, meta, dict(meta.vclock), size)
 
@@ -150,7 +150,7 @@ class LogWriter:
         except (OSError, XlogError):
             self._cut(end)
             raise
-        self._file.close()
+        self.abandon()
         return successor
 
     def close(self) -> None:
@@ -234,16 +234,20 @@ class SnapWriter:
         self._add(encode_header(row) + body)
 
     def finish(self) -> str:
-        """Ends the file, makes it durable, gives it its name and returns the path."""
-        self._flush()
-        self._write([EOF_MAGIC])
+        """Ends the file, makes it durable, gives it its name, returns the path; or leaves nothing of it."""
         try:
+            self._flush()
+            self._write([EOF_MAGIC])
             self._file.sync()
+            _publish(self._disk, self.path)
         except OSError as error:
+            self.abandon()
             raise WriteFailed(self.path, self._size, error, is_usable=False) from error
-        self._file.close()
-        _publish(self._disk, self.path)
+        except XlogError:
+            self.abandon()
+            raise
         self._is_open = False
+        self._file.close()
         return self.path
 
     def abandon(self) -> None:
@@ -251,7 +255,7 @@ class SnapWriter:
         if self._is_open:
             self._is_open = False
             self._file.close()
-            self._disk.unlink(self.path + INPROGRESS)
+            _discard(self._disk, self.path)
 
     def _add(self, row: bytes) -> None:
         self._rows.append(row)
@@ -316,6 +320,11 @@ def _begin(disk: Disk, directory: str, meta: Meta) -> tuple[File, str, int]:
         disk.unlink(path + INPROGRESS)
         raise WriteFailed(path, 0, error, is_usable=False) from error
     return file, path, len(header)
+
+
+def _discard(disk: Disk, path: str) -> None:
+    """Removes a file that was not finished, whichever of its two names it has."""
+    disk.unlink(path if disk.kind(path) else path + INPROGRESS)
 
 
 def _publish(disk: Disk, path: str) -> None:

@@ -1,0 +1,55 @@
+"""The errors of log files: each says what, where and what to do, and survives a process boundary."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+
+import pytest
+
+from flowstone.xlog.errors import (
+    BlockTooLarge,
+    DamagedFile,
+    ForeignFile,
+    LogGap,
+    LsnUsedTwice,
+    NotALogFile,
+    UnsupportedFormat,
+    WriteFailed,
+    XlogError,
+)
+
+PATH = "data/00000000000000000010.xlog"
+FULL = OSError(errno.ENOSPC, "No space left on device")
+ERRORS = [
+    (DamagedFile(PATH, 97, "no block starts here"), "damaged at byte 97: no block starts here"),
+    (NotALogFile(PATH, "it is empty"), "not a log file: it is empty"),
+    (UnsupportedFormat(PATH, "0.14"), "format '0.14' is not supported"),
+    (BlockTooLarge(PATH, 97, 11, 10), "block at byte 97 holds 11 bytes, at most 10"),
+    (ForeignFile(PATH, "b", "a"), "written by instance b, the directory belongs to a"),
+    (
+        LogGap(PATH, {2: 3, 1: 4}, {1: 9}, [(1, 5, 9)]),
+        "between {1: 4, 2: 3} and {1: 9}: LSN 5..9 of replica 1",
+    ),
+    (LsnUsedTwice(PATH, 1, 5, 6), "LSN 5 of replica 1 used twice, the log is at 6"),
+    (WriteFailed(PATH, 97, FULL, is_usable=True), "cannot write at byte 97: No space left on device"),
+    (WriteFailed(PATH, 97, FULL, is_usable=False), "reopen it"),
+]
+
+
+@pytest.mark.parametrize(("error", "words"), ERRORS, ids=lambda value: type(value).__name__)
+def test_it_says_what_where_and_what_to_do(error: XlogError, words: str) -> None:
+    text = str(error)
+    assert text.startswith(f"{PATH}: ")
+    assert words in text
+    assert error.hint
+    assert text.endswith(error.hint)
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("error", [error for error, _ in ERRORS], ids=lambda value: type(value).__name__)
+def test_it_survives_a_process_boundary(error: XlogError) -> None:
+    restored = pickle.loads(pickle.dumps(error))
+    assert type(restored) is type(error)
+    assert str(restored) == str(error)
+    assert restored.__dict__ == error.__dict__

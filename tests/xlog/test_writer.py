@@ -1,0 +1,356 @@
+"""Writers: what they promise about names, blocks, numbers, failures and crashes."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowstone.errors import LocalProtocolError
+from flowstone.iproto import scan
+from flowstone.iproto.constants import GROUP_LOCAL, RequestType
+from flowstone.iproto.msgpack import pack, unpack_body
+from flowstone.iproto.row import Row
+from flowstone.outside import Disk, File, production
+from flowstone.xlog.block import EOF_MAGIC, ROW_MAGIC, ZROW_MAGIC
+from flowstone.xlog.errors import DamagedFile, LsnUsedTwice, WriteFailed, XlogError
+from flowstone.xlog.meta import FileType, Meta, encode
+from flowstone.xlog.reader import EndingKind, LogFile
+from flowstone.xlog.transactions import Transaction, make_transaction
+from flowstone.xlog.writer import LogWriter, SnapWriter
+
+DISK = production().disk
+UUID = "11111111-0000-4000-8000-000000000001"
+XLOG = Meta(FileType.XLOG, UUID, {1: 10})
+SNAP = Meta(FileType.SNAP, UUID, {1: 10})
+
+
+def transaction(*lsns: int, replica_id: int = 1, size: int = 4) -> Transaction:
+    body = b"\x82\x10\xcd\x02\x00\x21" + pack(("x" * size,))
+    return make_transaction(
+        [Row(RequestType.INSERT, replica_id, lsn=lsn, timestamp=1.5, body=body) for lsn in lsns]
+    )
+
+
+def lsns(path: str) -> list[int]:
+    with LogFile.open(DISK, path) as log:
+        return [row.lsn for row in log.rows()]
+
+
+def blocks(path: str) -> int:
+    data = Path(path).read_bytes()
+    return data.count(ROW_MAGIC) + data.count(ZROW_MAGIC)
+
+
+class FailingFile:
+    """A file whose disk is full after `room` bytes of appends; `broken` calls always fail."""
+
+    def __init__(self, file: File, room: int, broken: frozenset[str]) -> None:
+        self.file, self.room, self.broken = file, room, broken
+
+    def append(self, *parts: bytes) -> None:
+        data = b"".join(parts)
+        self.file.append(data[: self.room])
+        if len(data) > self.room:
+            self.room = 0
+            raise OSError(errno.ENOSPC, "No space left on device", self.file.path)
+        self.room -= len(data)
+
+    def truncate(self, size: int) -> None:
+        self._refuse("truncate")
+        self.file.truncate(size)
+
+    def sync(self) -> None:
+        self._refuse("sync")
+        self.file.sync()
+
+    def _refuse(self, call: str) -> None:
+        if call in self.broken:
+            raise OSError(errno.EIO, "Input/output error", self.file.path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class FailingDisk:
+    """The real disk, whose new files fail as told; calls named in `broken` fail themselves."""
+
+    def __init__(self, room: int = 2**60, broken: frozenset[str] = frozenset()) -> None:
+        self.room, self.broken = room, broken
+
+    def create(self, path: str) -> Any:
+        return FailingFile(DISK.create(path), self.room, self.broken)
+
+    def sync_directory(self, path: str) -> None:
+        if "sync_directory" in self.broken:
+            raise OSError(errno.EIO, "Input/output error", path)
+        DISK.sync_directory(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(DISK, name)
+
+
+def failing(room: int = 2**60, *broken: str) -> Disk:
+    disk: Any = FailingDisk(room, frozenset(broken))
+    return disk
+
+
+class TestLogWriter:
+    def test_a_new_log_has_its_name_and_its_header_at_once(self, tmp_path: Path) -> None:
+        log = LogWriter.create(DISK, str(tmp_path), XLOG)
+        assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000010.xlog"]
+        assert Path(log.path).read_bytes() == encode(XLOG)
+        log.close()
+        assert Path(log.path).read_bytes() == encode(XLOG) + EOF_MAGIC
+
+    def test_a_leftover_of_a_crash_is_replaced_and_a_log_never(self, tmp_path: Path) -> None:
+        (tmp_path / "00000000000000000010.xlog.inprogress").write_bytes(b"XLO")
+        LogWriter.create(DISK, str(tmp_path), XLOG).close()
+        with pytest.raises(XlogError, match="exists already"):
+            LogWriter.create(DISK, str(tmp_path), XLOG)
+
+    def test_one_append_is_one_block_and_small_ones_are_plain(self, tmp_path: Path) -> None:
+        with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
+            log.append([transaction(11), transaction(12, 13)])
+            log.append([transaction(14)])
+            assert blocks(log.path) == 2
+            assert ZROW_MAGIC not in Path(log.path).read_bytes()
+            log.append([transaction(15, size=4000)])
+            assert ZROW_MAGIC in Path(log.path).read_bytes()
+        assert lsns(log.path) == [11, 12, 13, 14, 15]
+
+    def test_a_large_batch_is_cut_between_transactions_at_128_kib(self, tmp_path: Path) -> None:
+        with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
+            log.append([transaction(11 + 2 * i, 12 + 2 * i, size=20_000) for i in range(8)])
+            log.append([transaction(100, 101, 102, size=100_000)])
+        with LogFile.open(DISK, log.path) as read:
+            found = [span for slab in read.slabs() for span in slab.cells[scan.SPAN].tolist()]
+        assert found == [0] * 8 + [1] * 8 + [2] * 3
+
+    def test_bytes_of_rows_that_were_read_are_written_unchanged(self, tmp_path: Path) -> None:
+        # An unusual but valid encoding: LSN 11 as a uint 64.
+        raw = bytes.fromhex("8300020201 03cf000000000000000b 811005".replace(" ", ""))
+        row = Row(RequestType.INSERT, 1, lsn=11, tsn=11, body=raw[-3:], raw=raw)
+        with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
+            log.append([make_transaction([row])])
+        assert raw in Path(log.path).read_bytes()
+
+    def test_the_vclock_follows_the_rows_the_local_ones_too(self, tmp_path: Path) -> None:
+        local = Row(RequestType.INSERT, group_id=GROUP_LOCAL, lsn=1, timestamp=1.5, body=b"\x81\x10\x05")
+        with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
+            log.append([transaction(11), make_transaction([local]), transaction(5, replica_id=2)])
+            assert log.vclock == {0: 1, 1: 11, 2: 5}
+
+    @pytest.mark.parametrize("lsn", [10, 3])
+    def test_an_lsn_used_twice_is_refused_and_nothing_written(self, tmp_path: Path, lsn: int) -> None:
+        with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
+            before = log.size
+            with pytest.raises(LsnUsedTwice, match=f"LSN {lsn} of replica 1 used twice, the log is at 11"):
+                log.append([transaction(11), transaction(lsn)])
+            assert (log.size, log.vclock) == (before, {1: 10})
+            log.append([transaction(11)])
+        assert lsns(log.path) == [11]
+
+    def test_rotation_names_the_predecessor_and_ends_it(self, tmp_path: Path) -> None:
+        first = LogWriter.create(DISK, str(tmp_path), XLOG)
+        assert first.rotate() is first
+        first.append([transaction(11), transaction(12)])
+        second = first.rotate()
+        assert second.meta == Meta(FileType.XLOG, UUID, {1: 12}, prev_vclock={1: 10})
+        assert Path(first.path).read_bytes().endswith(EOF_MAGIC)
+        second.append([transaction(13)])
+        second.close()
+        with pytest.raises(XlogError, match="closed"):
+            first.append([transaction(13)])
+
+    @pytest.mark.parametrize("room", [0, 1, 30, 60])
+    def test_after_a_full_disk_the_log_ends_with_a_whole_block_and_goes_on(
+        self, tmp_path: Path, room: int
+    ) -> None:
+        log = LogWriter.create(failing(), str(tmp_path), XLOG)
+        log.append([transaction(11)])
+        file: Any = log._file
+        size, file.room = log.size, room
+        with pytest.raises(WriteFailed, match="No space left on device; it was cut back") as caught:
+            log.append([transaction(12), transaction(13, size=100)])
+        assert caught.value.is_usable
+        assert caught.value.errno == errno.ENOSPC
+        assert (log.size, log.vclock, DISK.size(log.path)) == (size, {1: 11}, size)
+        file.room = 2**60
+        log.append([transaction(12)])
+        log.close()
+        assert lsns(log.path) == [11, 12]
+
+    def test_a_log_that_cannot_be_cut_back_refuses_to_go_on_until_reopened(self, tmp_path: Path) -> None:
+        log = LogWriter.create(failing(2**60, "truncate"), str(tmp_path), XLOG)
+        log.append([transaction(11)])
+        file: Any = log._file
+        file.room = 25
+        with pytest.raises(WriteFailed, match="its end is unknown") as caught:
+            log.append([transaction(12)])
+        assert not caught.value.is_usable
+        with pytest.raises(XlogError, match="failed before"):
+            log.append([transaction(12)])
+        log.close()
+        assert EOF_MAGIC not in Path(log.path).read_bytes()
+        with LogWriter.reopen(DISK, log.path) as reopened:
+            reopened.append([transaction(12)])
+        assert lsns(log.path) == [11, 12]
+
+    def test_a_failed_sync_is_final(self, tmp_path: Path) -> None:
+        log = LogWriter.create(failing(), str(tmp_path), XLOG)
+        file: Any = log._file
+        file.broken = frozenset({"sync"})
+        with pytest.raises(WriteFailed):
+            log.sync()
+        with pytest.raises(XlogError, match="failed before"):
+            log.append([transaction(11)])
+        log.close()
+
+    @pytest.mark.parametrize("disk", [failing(10), failing(2**60, "sync"), failing(2**60, "sync_directory")])
+    def test_a_log_that_cannot_be_made_leaves_nothing_behind(self, tmp_path: Path, disk: Disk) -> None:
+        with pytest.raises(WriteFailed):
+            LogWriter.create(disk, str(tmp_path), XLOG)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_failed_rotation_leaves_the_old_log_in_use(self, tmp_path: Path) -> None:
+        disk: Any = failing()
+        log = LogWriter.create(disk, str(tmp_path), XLOG)
+        log.append([transaction(11)])
+        disk.broken = frozenset({"sync_directory"})
+        with pytest.raises(WriteFailed):
+            log.rotate()
+        log.append([transaction(12)])
+        disk.broken = frozenset()
+        log.rotate().close()
+        assert lsns(log.path) == [11, 12]
+        assert len(list(tmp_path.iterdir())) == 2
+
+    def test_only_logs_are_continued(self, tmp_path: Path) -> None:
+        with SnapWriter(DISK, str(tmp_path), SNAP, 1.5) as snap:
+            pass
+        with pytest.raises(XlogError, match="SNAP file cannot be appended to"):
+            LogWriter.reopen(DISK, snap.path)
+        with pytest.raises(LocalProtocolError):
+            LogWriter.create(DISK, str(tmp_path), SNAP)
+
+
+class TestCrash:
+    """A log cut at any byte is a prefix of whole transactions, and can be continued."""
+
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> tuple[Path, list[tuple[int, int]]]:
+        """A log of plain and compressed blocks, and where each ended: (size, last LSN)."""
+        rng = random.Random(5)
+        writer = LogWriter.create(DISK, str(tmp_path), XLOG)
+        ends, lsn = [(writer.size, 10)], 10
+        for count in (1, 3, 1, 5, 2):
+            batch = []
+            for _ in range(count):
+                rows = rng.choice((1, 1, 3))
+                batch.append(transaction(*range(lsn + 1, lsn + 1 + rows), size=700 if count == 5 else 4))
+                lsn += rows
+            writer.append(batch)
+            ends.append((writer.size, lsn))
+        writer.close()
+        assert ZROW_MAGIC in Path(writer.path).read_bytes()
+        return Path(writer.path), ends
+
+    def test_cut_at_every_byte_it_reads_as_a_prefix(self, log: tuple[Path, list[tuple[int, int]]]) -> None:
+        path, ends = log
+        data = path.read_bytes()
+        for size in range(ends[0][0], len(data)):
+            path.write_bytes(data[:size])
+            whole, last = max(end for end in ends if end[0] <= size)
+            with LogFile.open(DISK, str(path)) as read:
+                found = [row.lsn for group in read.transactions() for row in group.rows]
+                assert found == list(range(11, last + 1))
+                assert read.ending is not None
+                assert read.ending.offset == whole
+                assert read.ending.kind is (EndingKind.NO_MARKER if whole == size else EndingKind.TORN)
+
+    def test_cut_at_every_byte_it_is_continued(self, log: tuple[Path, list[tuple[int, int]]]) -> None:
+        path, ends = log
+        data = path.read_bytes()
+        for size in range(ends[0][0], len(data) + 1):
+            path.write_bytes(data[:size])
+            _, last = max(end for end in ends if end[0] <= size)
+            with LogWriter.reopen(DISK, str(path)) as writer:
+                assert writer.vclock == {1: last}
+                writer.append([transaction(last + 1)])
+            assert lsns(str(path)) == list(range(11, last + 2))
+
+    def test_damage_in_the_middle_is_never_cut_off(self, log: tuple[Path, list[tuple[int, int]]]) -> None:
+        path, ends = log
+        data = bytearray(path.read_bytes())
+        data[ends[1][0] + 25] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(DamagedFile) as caught:
+            LogWriter.reopen(DISK, str(path))
+        assert caught.value.offset == ends[1][0]
+        assert path.read_bytes() == data
+
+
+class TestSnapWriter:
+    def test_a_snapshot_appears_when_it_is_complete(self, tmp_path: Path) -> None:
+        snap = SnapWriter(DISK, str(tmp_path), SNAP, 1.5)
+        snap.add_tuples(512, [pack((1,))])
+        assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000010.snap.inprogress"]
+        assert snap.finish() == str(tmp_path / "00000000000000000010.snap")
+        assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000010.snap"]
+
+    def test_rows_are_numbered_from_0_with_one_time_and_a_wide_space_id(self, tmp_path: Path) -> None:
+        with SnapWriter(DISK, str(tmp_path), SNAP, 1.5) as snap:
+            snap.add_tuples(272, [pack(("a",)), pack(("b",))])
+            snap.add_row(RequestType.RAFT, pack({0: 3}), GROUP_LOCAL)
+            snap.add_tuples(512, [pack((7,))], GROUP_LOCAL)
+        with LogFile.open(DISK, snap.path) as read:
+            rows = list(read.rows())
+        time = "04cb3ff8000000000000"
+        assert [row.raw.hex() for row in rows] == [
+            f"820002{time}8210ce000001102191a161",
+            f"8300020301{time}8210ce000001102191a162",
+            f"84001e07010302{time}810003",
+            f"84000207010303{time}8210ce0000020021" + "9107",
+        ]
+
+    def test_our_snapshot_of_a_real_servers_rows_is_the_real_servers_snapshot(self, tmp_path: Path) -> None:
+        recorded = Path(__file__).parent.parent / "vectors" / "xlog" / "2.6-master.snap"
+        with LogFile.open(DISK, str(recorded)) as read:
+            rows, meta = list(read.rows()), read.meta
+        with SnapWriter(DISK, str(tmp_path), meta, rows[0].timestamp) as snap:
+            for row in rows:
+                snap.add_tuples(unpack_body(row.body)[0x10], [row.body[8:]], row.group_id)
+        with LogFile.open(DISK, snap.path) as read:
+            assert [row.raw for row in read.rows()] == [row.raw for row in rows]
+            assert encode(read.meta) == recorded.read_bytes()[: read.first_block]
+
+    def test_blocks_end_at_128_kib(self, tmp_path: Path) -> None:
+        rng = random.Random(1)
+        with SnapWriter(DISK, str(tmp_path), SNAP, 1.5) as snap:
+            snap.add_tuples(512, [pack((i, rng.randbytes(1000))) for i in range(1000)])
+        assert snap.row_count == 1000
+        assert 7 <= blocks(snap.path) <= 8
+
+    def test_a_failed_snapshot_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        with pytest.raises(WriteFailed), SnapWriter(failing(200), str(tmp_path), SNAP, 1.5) as snap:
+            snap.add_tuples(512, (pack((i, random.Random(i).randbytes(1000))) for i in range(1000)))
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("disk", [failing(130), failing(2**60, "sync"), failing(2**60, "sync_directory")])
+    def test_a_snapshot_that_cannot_be_finished_is_removed(self, tmp_path: Path, disk: Disk) -> None:
+        with pytest.raises(WriteFailed), SnapWriter(disk, str(tmp_path), SNAP, 1.5) as snap:
+            snap.add_tuples(512, [pack((1,))])
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_exception_abandons_the_snapshot(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyError), SnapWriter(DISK, str(tmp_path), SNAP, 1.5):
+            raise KeyError
+        assert list(tmp_path.iterdir()) == []
+
+    def test_only_a_snapshots_header_is_accepted(self, tmp_path: Path) -> None:
+        with pytest.raises(LocalProtocolError, match="type SNAP"):
+            SnapWriter(DISK, str(tmp_path), XLOG, 1.5)
