@@ -29,7 +29,7 @@ ERRORS = [
     (ForeignFile(PATH, "b", "a"), "written by instance b, the directory belongs to a"),
     (
         LogGap(PATH, {2: 3, 1: 4}, {1: 9}, [(1, 5, 9)]),
-        "between {1: 4, 2: 3} and {1: 9}: LSN 5..9 of replica 1",
+        "between {1: 4, 2: 3} and {1: 9}: LSN 5..9 of",
     ),
     (LsnUsedTwice(PATH, 1, 5, 6), "LSN 5 of replica 1 used twice, the log is at 6"),
     (WriteFailed(PATH, 97, FULL, is_usable=True), "cannot write at byte 97: No space left on device"),

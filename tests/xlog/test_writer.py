@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import random
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flowstone.errors import LocalProtocolError
 from flowstone.iproto import scan
@@ -16,9 +19,10 @@ from flowstone.iproto.msgpack import pack, unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside import Disk, File, production
 from flowstone.xlog.block import EOF_MAGIC, ROW_MAGIC, ZROW_MAGIC
+from flowstone.xlog.directory import scan_directory
 from flowstone.xlog.errors import DamagedFile, LsnUsedTwice, WriteFailed, XlogError
 from flowstone.xlog.meta import FileType, Meta, encode
-from flowstone.xlog.reader import EndingKind, LogFile
+from flowstone.xlog.reader import Ending, EndingKind, LogFile
 from flowstone.xlog.transactions import Transaction, make_transaction
 from flowstone.xlog.writer import LogWriter, SnapWriter
 
@@ -30,9 +34,7 @@ SNAP = Meta(FileType.SNAP, UUID, {1: 10})
 
 def transaction(*lsns: int, replica_id: int = 1, size: int = 4) -> Transaction:
     body = b"\x82\x10\xcd\x02\x00\x21" + pack(("x" * size,))
-    return make_transaction(
-        [Row(RequestType.INSERT, replica_id, lsn=lsn, timestamp=1.5, body=body) for lsn in lsns]
-    )
+    return make_transaction([Row(RequestType.INSERT, replica_id, lsn=lsn, timestamp=1.5, body=body) for lsn in lsns])
 
 
 def lsns(path: str) -> list[int]:
@@ -167,9 +169,7 @@ class TestLogWriter:
             first.append([transaction(13)])
 
     @pytest.mark.parametrize("room", [0, 1, 30, 60])
-    def test_after_a_full_disk_the_log_ends_with_a_whole_block_and_goes_on(
-        self, tmp_path: Path, room: int
-    ) -> None:
+    def test_after_a_full_disk_the_log_ends_with_a_whole_block_and_goes_on(self, tmp_path: Path, room: int) -> None:
         log = LogWriter.create(failing(), str(tmp_path), XLOG)
         log.append([transaction(11)])
         file: Any = log._file
@@ -236,6 +236,37 @@ class TestLogWriter:
             LogWriter.reopen(DISK, snap.path)
         with pytest.raises(LocalProtocolError):
             LogWriter.create(DISK, str(tmp_path), SNAP)
+
+
+row_bodies = st.binary(max_size=300).map(lambda data: b"\x82\x10\xcd\x02\x00\x21\x91" + pack(data))
+batches = st.lists(st.lists(st.lists(row_bodies, min_size=1, max_size=4), min_size=1, max_size=6), max_size=6)
+
+
+@given(batches, st.sampled_from([1, 1000, 2**60]))
+def test_what_is_written_is_read_across_rotations(contents: list[list[list[bytes]]], wal_max_size: int) -> None:
+    lsn, written = 10, []
+    with TemporaryDirectory() as directory:
+        log = LogWriter.create(DISK, directory, XLOG)
+        for content in contents:
+            batch = []
+            for bodies in content:
+                rows = [Row(3, 1, lsn=lsn + i, timestamp=2.5, body=body) for i, body in enumerate(bodies, 1)]
+                lsn += len(rows)
+                batch.append(make_transaction(rows))
+            if log.size >= wal_max_size:
+                log = log.rotate()
+            log.append(batch)
+            written += batch
+        log.close()
+        found = []
+        for file in scan_directory(DISK, directory).files_from(XLOG.vclock):
+            with LogFile.open(DISK, file.path) as read:
+                found += list(read.transactions())
+                assert read.ending == Ending(EndingKind.COMPLETE, DISK.size(file.path) - len(EOF_MAGIC))
+    assert [[row.raw for row in each.rows] for each in found] == [
+        [row.encode() for row in each.rows] for each in written
+    ]
+    assert [(each.lsn, each.tsn) for each in found] == [(each.lsn, each.tsn) for each in written]
 
 
 class TestCrash:
