@@ -1,0 +1,213 @@
+"""MessagePack values to and from Python, the one codec for wire, files and commands.
+
+Arrays are tuples, maps are dicts, extensions are the classes of `extensions.py`. A string that is not UTF-8
+survives as surrogates and is written back as it was. What a peer sends is bounded before anything is
+allocated for it, and whatever is wrong with it is one error. MessagePack's own timestamp (code -1), which
+Tarantool never writes, comes out as `msgpack.Timestamp`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from flowstone.errors import LocalProtocolError, RemoteProtocolError
+from flowstone.iproto.extensions import (
+    Datetime,
+    ErrorRecord,
+    ErrorStack,
+    Extension,
+    ExtensionType,
+    Interval,
+    decode_datetime,
+    decode_decimal,
+    decode_interval,
+    decode_uuid,
+    encode_datetime,
+    encode_decimal,
+    encode_interval,
+)
+from flowstone.iproto.limits import NESTING_MAX
+from flowstone.iproto.scan import skip_value
+
+
+class MessagePackError(RemoteProtocolError):
+    """The bytes are not the MessagePack that was expected."""
+
+
+ERROR_DEPTH_MAX = 8
+"""Errors inside the details of errors. Each level is a call of the C decoder with 40 KiB of stack."""
+
+SMALL = NESTING_MAX
+"""A value of so few bytes cannot nest deeper than allowed, and cannot claim more memory than is harmless."""
+
+
+def pack(value: Any) -> bytes:
+    """The MessagePack of `value`; LocalProtocolError for what MessagePack or Tarantool cannot hold."""
+    try:
+        data: bytes = msgpack.packb(value, default=_encode, unicode_errors="surrogateescape")
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise LocalProtocolError(f"cannot be written as MessagePack: {error}") from error
+    return data
+
+
+def unpack(data: bytes | memoryview) -> Any:
+    """The one value that `data` holds, exactly."""
+    return _unpack(data, 0)
+
+
+def unpack_body(data: bytes | memoryview) -> dict[int, Any]:
+    """The map that `data` holds, as rows and packets have it; no bytes at all are an empty map."""
+    if not len(data):
+        return {}
+    body = unpack(data)
+    if type(body) is not dict:
+        raise MessagePackError(f"body is {_name(body)}, not a map")
+    for key in body:
+        if type(key) is not int:
+            raise MessagePackError(f"body key is {_name(key)}, not a number")
+    return body
+
+
+def _unpack(data: bytes | memoryview, error_depth: int) -> Any:
+    if len(data) > SMALL:
+        _check(data)
+    try:
+        value = msgpack.unpackb(
+            data,
+            use_list=False,
+            strict_map_key=False,
+            unicode_errors="surrogateescape",
+            ext_hook=_EXTENSION_HOOKS[error_depth],
+        )
+    except msgpack.ExtraData as error:
+        raise MessagePackError(f"{len(error.extra)} bytes follow the value") from None
+    except RemoteProtocolError:
+        raise
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise MessagePackError(f"broken MessagePack: {str(error) or type(error).__name__}") from error
+    if len(data) > SMALL and _is_too_deep(value):
+        raise MessagePackError(f"value nested deeper than {NESTING_MAX}")
+    return value
+
+
+def _name(value: object) -> str:
+    return {"tuple": "array", "NoneType": "nil"}.get(type(value).__name__, type(value).__name__)
+
+
+def _encode(value: object) -> msgpack.ExtType:
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        raise TypeError(f"no MessagePack form for {type(value).__name__}")
+    code, data = encoder(value)
+    # ExtType's own constructor refuses the negative codes that MessagePack reserves; they must survive too.
+    return tuple.__new__(msgpack.ExtType, (code, data))
+
+
+def error_map(stack: ErrorStack) -> dict[int, Any]:
+    """The map of an error stack, in the order of real writers; payload of extension 3 and of key ERROR."""
+    return {0: [_record_map(record) for record in stack.errors]}
+
+
+def _record_map(record: ErrorRecord) -> dict[int, Any]:
+    entry: dict[int, Any] = {0: record.type, 2: record.line, 1: record.file}
+    entry.update({3: record.message, 4: record.errno, 5: record.code})
+    if record.fields:
+        entry[6] = dict(record.fields)
+    return entry
+
+
+_RECORD_KEYS: dict[int, tuple[str, type]] = {
+    0: ("type", str),
+    1: ("file", str),
+    2: ("line", int),
+    3: ("message", str),
+    4: ("errno", int),
+    5: ("code", int),
+    6: ("fields", dict),
+}
+
+
+def error_stack(body: object) -> ErrorStack:
+    """The error stack that such a map describes. Keys of newer servers are ignored, as real clients do."""
+    stack = body.get(0) if isinstance(body, dict) else None
+    if not isinstance(stack, tuple):
+        raise MessagePackError("error object without a stack of errors")
+    return ErrorStack(tuple(_record(entry) for entry in stack))
+
+
+def _record(entry: object) -> ErrorRecord:
+    if not isinstance(entry, dict):
+        raise MessagePackError(f"error in a stack is {_name(entry)}, not a map")
+    found: dict[str, Any] = {}
+    for key, (name, kind) in _RECORD_KEYS.items():
+        if key in entry:
+            if type(entry[key]) is not kind:
+                raise MessagePackError(f"{name} of an error is {_name(entry[key])}")
+            found[name] = entry[key]
+    missing = [name for name in ("type", "message", "file") if name not in found]
+    if missing:
+        raise MessagePackError(f"error in a stack without {missing[0]}")
+    return ErrorRecord(**found)
+
+
+def _decode(error_depth: int, code: int, data: bytes) -> Any:
+    decoder = _DECODERS.get(code)
+    if decoder is not None:
+        return decoder(data)
+    if code == ExtensionType.ERROR:
+        if error_depth >= ERROR_DEPTH_MAX:
+            raise MessagePackError(f"errors nested deeper than {ERROR_DEPTH_MAX}")
+        return error_stack(_unpack(data, error_depth + 1))
+    return Extension(code, data)
+
+
+_DECODERS: dict[int, Callable[[bytes], Any]] = {
+    ExtensionType.DECIMAL: decode_decimal,
+    ExtensionType.UUID: decode_uuid,
+    ExtensionType.DATETIME: decode_datetime,
+    ExtensionType.INTERVAL: decode_interval,
+}
+_ENCODERS: dict[type, Callable[[Any], tuple[int, bytes]]] = {
+    Decimal: lambda value: (1, encode_decimal(value)),
+    uuid.UUID: lambda value: (2, value.bytes),
+    ErrorStack: lambda value: (3, pack(error_map(value))),
+    Datetime: lambda value: (4, encode_datetime(value)),
+    Interval: lambda value: (6, encode_interval(value)),
+    Extension: lambda value: (value.code, value.data),
+}
+_EXTENSION_HOOKS = tuple(partial(_decode, depth) for depth in range(ERROR_DEPTH_MAX + 1))
+
+
+def _check(data: bytes | memoryview) -> None:
+    """The decoder allocates what an array's head claims, so a short packet could ask for gigabytes.
+
+    A value whose end is found by stepping over all it claims to hold has been honest about it.
+    """
+    end = skip_value(np.frombuffer(data, np.uint8), 0, len(data))
+    if end < 0:
+        raise MessagePackError("broken MessagePack: it ends too early, or has a byte that begins no value")
+    if end < len(data):
+        raise MessagePackError(f"{len(data) - end} bytes follow the value")
+
+
+def _is_too_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(NESTING_MAX):
+        level = [child for parent in level for child in _children(parent) if type(child) in (tuple, dict)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return chain(value.keys(), value.values())
+    return value if isinstance(value, tuple) else ()

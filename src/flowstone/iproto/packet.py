@@ -1,0 +1,120 @@
+"""Packets: a length, a header map and a body map; requests to send, responses to read.
+
+`split` cuts a buffer of received bytes into packets and never waits for one that is too large to accept.
+Rows of a replication stream are packets too; their headers are read by `row.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from flowstone.errors import LocalProtocolError, RemoteProtocolError
+from flowstone.iproto.constants import TYPE_ERROR, Key
+from flowstone.iproto.errors import TarantoolError, error_of
+from flowstone.iproto.extensions import ErrorStack
+from flowstone.iproto.limits import PACKET_SIZE_MAX, ROW_HEADER_SIZE_MAX
+from flowstone.iproto.msgpack import MessagePackError, error_stack, unpack_body
+
+EMPTY_BODY = b"\x80"
+_LENGTH_BYTES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+
+
+class PacketError(RemoteProtocolError):
+    """The bytes are not a packet, or one larger than we accept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One packet of a server. `body` stays MessagePack until somebody asks."""
+
+    type: int
+    sync: int
+    schema_version: int
+    body: bytes
+
+    @property
+    def is_error(self) -> bool:
+        return self.type >= TYPE_ERROR
+
+    def values(self) -> dict[int, Any]:
+        """The decoded body of a success; an error packet is raised as the error that it is."""
+        if self.is_error:
+            raise self.error()
+        return unpack_body(self.body)
+
+    def error(self) -> TarantoolError:
+        """The error that an error packet carries, with the stack where the server sent a readable one."""
+        body = unpack_body(self.body)
+        message = body.get(Key.ERROR_24)
+        return error_of(self.type - TYPE_ERROR, message if isinstance(message, str) else "", _stack(body))
+
+
+def _stack(body: dict[int, Any]) -> ErrorStack | None:
+    if Key.ERROR not in body:
+        return None
+    try:
+        return error_stack(body[Key.ERROR])
+    except MessagePackError:
+        return None  # real clients fall back to code and message as well
+
+
+def frame(payload: bytes) -> bytes:
+    """`payload` (header and body) with the length that goes before it, in the fixed width of real senders."""
+    if len(payload) > PACKET_SIZE_MAX:
+        raise LocalProtocolError(f"a packet of {len(payload)} bytes; at most {PACKET_SIZE_MAX} can be sent")
+    return b"\xce" + len(payload).to_bytes(4, "big") + payload
+
+
+def encode_request(type: int, sync: int, body: bytes = EMPTY_BODY, *, stream_id: int = 0) -> bytes:
+    """A whole request packet; `body` is a MessagePack map."""
+    header: dict[int, int] = {Key.REQUEST_TYPE.value: type, Key.SYNC.value: sync}
+    if stream_id:
+        header[Key.STREAM_ID.value] = stream_id
+    return frame(msgpack.packb(header) + body)
+
+
+def split(buffer: bytes | bytearray, *, size_max: int = PACKET_SIZE_MAX) -> tuple[list[bytes], int]:
+    """The whole packets in `buffer`, without their lengths, and where the unfinished rest begins.
+
+    A claim above `size_max` is an error at once, before its bytes arrive.
+    """
+    packets: list[bytes] = []
+    at = 0
+    while at < len(buffer):
+        head = buffer[at]
+        width = 0 if head < 0x80 else _LENGTH_BYTES.get(head)
+        if width is None:
+            raise PacketError(f"packet begins with byte 0x{head:02x}, which is no length")
+        start = at + 1 + width
+        if start > len(buffer):
+            break
+        size = head if width == 0 else int.from_bytes(buffer[at + 1 : start], "big")
+        if not 0 < size <= size_max:
+            raise PacketError(f"packet claims {size} bytes, between 1 and {size_max} are accepted")
+        if start + size > len(buffer):
+            break
+        packets.append(bytes(buffer[start : start + size]))
+        at = start + size
+    return packets, at
+
+
+def decode_response(packet: bytes) -> Response:
+    """Header of a response; the body is checked to be well-formed only when it is asked for."""
+    unpacker = msgpack.Unpacker(strict_map_key=False, raw=True, max_buffer_size=len(packet), max_map_len=64)
+    unpacker.feed(packet[:ROW_HEADER_SIZE_MAX])
+    try:
+        header = unpacker.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise PacketError(f"response header is broken: {str(error) or type(error).__name__}") from error
+    if not isinstance(header, dict):
+        raise PacketError("response header is no map")
+    type_, sync, schema = (header.get(key, 0) for key in (Key.REQUEST_TYPE, Key.SYNC, Key.SCHEMA_VERSION))
+    for value in (type_, sync, schema):
+        if type(value) is not int or value < 0:
+            raise PacketError(f"response header holds {value!r} where a number should be")
+    if Key.REQUEST_TYPE not in header:
+        raise PacketError("response header without a type")
+    return Response(type_, sync, schema, packet[unpacker.tell() :])

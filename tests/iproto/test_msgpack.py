@@ -1,0 +1,160 @@
+"""MessagePack to Python and back, and everything that must be refused."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flowstone.errors import LocalProtocolError, RemoteProtocolError
+from flowstone.iproto.extensions import ErrorRecord, ErrorStack, Extension
+from flowstone.iproto.limits import NESTING_MAX
+from flowstone.iproto.msgpack import ERROR_DEPTH_MAX, MessagePackError, error_map, pack, unpack, unpack_body
+from tests.iproto.test_extensions import DATETIMES, DECIMALS, INTERVALS
+
+TEXT = st.one_of(
+    st.text(max_size=20), st.binary(max_size=20).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
+)
+PLAIN = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False),
+    TEXT,
+    st.binary(max_size=20),
+    DECIMALS,
+    st.uuids(),
+    DATETIMES,
+    INTERVALS,
+    st.builds(
+        Extension,
+        st.integers(-128, 127).filter(lambda code: code not in (-1, 1, 2, 3, 4, 6)),
+        st.binary(max_size=40),
+    ),
+)
+RECORDS = st.builds(
+    ErrorRecord,
+    TEXT,
+    TEXT,
+    TEXT,
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.dictionaries(TEXT, PLAIN, max_size=2),
+)
+LEAVES = st.one_of(PLAIN, st.builds(ErrorStack, st.lists(RECORDS, max_size=2).map(tuple)))
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5).map(tuple),
+        st.dictionaries(st.one_of(TEXT, st.integers(2, 2**64 - 1)), inner, max_size=5),
+    ),
+    max_leaves=30,
+)
+
+
+@given(VALUES)
+def test_every_value_survives(value: Any) -> None:
+    data = pack(value)
+    assert unpack(data) == value
+    assert unpack(memoryview(data)) == value
+    assert pack(unpack(data)) == data
+
+
+@given(st.lists(VALUES, max_size=3).map(tuple))
+def test_values_above_the_small_size_survive(value: Any) -> None:
+    assert unpack(pack((value, "x" * 600))) == (value, "x" * 600)
+
+
+def test_string_that_is_not_utf8_survives() -> None:
+    data = b"\xa3\xff\xfea"
+    assert pack(unpack(data)) == data
+
+
+def test_error_has_the_key_order_of_real_servers() -> None:
+    record = ErrorRecord("ClientError", "no", "a.c", 7, 0, 3, {"name": "X"})
+    assert list(error_map(ErrorStack((record,)))[0][0]) == [0, 2, 1, 3, 4, 5, 6]
+    assert 6 not in error_map(ErrorStack((ErrorRecord("a", "b"),)))[0][0]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "broken"),
+        (b"\xc1", "broken"),
+        (b"\x01\x02", "1 bytes follow"),
+        (b"\x92\x01", "broken"),
+        (b"\x81\x80\x01", "unhashable"),
+        (b"\xdd\xff\xff\xff\xff", "broken"),
+        (b"\xdb\xff\xff\xff\xff", "broken"),
+        (b"\xc7\x05\x02abcde", "uuid of 5 bytes"),
+        (b"\x91" * (NESTING_MAX + 1) + b"\x01", "nested deeper"),
+        (b"\x91" * 5000 + b"\x01", "broken"),
+        (b"\x01" * 600, "599 bytes follow"),
+        (b"\xd4\x03\xc0", "without a stack"),
+    ],
+)
+def test_broken_bytes_are_one_clear_error(data: bytes, said: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=said):
+        unpack(data)
+
+
+def test_nesting_up_to_the_limit_is_read() -> None:
+    unpack(b"\x91" * NESTING_MAX + b"\x01")
+
+
+def test_errors_inside_errors_end_somewhere() -> None:
+    value: Any = None
+    for _ in range(ERROR_DEPTH_MAX):
+        value = ErrorStack((ErrorRecord("a", "b", fields={"cause": value}),))
+    assert unpack(pack(value)) == value
+    with pytest.raises(MessagePackError, match="nested"):
+        unpack(pack(ErrorStack((ErrorRecord("a", "b", fields={"cause": value}),))))
+
+
+def test_claims_without_bytes_take_no_memory() -> None:
+    lie = b"\xdd\x00\x0f\x00\x00" * 1000 + b"\x00" * 1_000_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(MessagePackError):
+        unpack(lie)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object(), {1, 2}])
+def test_what_messagepack_cannot_hold_is_not_written(value: object) -> None:
+    with pytest.raises(LocalProtocolError):
+        pack(value)
+
+
+def test_body_is_a_map_with_numbers_as_keys() -> None:
+    assert unpack_body(b"") == {}
+    assert unpack_body(b"\x81\x10\x05") == {16: 5}
+    for data in (b"\x90", b"\x81\xa1a\x01", b"\xc0"):
+        with pytest.raises(MessagePackError):
+            unpack_body(data)
+
+
+@given(st.binary(max_size=200))
+@example(b"\xc7\x0c\xff" + b"\xff" * 12)
+def test_random_bytes_give_a_value_or_our_error(data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        unpack(data)
+
+
+@given(VALUES, st.data())
+def test_damaged_values_give_a_value_or_our_error(value: Any, data: st.DataObject) -> None:
+    raw = bytearray(pack(value))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    raw = raw[: data.draw(st.integers(0, len(raw)))]
+    with contextlib.suppress(RemoteProtocolError):
+        unpack(bytes(raw))
+
+
+def test_messagepacks_own_timestamp_is_left_to_the_library() -> None:
+    assert unpack(pack(msgpack.Timestamp(5, 6))) == msgpack.Timestamp(5, 6)
