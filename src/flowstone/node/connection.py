@@ -1,0 +1,200 @@
+"""One IPROTO connection to a server, as its client.
+
+Requests are pipelined: each has a number (sync), answers find their request by it, in any order. Whatever
+goes wrong with the connection itself (lost, silent for too long, bytes that are no packet) ends it, and every
+request that waits gets that error. Errors that a server answers leave the connection as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+from flowstone.errors import FlowstoneError, RemoteProtocolError
+from flowstone.iproto import auth
+from flowstone.iproto.constants import Feature, Key, RequestType
+from flowstone.iproto.errors import UnknownRequestType
+from flowstone.iproto.greeting import GREETING_SIZE, Greeting, GreetingError, decode_greeting
+from flowstone.iproto.limits import PACKET_SIZE_MAX
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.packet import EMPTY_BODY, PacketError, Response, decode_response, encode_request, split
+from flowstone.iproto.uri import Uri
+from flowstone.outside import Outside, Stream
+
+CONNECT_SECONDS = 10.0
+REQUEST_SECONDS = 60.0
+READ_SIZE = 256 * 1024
+ID_SINCE = (2, 10, 0)
+"""Servers before this one have no ID request and none of the features it announces."""
+
+_OUR_FEATURES = (Feature.STREAMS, Feature.TRANSACTIONS, Feature.ERROR_EXTENSION)
+_OUR_PROTOCOL_VERSION = 2  # the one that brought ERROR_EXTENSION
+# A push and an event carry the sync of a request without being its answer.
+_NO_ANSWERS = (RequestType.CHUNK, RequestType.EVENT)
+
+
+class ConnectionFailed(FlowstoneError):
+    """The connection could not be made or is gone. What was under way may or may not have happened."""
+
+
+class Connection:
+    """Made by `Connection.open`; then `request` for one answer, `send` for many, `close` at the end."""
+
+    def __init__(self, stream: Stream, greeting: Greeting, address: str) -> None:
+        self.greeting = greeting
+        self.address = address
+        self.features: tuple[int, ...] = ()
+        self._stream = stream
+        self._sync = 0
+        self._waiting: dict[int, asyncio.Future[Response]] = {}
+        self._failure: FlowstoneError | None = None
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def open(cls, outside: Outside, uri: Uri, *, timeout: float = CONNECT_SECONDS) -> Connection:
+        """Connects, reads the greeting, learns the server's features and authenticates, within `timeout`."""
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                stream = await outside.network.connect(uri.host, uri.port, timeout=timeout)
+                connection = cls(stream, await _greeting(stream), uri.address)
+                await connection._introduce()
+                if uri.user is not None:
+                    await connection._authenticate(uri.user, uri.password or "")
+                return connection
+        except OSError as error:
+            if connection is not None:
+                await connection.close()
+            reason = str(error) or f"no answer within {timeout:g} s"
+            raise ConnectionFailed(f"cannot connect to {uri.address}: {reason}") from error
+        except BaseException:
+            if connection is not None:
+                await connection.close()
+            raise
+
+    def has(self, *features: Feature) -> bool:
+        """Whether the server has announced all of `features`."""
+        return all(feature in self.features for feature in features)
+
+    def send(
+        self, type: RequestType, body: bytes = EMPTY_BODY, *, stream_id: int = 0
+    ) -> asyncio.Future[Response]:
+        """Queues a request; the future gives its answer, an error packet too. Nothing is waited for."""
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        if self._failure is not None:
+            answer.set_exception(self._failure)
+            return answer
+        self._sync += 1
+        self._waiting[self._sync] = answer
+        self._stream.write(encode_request(type, self._sync, body, stream_id=stream_id))
+        return answer
+
+    async def answer(self, future: asyncio.Future[Response], *, timeout: float = REQUEST_SECONDS) -> Response:
+        """The answer to something sent. Silence beyond `timeout` ends the connection."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._stream.drain()
+                return await future
+        except TimeoutError:
+            self._fail(ConnectionFailed(f"{self.address} did not answer within {timeout:g} s"))
+        except OSError as error:
+            self._fail(ConnectionFailed(f"connection to {self.address} is lost: {error}"))
+        assert self._failure is not None
+        raise self._failure
+
+    async def request(
+        self,
+        type: RequestType,
+        body: bytes = EMPTY_BODY,
+        *,
+        stream_id: int = 0,
+        timeout: float = REQUEST_SECONDS,
+    ) -> dict[int, Any]:
+        """Sends one request and gives the body of its answer; an error packet is raised as its error."""
+        response = await self.answer(self.send(type, body, stream_id=stream_id), timeout=timeout)
+        return response.values()
+
+    async def close(self) -> None:
+        self._fail(ConnectionFailed(f"connection to {self.address} was closed"))
+        self._reader.cancel()
+        await self._stream.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _introduce(self) -> None:
+        if self.greeting.version < ID_SINCE:
+            return
+        known = [feature.value for feature in _OUR_FEATURES]
+        body = pack({Key.VERSION.value: _OUR_PROTOCOL_VERSION, Key.FEATURES.value: known})
+        try:
+            answer = await self.request(RequestType.ID, body)
+        except UnknownRequestType:
+            return
+        features = answer.get(Key.FEATURES, ())
+        if not isinstance(features, tuple):
+            raise RemoteProtocolError(f"{self.address} announces features that are no array")
+        self.features = features
+
+    async def _authenticate(self, user: str, password: str) -> None:
+        scramble = auth.scramble(password, self.greeting.salt)
+        body = {Key.USER_NAME.value: user, Key.TUPLE.value: (auth.METHOD, scramble)}
+        await self.request(RequestType.AUTH, pack(body))
+
+    async def _read(self) -> None:
+        buffer = bytearray()
+        try:
+            while data := await self._stream.read(READ_SIZE):
+                buffer += data
+                packets, end = split(buffer, size_max=PACKET_SIZE_MAX)
+                del buffer[:end]
+                for packet in packets:
+                    self._dispatch(decode_response(packet))
+            self._fail(ConnectionFailed(f"{self.address} closed the connection"))
+        except OSError as error:
+            self._fail(ConnectionFailed(f"connection to {self.address} is lost: {error}"))
+        except RemoteProtocolError as error:
+            self._fail(RemoteProtocolError(f"{self.address} sent something that is no packet: {error}"))
+            await self._stream.close()
+
+    def _dispatch(self, response: Response) -> None:
+        if response.type in _NO_ANSWERS:
+            return
+        answer = self._waiting.pop(response.sync, None)
+        if answer is None:
+            raise PacketError(f"an answer to request {response.sync}, which was never sent")
+        if not answer.done():
+            answer.set_result(response)
+
+    def _fail(self, failure: FlowstoneError) -> None:
+        """The first failure counts. Whoever waits, or sends later, gets it."""
+        if self._failure is not None:
+            return
+        self._failure = failure
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(failure)
+                answer.exception()  # marks it as seen: of a hundred requests only one may be waited for
+
+
+async def _greeting(stream: Stream) -> Greeting:
+    data = b""
+    try:
+        while len(data) < GREETING_SIZE:
+            piece = await stream.read(GREETING_SIZE - len(data))
+            if not piece:
+                raise GreetingError(
+                    "the peer closed the connection without a greeting", hint="check host and port"
+                )
+            data += piece
+        return decode_greeting(data)
+    except BaseException:
+        await stream.close()
+        raise

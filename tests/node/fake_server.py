@@ -1,0 +1,105 @@
+"""A server whose every byte a test decides, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.greeting import Greeting, encode_greeting
+from flowstone.iproto.msgpack import pack, unpack, unpack_body
+from flowstone.iproto.packet import encode_request, split
+from flowstone.iproto.row import Row, decode_row
+
+Reply = tuple[int, bytes]
+OK: Reply = (0, b"\x80")
+
+
+def greeting(version: tuple[int, int, int] = (2, 6, 0)) -> bytes:
+    return encode_greeting(Greeting(version, uuid.UUID(int=1), b"\0" * 32))
+
+
+def refusal(code: int, message: str) -> Reply:
+    return 0x8000 + code, pack({Key.ERROR_24.value: message})
+
+
+@asynccontextmanager
+async def peer(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """A server that leaves each connection to `talk`; gives its URI."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.CancelledError):
+            await talk(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def answering(
+    answer: Callable[[Row], Reply], version: tuple[int, int, int]
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A conversation that answers each request by what `answer` says; requests are rows, as on the wire."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting(version))
+        buffer = b""
+        while data := await reader.read(65536):
+            packets, end = split(buffer + data)
+            buffer = (buffer + data)[end:]
+            for packet in packets:
+                row = decode_row(packet)
+                type, body = answer(row)
+                writer.write(encode_request(type, row.sync, body))
+            await writer.drain()
+
+    return talk
+
+
+class Streaming:
+    """A store with interactive transactions, as servers from 2.10 on have them: a set of keys, INSERT only.
+
+    `log` is what was asked for, `keys` what is committed. With `yields` it behaves like memtx without MVCC.
+    """
+
+    def __init__(self, *, yields: bool = False) -> None:
+        self.keys: list[int] = []
+        self.log: list[str] = []
+        self.yields = yields
+        self._open: list[int] | None = None
+
+    def __call__(self, row: Row) -> Reply:
+        self.log.append(RequestType(row.type).name)
+        match row.type:
+            case RequestType.ID:
+                return 0, pack({Key.VERSION.value: 4, Key.FEATURES.value: [0, 1, 2, 3, 4]})
+            case RequestType.BEGIN:
+                self._open = []
+            case RequestType.INSERT:
+                return self._insert(unpack_body(row.body)[Key.TUPLE][0])
+            case RequestType.COMMIT:
+                if self.yields:
+                    self._open = None
+                    return refusal(154, "aborted by a fiber yield")
+                self.keys += self._open or []
+                self._open = None
+            case RequestType.ROLLBACK:
+                self._open = None
+            case RequestType.EVAL:
+                for one in unpack_body(row.body)[Key.TUPLE][0]:
+                    self.keys.append(unpack(one[3].encode("utf-8", "surrogateescape"))[0])
+                return 0, pack({Key.DATA.value: []})
+        return OK
+
+    def _insert(self, key: int) -> Reply:
+        if key in self.keys or key in (self._open or ()):
+            return refusal(3, "Duplicate key")
+        (self.keys if self._open is None else self._open).append(key)
+        return OK
