@@ -49,11 +49,12 @@ def test_rows_of_one_transaction_share_the_first_ones_lsn_and_the_last_commits()
 
 
 def test_a_local_row_before_the_first_global_one_counts_its_tsn_around_zero() -> None:
-    # The mixed transaction of the recorded 2.6 log: local LSN 1 inside transaction 14 is TSN 2^64 - 13.
-    transaction = make_transaction([local(1), insert(14), insert(15)])
-    assert b"\x08\xcf" + ((1 - 14) % 2**64).to_bytes(8, "big") in transaction.rows[0].encode()
-    assert [row.tsn for row in read_back(transaction)] == [14, 14, 14]
-    assert (transaction.replica_id, transaction.lsn, transaction.is_local) == (1, 15, False)
+    # The transaction that the recorded 2.6 log has at byte 904, there with a NOP as its last row.
+    transaction = make_transaction([local(4), insert(28), local(5), insert(29)])
+    assert b"\x08\xcf" + (18446744073709551592).to_bytes(8, "big") in transaction.rows[0].encode()
+    assert b"\x08\xcf" + (18446744073709551593).to_bytes(8, "big") in transaction.rows[2].encode()
+    assert [row.tsn for row in read_back(transaction)] == [28, 28, 28, 28]
+    assert (transaction.replica_id, transaction.lsn, transaction.is_local) == (1, 29, False)
 
 
 def test_a_local_transaction_is_named_by_its_first_row() -> None:
@@ -111,9 +112,7 @@ def test_what_is_made_is_grouped_again(origins: list[list[int]]) -> None:
             rows.append(insert(vclock[origin], origin) if origin else local(vclock[0]))
         made.append(make_transaction(rows))
     found = list(group(row for transaction in made for row in read_back(transaction)))
-    assert [[row.encode() for row in t.rows] for t in found] == [
-        [row.encode() for row in t.rows] for t in made
-    ]
+    assert [[row.encode() for row in t.rows] for t in found] == [[row.encode() for row in t.rows] for t in made]
     assert [(t.replica_id, t.lsn, t.tsn, t.is_local) for t in found] == [
         (t.replica_id, t.lsn, t.tsn, t.is_local) for t in made
     ]

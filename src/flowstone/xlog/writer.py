@@ -21,7 +21,7 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.outside.disk import Disk, File
-from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, FLUSH_THRESHOLD, encode_block, encode_uint
+from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, FLUSH_THRESHOLD, encode_block, encode_uint, new_compressor
 from flowstone.xlog.errors import LsnUsedTwice, WriteFailed, XlogError
 from flowstone.xlog.meta import HEADER_READ_SIZE, HEADER_SIZE_MAX, FileType, Meta, encode, file_name, parse
 from flowstone.xlog.reader import LogFile
@@ -33,13 +33,12 @@ INPROGRESS = ".inprogress"
 class LogWriter:
     """An open `.xlog`. `vclock` follows the rows written; `size` is where the next block goes."""
 
-    def __init__(
-        self, disk: Disk, file: File, path: str, meta: Meta, vclock: dict[int, int], size: int
-    ) -> None:
+    def __init__(self, disk: Disk, file: File, path: str, meta: Meta, vclock: dict[int, int], size: int) -> None:
         self._disk = disk
         self._file = file
         self._vclock = vclock
         self._is_usable = True
+        self._compressor = new_compressor()
         self.path = path
         self.meta = meta
         self.size = size
@@ -107,10 +106,10 @@ class LogWriter:
                 rows.append(data)
                 size += len(data)
             if size >= FLUSH_THRESHOLD:
-                parts += encode_block(rows, self.path, self.size)
+                parts += encode_block(rows, self._compressor, self.path, self.size)
                 rows, size = [], FIXHEADER_SIZE
         if rows:
-            parts += encode_block(rows, self.path, self.size)
+            parts += encode_block(rows, self._compressor, self.path, self.size)
         self._write(parts)
         self._vclock = vclock
 
@@ -210,6 +209,7 @@ class SnapWriter:
         self._disk = disk
         self._file, self.path, self._size = _begin(disk, directory, meta)
         self._timestamp = timestamp
+        self._compressor = new_compressor()
         self._rows: list[bytes] = []
         self._pending = FIXHEADER_SIZE
         self._is_open = True
@@ -266,7 +266,7 @@ class SnapWriter:
 
     def _flush(self) -> None:
         if self._rows:
-            parts = encode_block(self._rows, self.path, self._size)
+            parts = encode_block(self._rows, self._compressor, self.path, self._size)
             self._rows, self._pending = [], FIXHEADER_SIZE
             self._write(parts)
 
@@ -306,9 +306,7 @@ def _begin(disk: Disk, directory: str, meta: Meta) -> tuple[File, str, int]:
     if len(header) > HEADER_SIZE_MAX:
         raise XlogError(f"{path}: text header of {len(header)} bytes, at most {HEADER_SIZE_MAX}", path=path)
     if disk.kind(path) is not None:
-        raise XlogError(
-            f"{path}: exists already", path=path, hint="continue it, or write to another directory"
-        )
+        raise XlogError(f"{path}: exists already", path=path, hint="continue it, or write to another directory")
     if disk.kind(path + INPROGRESS) is not None:
         # What a crash left: nobody reads it, and the directory's lock says that nobody writes it.
         disk.unlink(path + INPROGRESS)
