@@ -6,6 +6,8 @@ import contextlib
 import datetime
 import uuid
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,7 @@ from flowstone.iproto.extensions import (
     encode_decimal,
     encode_interval,
 )
+from flowstone.iproto.msgpack import pack, unpack
 
 DECIMALS = st.builds(
     lambda negative, digits, scale: Decimal((negative, tuple(map(int, str(digits))), -scale)),
@@ -39,9 +42,7 @@ DATETIMES = st.builds(
     st.integers(0, 1024),
 )
 _INT32, _INT64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
-INTERVALS = st.builds(
-    Interval, _INT32, _INT32, _INT32, _INT64, _INT64, _INT64, _INT64, _INT32, st.integers(0, 2)
-)
+INTERVALS = st.builds(Interval, _INT32, _INT32, _INT32, _INT64, _INT64, _INT64, _INT64, _INT32, st.integers(0, 2))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,19 @@ def test_decimal_survives_with_sign_and_trailing_zeros(value: Decimal) -> None:
 def test_datetime_leaves_an_empty_tail_out() -> None:
     assert encode_datetime(Datetime(-1)).hex() == "ff" * 8
     assert encode_datetime(Datetime(1, 2, 180, 947)).hex() == "010000000000000002000000b400b303"
+
+
+@pytest.mark.real
+def test_decimal_and_uuid_are_the_bytes_that_the_real_server_makes(tarantool: Any, tmp_path: Path) -> None:
+    texts = ["0", "-1.50", "12.345", "9" * 38, "-0.001", "1e5", "12e-30", "100"]
+    instance = "11111111-0000-4000-8000-000000000001"
+    script = "local function show(v) print((require('msgpack').encode(v):gsub('.', function(c) "
+    script += "return ('%02x'):format(c:byte()) end))) end\n"
+    script += "".join(f"show(require('decimal').new('{text}'))\n" for text in texts)
+    script += f"show(require('uuid').fromstr('{instance}')) os.exit(0)"
+    made = tarantool.run(script, tmp_path).split()
+    assert [pack(Decimal(text)).hex() for text in texts] + [pack(uuid.UUID(instance)).hex()] == made
+    assert unpack(bytes.fromhex(made[1])).as_tuple() == Decimal("-1.50").as_tuple()
 
 
 @given(DATETIMES)
@@ -151,9 +165,7 @@ def test_uuid_is_sixteen_bytes() -> None:
         decode_uuid(value.bytes[:-1])
 
 
-@given(
-    st.binary(max_size=60), st.sampled_from([decode_decimal, decode_datetime, decode_interval, decode_uuid])
-)
+@given(st.binary(max_size=60), st.sampled_from([decode_decimal, decode_datetime, decode_interval, decode_uuid]))
 def test_random_payloads_give_a_value_or_an_extension_error(data: bytes, decode: object) -> None:
     assert callable(decode)
     with contextlib.suppress(ExtensionError):

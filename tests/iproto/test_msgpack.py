@@ -17,9 +17,7 @@ from flowstone.iproto.limits import NESTING_MAX
 from flowstone.iproto.msgpack import ERROR_DEPTH_MAX, MessagePackError, error_map, pack, unpack, unpack_body
 from tests.iproto.test_extensions import DATETIMES, DECIMALS, INTERVALS
 
-TEXT = st.one_of(
-    st.text(max_size=20), st.binary(max_size=20).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
-)
+TEXT = st.one_of(st.text(max_size=20), st.binary(max_size=20).map(lambda raw: raw.decode("utf-8", "surrogateescape")))
 PLAIN = st.one_of(
     st.none(),
     st.booleans(),

@@ -82,9 +82,7 @@ def test_a_buffer_cut_anywhere_gives_the_whole_packets_and_the_rest(payloads: li
     assert end + done == len(stream)
 
 
-@pytest.mark.parametrize(
-    ("length", "size"), [("05", 5), ("cc05", 5), ("cd0005", 5), ("cf0000000000000005", 5)]
-)
+@pytest.mark.parametrize(("length", "size"), [("05", 5), ("cc05", 5), ("cd0005", 5), ("cf0000000000000005", 5)])
 def test_any_unsigned_length_is_accepted(length: str, size: int) -> None:
     assert split(bytes.fromhex(length) + b"x" * size) == ([b"x" * size], len(length) // 2 + size)
 

@@ -71,9 +71,7 @@ async def test_an_error_answer_leaves_the_connection_usable(server: Server) -> N
 async def test_the_right_password_makes_the_user(server: Server) -> None:
     async with await connect(f"bob:se:cr@et@{server.uri}") as connection:
         body = eval_body("return box.session.user()")
-        with pytest.raises(
-            Exception, match="bob"
-        ):  # nothing is granted to him, and the refusal says his name
+        with pytest.raises(Exception, match="bob"):  # nothing is granted to him, and the refusal says his name
             await connection.request(RequestType.EVAL, body)
 
 
@@ -122,9 +120,7 @@ async def test_a_peer_that_is_no_tarantool_is_refused(said: bytes) -> None:
             await connect(uri)
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"\xc1", b"\xce\xff\xff\xff\xff", b"\x05\x82\x00\x00\x01\x63", b"\x01\xc0"]
-)
+@pytest.mark.parametrize("garbage", [b"\xc1", b"\xce\xff\xff\xff\xff", b"\x05\x82\x00\x00\x01\x63", b"\x01\xc0"])
 async def test_bytes_that_are_no_packet_fail_every_waiting_request(garbage: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting())

@@ -18,9 +18,7 @@ SALT_SIZE_MIN = 20
 """What chap-sha1 uses. Real servers send 32 bytes."""
 
 _NUMBER = r"([0-9]{1,3})"
-_FIRST_LINE = re.compile(
-    rf"Tarantool {_NUMBER}\.{_NUMBER}\.{_NUMBER}\S* \(([\w ]+)\)(?: ([0-9a-fA-F-]{{36}}))?"
-)
+_FIRST_LINE = re.compile(rf"Tarantool {_NUMBER}\.{_NUMBER}\.{_NUMBER}\S* \(([\w ]+)\)(?: ([0-9a-fA-F-]{{36}}))?")
 
 
 class GreetingError(RemoteProtocolError):
@@ -57,9 +55,7 @@ def decode_greeting(data: bytes) -> Greeting:
     first = data[:63].decode("ascii", "replace").rstrip(" \0")
     match = _FIRST_LINE.fullmatch(first)
     if match is None:
-        raise GreetingError(
-            f"the peer calls itself {first[:40]!r}, not Tarantool", hint="check host and port"
-        )
+        raise GreetingError(f"the peer calls itself {first[:40]!r}, not Tarantool", hint="check host and port")
     major, minor, patch, protocol, instance = match.groups()
     if protocol != "Binary":
         raise GreetingError(f"the peer speaks the {protocol} protocol", hint="use the port of box.cfg.listen")

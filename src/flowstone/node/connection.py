@@ -77,9 +77,7 @@ class Connection:
         """Whether the server has announced all of `features`."""
         return all(feature in self.features for feature in features)
 
-    def send(
-        self, type: RequestType, body: bytes = EMPTY_BODY, *, stream_id: int = 0
-    ) -> asyncio.Future[Response]:
+    def send(self, type: RequestType, body: bytes = EMPTY_BODY, *, stream_id: int = 0) -> asyncio.Future[Response]:
         """Queues a request; the future gives its answer, an error packet too. Nothing is waited for."""
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
@@ -190,9 +188,7 @@ async def _greeting(stream: Stream) -> Greeting:
         while len(data) < GREETING_SIZE:
             piece = await stream.read(GREETING_SIZE - len(data))
             if not piece:
-                raise GreetingError(
-                    "the peer closed the connection without a greeting", hint="check host and port"
-                )
+                raise GreetingError("the peer closed the connection without a greeting", hint="check host and port")
             data += piece
         return decode_greeting(data)
     except BaseException:

@@ -1,0 +1,135 @@
+"""DML rows of a log as statements that a live server can be asked to execute.
+
+Tuples, keys and operations stay the MessagePack they were written as: they are cut out of the row's body, and
+never decoded. Pure; `play.py` sends the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgpack
+import msgspec
+
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.row import Row, RowError
+
+SYSTEM_SPACES_END = 512
+"""Spaces below this number are Tarantool's own: a row there changes the schema or the cluster."""
+
+LUA_BASE = 1
+"""Lua counts fields from one; rows count from their INDEX_BASE, which is zero where a client set none."""
+
+_PLAYED = {
+    RequestType.INSERT.value: (Key.TUPLE.value, None),
+    RequestType.REPLACE.value: (Key.TUPLE.value, None),
+    RequestType.UPDATE.value: (Key.KEY.value, Key.TUPLE.value),
+    RequestType.DELETE.value: (Key.KEY.value, None),
+    RequestType.UPSERT.value: (Key.TUPLE.value, Key.OPS.value),
+}
+"""What is done, and which keys hold the tuple or key that it is done to and the operations."""
+
+_NUMBERS = (Key.SPACE_ID.value, Key.INDEX_ID.value, Key.INDEX_BASE.value)
+
+
+class Statement(msgspec.Struct, frozen=True, gc=False):
+    """One DML row: `subject` is its tuple or its key, `operations` what UPDATE and UPSERT do, else empty."""
+
+    row: Row
+    space_id: int
+    index_id: int
+    index_base: int
+    subject: bytes
+    operations: bytes
+
+    @property
+    def is_system(self) -> bool:
+        return self.space_id < SYSTEM_SPACES_END
+
+    def for_lua(self) -> tuple[int, int, int, bytes, bytes]:
+        """Type, space, index, subject and operations as Lua's own functions count fields."""
+        operations = rebase(self.operations, self.index_base) if self.operations else b""
+        return self.row.type, self.space_id, self.index_id, self.subject, operations
+
+
+def statement_of(row: Row) -> Statement | None:
+    """The statement that `row` is; None for a row that changes no space (NOP, RAFT, CONFIRM and so on)."""
+    keys = _PLAYED.get(row.type)
+    if keys is None:
+        return None
+    try:
+        parts = _parts(row.body)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RowError(f"row with LSN {row.lsn}: body is broken: {error or type(error).__name__}") from error
+    subject, operations = (parts.get(key, b"") if key is not None else b"" for key in keys)
+    needed = [subject] if keys[1] is None else [subject, operations]
+    if Key.SPACE_ID not in parts or not all(map(_is_array, needed)):
+        raise RowError(f"row with LSN {row.lsn}: {RequestType(row.type).name} without all that it needs")
+    space_id, index_id, index_base = (_number(parts.get(key, b"\x00")) for key in _NUMBERS)
+    return Statement(row, space_id, index_id, index_base, subject, operations)
+
+
+def _parts(body: bytes) -> dict[int, bytes]:
+    """The values of a body map by their keys, as the bytes they are."""
+    unpacker = msgpack.Unpacker(raw=True, strict_map_key=False, max_buffer_size=0)
+    unpacker.feed(body)
+    parts = {}
+    for _ in range(unpacker.read_map_header()):
+        key = unpacker.unpack()
+        start = unpacker.tell()
+        unpacker.skip()
+        parts[key] = body[start : unpacker.tell()]
+    return parts
+
+
+def _number(raw: bytes) -> int:
+    value = msgpack.unpackb(raw)
+    if type(value) is not int or value < 0:
+        raise RowError(f"row body holds {value!r} where a number should be")
+    return value
+
+
+def _is_array(raw: bytes) -> bool:
+    # A server trusts what it is handed as a tuple, so nothing else may get there.
+    return bool(raw) and (0x90 <= raw[0] <= 0x9F or raw[0] in (0xDC, 0xDD))
+
+
+def rebase(operations: bytes, base: int) -> bytes:
+    """`operations`, whose field numbers count from `base`, with numbers that count from LUA_BASE.
+
+    Negative numbers count from the end and field names count nothing: both stay. The offset of a splice
+    counts like a field number.
+    """
+    if base == LUA_BASE:
+        return operations
+    unpacker = msgpack.Unpacker(raw=True, strict_map_key=False, max_buffer_size=0)
+    unpacker.feed(operations)
+    try:
+        count = unpacker.read_array_header()
+        parts = [msgpack.Packer().pack_array_header(count)]
+        for _ in range(count):
+            parts += _rebased(unpacker, operations, base)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RowError(f"operations of an update are broken: {error or type(error).__name__}") from error
+    return b"".join(parts)
+
+
+def _rebased(unpacker: msgpack.Unpacker, operations: bytes, base: int) -> Iterator[bytes]:
+    """One operation `[what, field, argument…]`, in pieces."""
+    size = unpacker.read_array_header()
+    yield msgpack.Packer().pack_array_header(size)
+    what = b""
+    for position in range(size):
+        start = unpacker.tell()
+        number = None
+        if position == 0:
+            what = unpacker.unpack()
+        elif position == 1 or (position == 2 and what == b":"):
+            number = unpacker.unpack()
+        else:
+            unpacker.skip()
+        if type(number) is int and number >= 0:
+            # A number below its base is an error and stays one: there is no field before the first.
+            yield msgpack.packb(max(number - base + LUA_BASE, 0))
+        else:
+            yield operations[start : unpacker.tell()]

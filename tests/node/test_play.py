@@ -1,0 +1,326 @@
+"""Replay into the real server, and into one with interactive transactions that a test controls."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.errors import AccessDenied, NoSuchIndexId, NoSuchSpace, TupleFound
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.row import Row
+from flowstone.iproto.uri import parse_uri
+from flowstone.node import play as module
+from flowstone.node.connection import Connection
+from flowstone.node.play import PlayError, PlayResult, play
+from flowstone.outside import production
+from flowstone.xlog.transactions import Transaction, make_transaction
+from tests.conftest import FULL
+from tests.node.fake_server import Streaming, answering, peer
+from tests.real_tarantool import Server
+
+SETUP = """
+box.schema.user.create('nobody', {password='x'})
+box.schema.user.create('executor', {password='x'})
+box.schema.user.grant('executor', 'execute', 'universe')
+function fresh()
+    if box.space.t then box.space.t:drop() end
+    local t = box.schema.space.create('t', {id = 600})
+    t:create_index('pk')
+    t:create_index('second', {parts = {2, 'scalar'}, unique = true})
+end
+"""
+SPACE = 600
+
+
+@pytest.fixture(scope="module")
+def running(tarantool: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with tarantool.serve(tmp_path_factory.mktemp("server"), setup=SETUP) as server:
+        yield server
+
+
+@pytest.fixture
+async def server(running: Server) -> Server:
+    await lua(running, "fresh()")
+    return running
+
+
+async def lua(server: Server, expression: str) -> tuple[Any, ...]:
+    async with await Connection.open(production(), parse_uri(server.uri)) as connection:
+        body = pack({Key.EXPR.value: expression, Key.TUPLE.value: []})
+        data: tuple[Any, ...] = (await connection.request(RequestType.EVAL, body))[Key.DATA]
+        return data
+
+
+async def select(server: Server, space: int = SPACE) -> tuple[Any, ...]:
+    async with await Connection.open(production(), parse_uri(server.uri)) as connection:
+        keys = {Key.SPACE_ID: space, Key.LIMIT: 2**32 - 1, Key.KEY: (), Key.ITERATOR: 2}
+        body = pack({key.value: value for key, value in keys.items()})
+        data: tuple[Any, ...] = (await connection.request(RequestType.SELECT, body))[Key.DATA]
+        return data
+
+
+class Log:
+    """Makes transactions as a log would hold them, LSN after LSN."""
+
+    def __init__(self, replica_id: int = 1) -> None:
+        self.lsn = 0
+        self.replica_id = replica_id
+
+    def row(self, type: RequestType, **keys: Any) -> Row:
+        self.lsn += 1
+        raw = {Key[name.upper()].value: value for name, value in keys.items()}
+        parts = [pack(key) + (value if isinstance(value, bytes) else pack(value)) for key, value in raw.items()]
+        body = bytes((0x80 + len(parts),)) + b"".join(parts)
+        return Row(type, self.replica_id, lsn=self.lsn, body=body)
+
+    def insert(self, *tuple: Any, space: int = SPACE) -> Row:
+        return self.row(RequestType.INSERT, space_id=space, tuple=tuple)
+
+    def one(self, row: Row) -> Transaction:
+        return make_transaction([row])
+
+
+def inserts(log: Log, keys: Sequence[int]) -> list[Transaction]:
+    return [log.one(log.insert(key, key)) for key in keys]
+
+
+@pytest.mark.real
+async def test_every_kind_of_row_is_replayed(server: Server) -> None:
+    log = Log()
+    rows = [
+        log.insert(1, 1, "abcdef", 5),
+        log.insert(2, 2, "x", 5),
+        log.row(RequestType.REPLACE, space_id=SPACE, tuple=(2, 2, "replaced", 5)),
+        log.row(RequestType.UPDATE, space_id=SPACE, index_base=1, key=(1,), tuple=(("+", 4, 1), (":", 3, 2, 1, "-"))),
+        log.row(RequestType.UPDATE, space_id=SPACE, key=(2,), tuple=(("+", 3, 1), (":", 2, 0, 2, "R"))),
+        log.row(RequestType.UPSERT, space_id=SPACE, index_base=1, tuple=(1, 1), ops=(("=", 5, "new"),)),
+        log.row(RequestType.UPSERT, space_id=SPACE, tuple=(2, 2), ops=(("!", -1, "end"), ("=", 4, "e"))),
+        log.row(RequestType.UPSERT, space_id=SPACE, tuple=(3, 3), ops=(("=", 4, "unused"),)),
+        log.insert(4, 44),
+        log.insert(5, 55),
+        log.row(RequestType.DELETE, space_id=SPACE, key=(4,)),
+        log.row(RequestType.DELETE, space_id=SPACE, index_id=1, key=(55,)),
+        log.row(RequestType.UPDATE, space_id=SPACE, index_id=1, index_base=1, key=(3,), tuple=(("=", 3, "by second"),)),
+    ]
+    result = await play(production(), server.uri, [log.one(row) for row in rows])
+    assert result == PlayResult(13, 13, 0, {1: 13})
+    assert await select(server) == (
+        (1, 1, "a-cdef", 6, "new"),
+        (2, 2, "Rplaced", 6, "e"),
+        (3, 3, "by second"),
+    )
+
+
+@pytest.mark.real
+async def test_values_arrive_with_the_bytes_they_were_written_with(server: Server) -> None:
+    values = (
+        uuid.UUID(int=5),
+        Decimal("-1.50"),
+        b"binary",
+        "text",
+        1.0,
+        {"a": ()},
+        (None, -1, 2**64 - 1),
+        True,
+        "\udcff",
+    )
+    exact = b"\x94\x01\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00\xca\x3f\x80\x00\x00\x82\xa1a\x01\xa1b\x80"
+    log = Log()
+    first = log.one(log.insert(2, 2, *values))
+    second = log.one(log.row(RequestType.INSERT, space_id=SPACE, tuple=exact))
+    operations = b"\x91\x93\xa1=\x05\xcb\x40\x00\x00\x00\x00\x00\x00\x00"
+    third = log.one(log.row(RequestType.UPDATE, space_id=SPACE, key=(2,), tuple=operations))
+    await play(production(), server.uri, [first, second, third])
+    raw = "local f = require('ffi') local t = box.space.t:get(1) local b = f.new('char[99]') "
+    raw += "f.C.box_tuple_to_buf(t, b, 99) return require('digest').base64_encode(f.string(b, t:bsize()))"
+    assert (await lua(server, raw))[0] == base64.b64encode(exact).decode()
+    _, found = await select(server)
+    assert found == (2, 2, *values[:3], 2.0, *values[4:])
+    assert list(map(type, found[2:])) == [*map(type, values[:3]), float, *map(type, values[4:])]
+    assert str(found[3]) == "-1.50"
+
+
+@pytest.mark.real
+async def test_a_refused_row_stops_exactly_there(server: Server) -> None:
+    log = Log()
+    transactions = inserts(log, [*range(1, 500), 250, *range(500, 600)])
+    with pytest.raises(PlayError) as caught:
+        await play(production(), server.uri, transactions, file=lambda: "00.xlog")
+    error = caught.value
+    assert [row[0] for row in await select(server)] == list(range(1, 500))
+    assert error.result == PlayResult(499, 499, 0, {1: 499})
+    assert error.row is transactions[499].rows[0]
+    assert isinstance(error.error, TupleFound)
+    assert str(error).startswith(
+        f"00.xlog: row with LSN 500 of replica 1 (INSERT, space 600) was refused by {server.uri}: Duplicate key"
+    )
+    assert "(ER_TUPLE_FOUND, 3)" in str(error)
+    assert str(error).endswith("resume with --from 500")
+
+
+@pytest.mark.real
+async def test_a_transaction_of_many_rows_is_there_whole_or_not_at_all(server: Server) -> None:
+    log = Log()
+    good = make_transaction([log.insert(key, key) for key in range(10)])
+    bad = make_transaction([log.insert(key, key) for key in (10, 11, 5, 12)])
+    after = log.one(log.insert(99, 99))
+    with pytest.raises(PlayError, match=r"row with LSN 13 .* resume with --from 11"):
+        await play(production(), server.uri, [good, bad, after])
+    assert [row[0] for row in await select(server)] == list(range(10))
+
+
+@pytest.mark.real
+async def test_replay_resumes_where_it_stopped(server: Server) -> None:
+    log = Log()
+    transactions = inserts(log, [1, 2, 2, 3])
+    with pytest.raises(PlayError) as caught:
+        await play(production(), server.uri, transactions)
+    assert caught.value.row is not None
+    behind = [one for one in transactions if one.lsn > caught.value.row.lsn]
+    assert await play(production(), server.uri, behind) == PlayResult(1, 1, 0, {1: 4})
+    assert [row[0] for row in await select(server)] == [1, 2, 3]
+
+
+@pytest.mark.real
+async def test_rows_that_change_nothing_are_skipped_and_counted(server: Server) -> None:
+    log = Log(2)
+    nop = make_transaction([log.insert(1, 1), log.row(RequestType.NOP)])
+    confirm = log.one(log.row(RequestType.RAFT_CONFIRM, replica_id=1, lsn=5))
+    assert await play(production(), server.uri, [nop, confirm]) == PlayResult(1, 1, 2, {2: 3})
+
+
+@pytest.mark.real
+async def test_schema_and_data_are_replayed_in_order(server: Server) -> None:
+    await lua(server, "if box.space.made then box.space.made:drop() end")
+    log = Log()
+    fields: tuple[Any, ...] = (700, 1, "made", "memtx", 0, {}, ())
+    index = (700, 0, "pk", "tree", {"unique": True}, ((0, "unsigned"),))
+    transactions = [
+        *inserts(log, range(5)),
+        make_transaction([log.insert(*fields, space=280), log.insert(*index, space=288)]),
+        log.one(log.insert(1, "in the new space", space=700)),
+        log.one(log.row(RequestType.UPSERT, space_id=330, ops=(("+", 1, 1),), tuple=(SPACE, 1))),
+        *inserts(log, [7]),
+    ]
+    await play(production(), server.uri, transactions)
+    assert await select(server, 700) == ((1, "in the new space"),)
+    assert await select(server) == ((7, 7),)
+
+
+@pytest.mark.real
+async def test_a_space_or_index_that_is_not_there_is_named(server: Server) -> None:
+    log = Log()
+    with pytest.raises(PlayError, match="space 12345") as caught:
+        await play(production(), server.uri, [log.one(log.insert(1, space=12345))])
+    assert isinstance(caught.value.error, NoSuchSpace)
+    with pytest.raises(PlayError) as caught:
+        await play(
+            production(), server.uri, [log.one(log.row(RequestType.DELETE, space_id=SPACE, index_id=9, key=(1,)))]
+        )
+    assert isinstance(caught.value.error, NoSuchIndexId)
+
+
+@pytest.mark.real
+async def test_a_user_without_rights_is_told_what_to_grant(server: Server) -> None:
+    log = Log()
+    with pytest.raises(PlayError, match=r"'execute', 'universe'") as caught:
+        await play(production(), f"nobody:x@{server.uri}", inserts(log, [1]))
+    assert isinstance(caught.value.error, AccessDenied)
+    with pytest.raises(PlayError, match=r"row with LSN 1 .*Write access to space 't' is denied"):
+        await play(production(), f"executor:x@{server.uri}", inserts(Log(), [1]))
+
+
+@pytest.mark.real
+async def test_many_rows_are_quick(server: Server) -> None:
+    count = 1_000_000 if FULL else 50_000
+    log = Log()
+    source = (log.one(log.insert(key, key, "some text", key * 2, 1.5)) for key in range(count))
+    seen: list[PlayResult] = []
+    started = time.monotonic()
+    result = await play(production(), server.uri, source, on_progress=seen.append)
+    assert time.monotonic() - started < count / 5_000
+    assert result.rows == count
+    assert await lua(server, "return box.space.t:len()") == (count,)
+    assert len(seen) == count / 1000
+    assert seen[-1] == result
+
+
+@pytest.mark.real
+async def test_what_was_read_before_the_source_failed_is_applied(server: Server) -> None:
+    async def source() -> AsyncIterator[Transaction]:
+        for one in inserts(Log(), range(3)):
+            yield one
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="disk"):
+        await play(production(), server.uri, source())
+    assert len(await select(server)) == 3
+
+
+async def streamed(store: Streaming, transactions: list[Transaction]) -> PlayResult:
+    async with peer(answering(store, (2, 11, 9))) as uri:
+        return await play(production(), uri, transactions)
+
+
+async def test_a_stream_carries_a_batch_as_one_transaction() -> None:
+    store = Streaming()
+    assert (await streamed(store, inserts(Log(), range(1500)))).rows == 1500
+    assert store.keys == list(range(1500))
+    assert store.log.count("BEGIN") == store.log.count("COMMIT") == 2
+
+
+async def test_on_a_stream_a_refused_row_stops_exactly_there() -> None:
+    store = Streaming()
+    with pytest.raises(PlayError, match="row with LSN 4 "):
+        await streamed(store, inserts(Log(), [1, 2, 3, 2, 5]))
+    assert store.keys == [1, 2, 3]
+    assert store.log.count("ROLLBACK") == 1
+
+
+async def test_on_a_stream_a_transaction_is_kept_together() -> None:
+    store = Streaming()
+    log = Log()
+    good = make_transaction([log.insert(key, key) for key in (1, 2)])
+    bad = make_transaction([log.insert(key, key) for key in (3, 2)])
+    with pytest.raises(PlayError, match=r"LSN 4 .* --from 3"):
+        await streamed(store, [good, bad])
+    assert store.keys == [1, 2]
+
+
+async def test_a_server_that_cannot_hold_transactions_open_is_asked_in_lua() -> None:
+    store = Streaming(yields=True)
+    assert (await streamed(store, inserts(Log(), range(2500)))).rows == 2500
+    assert store.keys == list(range(2500))
+    assert (store.log.count("BEGIN"), store.log.count("EVAL")) == (1, 3)
+
+
+async def test_a_lost_connection_says_what_was_under_way() -> None:
+    store = Streaming()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def answer(row: Row) -> tuple[int, bytes]:
+            if row.type == RequestType.COMMIT:
+                raise ConnectionError
+            return store(row)
+
+        await answering(answer, (2, 11, 9))(reader, writer)
+
+    async with peer(talk) as uri:
+        with pytest.raises(PlayError, match=r"LSN 1 to 5 were under way; .* --from 1 or --from 6") as caught:
+            await play(production(), uri, inserts(Log(), range(5)))
+    assert caught.value.result == PlayResult()
+
+
+async def test_batches_end_at_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_BYTES", 100)
+    store = Streaming()
+    await streamed(store, inserts(Log(), range(200, 230)))
+    assert store.log.count("BEGIN") > 2
