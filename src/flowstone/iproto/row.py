@@ -18,6 +18,8 @@ from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.limits import ROW_HEADER_SIZE_MAX
 
 U64 = 1 << 64
+COMMIT = Flag.COMMIT.value  # plain numbers: looking into an enum costs more than the rest of a small row
+NOP = RequestType.NOP.value
 _UNSIGNED = frozenset(
     (
         Key.REQUEST_TYPE,
@@ -47,7 +49,7 @@ class Row(msgspec.Struct, gc=False):
     lsn: int = 0
     timestamp: float = 0.0
     tsn: int = 0
-    flags: int = Flag.COMMIT.value
+    flags: int = COMMIT
     sync: int = 0
     stream_id: int = 0
     body: bytes = b""
@@ -55,7 +57,7 @@ class Row(msgspec.Struct, gc=False):
 
     @property
     def is_commit(self) -> bool:
-        return bool(self.flags & 1)
+        return bool(self.flags & COMMIT)
 
     def encode(self) -> bytes:
         """The row's bytes: those it was read from, or what a real server would write."""
@@ -81,7 +83,7 @@ def _uint(value: int) -> bytes:
 def encode_header(row: Row) -> bytes:
     """The header map of `row`, in the key order and with the omissions of real writers."""
     alone = row.tsn in (0, row.lsn) and row.is_commit
-    flags = row.flags & ~Flag.COMMIT.value if alone else row.flags
+    flags = row.flags & ~COMMIT if alone else row.flags
     parts = [b"\x00" + _uint(row.type)]
     if row.sync:
         parts.append(b"\x01" + _uint(row.sync))
@@ -116,7 +118,7 @@ def decode_row(data: bytes) -> Row:
         if body_at > ROW_HEADER_SIZE_MAX:
             raise RowError(f"row header of {body_at} bytes, at most {ROW_HEADER_SIZE_MAX} are allowed")
         end = body_at
-        if body_at < len(data) and row.type != RequestType.NOP:
+        if body_at < len(data) and row.type != NOP:
             if not _is_map(data[body_at]):
                 raise RowError(f"row body starts with byte 0x{data[body_at]:02x}, which is no map")
             unpacker.skip()
@@ -150,7 +152,7 @@ def _row_of_header(header: object) -> Row:
     if Key.TSN in header:
         tsn = (lsn - header[Key.TSN]) % U64
     else:
-        flags |= Flag.COMMIT.value
+        flags |= COMMIT
     return Row(
         type=header[Key.REQUEST_TYPE],
         replica_id=header.get(Key.REPLICA_ID, 0),
