@@ -6,6 +6,8 @@ Tarantool code live in `iproto/errors.py`; each other package derives its own fr
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class FlowstoneError(Exception):
     """Base of our errors. `hint`, where there is one, is a sentence an operator can act on."""
@@ -17,6 +19,17 @@ class FlowstoneError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process boundaries, and constructors of subclasses take what they like.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[FlowstoneError], args: tuple[Any, ...], state: dict[str, Any]) -> FlowstoneError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class LocalProtocolError(FlowstoneError):

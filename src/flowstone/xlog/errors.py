@@ -1,14 +1,12 @@
 """What can be wrong with a log file, one class per kind, each with the file and, where it has one, the
 offset.
 
-Every message says what is wrong and where; `hint` says what to do. The errors survive pickling, because files
-are also decoded in worker processes.
+Every message says what is wrong and where; `hint` says what to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from flowstone.errors import FlowstoneError
 
@@ -24,17 +22,6 @@ class XlogError(FlowstoneError):
         super().__init__(message, hint=hint)
         self.path = path
         self.offset = offset
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return restore, (type(self), self.args, self.__dict__)
-
-
-def restore(kind: type[FlowstoneError], args: tuple[Any, ...], state: dict[str, Any]) -> FlowstoneError:
-    """An unpickled error; its constructor takes other arguments than the message that `args` holds."""
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error
 
 
 class DamagedFile(XlogError):
