@@ -8,14 +8,12 @@ flags stand on the last row only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
 from flowstone.errors import LocalProtocolError, RemoteProtocolError
 from flowstone.iproto.constants import GROUP_LOCAL, VCLOCK_MAX, Flag, RequestType
 from flowstone.iproto.row import Row
-from flowstone.xlog.errors import restore
 
 CONTROL_TYPES = frozenset(
     (
@@ -41,9 +39,6 @@ class TransactionError(RemoteProtocolError):
         super().__init__(f"row with LSN {row.lsn} of replica {row.replica_id} {what}")
         self.replica_id = row.replica_id
         self.lsn = row.lsn
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return restore, (type(self), self.args, self.__dict__)
 
 
 class TornTransaction(TransactionError):
