@@ -216,6 +216,19 @@ async def test_schema_and_data_are_replayed_in_order(server: Server) -> None:
 
 
 @pytest.mark.real
+async def test_engines_that_share_no_transaction_are_replayed_all_the_same(server: Server) -> None:
+    vinyl = "if box.space.v then box.space.v:drop() end "
+    vinyl += "box.schema.space.create('v', {id = 650, engine = 'vinyl'}):create_index('pk')"
+    await lua(server, vinyl)
+    log = Log()
+    transactions = [log.one(log.insert(key, key, space=space)) for key in range(20) for space in (SPACE, 650)]
+    update = log.row(RequestType.UPDATE, space_id=650, key=(3,), tuple=(("=", 1, "new"),))
+    assert (await play(production(), server.uri, [*transactions, log.one(update)])).rows == 41
+    assert len(await select(server)) == len(await select(server, 650)) == 20
+    assert (await select(server, 650))[3] == (3, "new")
+
+
+@pytest.mark.real
 async def test_a_space_or_index_that_is_not_there_is_named(server: Server) -> None:
     log = Log()
     with pytest.raises(PlayError, match="space 12345") as caught:

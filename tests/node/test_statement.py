@@ -26,7 +26,6 @@ def statement(type: RequestType, body: bytes) -> Statement:
 def test_insert_keeps_the_bytes_of_its_tuple() -> None:
     found = statement(RequestType.INSERT, b"\x82\x10\xcd\x02\x00\x21" + EXACT)
     assert found.for_lua() == (2, 512, 0, EXACT, b"")
-    assert not found.is_system
 
 
 def test_update_has_key_index_and_operations() -> None:
@@ -34,7 +33,6 @@ def test_update_has_key_index_and_operations() -> None:
     body = b"\x85\x10\x05\x11\x03\x15\x01\x20" + EXACT + b"\x21" + operations
     found = statement(RequestType.UPDATE, body)
     assert found.for_lua() == (4, 5, 3, EXACT, operations)
-    assert found.is_system
 
 
 def test_upsert_without_a_base_counts_from_zero() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgpack
+import msgspec
 
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto.constants import Feature, Key, RequestType
@@ -22,7 +23,7 @@ from flowstone.iproto.packet import Response
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node.connection import Connection, ConnectionFailed
-from flowstone.node.statement import Statement, statement_of
+from flowstone.node.statement import SYSTEM_SPACES_END, Statement, statement_of
 from flowstone.outside import Outside
 from flowstone.xlog.transactions import Transaction
 
@@ -32,7 +33,7 @@ ANSWER_SECONDS = 300.0
 """A batch may build an index or wait for a quorum, so it gets longer than an ordinary request."""
 
 STREAM_ID = 1
-PIECES_PER_TURN = 64
+TAKEN_PER_TURN = 64
 """Transactions read before the loop gets its turn, so that the batch under way moves on meanwhile."""
 
 LUA = """
@@ -111,21 +112,14 @@ class PlayError(FlowstoneError):
         self.error = error
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(msgspec.Struct, frozen=True, gc=False):
     """A transaction of the log, ready to be sent."""
 
     transaction: Transaction
     statements: tuple[Statement, ...]
     file: str | None
-
-    @property
-    def size(self) -> int:
-        return sum(len(statement.row.body) for statement in self.statements)
-
-    @property
-    def is_alone(self) -> bool:
-        return any(statement.is_system for statement in self.statements)
+    size: int
+    is_alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +155,20 @@ async def play(
     where = parse_uri(uri) if isinstance(uri, str) else uri
     async with await Connection.open(outside, where) as connection:
         player = _Player(connection, on_progress)
-        await player.run(_batches(_pieces(outside, transactions, file)))
+        await player.run(_batches(outside, transactions, file))
         return player.result
 
 
-async def _pieces(
-    outside: Outside,
-    transactions: AsyncIterable[Transaction] | Iterable[Transaction],
-    file: Callable[[], str | None] | None,
-) -> AsyncIterator[_Piece]:
-    count = 0
-    async for transaction in _async(transactions):
-        statements = tuple(filter(None, map(statement_of, transaction.rows)))
-        yield _Piece(transaction, statements, file() if file is not None else None)
-        count += 1
-        if count % PIECES_PER_TURN == 0:
-            await outside.clock.sleep(0)
+def _piece(transaction: Transaction, file: str | None) -> _Piece:
+    size, is_alone = 0, False
+    statements = []
+    for row in transaction.rows:
+        statement = statement_of(row)
+        if statement is not None:
+            statements.append(statement)
+            size += len(row.body)
+            is_alone = is_alone or statement.space_id < SYSTEM_SPACES_END
+    return _Piece(transaction, tuple(statements), file, size, is_alone)
 
 
 async def _async(items: AsyncIterable[Transaction] | Iterable[Transaction]) -> AsyncIterator[Transaction]:
@@ -188,22 +180,26 @@ async def _async(items: AsyncIterable[Transaction] | Iterable[Transaction]) -> A
             yield item
 
 
-async def _batches(pieces: AsyncIterator[_Piece]) -> AsyncIterator[list[_Piece]]:
+async def _batches(
+    outside: Outside,
+    transactions: AsyncIterable[Transaction] | Iterable[Transaction],
+    file: Callable[[], str | None] | None,
+) -> AsyncIterator[list[_Piece]]:
     """Pieces put together until a batch is full. What was read before an error is a batch of its own."""
     batch: list[_Piece] = []
-    rows = size = 0
+    rows = size = taken = 0
     failure: Exception | None = None
     try:
-        async for piece in pieces:
+        async for transaction in _async(transactions):
+            piece = _piece(transaction, file() if file is not None else None)
             full = rows + len(piece.statements) > BATCH_ROWS or size + piece.size > BATCH_BYTES
-            if batch and (full or piece.is_alone):
+            if batch and (full or piece.is_alone or batch[-1].is_alone):
                 yield batch
                 batch, rows, size = [], 0, 0
             batch.append(piece)
-            rows, size = rows + len(piece.statements), size + piece.size
-            if piece.is_alone:
-                yield batch
-                batch, rows, size = [], 0, 0
+            rows, size, taken = rows + len(piece.statements), size + piece.size, taken + 1
+            if taken % TAKEN_PER_TURN == 0:
+                await outside.clock.sleep(0)
     except Exception as error:
         failure = error
     if batch:

@@ -7,6 +7,7 @@ never decoded. Pure; `play.py` sends the result.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgpack
 import msgspec
@@ -29,7 +30,10 @@ _PLAYED = {
 }
 """What is done, and which keys hold the tuple or key that it is done to and the operations."""
 
-_NUMBERS = (Key.SPACE_ID.value, Key.INDEX_ID.value, Key.INDEX_BASE.value)
+_BODY = msgspec.msgpack.Decoder(dict[int, msgspec.Raw])
+_NUMBER = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)])
+_ZERO = b"\x00"
+_SPACE_ID, _INDEX_ID, _INDEX_BASE = Key.SPACE_ID.value, Key.INDEX_ID.value, Key.INDEX_BASE.value
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False):
@@ -41,10 +45,6 @@ class Statement(msgspec.Struct, frozen=True, gc=False):
     index_base: int
     subject: bytes
     operations: bytes
-
-    @property
-    def is_system(self) -> bool:
-        return self.space_id < SYSTEM_SPACES_END
 
     def for_lua(self) -> tuple[int, int, int, bytes, bytes]:
         """Type, space, index, subject and operations as Lua's own functions count fields."""
@@ -58,35 +58,19 @@ def statement_of(row: Row) -> Statement | None:
     if keys is None:
         return None
     try:
-        parts = _parts(row.body)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RowError(f"row with LSN {row.lsn}: body is broken: {error or type(error).__name__}") from error
-    subject, operations = (parts.get(key, b"") if key is not None else b"" for key in keys)
-    needed = [subject] if keys[1] is None else [subject, operations]
-    if Key.SPACE_ID not in parts or not all(map(_is_array, needed)):
-        raise RowError(f"row with LSN {row.lsn}: {RequestType(row.type).name} without all that it needs")
-    space_id, index_id, index_base = (_number(parts.get(key, b"\x00")) for key in _NUMBERS)
+        parts = _BODY.decode(row.body)
+        space_id = _NUMBER.decode(parts[_SPACE_ID])
+        index_id = _NUMBER.decode(parts.get(_INDEX_ID, _ZERO))
+        index_base = _NUMBER.decode(parts.get(_INDEX_BASE, _ZERO))
+        subject = bytes(parts[keys[0]])
+        operations = bytes(parts[keys[1]]) if keys[1] is not None else b""
+    except KeyError as error:
+        raise RowError(f"row with LSN {row.lsn}: {RequestType(row.type).name} lacks key {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RowError(f"row with LSN {row.lsn}: body is broken: {error}") from error
+    if not (_is_array(subject) and (keys[1] is None or _is_array(operations))):
+        raise RowError(f"row with LSN {row.lsn}: {RequestType(row.type).name} of something that is no array")
     return Statement(row, space_id, index_id, index_base, subject, operations)
-
-
-def _parts(body: bytes) -> dict[int, bytes]:
-    """The values of a body map by their keys, as the bytes they are."""
-    unpacker = msgpack.Unpacker(raw=True, strict_map_key=False, max_buffer_size=0)
-    unpacker.feed(body)
-    parts = {}
-    for _ in range(unpacker.read_map_header()):
-        key = unpacker.unpack()
-        start = unpacker.tell()
-        unpacker.skip()
-        parts[key] = body[start : unpacker.tell()]
-    return parts
-
-
-def _number(raw: bytes) -> int:
-    value = msgpack.unpackb(raw)
-    if type(value) is not int or value < 0:
-        raise RowError(f"row body holds {value!r} where a number should be")
-    return value
 
 
 def _is_array(raw: bytes) -> bool:
