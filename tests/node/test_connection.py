@@ -137,6 +137,14 @@ async def test_bytes_that_are_no_packet_fail_every_waiting_request(garbage: byte
             await connection.request(RequestType.PING)
 
 
+async def test_an_answer_with_a_broken_body_ends_the_connection() -> None:
+    async with peer(answering(lambda row: (0, b"\x81\xc1"), (2, 6, 0))) as uri, await connect(uri) as connection:
+        with pytest.raises(RemoteProtocolError, match="broken answer"):
+            await connection.request(RequestType.PING)
+        with pytest.raises(RemoteProtocolError, match="broken answer"):
+            await connection.request(RequestType.PING)
+
+
 async def test_a_peer_that_leaves_fails_every_waiting_request() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting())

@@ -8,6 +8,7 @@ request that waits gets that error. Errors that a server answers leave the conne
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from flowstone.outside import Outside, Stream
 
 CONNECT_SECONDS = 10.0
 REQUEST_SECONDS = 60.0
+CLOSE_SECONDS = 5.0
 READ_SIZE = 256 * 1024
 ID_SINCE = (2, 10, 0)
 """Servers before this one have no ID request and none of the features it announces."""
@@ -111,12 +113,23 @@ class Connection:
     ) -> dict[int, Any]:
         """Sends one request and gives the body of its answer; an error packet is raised as its error."""
         response = await self.answer(self.send(type, body, stream_id=stream_id), timeout=timeout)
-        return response.values()
+        return self.values(response)
+
+    def values(self, response: Response) -> dict[int, Any]:
+        """The body of `response`, or the error that it is; a broken body ends the connection."""
+        try:
+            return response.values()
+        except RemoteProtocolError as error:
+            self._fail(RemoteProtocolError(f"{self.address} sent a broken answer: {error}"))
+        assert self._failure is not None
+        raise self._failure
 
     async def close(self) -> None:
         self._fail(ConnectionFailed(f"connection to {self.address} was closed"))
         self._reader.cancel()
-        await self._stream.close()
+        with suppress(TimeoutError):  # a peer that reads no more would hold us for ever
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._stream.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -316,7 +316,7 @@ async def _by_eval(connection: Connection, statements: Sequence[Statement]) -> _
     rows = [statement.for_lua() for statement in statements]
     body = packer.pack({Key.EXPR.value: LUA, Key.TUPLE.value: [rows]})
     response = await connection.answer(connection.send(RequestType.EVAL, body), timeout=ANSWER_SECONDS)
-    answer = response.values().get(Key.DATA)
+    answer = connection.values(response).get(Key.DATA)
     if answer == ():
         return None
     match answer:
