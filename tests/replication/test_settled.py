@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from flowstone.errors import LocalProtocolError
 from flowstone.replication.settled import Decision, SettledError, SettledTracker
 from flowstone.replication.synchro import (
-    CONTROL_TYPES,
     Confirm,
     Demote,
     Promote,
@@ -21,6 +20,7 @@ from flowstone.replication.synchro import (
     decode_control,
 )
 from flowstone.replication.vclock import VClock, VClockError
+from flowstone.xlog.transactions import CONTROL_TYPES
 from tests.replication.stories import Told, tell
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"

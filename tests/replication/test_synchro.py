@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import decode_row
 from flowstone.replication.synchro import (
-    CONTROL_TYPES,
     Confirm,
     ControlBody,
     Demote,
@@ -23,6 +22,7 @@ from flowstone.replication.synchro import (
     decode_control,
 )
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.transactions import CONTROL_TYPES
 
 RECORDED = [
     ("8400280201036b04cb41dabe8491030fd58202010369", Confirm(1, 105)),

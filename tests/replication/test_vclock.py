@@ -21,9 +21,7 @@ def test_text_form_is_that_of_file_headers() -> None:
     assert VClock.parse("{}") == VClock()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "1: 10", "{1}", "{1: -1}", "{32: 1}", "{1: 1, 1: 2}", "{1: 1,}", "{a: 1}"]
-)
+@pytest.mark.parametrize("text", ["", "{", "1: 10", "{1}", "{1: -1}", "{32: 1}", "{1: 1, 1: 2}", "{1: 1,}", "{a: 1}"])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(VClockError):
         VClock.parse(text)
@@ -96,9 +94,7 @@ def test_the_local_component_can_be_left_out_of_a_comparison() -> None:
 
 
 @given(VCLOCKS, st.integers(0, 31), st.integers(1, LSN_MAX))
-def test_advanced_and_follow_move_one_component_forward_only(
-    vclock: VClock, replica_id: int, lsn: int
-) -> None:
+def test_advanced_and_follow_move_one_component_forward_only(vclock: VClock, replica_id: int, lsn: int) -> None:
     builder = VClockBuilder(vclock)
     if lsn <= vclock.get(replica_id):
         message = f"LSN of replica {replica_id} goes backwards: {lsn} comes after {vclock.get(replica_id)}"

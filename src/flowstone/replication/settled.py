@@ -17,7 +17,6 @@ from flowstone.errors import LocalProtocolError, RemoteProtocolError
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.row import Row
 from flowstone.replication.synchro import (
-    CONTROL_TYPES,
     Confirm,
     Demote,
     Promote,
@@ -26,6 +25,7 @@ from flowstone.replication.synchro import (
     decode_control,
 )
 from flowstone.replication.vclock import VClock, VClockBuilder
+from flowstone.xlog.transactions import CONTROL_TYPES
 
 _WAIT_ACK: Final = Flag.WAIT_ACK.value
 _WAIT_SYNC: Final = Flag.WAIT_SYNC.value

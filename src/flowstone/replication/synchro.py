@@ -6,22 +6,13 @@ write: a server 2.6.0 stops replication at any other. What the rows do is told i
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgpack
 import msgspec
 
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto.constants import Key, RaftKey, RequestType
 from flowstone.replication.vclock import VClock, VClockError
-
-SYNCHRO_TYPES: Final = frozenset(
-    (RequestType.RAFT_PROMOTE, RequestType.RAFT_DEMOTE, RequestType.RAFT_CONFIRM, RequestType.RAFT_ROLLBACK)
-)
-"""Types of the rows that settle what stands before them."""
-
-CONTROL_TYPES: Final = SYNCHRO_TYPES | {RequestType.RAFT}
-"""Types of rows that carry no data. Always a transaction of their own."""
+from flowstone.xlog.transactions import CONTROL_TYPES
 
 _STATE_MAX = 3
 

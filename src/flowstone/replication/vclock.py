@@ -126,11 +126,7 @@ class VClock:
         """The largest position that is at or before both."""
         theirs = other._lsns
         return VClock._trusted(
-            {
-                replica_id: min(lsn, theirs[replica_id])
-                for replica_id, lsn in self._lsns.items()
-                if replica_id in theirs
-            }
+            {replica_id: min(lsn, theirs[replica_id]) for replica_id, lsn in self._lsns.items() if replica_id in theirs}
         )
 
     def compare(self, other: VClock, *, ignore_zero: bool = False) -> Order:

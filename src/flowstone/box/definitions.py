@@ -1,0 +1,217 @@
+"""What a space, an index and a field are, and how the tuples of `_space` and `_index` say it.
+
+Frozen values, read from decoded tuples of every age: index parts as pairs or maps, type names in any case,
+options of newer servers left unread. A tuple that does not make sense is a `DefinitionError`; who reads a log
+keeps its text and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from flowstone.errors import RemoteProtocolError
+from flowstone.iproto.constants import GROUP_LOCAL
+
+LEGACY_TYPES: Final = {"num": "unsigned", "str": "string", "*": "any"}
+"""Names from before 1.7, which servers still accept."""
+
+FIELD_NUMBER_MAX: Final = (1 << 31) - 1
+"""TUPLE_INDEX_BASE arithmetic of the server is of 32 bits."""
+
+
+class DefinitionError(RemoteProtocolError):
+    """A tuple of `_space` or `_index` that defines nothing."""
+
+
+class FieldDefinition(msgspec.Struct, frozen=True):
+    """A named field of a format. `type` is in today's lower-case spelling; `collation` an id of `_collation`."""
+
+    name: str
+    type: str = "any"
+    is_nullable: bool = False
+    collation: int | None = None
+
+
+class IndexPart(msgspec.Struct, frozen=True):
+    """`field` counts from 0; `path` leads into a document, from that field on."""
+
+    field: int
+    type: str
+    is_nullable: bool = False
+    collation: int | None = None
+    path: str | None = None
+
+
+class IndexDefinition(msgspec.Struct, frozen=True):
+    """`type` is tree, hash, bitset or rtree, in lower case."""
+
+    space_id: int
+    id: int
+    name: str
+    type: str
+    unique: bool
+    parts: tuple[IndexPart, ...]
+
+
+class SpaceDefinition(msgspec.Struct, frozen=True):
+    """A space and its indexes, in the order of their ids. `field_count` is 0 where tuples may be of any length."""
+
+    id: int
+    name: str
+    engine: str = "memtx"
+    owner: int = 1
+    field_count: int = 0
+    fields: tuple[FieldDefinition, ...] = ()
+    is_sync: bool = False
+    is_local: bool = False
+    is_temporary: bool = False
+    is_view: bool = False
+    indexes: tuple[IndexDefinition, ...] = ()
+
+    @property
+    def primary_key(self) -> IndexDefinition | None:
+        """Index 0; a space just created, or a view, has none."""
+        return self.indexes[0] if self.indexes and self.indexes[0].id == 0 else None
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.fields)
+
+
+def read_space(row: tuple[Any, ...]) -> SpaceDefinition:
+    """The space, without indexes, that a tuple of `_space` defines."""
+    flags = _at(row, 5, {})
+    if isinstance(flags, str):
+        # Before 1.7: an empty string or "temporary".
+        flags = {flag.strip(): True for flag in flags.split(",")}
+    if not isinstance(flags, dict):
+        raise DefinitionError(f"flags of the space are {flags!r}, not a map")
+    return SpaceDefinition(
+        id=_unsigned(row, 0, "space id"),
+        owner=_unsigned(row, 1, "owner"),
+        name=_text(row, 2, "space name"),
+        engine=_text(row, 3, "engine", "memtx"),
+        field_count=_unsigned(row, 4, "field_count", 0),
+        fields=_read_format(_at(row, 6, ())),
+        is_sync=flags.get("is_sync") is True,
+        is_local=flags.get("group_id", 0) == GROUP_LOCAL,
+        # Since 3.0 `type` says it: "temporary" (the definition too) or "data-temporary".
+        is_temporary=flags.get("temporary") is True or "temporary" in str(flags.get("type", "")),
+        is_view=flags.get("view") is True,
+    )
+
+
+def read_index(row: tuple[Any, ...], fields: tuple[FieldDefinition, ...] = ()) -> IndexDefinition:
+    """The index that a tuple of `_index` defines, on a space with format `fields`."""
+    options, parts = _at(row, 4, None), _at(row, 5, None)
+    if type(options) is int:
+        # Before 1.6.5: unique, part count, then field and type of each part in turn.
+        parts = tuple(zip(row[6::2], row[7::2], strict=False))
+        options = {"unique": bool(options)}
+    if not isinstance(options, dict):
+        raise DefinitionError(f"options of the index are {options!r}, not a map")
+    if not isinstance(parts, tuple) or not parts:
+        raise DefinitionError(f"parts of the index are {parts!r}, not an array of parts")
+    unique = options.get("unique", True)
+    if not isinstance(unique, bool):
+        raise DefinitionError(f"option unique of the index is {unique!r}, not a boolean")
+    return IndexDefinition(
+        space_id=_unsigned(row, 0, "space id"),
+        id=_unsigned(row, 1, "index id"),
+        name=_text(row, 2, "index name"),
+        type=_text(row, 3, "index type").lower(),
+        unique=unique,
+        parts=tuple(_read_part(part, fields) for part in parts),
+    )
+
+
+def with_indexes(space: SpaceDefinition, indexes: Iterable[IndexDefinition]) -> SpaceDefinition:
+    """`space` with exactly these indexes."""
+    return msgspec.structs.replace(space, indexes=tuple(sorted(indexes, key=lambda index: index.id)))
+
+
+def field_type(name: object) -> str:
+    """A type's name as it is written today. Names that no server knows yet pass unchanged."""
+    if not isinstance(name, str) or not name:
+        raise DefinitionError(f"field type is {name!r}, not a name")
+    lower = name.lower()
+    return LEGACY_TYPES.get(lower, lower)
+
+
+def _read_format(format: object) -> tuple[FieldDefinition, ...]:
+    if not isinstance(format, tuple):
+        raise DefinitionError(f"format is {format!r}, not an array of fields")
+    fields: dict[str, FieldDefinition] = {}
+    for number, entry in enumerate(format, 1):
+        field = _read_field(number, entry)
+        if field.name in fields:
+            raise DefinitionError(f"field name {field.name!r} stands twice in the format")
+        fields[field.name] = field
+    return tuple(fields.values())
+
+
+def _read_field(number: int, entry: object) -> FieldDefinition:
+    if not isinstance(entry, dict):
+        raise DefinitionError(f"field {number} of the format is {entry!r}, not a map")
+    name = entry.get("name")
+    if not isinstance(name, str):
+        raise DefinitionError(f"field {number} of the format has no name")
+    return FieldDefinition(name, field_type(entry.get("type", "any")), _is_nullable(entry), _collation(entry))
+
+
+def _read_part(part: object, fields: tuple[FieldDefinition, ...]) -> IndexPart:
+    if isinstance(part, tuple) and len(part) >= 2:
+        field = _field_number(part[0])
+        # In this form a part takes after its field.
+        nullable = field < len(fields) and fields[field].is_nullable
+        return IndexPart(field, field_type(part[1]), nullable)
+    if not isinstance(part, dict):
+        raise DefinitionError(f"index part is {part!r}, neither a map nor a pair of field and type")
+    path = part.get("path")
+    if path is not None and not isinstance(path, str):
+        raise DefinitionError(f"path of an index part is {path!r}, not a string")
+    return IndexPart(
+        _field_number(part.get("field")),
+        field_type(part.get("type")),
+        _is_nullable(part),
+        _collation(part),
+        path,
+    )
+
+
+def _field_number(number: object) -> int:
+    if type(number) is not int or not 0 <= number <= FIELD_NUMBER_MAX:
+        raise DefinitionError(f"field number of an index part is {number!r}")
+    return number
+
+
+def _is_nullable(options: dict[Any, Any]) -> bool:
+    return options.get("is_nullable", options.get("nullable_action") == "none") is True
+
+
+def _collation(options: dict[Any, Any]) -> int | None:
+    collation = options.get("collation")
+    if collation is not None and (type(collation) is not int or collation < 0):
+        raise DefinitionError(f"collation is {collation!r}, not an id")
+    return collation
+
+
+def _at(row: tuple[Any, ...], position: int, default: object) -> Any:
+    return row[position] if position < len(row) else default
+
+
+def _unsigned(row: tuple[Any, ...], position: int, what: str, default: int | None = None) -> int:
+    value = _at(row, position, default)
+    if type(value) is not int or value < 0:
+        raise DefinitionError(f"{what} is {value!r}, not an unsigned number")
+    return value
+
+
+def _text(row: tuple[Any, ...], position: int, what: str, default: str | None = None) -> str:
+    value = _at(row, position, default)
+    if not isinstance(value, str) or not value:
+        raise DefinitionError(f"{what} is {value!r}, not a name")
+    return value
