@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from flowstone.iproto import errors
@@ -47,3 +49,11 @@ def test_numbers_of_replication_are_those_of_real_servers() -> None:
 def test_a_name_that_is_no_error_is_no_attribute() -> None:
     with pytest.raises(AttributeError):
         errors.NoSuchThing
+
+
+@pytest.mark.parametrize("code", [3, 9999])
+def test_errors_survive_a_process_boundary(code: int) -> None:
+    error = error_of(code, "Duplicate key exists")
+    restored = pickle.loads(pickle.dumps(error))
+    assert type(restored) is type(error)
+    assert (restored.code, restored.name, str(restored)) == (code, error.name, str(error))
