@@ -1,0 +1,48 @@
+"""`make bench`: measures, prints the table and puts it into the README between its markers."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from bench import logs
+from bench.measure import Result
+from tests import real_tarantool
+
+README = Path(__file__).parent.parent / "README.md"
+MARKERS = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows per log (default: %(default)s)")
+    parser.add_argument("--no-readme", action="store_true", help="leave the README alone")
+    options = parser.parse_args()
+    if not real_tarantool.available():
+        sys.exit("bench: the real Tarantool (Debian package tarantool) is missing, so there is nothing to compare with")
+    results = []
+    with tempfile.TemporaryDirectory(prefix="flowstone-bench-") as work:
+        for result in logs.run(Path(work), options.rows):
+            print(line(result), flush=True)
+            results.append(result)
+    table = "\n".join([*HEAD, *(line(result) for result in results)]) + "\n"
+    if not options.no_readme:
+        text, count = MARKERS.subn(lambda match: match[1] + table + match[2], README.read_text())
+        if count != 1:
+            sys.exit("bench: the README has no place for the table (<!-- bench --> … <!-- /bench -->)")
+        README.write_text(text)
+
+
+HEAD = ["| what | Flowstone | beside it | ratio | promised |", "|---|---|---|---|---|"]
+
+
+def line(result: Result) -> str:
+    ratio = "" if result.ratio is None else f"**{result.ratio:.1f}×**"
+    return f"| {result.what} | {result.ours} | {result.peer} | {ratio} | {result.target} |"
+
+
+if __name__ == "__main__":
+    main()

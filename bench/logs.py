@@ -1,0 +1,195 @@
+"""Log files: columnar decode beside the real server's recovery, `flowstone cat` beside `tarantoolctl cat`, memory."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.measure import Result, alternate, child, million_rows_per_second, seconds
+from flowstone.history.batches import typed_batches
+from flowstone.history.reading import Reading
+from flowstone.history.selection import Selection
+from flowstone.outside import production
+from tests import real_tarantool
+
+ROUNDS = 5
+DIRECTORY_BYTES = 2 * 1024**3
+MEMORY_LIMIT_MB = 500
+
+GENERATE = """
+box.cfg{{log='server.log', wal_max_size=8*1024*1024*1024, memtx_memory=2*1024*1024*1024, checkpoint_count=100}}
+local ffi, fiber = require('ffi'), require('fiber')
+local s = box.schema.space.create('people', {{format={{
+    {{'id', 'unsigned'}}, {{'name', 'string'}}, {{'email', 'string'}}, {{'amount', 'double'}}, {{'age', 'unsigned'}}}}}})
+s:create_index('pk')
+local function insert(n)
+    s:insert{{n, 'name'..n, 'user'..n..'@example.com', ffi.cast('double', n % 9999991 / 100), n % 90}}
+end
+local per_transaction, next_id = {per_transaction}, 0
+local writers = {{}}
+for w = 1, 20 do
+    writers[w] = fiber.new(function()
+        while next_id < {rows} do
+            local first = next_id
+            next_id = first + per_transaction
+            box.begin()
+            for n = first + 1, math.min(first + per_transaction, {rows}) do insert(n) end
+            box.commit()
+        end
+    end)
+    writers[w]:set_joinable(true)
+end
+for _, writer in ipairs(writers) do writer:join() end
+{finally}
+os.exit(0)
+"""
+
+RECOVER = """
+local clock = require('clock')
+local start = clock.monotonic()
+box.cfg{log='server.log', memtx_memory=2*1024*1024*1024, wal_mode='none'}
+local taken = clock.monotonic() - start
+print(taken, box.space.people and box.space.people:len() or 0)
+os.exit(0)
+"""
+
+PEAK_MEMORY = """
+import resource, sys
+from flowstone.history.batches import typed_batches
+from flowstone.history.files import find_logs
+from flowstone.history.reading import Reading
+from flowstone.history.selection import Selection
+from flowstone.outside import production
+outside = production()
+reading = Reading(outside, find_logs(outside.disk, sys.argv[1:]), selection=Selection(spaces=("people",)))
+rows = sum(batch.num_rows for batch in typed_batches(reading, "people"))
+print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def run(work: Path, rows: int) -> Iterator[Result]:
+    """Every benchmark of this module, with its files below `work`."""
+    logs = {
+        "`.xlog`, 100 rows per transaction": _log(work / "batched", rows, 100),
+        "`.xlog`, 1 row per transaction": _log(work / "single", rows, 1),
+        "`.snap`": _snapshot(work / "snapshot", rows),
+    }
+    baseline = min(_recovery_seconds(_empty(work / "empty")) for _ in range(3))
+    for name, path in logs.items():
+        yield _decode_beside_recovery(name, path, rows, baseline)
+    path = logs["`.xlog`, 100 rows per transaction"]
+    yield _cat_beside_tarantoolctl(path, rows)
+    yield _start_up(path)
+    yield _memory(work / "large", logs["`.xlog`, 1 row per transaction"])
+
+
+def _log(directory: Path, rows: int, per_transaction: int) -> Path:
+    real_tarantool.run(GENERATE.format(rows=rows, per_transaction=per_transaction, finally=""), directory)
+    return max(directory.glob("*.xlog"), key=lambda path: path.stat().st_size)
+
+
+def _snapshot(directory: Path, rows: int) -> Path:
+    real_tarantool.run(GENERATE.format(rows=rows, per_transaction=100, finally="box.snapshot()"), directory)
+    snapshot = max(directory.glob("*.snap"))
+    for other in directory.iterdir():
+        if other.suffix in (".snap", ".xlog") and other.name < snapshot.name:
+            other.unlink()
+    return snapshot
+
+
+def _empty(directory: Path) -> Path:
+    real_tarantool.run("box.cfg{log='server.log'} os.exit(0)", directory)
+    return directory
+
+
+def _recovery_seconds(directory: Path, rows: int = 0) -> float:
+    taken, found = real_tarantool.run(RECOVER, directory).split()
+    if int(found) != rows:
+        raise RuntimeError(f"the real server recovered {found} of {rows} rows")
+    return float(taken)
+
+
+def _decode(path: Path, rows: int) -> None:
+    """Typed, on one core: chunks are decoded where they are read."""
+    reading = Reading(production(), [str(path)], selection=Selection(spaces=("people",)), workers=0)
+    decoded = sum(batch.num_rows for batch in typed_batches(reading, "people"))
+    if decoded != rows:
+        raise RuntimeError(f"decoded {decoded} of {rows} rows")
+
+
+def _decode_beside_recovery(name: str, path: Path, rows: int, baseline: float) -> Result:
+    _decode(path, rows)  # warm: kernels loaded, file in the page cache
+    ours, real = alternate(
+        ROUNDS, lambda: seconds(lambda: _decode(path, rows)), lambda: _recovery_seconds(path.parent, rows) - baseline
+    )
+    return Result(
+        f"decode {name} into typed Arrow columns, one core",
+        million_rows_per_second(rows, ours),
+        f"recovery: {million_rows_per_second(rows, real)}",
+        real / ours,
+        "≥ 2",
+    )
+
+
+def _cat_beside_tarantoolctl(path: Path, rows: int) -> Result:
+    output = path.parent / "cat.json"
+
+    def cat(*command: str) -> None:
+        with output.open("wb") as file:
+            subprocess.run([*command, str(path), "--format", "json"], stdout=file, stderr=subprocess.DEVNULL, check=True)
+        printed = _lines(output)
+        if printed != rows:
+            raise RuntimeError(f"{command[0]} printed {printed} of {rows} rows")
+
+    flowstone = str(Path(sys.executable).with_name("flowstone"))
+    cat(flowstone, "cat")
+    ours, real = alternate(2, lambda: seconds(lambda: cat(flowstone, "cat")), lambda: seconds(lambda: cat("tarantoolctl", "cat")))
+    return Result("`cat --format json` of 1 M rows to a file, start-up included", f"{ours:.2f} s", f"`tarantoolctl cat`: {real:.1f} s", real / ours, "≥ 10")
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _start_up(path: Path) -> Result:
+    """What the compiled kernels cost at the start of a process, with their cache warm and without any."""
+    code = (
+        "import sys, time; start = time.perf_counter()\n"
+        "from bench.logs import _first_batch; _first_batch(sys.argv[1])\n"
+        "print(time.perf_counter() - start)"
+    )
+    warm = min(float(child(code, str(path))) for _ in range(3))
+    cold = float(child("import os, tempfile; os.environ['NUMBA_CACHE_DIR'] = tempfile.mkdtemp()\n" + code, str(path)))
+    return Result("first typed batch of a fresh process", f"{warm:.2f} s", f"with an empty kernel cache: {cold:.1f} s", None, "")
+
+
+def _first_batch(path: str) -> None:
+    reading = Reading(production(), [path], selection=Selection(spaces=("people",)))
+    next(typed_batches(reading, "people"))
+
+
+def _memory(directory: Path, log: Path) -> Result:
+    """A directory of DIRECTORY_BYTES made of copies of one log, each with the name and vclock of its place."""
+    directory.mkdir(parents=True)
+    shutil.copy(next(log.parent.glob("*00000.snap")), directory)
+    content = log.read_bytes()
+    header, body = content.split(b"\n\n", 1)
+    for number in range(-(-DIRECTORY_BYTES // len(content))):
+        lsn = number * 10_000_000
+        text = header.replace(b"VClock: {}", b"VClock: {1: %d}" % lsn if lsn else b"VClock: {}")
+        (directory / f"{lsn:020}.xlog").write_bytes(text + b"\n\n" + body)
+    result = child(PEAK_MEMORY, str(directory)).split()
+    size = sum(path.stat().st_size for path in directory.iterdir())
+    shutil.rmtree(directory)
+    return Result(
+        f"peak memory of decoding a directory of {size / 1e9:.1f} GB ({int(result[0]) / 1e6:.0f} M rows)",
+        f"{result[1]} MB",
+        "",
+        None,
+        f"< {MEMORY_LIMIT_MB} MB",
+    )
+

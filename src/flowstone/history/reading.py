@@ -1,0 +1,233 @@
+"""The stream of a reading: log files in, pieces out, each with the schema in force and nothing that was withdrawn.
+
+A `Piece` is a selection of rows of one slab that share a schema. Chunks are decoded by workers ahead of the reader, in
+order; everything that depends on what came before (schema, settled transactions) happens in the reader's thread.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flowstone.box.schema import Schema, SchemaTracker, UnknownSpace
+from flowstone.box.system import FIRST_USER_SPACE_ID, INDEX_ID, SPACE_ID
+from flowstone.history.selection import Mask, Selection
+from flowstone.history.settling import Settling
+from flowstone.iproto import scan as rows_of
+from flowstone.iproto.scan import Cells
+from flowstone.outside import Outside
+from flowstone.xlog.directory import LogDirectory, ListedFile, scan_directory
+from flowstone.xlog.errors import LogGap
+from flowstone.xlog.meta import FileType, Meta
+from flowstone.xlog.reader import Chunk, Ending, EndingKind, LogFile, Skipped, Slab
+
+DECODERS = 2
+"""Threads that decode ahead of the reader."""
+
+FLAGS_SINCE = (2, 8, 1)
+"""The first release whose rows say whether their transaction is synchronous."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `rows` (numbers, ascending) of `slab`, all under `schema`."""
+
+    meta: Meta
+    slab: Slab
+    rows: Cells
+    schema: Schema
+
+
+@dataclass
+class Report:
+    """What a reading has met so far; complete when its pieces have been read to the end."""
+
+    endings: dict[str, Ending] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    rows_rolled_back: int = 0
+    rows_pending: int = 0
+
+
+class Reading:
+    """A reading of log files, in the order given. Iterate over `pieces()` once.
+
+    `settled` leaves out what was rolled back and holds back what is not decided. `force` goes on over damage and gaps.
+    `workers` threads decode ahead; 0 decodes where it reads. `on_progress` is told (bytes read, path) per chunk.
+    """
+
+    def __init__(
+        self,
+        outside: Outside,
+        paths: Sequence[str],
+        *,
+        selection: Selection = Selection(),
+        settled: bool = False,
+        force: bool = False,
+        workers: int = DECODERS,
+        on_progress: Callable[[int, str], None] | None = None,
+    ) -> None:
+        self._outside = outside
+        self._paths = tuple(paths)
+        self._selection = selection
+        self._force = force
+        self._workers = workers
+        self._on_progress = on_progress
+        self._trackers: dict[str, SchemaTracker] = {}
+        self._settlings: dict[str, Settling] | None = {} if settled else None
+        self._found: set[int | str] = set()
+        self._previous: Meta | None = None
+        self.report = Report()
+
+    def pieces(self) -> Iterator[Piece]:
+        """Every wanted row, in log order. Raises what is wrong with a file where it is met."""
+        for path in self._paths:
+            with LogFile.open(self._outside.disk, path, force=self._force) as log:
+                self._check_continuity(path, log.meta)
+                self._schema_of(path, log.meta)
+                for slab in self._slabs(log):
+                    for piece in self._settle(log.meta, slab):
+                        kept = self._select(piece)
+                        if len(kept.rows):
+                            yield kept
+                self.report.skipped.extend(log.skipped)
+                if log.ending is not None:
+                    self.report.endings[path] = log.ending
+        if self._settlings is not None:
+            self.report.rows_pending = sum(settling.pending for settling in self._settlings.values())
+        self._check_spaces()
+
+    def _slabs(self, log: LogFile) -> Iterator[Slab]:
+        def chunks() -> Iterator[Chunk]:
+            for chunk in log.chunks():
+                if self._on_progress is not None:
+                    self._on_progress(chunk.end - chunk.base, log.path)
+                yield chunk
+
+        for slab in self._decoded(chunks()):
+            self.report.skipped.extend(slab.skipped)
+            yield slab
+
+    def _decoded(self, chunks: Iterator[Chunk]) -> Iterator[Slab]:
+        if self._workers:
+            return self._outside.blocking.map(Chunk.decode, chunks, self._workers)
+        return map(Chunk.decode, chunks)
+
+    def _check_continuity(self, path: str, meta: Meta) -> None:
+        """Between two logs of one instance nothing may be missing."""
+        if meta.file_type is not FileType.XLOG:
+            return
+        before, self._previous = self._previous, meta
+        if before is None or before.instance_uuid != meta.instance_uuid or self._force:
+            return
+        if meta.prev_vclock is not None and meta.prev_vclock != before.vclock and before.vclock != meta.vclock:
+            raise LogGap(path, before.vclock, meta.vclock, ())
+
+    def _schema_of(self, path: str, meta: Meta) -> None:
+        """Learns the schema that holds where the file starts, from the files beside it."""
+        if meta.instance_uuid in self._trackers:
+            return
+        tracker = self._trackers[meta.instance_uuid] = SchemaTracker()
+        if meta.file_type is not FileType.XLOG:
+            return
+        for file in _before(scan_directory(self._outside.disk, posixpath.dirname(path) or "."), path):
+            with LogFile.open(self._outside.disk, file.path, force=True) as log:
+                for slab in self._decoded(log.chunks()):
+                    _apply(tracker, slab, _definitions(slab.cells))
+                    # A snapshot is ordered by space id: what describes spaces stands at its beginning.
+                    if file.file_type is FileType.SNAP and slab.cells[rows_of.SPACE_ID].max() >= FIRST_USER_SPACE_ID:
+                        break
+
+    def _settle(self, meta: Meta, slab: Slab) -> Iterator[Piece]:
+        """The slab in pieces of one schema each; with `settled`, what is decided now, earlier slabs' rows included."""
+        pieces = list(self._by_schema(meta, slab))
+        if self._settlings is None:
+            yield from pieces
+            return
+        settling = self._settlings.get(meta.instance_uuid)
+        if settling is None:
+            settling = self._settlings[meta.instance_uuid] = Settling()
+        if meta.file_type is FileType.SNAP:
+            settling.pass_snapshot(meta)
+            yield from pieces
+            return
+        by_schema = _version(meta.version) < FLAGS_SINCE
+        for piece in pieces:
+            if by_schema:
+                _check_defined(piece)
+            for slab_rows, schema, rows in settling.push(piece.slab, piece.rows, piece.schema, by_schema):
+                yield Piece(meta, slab_rows, rows, schema)
+        self.report.rows_rolled_back = sum(each.rolled_back for each in self._settlings.values())
+
+    def _by_schema(self, meta: Meta, slab: Slab) -> Iterator[Piece]:
+        tracker = self._trackers[meta.instance_uuid]
+        everything = np.arange(len(slab), dtype=np.int64)
+        defining = _definitions(slab.cells)
+        start = 0
+        while len(defining):
+            # All definitions up to the next row of data are one change.
+            run = 1 + int(np.argmin(np.append(np.diff(defining) == 1, False)))
+            end = int(defining[run - 1]) + 1
+            yield Piece(meta, slab, everything[start:end], tracker.schema)
+            _apply(tracker, slab, defining[:run])
+            start, defining = end, defining[run:]
+        if start < len(slab):
+            yield Piece(meta, slab, everything[start:], tracker.schema)
+
+    def _select(self, piece: Piece) -> Piece:
+        cells, rows = piece.slab.cells, piece.rows
+        self._found.update(space for space in self._selection.spaces if piece.schema.get(space) is not None)
+        whole = len(rows) == cells.shape[1]
+        mask: Mask = self._selection.mask(cells if whole else cells[:, rows], piece.schema)
+        return piece if mask.all() else Piece(piece.meta, piece.slab, rows[mask], piece.schema)
+
+    def _check_spaces(self) -> None:
+        for space in self._selection.spaces:
+            schemas = [tracker.schema for tracker in self._trackers.values()]
+            if space in self._found or any(schema.get(space) is not None for schema in schemas):
+                continue
+            names = sorted({each.name for schema in schemas for each in schema if each.id >= FIRST_USER_SPACE_ID})
+            known = f"there are: {', '.join(names)}" if names else "the log defines no spaces; add its snapshot"
+            raise UnknownSpace(f"no space {space!r} in {', '.join(self._paths)}", hint=known)
+
+
+def _definitions(cells: Cells) -> Cells:
+    """Numbers of the rows that define spaces and indexes."""
+    space_ids = cells[rows_of.SPACE_ID]
+    found: Cells = np.flatnonzero((space_ids == SPACE_ID) | (space_ids == INDEX_ID))
+    return found
+
+
+def _apply(tracker: SchemaTracker, slab: Slab, rows: Cells) -> None:
+    for row in slab.rows(rows):
+        tracker.apply(row.type, row.body)
+
+
+def _before(directory: LogDirectory, path: str) -> list[ListedFile]:
+    """The newest snapshot at or before the log `path`, and the logs between the two."""
+    listed = next((log for log in directory.logs if posixpath.basename(log.path) == posixpath.basename(path)), None)
+    if listed is None:
+        return []
+    snapshots = [file for file in directory.snapshots if file.signature <= listed.signature]
+    start = snapshots[-1].signature if snapshots else 0
+    logs = [log for log in directory.logs if start <= log.signature < listed.signature]
+    return [*snapshots[-1:], *logs]
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """`2.6.0-0-g47aa4e01e` as (2, 6, 0); a text without a version counts as the newest."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(int(part) for part in match.groups()) if match else FLAGS_SINCE
+
+
+def _check_defined(piece: Piece) -> None:
+    """Rows of an old log say nothing about being synchronous; only the definition of their space does."""
+    for space_id in np.unique(piece.slab.cells[rows_of.SPACE_ID, piece.rows]).tolist():
+        if space_id >= FIRST_USER_SPACE_ID and piece.schema.get(space_id) is None:
+            raise UnknownSpace(
+                f"{piece.slab.path}: cannot tell whether rows of space {space_id} are settled: it is not defined here",
+                hint="read the directory with the snapshot, or read without settling",
+            )
