@@ -1,0 +1,59 @@
+"""The system spaces we know by heart are those that real servers write into their first snapshot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowstone.box import system
+from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.iproto.constants import RequestType
+from flowstone.outside.disk import SystemDisk
+from flowstone.xlog.reader import LogFile
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+FIRST_SNAPSHOTS = sorted(VECTORS.glob("tarantool-*/01-*/files/master/00000000000000000000.snap"))
+LATEST = next(path for path in FIRST_SNAPSHOTS if "3.8" in str(path))
+
+
+def schema_of(path: Path) -> Schema:
+    tracker = SchemaTracker()
+    with LogFile.open(SystemDisk(), str(path)) as log:
+        for row in log.rows():
+            tracker.apply(row.type, row.body)
+    return tracker.schema
+
+
+def test_there_is_a_first_snapshot_of_every_release() -> None:
+    assert len(FIRST_SNAPSHOTS) == 3
+
+
+@pytest.mark.parametrize("path", FIRST_SNAPSHOTS, ids=lambda path: path.parts[-5])
+def test_a_first_snapshot_defines_all_system_spaces_with_names_and_primary_keys(path: Path) -> None:
+    schema = schema_of(path)
+    assert not any(schema.problem(space.id) for space in schema)
+    built_in = SchemaTracker().schema
+    for space in schema:
+        known = built_in.space(space.id)
+        assert (known.name, known.engine, known.field_count) == (space.name, space.engine, space.field_count)
+        assert (known.is_local, known.is_temporary) == (space.is_local, space.is_temporary)
+        # Later releases append fields; none is renamed, retyped or taken away.
+        assert known.fields[: len(space.fields)] == space.fields
+        assert known.primary_key == space.primary_key
+        assert (space.primary_key is None) == (space.id == system.VINYL_DEFERRED_DELETE_ID)
+
+
+def test_what_we_know_by_heart_is_the_newest_release_exactly() -> None:
+    latest, built_in = schema_of(LATEST), SchemaTracker().schema
+    assert [space.id for space in built_in] == [space.id for space in latest]
+    assert [space.fields for space in built_in] == [space.fields for space in latest]
+
+
+def test_a_log_without_its_snapshot_still_shows_system_spaces_by_name() -> None:
+    tracker = SchemaTracker()
+    assert tracker.schema.space(system.SPACE_ID).name == "_space"
+    assert tracker.schema.space("_vindex").id == system.INDEX_ID + 1
+    assert tracker.schema.space("_cluster").field_names == ("id", "uuid", "name")
+    assert all(system.FIRST_SYSTEM_SPACE_ID < space.id < system.FIRST_USER_SPACE_ID for space in tracker.schema)
+    assert tracker.apply(RequestType.NOP, b"") is None

@@ -1,0 +1,155 @@
+"""What the tracker keeps of recorded logs is what the real server itself had in its next snapshot.
+
+A snapshot, the logs behind it, and the snapshot after those, of servers 2.6.0, 2.11.9 and 3.8.0. The rows that
+are settled, done to the first snapshot, must give the second: schema, update operations and verdicts together.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowstone.box.schema import SchemaTracker
+from flowstone.box.system import SCHEMA_SPACE_IDS, SPACE_ID, TRUNCATE_ID
+from flowstone.box.update import decode_operations, update, upsert
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import unpack_body
+from flowstone.iproto.row import Row
+from flowstone.outside.disk import SystemDisk
+from flowstone.replication.settled import Decision, SettledTracker
+from flowstone.replication.synchro import Promote, decode_control
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.reader import LogFile
+from flowstone.xlog.transactions import Transaction
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+
+DML = (RequestType.INSERT, RequestType.REPLACE, RequestType.UPDATE, RequestType.DELETE, RequestType.UPSERT)
+
+
+def spans() -> list[tuple[Path, list[Path], Path]]:
+    """Snapshots next to each other, with the logs between them."""
+    found = []
+    for directory in sorted(VECTORS.glob("tarantool-*/*/files/*")):
+        files = sorted(path for path in directory.iterdir() if path.suffix in (".snap", ".xlog"))
+        for first, second in pairwise(path for path in files if path.suffix == ".snap"):
+            logs = [path for path in files if path.suffix == ".xlog" and first.stem <= path.stem < second.stem]
+            found.append((first, logs, second))
+    return found
+
+
+def rows_of(path: Path) -> list[Row]:
+    with LogFile.open(SystemDisk(), str(path)) as log:
+        return list(log.rows())
+
+
+def transactions_of(path: Path) -> list[Transaction]:
+    with LogFile.open(SystemDisk(), str(path)) as log:
+        return list(log.transactions())
+
+
+class Data:
+    """Tuples by space and primary key, changed by rows as a server would."""
+
+    def __init__(self) -> None:
+        self.schema = SchemaTracker()
+        self.spaces: dict[int, dict[tuple[Any, ...], tuple[Any, ...]]] = {}
+
+    def apply(self, row: Row) -> None:
+        if row.type not in DML:
+            return
+        body = unpack_body(row.body)
+        space_id = body[Key.SPACE_ID]
+        if space_id in SCHEMA_SPACE_IDS:
+            self.schema.apply(row.type, row.body)
+        tuples = self.spaces.setdefault(space_id, {})
+        key = body[Key.KEY] if Key.KEY in body else self._key(space_id, body[Key.TUPLE])
+        operations = body.get(Key.OPS, body.get(Key.TUPLE))
+        if row.type in (RequestType.INSERT, RequestType.REPLACE) or (
+            row.type == RequestType.UPSERT and key not in tuples
+        ):
+            tuples[key] = body[Key.TUPLE]
+        elif row.type == RequestType.DELETE:
+            tuples.pop(key, None)
+            if space_id == SPACE_ID:
+                self.spaces.pop(key[0], None)
+        elif key in tuples:
+            names = self.schema.schema.space(space_id).field_names
+            change = update if row.type == RequestType.UPDATE else upsert
+            decoded = decode_operations(operations, index_base=body.get(Key.INDEX_BASE, 0), field_names=names)
+            tuples[key] = change(tuples[key], decoded)
+        if space_id == TRUNCATE_ID:
+            self.spaces.pop(key[0], None)
+
+    def _key(self, space_id: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        primary = self.schema.schema.space(space_id).primary_key
+        assert primary is not None
+        return tuple(values[part.field] for part in primary.parts)
+
+    def visible(self) -> dict[int, list[tuple[Any, ...]]]:
+        """What a snapshot holds: tuples of memtx, without temporary spaces."""
+        kept = {}
+        for space in self.schema.schema:
+            tuples = self.spaces.get(space.id)
+            if tuples and not space.is_temporary and space.engine == "memtx":
+                kept[space.id] = sorted(tuples.values(), key=repr)
+        return kept
+
+
+def settled(data: Data, snapshot: Path, logs: list[Path]) -> list[Decision[Transaction]]:
+    """The decisions on all that `logs` hold behind `snapshot`; what is kept is done to `data` as it comes."""
+    with LogFile.open(SystemDisk(), str(snapshot)) as file:
+        start, version = VClock(file.meta.vclock), file.meta.version
+    promote = None
+    for row in rows_of(snapshot):
+        if row.type == RequestType.RAFT_PROMOTE:
+            body = decode_control(row.type, row.body)
+            assert isinstance(body, Promote)
+            promote = body
+        data.apply(row)
+    has_flags = not str(version).startswith("2.6")
+
+    def is_synchronous(transaction: Transaction) -> bool:
+        ids = (unpack_body(row.body).get(Key.SPACE_ID) for row in transaction.rows)
+        return any(space_id in data.schema.schema.synchronous for space_id in ids)
+
+    tracker: SettledTracker[Transaction] = SettledTracker(is_synchronous=None if has_flags else is_synchronous)
+    tracker.start(start, promote)
+    decisions = []
+    for path in logs:
+        for transaction in transactions_of(path):
+            if all(row.lsn <= start.get(row.replica_id) for row in transaction.rows):
+                continue
+            for decision in tracker.push(transaction):
+                decisions.append(decision)
+                for row in decision.transaction.rows if decision.kept else ():
+                    data.apply(row)
+    assert tracker.is_quiet
+    return decisions
+
+
+@pytest.mark.parametrize(
+    ("first", "logs", "second"),
+    spans(),
+    ids=lambda path: "-".join(path.parts[-5:-2] + path.parts[-2:]) if isinstance(path, Path) else "",
+)
+def test_settled_rows_lead_from_one_snapshot_to_the_next(first: Path, logs: list[Path], second: Path) -> None:
+    ours, theirs = Data(), Data()
+    settled(ours, first, logs)
+    for row in rows_of(second):
+        theirs.apply(row)
+    assert ours.schema.schema == theirs.schema.schema
+    assert ours.visible() == theirs.visible()
+
+
+def test_the_recorded_logs_hold_both_verdicts_in_every_release() -> None:
+    for release in ("2.6", "2.11", "3.8"):
+        first, logs, _ = next(
+            span for span in spans() if f"tarantool-{release}" in str(span[0]) and span[0].stem.endswith("14")
+        )
+        verdicts = [decision.kept for decision in settled(Data(), first, logs)]
+        assert verdicts.count(False) == 1
+        assert verdicts.count(True) > 20
