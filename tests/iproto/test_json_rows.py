@@ -34,9 +34,9 @@ def row(kind: int, body: Any = None, **header: Any) -> bytes:
 
 
 def scanned(*rows: bytes) -> scan.Scan:
-    buf = np.frombuffer(b"".join(rows) or b"\0", np.uint8)
-    found = scan.scan(buf, np.array([[0, sum(map(len, rows))]], np.int64))
-    assert found.wrong_at == -1
+    size = sum(map(len, rows))
+    found = scan.scan(np.frombuffer(b"".join(rows) or b"\0", np.uint8), np.array([[0, size]], np.int64))
+    assert not rows or found.cells[scan.ROW_END, -1] == size
     return found
 
 
