@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from flowstone.iproto import scan
 from flowstone.iproto.constants import Flag, Key, RaftKey, RequestType
 from flowstone.iproto.json_plain import JsonError
-from flowstone.iproto.json_rows import json_lines, plain_row
+from flowstone.iproto.json_rows import json_lines, plain_row, write_rows
 from flowstone.iproto.row import Row, encode_header
 from tests.conftest import FULL
 
@@ -193,6 +193,19 @@ def test_kernel_and_plain_python_agree_on_any_row(rows: list[tuple[int, Any, int
         body.pop(Key.INDEX_BASE, None)
         packed.append(row(kind, {Key.SPACE_ID: 511 + flags, **body}, lsn=lsn, tsn=lsn // 2, flags=flags))
     lines(*packed)
+
+
+def test_one_compiled_kernel_serves_every_kind_of_array() -> None:
+    table = scanned(row(2, {16: 512, 33: [1]}), row(2, {16: 512, 33: [2]}, lsn=11))
+    expected = bytes(json_lines(table.buf, table.cells, np.arange(2), NAMES))
+    before = len(getattr(write_rows, "signatures", ()))
+    writable = table.buf.copy()
+    frozen, wider = table.cells.copy(), np.zeros((scan.LINES, 9), np.int64)
+    frozen.flags.writeable = False
+    wider[:, :2] = table.cells
+    for cells in (frozen, wider[:, :2], np.asfortranarray(table.cells)):
+        assert bytes(json_lines(writable, cells, np.arange(4)[:2], NAMES)) == expected
+    assert len(getattr(write_rows, "signatures", ())) == before
 
 
 def test_threads_do_not_meet() -> None:

@@ -23,7 +23,7 @@ from flowstone.iproto.json_plain import JsonError, json_double, json_key, json_p
 from flowstone.iproto.json_text import FULL, MALFORMED, OK, ROOM, UNSUPPORTED, Integers, container, grown, write_value
 from flowstone.iproto.kernel import kernel
 from flowstone.iproto.limits import NESTING_MAX
-from flowstone.iproto.wide import Bytes, apart, byte, copy, copy32, inlined, number, poke, put
+from flowstone.iproto.wide import Bytes, apart, byte, copy, copy32, inlined, number, poke, put, readonly
 
 _TYPES = {kind.value: kind.name.removeprefix("RAFT_") for kind in RequestType}
 _KEYS = {key.value: key.name.lower() for key in Key} | {Key.OPS.value: "operations"}
@@ -256,7 +256,8 @@ def _names(names: Mapping[int, str]) -> Names:
     texts = [f',"space":{json_string(names[i].encode("utf-8", "surrogateescape"))}'.encode() for i in ids]
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
-    return Names(np.array(ids, np.int64), offsets, np.frombuffer(b"".join(texts) or b"\0", np.uint8))
+    joined = np.frombuffer(b"".join(texts) or b"\0", np.uint8)
+    return Names(readonly(np.array(ids, np.int64)), readonly(offsets), readonly(joined))
 
 
 LINE_SIZE_GUESS = 160
@@ -268,7 +269,8 @@ def json_lines(buf: Bytes, cells: scan.Cells, selected: Integers, names: Mapping
 
     Safe in many threads at once; the kernel lets other threads run. JsonError names the row whose body is broken.
     """
-    lines = Lines(*(cells[getattr(scan, field.upper())] for field in Lines._fields))
+    buf, selected = readonly(buf), readonly(selected.astype(np.int64, copy=False))
+    lines = Lines(*(readonly(cells[getattr(scan, field.upper())]) for field in Lines._fields))
     size = int(np.sum(lines.row_end[selected] - cells[scan.ROW_AT][selected])) if selected.size else 0
     out: Bytes = np.empty(2 * size + LINE_SIZE_GUESS * selected.size + 4 * ROOM, np.uint8)
     stack: Integers = np.empty(NESTING_MAX, np.int64)

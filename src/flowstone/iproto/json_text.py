@@ -30,6 +30,7 @@ from flowstone.iproto.wide import (
     poke,
     poke64,
     put,
+    readonly,
     trailing_zeros,
     word,
 )
@@ -378,7 +379,11 @@ def json_column(buf: Bytes, starts: Integers, ends: Integers) -> tuple[Integers,
 
     Text i is `text[offsets[i]:offsets[i + 1]]`, and empty where `starts[i]` is negative. JsonError: a value is broken.
     """
-    starts, ends = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(ends, np.int64)
+    buf, starts, ends = (
+        readonly(buf),
+        readonly(starts.astype(np.int64, copy=False)),
+        readonly(ends.astype(np.int64, copy=False)),
+    )
     size = int(np.sum(np.where(starts < 0, 0, ends - starts)))
     out: Bytes = np.empty(2 * size + 4 * starts.size + ROOM, np.uint8)
     offsets: Integers = np.zeros(starts.size + 1, np.int64)

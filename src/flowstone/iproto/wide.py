@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 P = ParamSpec("P")
 R = TypeVar("R")
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
@@ -39,6 +40,16 @@ def apart(function: Callable[P, R]) -> Callable[P, R]:
     """A long or rare part of a kernel, called instead of copied; otherwise as `inlined`."""
     compiled = numba.njit(nogil=True, error_model="numpy", _nrt=False)(function)
     return cast("Callable[P, R]", compiled)
+
+
+def readonly(array: NDArray[Scalar]) -> NDArray[Scalar]:
+    """A contiguous view that cannot be written through.
+
+    numba compiles a kernel anew for every mix of writable and read-only arrays; passing all inputs so makes it one.
+    """
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
 
 
 def _span(array: Bytes, at: int, width: int) -> slice:
