@@ -1,0 +1,71 @@
+"""The commands a person types, one module each, and what becomes of their errors.
+
+Here a command line turns into an exit code: 0 done; 1 a damaged or unreadable log, a refused row, a lost server; 2 the
+command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted. An error is one
+line on stderr. What the commands do lives in the rooms below; each is imported when its command runs, so that none
+pays for another's libraries.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from flowstone.cli import cat, console, demo, play
+
+EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server refused a row or is gone;
+2 the command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted."""
+
+app = typer.Typer(
+    name="flowstone",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Read, convert and replay the logs of Tarantool replica sets. No Tarantool is needed.",
+    epilog="Example: `flowstone cat --format table /var/lib/tarantool/instance`",
+)
+app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(cat.cat)
+app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(play.play)
+app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"flowstone {version('flowstone')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> NoReturn:
+    """The entry point of the `flowstone` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and gives its exit code; nothing is raised."""
+    try:
+        code = app(args=list(arguments), prog_name="flowstone", standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return console.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        console.silence(sys.stdout)
+        return console.OK
+    except Exception as error:
+        return console.fail(error)
+    return code if isinstance(code, int) else console.OK

@@ -1,0 +1,271 @@
+"""`flowstone cat`: rows of log files as YAML, JSON, Lua, a table, CSV or Parquet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+
+import typer
+
+from flowstone.cli import options
+from flowstone.cli.console import OK, SKIPPED, UsageError, note_compilation, progress_bar, say
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from flowstone.history.reading import Piece, Reading
+    from flowstone.outside import Outside
+
+EXAMPLE = "Example: `flowstone cat --space users --from 1000 --settled --format table /var/lib/tarantool/instance`"
+
+WRITE_SIZE = 256 * 1024
+ROW_GROUP_ROWS = 128 * 1024
+
+
+class Format(StrEnum):
+    yaml = "yaml"
+    json = "json"
+    lua = "lua"
+    table = "table"
+    csv = "csv"
+    parquet = "parquet"
+
+
+COLUMNAR = (Format.csv, Format.parquet)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How rows are to be written."""
+
+    format: Format
+    names: bool
+    show_secrets: bool
+    output: str | None
+    columns: tuple[str, ...] | None
+    unsigned_as: Literal["int64", "decimal", "double"]
+    decimal_scale: int | None
+
+
+def cat(
+    paths: options.Paths,
+    from_lsn: options.From = None,
+    to_lsn: options.To = None,
+    timestamp: options.Timestamp = None,
+    space: options.Spaces = None,
+    replica: options.Replicas = None,
+    show_system: options.ShowSystem = False,
+    recursive: options.Recursive = False,
+    format: Annotated[Format, typer.Option("--format", help="How to write the rows.")] = Format.yaml,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout; parquet needs it."),
+    ] = None,
+    settled: Annotated[
+        bool, typer.Option("--settled", help="Leave out what was rolled back, hold back what is undecided.")
+    ] = False,
+    force: options.Force = False,
+    names: Annotated[
+        bool | None,
+        typer.Option("--names/--no-names", help="Tuples as maps of field names. Default: in yaml yes, in json no."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="A,B", help="Only these columns (table, csv, parquet).")
+    ] = None,
+    unsigned_as: Annotated[
+        Literal["int64", "decimal", "double"],
+        typer.Option("--unsigned-as", help="Column type of unsigned fields (csv, parquet with one --space)."),
+    ] = "int64",
+    decimal_scale: Annotated[
+        int | None,
+        typer.Option(
+            "--decimal-scale", min=0, max=38, metavar="N", help="Decimals as numbers with N digits, not text."
+        ),
+    ] = None,
+    show_secrets: Annotated[
+        bool, typer.Option("--show-secrets", help="Show password hashes of users; they are hidden otherwise.")
+    ] = False,
+) -> int:
+    """Print the rows of log files (.xlog, .snap), with the names of spaces and fields as of each row.
+
+    Rows of system spaces are left out unless --show-system or --space asks for them. --to and --timestamp are
+    exclusive bounds, as in `tt cat`. One --space gives csv, parquet and table a column per field.
+    """
+    selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system)
+    wanted = options.Wanted(paths, selection, settled, recursive, force)
+    wanted_columns = tuple(name.strip() for name in columns.split(",")) if columns is not None else None
+    default_names = format in (Format.yaml, Format.table)
+    style = Style(
+        format,
+        default_names if names is None else names,
+        show_secrets,
+        output,
+        wanted_columns,
+        unsigned_as,
+        decimal_scale,
+    )
+    _check(style)
+    return show(wanted, style)
+
+
+def _check(style: Style) -> None:
+    if style.format is Format.parquet and style.output is None:
+        raise UsageError("parquet is no text", hint="say where to write it, with --output FILE")
+    if style.columns is not None and style.format not in (Format.table, *COLUMNAR):
+        raise UsageError(
+            f"{style.format.value} has no columns to choose", hint="--columns is for table, csv and parquet"
+        )
+    if style.format not in COLUMNAR and (style.unsigned_as != "int64" or style.decimal_scale is not None):
+        raise UsageError(
+            "--unsigned-as and --decimal-scale choose types of columns", hint="they are for csv and parquet"
+        )
+    if style.names and style.format in (Format.lua, *COLUMNAR):
+        raise UsageError(f"{style.format.value} has no form with field names", hint="--names is for yaml and json")
+
+
+def show(wanted: options.Wanted, style: Style) -> int:
+    """Writes the wanted rows; the exit code."""
+    from flowstone.outside import production
+
+    outside = production()
+    note_compilation()
+    files = wanted.files(outside)
+    # A bar between rows on the same screen would help nobody.
+    rows_on_screen = style.output is None and sys.stdout.isatty()
+    with progress_bar(sum(map(outside.disk.size, files)), hidden=rows_on_screen) as bar:
+        reading = wanted.reading(outside, files, bar.advance)
+        with _destination(style.output) as sink:
+            if style.format in COLUMNAR:
+                _write_columns(outside, reading, wanted, files, style, sink)
+            else:
+                _write_text(outside, reading, style, sink, len(wanted.selection.spaces) == 1)
+    options.warn(reading.report)
+    return SKIPPED if reading.report.skipped else OK
+
+
+@contextmanager
+def _destination(path: str | None) -> Iterator[BinaryIO]:
+    """Stdout, or a file that gets its name when it is whole."""
+    if path is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    unfinished = f"{path}.inprogress"
+    try:
+        with open(unfinished, "wb") as file:
+            yield file
+        os.replace(unfinished, path)
+    except BaseException:
+        if os.path.exists(unfinished):
+            os.unlink(unfinished)
+        raise
+
+
+def _shown(pieces: Iterable[Piece], style: Style) -> Iterator[Piece]:
+    from flowstone.history.secrets import hide_secrets
+
+    return iter(pieces) if style.show_secrets else map(hide_secrets, pieces)
+
+
+def _announced(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Says which file is being shown, as `tt cat` does."""
+    path = None
+    for piece in pieces:
+        if piece.slab.path != path:
+            path = piece.slab.path
+            say(f'• Result of cat: the file "{path}" is processed below •')
+        yield piece
+
+
+def _write_text(outside: Outside, reading: Reading, style: Style, sink: BinaryIO, one_space: bool) -> None:
+    pieces = _shown(_announced(reading.pieces()), style)
+    if style.format is Format.json:
+        from flowstone.history.text_json import json_text
+
+        sink.writelines(outside.blocking.map(partial(json_text, names=style.names), pieces))
+        return
+    from flowstone.history.records import records
+
+    rows = records(pieces)
+    if style.format is Format.lua:
+        from flowstone.history.text_lua import lua_statements
+
+        _write_all(lua_statements(rows), sink)
+    elif style.format is Format.yaml:
+        from flowstone.history.text_yaml import yaml_documents
+
+        _write_all(yaml_documents(rows, names=style.names), sink)
+    else:
+        from flowstone.history.tables import SCREENFUL, table_text
+
+        is_screen = style.output is None and sys.stdout.isatty()
+        size = shutil.get_terminal_size()
+        width, height = (size.columns, max(size.lines - 2, 5)) if is_screen else (None, SCREENFUL)
+        text = table_text(rows, fields=one_space, wanted=style.columns, width=width, height=height)
+        _write_all(text, sink)
+
+
+def _write_all(texts: Iterable[str], sink: BinaryIO) -> None:
+    """In large writes; what there is before an error is written, too."""
+    waiting: list[str] = []
+    size = 0
+    try:
+        for text in texts:
+            waiting.append(text)
+            size += len(text)
+            if size >= WRITE_SIZE:
+                sink.write("".join(waiting).encode("utf-8", "surrogateescape"))
+                waiting, size = [], 0
+    finally:
+        sink.write("".join(waiting).encode("utf-8", "surrogateescape"))
+
+
+def _write_columns(
+    outside: Outside, reading: Reading, wanted: options.Wanted, files: Sequence[str], style: Style, sink: BinaryIO
+) -> None:
+    from flowstone.history.columnar import GenericShape, TypedShape
+    from flowstone.xlog.columns import ColumnOptions
+
+    pieces = _shown(reading.pieces(), style)
+    batches: Iterator[pa.RecordBatch]
+    if len(wanted.selection.spaces) == 1:
+        typed = TypedShape(ColumnOptions(style.unsigned_as, style.decimal_scale), style.columns)
+        # A file has one schema, and a space may be altered along the log: all of it is read first for its definitions.
+        schema = typed.schema(wanted.reading(outside, files, None).pieces())
+        batches = typed.batches(pieces, schema)
+    else:
+        generic = GenericShape(style.columns)
+        schema, batches = generic.schema(), generic.batches(pieces)
+    write = _write_csv if style.format is Format.csv else _write_parquet
+    write(batches, schema, sink)
+
+
+def _write_csv(batches: Iterator[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO) -> None:
+    from pyarrow import csv
+
+    from flowstone.history.columnar import text_batch, text_schema
+
+    with csv.CSVWriter(sink, text_schema(schema)) as writer:
+        for batch in batches:
+            writer.write_batch(text_batch(batch))
+
+
+def _write_parquet(batches: Iterator[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with parquet.ParquetWriter(sink, schema) as writer:
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            waiting.append(batch)
+            if sum(map(len, waiting)) >= ROW_GROUP_ROWS:
+                writer.write_table(pa.Table.from_batches(waiting, schema))
+                waiting = []
+        writer.write_table(pa.Table.from_batches(waiting, schema))

@@ -1,0 +1,148 @@
+"""What a command says beside its output: notes, warnings, errors and progress, all on stderr, a line each.
+
+Also the exit code that an error means. Nothing here is about logs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
+
+from flowstone.errors import FlowstoneError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+OK, FAILED, USAGE, SKIPPED, INTERRUPTED = 0, 1, 2, 3, 130
+
+SHOW_AFTER_SECONDS = 1.0
+"""Work that is shorter needs no progress bar."""
+
+_WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+class UsageError(FlowstoneError):
+    """The command line asks for something that is not there or makes no sense."""
+
+
+def say(text: str) -> None:
+    """One line on stderr, whatever the text holds."""
+    line = " ".join(text.split("\n")).rstrip()
+    with suppress(OSError, ValueError):  # nobody may listen
+        print(line.encode("utf-8", "replace").decode(), file=sys.stderr, flush=True)
+
+
+def fail(error: Exception) -> int:
+    """Says what went wrong and gives the exit code for it. A bug of ours keeps its traceback."""
+    if isinstance(error, FlowstoneError):
+        say(f"flowstone: {error}")
+        return USAGE if _is_usage(error) else FAILED
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        say(f"flowstone: {place}{error.strerror or error}")
+        return USAGE if isinstance(error, _WRONG_PATH) else FAILED
+    message = getattr(error, "format_message", None)
+    if message is not None:
+        context: Any = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "flowstone"
+        text = " ".join(message().split())
+        if text:  # without a command the help itself has been shown, and there is no message
+            say(f"{path}: {text.rstrip('.')}; see {path} --help")
+        return USAGE
+    if isinstance(error, typer.Abort):
+        return INTERRUPTED
+    raise error
+
+
+def _is_usage(error: FlowstoneError) -> bool:
+    from flowstone.box.schema import UnknownSpace
+    from flowstone.history.files import NoSuchLog
+    from flowstone.history.tables import UnknownColumn
+    from flowstone.iproto.uri import UriError
+    from flowstone.xlog.errors import NotALogFile, UnsupportedFormat
+
+    usage = (UsageError, NoSuchLog, UnknownSpace, UnknownColumn, UriError, NotALogFile, UnsupportedFormat)
+    return isinstance(error, usage)
+
+
+def silence(stream: TextIO) -> None:
+    """Nothing more goes to `stream`, not even what the interpreter flushes when it ends."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+@cache
+def note_compilation() -> None:
+    """From now on says, once, that kernels are being compiled: it takes seconds, at the first run on a machine."""
+    from numba.core import event
+
+    class Note(event.Listener):  # type: ignore[misc]
+        said = False
+
+        def on_start(self, _: object) -> None:
+            if not self.said:
+                self.said = True
+                say("flowstone: compiling decoders, once per machine; this takes some seconds")
+
+        def on_end(self, _: object) -> None:
+            pass
+
+    event.register("numba:compile", Note())
+
+
+class Bar:
+    """A progress bar that appears on a terminal once the work takes a while."""
+
+    def __init__(self, total: int, *, wanted: bool) -> None:
+        self._total = total
+        self._done = 0
+        self._begun = time.monotonic()
+        self._shown: tuple[Progress, TaskID] | None = None
+        self._wanted = wanted
+
+    def advance(self, amount: int, what: str) -> None:
+        self._done += amount
+        if not self._wanted:
+            return
+        if self._shown is None:
+            if time.monotonic() - self._begun < SHOW_AFTER_SECONDS:
+                return
+            self._shown = self._show()
+        progress, task = self._shown
+        progress.update(task, completed=self._done, description=what)
+
+    def _show(self) -> tuple[Progress, TaskID]:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        progress.start()
+        return progress, progress.add_task("", total=self._total)
+
+    def close(self) -> None:
+        if self._shown is not None:
+            self._shown[0].stop()
+            self._shown = None
+
+
+@contextmanager
+def progress_bar(total: int, *, hidden: bool = False) -> Iterator[Bar]:
+    """A bar over `total` bytes, gone when the block ends."""
+    bar = Bar(total, wanted=not hidden and sys.stderr is not None and sys.stderr.isatty())
+    try:
+        yield bar
+    finally:
+        bar.close()

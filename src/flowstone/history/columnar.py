@@ -1,0 +1,170 @@
+"""Pieces as Arrow record batches of one schema, for Parquet and CSV.
+
+Two shapes, as in `xlog/columns.py`: generic for rows of any space, typed for the rows of one. The definition of a space
+may change along the log; `typed_schema` reads ahead and puts the columns of all definitions together by name.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from flowstone.box.schema import SpaceDefinition
+from flowstone.errors import FlowstoneError
+from flowstone.history.reading import Piece
+from flowstone.history.tables import UnknownColumn
+from flowstone.iproto import scan as rows_of
+from flowstone.iproto.json_text import json_column
+from flowstone.xlog.columns import GENERIC_SCHEMA, Column, ColumnOptions, TypedDecoder, generic_batch
+from flowstone.xlog.meta import FileType
+
+MESSAGEPACK_COLUMNS = frozenset(("key", "tuple", "operations", "_key", "_operations"))
+"""Binary columns that hold MessagePack."""
+
+LAST_COLUMNS = ("_extra", "_key", "_operations")
+
+
+class ColumnConflict(FlowstoneError):
+    """Two definitions of a space give one column two types."""
+
+
+@dataclass
+class TypedShape:
+    """The rows of one space as columns of its fields. `wanted` limits the columns by name."""
+
+    options: ColumnOptions = field(default_factory=ColumnOptions)
+    wanted: Collection[str] | None = None
+    _decoders: dict[tuple[SpaceDefinition | None, bool], TypedDecoder] = field(default_factory=dict)
+
+    def schema(self, pieces: Iterable[Piece]) -> pa.Schema:
+        """The columns of all definitions that rows of the pieces have; where one lacks a column, it is null."""
+        found: list[TypedDecoder] = []
+        for piece in pieces:
+            decoder = self._decoder(piece)
+            if decoder not in found:
+                found.append(decoder)
+        schema = _united([decoder.schema for decoder in found or [TypedDecoder(())]])
+        return schema if self.wanted is None else _limited(schema, self.wanted)
+
+    def batches(self, pieces: Iterable[Piece], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows, under the schema that `schema()` gave for the same pieces."""
+        for piece in pieces:
+            batch = self._decoder(piece).batch(piece.slab, piece.rows)
+            yield pa.RecordBatch.from_arrays([_column(batch, each) for each in schema], schema=schema)
+
+    def _decoder(self, piece: Piece) -> TypedDecoder:
+        space = piece.schema.get(int(piece.slab.cells[rows_of.SPACE_ID, piece.rows[0]]))
+        partial = piece.meta.file_type is not FileType.SNAP
+        decoder = self._decoders.get((space, partial))
+        if decoder is None:
+            decoder = self._decoders[space, partial] = _decoder(space, partial, self.options)
+        return decoder
+
+
+def _decoder(space: SpaceDefinition | None, partial: bool, options: ColumnOptions) -> TypedDecoder:
+    """Of a space that is not defined here nothing is known: its fields all go to `_extra`."""
+    if space is None:
+        return TypedDecoder((), partial=partial, options=options)
+    columns = [Column(each.name, each.type, each.is_nullable) for each in space.fields]
+    primary = space.primary_key
+    key_fields = [part.field for part in primary.parts] if primary is not None else []
+    return TypedDecoder(columns, key_fields=key_fields, partial=partial, options=options)
+
+
+def _united(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    fields: dict[str, pa.Field] = {}
+    for schema in schemas:
+        for each in schema:
+            known = fields.setdefault(each.name, each)
+            if known.type != each.type:
+                raise ColumnConflict(
+                    f"column {each.name!r} is {known.type} in one definition of the space and {each.type} in another",
+                    hint="cut the log where the space was altered, with --from and --to",
+                )
+            fields[each.name] = known.with_nullable(known.nullable or each.nullable)
+    everywhere = [name for name in fields if all(name in schema.names for schema in schemas)]
+    united = [each if name in everywhere else each.with_nullable(True) for name, each in fields.items()]
+    last = [each for each in united if each.name in LAST_COLUMNS]
+    return pa.schema([*(each for each in united if each.name not in LAST_COLUMNS), *last])
+
+
+def _limited(schema: pa.Schema, wanted: Collection[str]) -> pa.Schema:
+    unknown = sorted(set(wanted) - set(schema.names))
+    if unknown:
+        raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in wanted])
+
+
+def _column(batch: pa.RecordBatch, wanted: pa.Field) -> pa.Array:
+    at = batch.schema.get_field_index(wanted.name)
+    return batch.column(at) if at >= 0 else pa.nulls(len(batch), wanted.type)
+
+
+SPACE_COLUMN = pa.field("space", pa.string())
+_SPACE_AT = GENERIC_SCHEMA.get_field_index("space_id") + 1
+
+
+@dataclass
+class GenericShape:
+    """Rows of any space: MessagePack as binary, and the name of the space beside its id."""
+
+    wanted: Collection[str] | None = None
+
+    def schema(self) -> pa.Schema:
+        schema = GENERIC_SCHEMA.insert(_SPACE_AT, SPACE_COLUMN)
+        return schema if self.wanted is None else _limited(schema, self.wanted)
+
+    def batches(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+        schema = self.schema()
+        for piece in pieces:
+            batch = generic_batch(piece.slab, piece.rows)
+            batch = batch.add_column(_SPACE_AT, SPACE_COLUMN, _space_names(piece))
+            yield batch.select(schema.names)
+
+
+def _space_names(piece: Piece) -> pa.Array:
+    space_ids = piece.slab.cells[rows_of.SPACE_ID, piece.rows]
+    distinct, places = np.unique(space_ids, return_inverse=True)
+    spaces = [piece.schema.get(space_id) for space_id in distinct.tolist()]
+    names = pa.array([space.name if space is not None else None for space in spaces], pa.string())
+    return names.take(pa.array(places))
+
+
+def text_schema(schema: pa.Schema) -> pa.Schema:
+    """What `text_batch` makes of `schema`: columns that a text file can hold."""
+    return pa.schema([each.with_type(_text_type(each.type)) for each in schema])
+
+
+def text_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """MessagePack as JSON, other bytes in base64."""
+    arrays = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_binary(column.type):
+            column = _json(column) if name in MESSAGEPACK_COLUMNS else _base64(column)
+        arrays.append(column.cast(_text_type(column.type)))
+    return pa.RecordBatch.from_arrays(arrays, schema=text_schema(batch.schema))
+
+
+def _text_type(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_binary(kind) or pa.types.is_dictionary(kind) else kind
+
+
+def _base64(column: pa.Array) -> pa.Array:
+    return pa.array([None if each is None else b64encode(each).decode() for each in column.to_pylist()], pa.string())
+
+
+def _json(column: pa.Array) -> pa.Array:
+    if column.null_count == len(column):
+        return pa.nulls(len(column), pa.string())
+    _, offsets_buffer, data = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    valid = np.asarray(column.is_valid())
+    starts = np.where(valid, offsets[:-1], -1)
+    text_offsets, text = json_column(np.frombuffer(data, np.uint8), starts, offsets[1:])
+    mask = pa.py_buffer(np.packbits(valid.view(np.uint8), bitorder="little"))
+    buffers = [mask, pa.py_buffer(text_offsets.astype(np.int32)), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.string(), len(column), buffers)

@@ -1,0 +1,163 @@
+"""Rows one by one, decoded, with the definition of their space: what the readable formats are written from.
+
+Relies on `Reading` for the pieces. Names are those in force as of the row. Nothing here is fast: formats for machines
+work on whole pieces instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flowstone.box.schema import SpaceDefinition
+from flowstone.errors import RemoteProtocolError
+from flowstone.history.reading import Piece
+from flowstone.iproto import scan as rows_of
+from flowstone.iproto.constants import Flag, Key, RaftKey, RequestType, type_name
+from flowstone.iproto.msgpack import unpack_body
+from flowstone.iproto.row import Row
+from flowstone.iproto.scan import Cells
+from flowstone.xlog.errors import DamagedFile
+from flowstone.xlog.reader import Slab
+
+_KEY_NAMES = {key.value: key.name.lower() for key in Key} | {Key.OPS.value: "operations"}
+_RAFT_NAMES = {key.value: key.name.lower() for key in RaftKey}
+_RAFT_STATES = {1: "follower", 2: "candidate", 3: "leader"}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row, the definition of its space where it is known, and a number that its transaction's rows share."""
+
+    row: Row
+    body: dict[int, Any]
+    space: SpaceDefinition | None
+    transaction: tuple[int, int]
+
+    @property
+    def is_alone(self) -> bool:
+        """The row is a transaction of its own."""
+        return self.row.is_commit and self.row.tsn == self.row.lsn
+
+    @property
+    def space_id(self) -> int | None:
+        return self.body.get(Key.SPACE_ID) if self.row.type != RequestType.RAFT else None
+
+    @property
+    def operations(self) -> Sequence[Any] | None:
+        """What an UPDATE or UPSERT does; an UPDATE keeps it where other rows keep their tuple."""
+        return self.body.get(Key.TUPLE if self.row.type == RequestType.UPDATE else Key.OPS)
+
+    @property
+    def tuple(self) -> Sequence[Any] | None:
+        return None if self.row.type == RequestType.UPDATE else self.body.get(Key.TUPLE)
+
+    def plain_body(self) -> dict[str, Any]:
+        """The body under the names of its keys, in the order of the file, with the name of the space."""
+        if self.row.type == RequestType.RAFT:
+            return _raft_body(self.body)
+        body: dict[str, Any] = {}
+        for key, value in self.body.items():
+            body[_KEY_NAMES.get(key, str(key))] = value
+            if key == Key.SPACE_ID and self.space is not None:
+                body["space"] = self.space.name
+        return body
+
+    def named_body(self) -> dict[str, Any]:
+        """The same with field names: tuples and keys as maps, operations on fields by name."""
+        body = self.plain_body()
+        if self.space_id is None:
+            return body
+        if self.row.type == RequestType.UPDATE and "tuple" in body:
+            body["operations"] = body.pop("tuple")
+        if self.space is None:
+            return body
+        names = self.space.field_names
+        if isinstance(body.get("tuple"), tuple):
+            body["tuple"] = name_fields(names, body["tuple"])
+        if isinstance(body.get("key"), tuple):
+            body["key"] = name_fields(self._key_names(), body["key"])
+        if isinstance(body.get("operations"), tuple):
+            base = body.pop("index_base", 0)
+            body["operations"] = [_named_operation(each, names, base) for each in body["operations"]]
+        return body
+
+    def _key_names(self) -> list[str]:
+        if self.space is None:
+            return []
+        wanted, names = self.body.get(Key.INDEX_ID, 0), self.space.field_names
+        index = next((each for each in self.space.indexes if each.id == wanted), None)
+        fields = [part.field for part in index.parts] if index is not None else []
+        return [names[field] if field < len(names) else str(field + 1) for field in fields]
+
+
+def header_of(record: Record) -> list[tuple[str, Any]]:
+    """Names and values of the row's header, as `tt cat` shows them, and the flags of synchronous replication."""
+    row = record.row
+    header: list[tuple[str, Any]] = [("lsn", row.lsn)] if row.lsn else []
+    header += [("commit", True)] if row.is_commit and not record.is_alone else []
+    header += [("wait_sync", True)] if row.flags & Flag.WAIT_SYNC else []
+    header += [("wait_ack", True)] if row.flags & Flag.WAIT_ACK else []
+    header += [("replica_id", row.replica_id)] if row.replica_id else []
+    header += [("group_id", row.group_id)] if row.group_id else []
+    header.append(("type", type_name(row.type)))
+    header += [("tsn", row.tsn)] if not record.is_alone else []
+    header += [("timestamp", row.timestamp)] if row.timestamp else []
+    return header
+
+
+def name_fields(names: Sequence[str], values: Sequence[Any]) -> dict[str | int, Any]:
+    """`values` by name; those without one by their number, counted from 1 as in Lua."""
+    return {names[at] if at < len(names) else at + 1: value for at, value in enumerate(values)}
+
+
+def records(pieces: Iterable[Piece]) -> Iterator[Record]:
+    """Every row of the pieces, in order."""
+    slab: Slab | None = None
+    number, numbers = 0, np.empty(0, np.int64)
+    for piece in pieces:
+        if piece.slab is not slab:
+            slab, number, numbers = piece.slab, number + 1, transaction_numbers(piece.slab)
+        shared = numbers[piece.rows].tolist()
+        for row, transaction in zip(slab.rows(piece.rows), shared, strict=True):
+            body = _body(piece, row)
+            space_id = body.get(Key.SPACE_ID) if row.type != RequestType.RAFT else None
+            space = piece.schema.get(space_id) if isinstance(space_id, int) else None
+            yield Record(row, body, space, (number, transaction))
+
+
+def transaction_numbers(slab: Slab) -> Cells:
+    """Per row of the slab the number of its transaction; a transaction is never split between slabs."""
+    commits = slab.cells[rows_of.FLAGS] & rows_of.COMMIT
+    numbers: Cells = np.cumsum(commits) - commits
+    return numbers
+
+
+def _body(piece: Piece, row: Row) -> dict[int, Any]:
+    try:
+        return unpack_body(row.body)
+    except RemoteProtocolError as error:
+        lsns = piece.slab.cells[rows_of.LSN]
+        block = piece.slab.cells[rows_of.SPAN, int(np.flatnonzero(lsns == row.lsn)[0])]
+        what = f"the body of row {row.lsn} of replica {row.replica_id} is malformed ({error})"
+        raise DamagedFile(piece.slab.path, int(piece.slab.offsets[block]), what) from error
+
+
+def _raft_body(body: dict[int, Any]) -> dict[str, Any]:
+    named = {_RAFT_NAMES.get(key, str(key)): value for key, value in body.items()}
+    if named.get("state") in _RAFT_STATES:
+        named["state"] = _RAFT_STATES[named["state"]]
+    return named
+
+
+def _named_operation(operation: Any, names: Sequence[str], base: int) -> Any:
+    if not isinstance(operation, tuple) or len(operation) < 2 or type(operation[1]) is not int:
+        return operation
+    field = operation[1] - base
+    # A number from the end means another field in every tuple.
+    if operation[1] < 0 or not 0 <= field < len(names):
+        return operation
+    return (operation[0], names[field], *operation[2:])

@@ -1,0 +1,49 @@
+"""Pieces as JSON lines: the kernel's text, or, where field names are asked for, that text with tuples as objects.
+
+The shape is that of `tarantoolctl cat --format=json` with additions (`docs/json-output.md`). A piece is turned into
+text independently of any other, so workers may do several at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from flowstone.errors import RemoteProtocolError
+from flowstone.history.reading import Piece
+from flowstone.history.records import name_fields
+from flowstone.iproto import scan as rows_of
+from flowstone.iproto.json_rows import json_lines
+from flowstone.xlog.errors import DamagedFile
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def json_text(piece: Piece, *, names: bool = False) -> memoryview:
+    """A line per row, each ended by a newline."""
+    space_names = {space.id: space.name for space in piece.schema}
+    try:
+        lines = json_lines(piece.slab.buf, piece.slab.cells, piece.rows, space_names)
+    except RemoteProtocolError as error:
+        block = piece.slab.cells[rows_of.SPAN, piece.rows[0]]
+        raise DamagedFile(piece.slab.path, int(piece.slab.offsets[block]), f"in it or behind it, {error}") from error
+    if not names:
+        return lines
+    text = str(lines, "utf-8")
+    return memoryview("".join(_named(line, piece) + "\n" for line in text.split("\n") if line).encode())
+
+
+def _named(line: str, piece: Piece) -> str:
+    row = json.loads(line)
+    body = row.get("BODY", {})
+    space = piece.schema.get(body["space_id"]) if "space_id" in body else None
+    if space is not None and row["HEADER"]["type"] != "UPDATE" and isinstance(body.get("tuple"), list):
+        body["tuple"] = _as_object(space.field_names, body["tuple"])
+    text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+    # A byte that is not UTF-8 came as \udcXX and stays so: no encoder takes half of a pair.
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _as_object(names: tuple[str, ...], values: list[Any]) -> dict[str | int, Any]:
+    return name_fields(names, values)
