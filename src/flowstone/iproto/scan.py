@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.kernel import kernel
 from flowstone.iproto.limits import ROW_HEADER_SIZE_MAX
+from flowstone.iproto.wide import big16, big32, big64, byte, inlined
 
 Bytes = NDArray[np.uint8]
 Cells = NDArray[np.int64]
@@ -50,6 +51,10 @@ DONE, FULL, MALFORMED = 0, 1, 2
 """Why a scan stopped: nothing left; no room left in the table; the bytes at the returned offset are no row."""
 
 
+NO_VALUE = 255
+"""In the table of lengths: no value starts with this byte."""
+
+
 def _marker_tables() -> tuple[Bytes, Bytes, Bytes]:
     """Per first byte of a value: fixed bytes that follow, children that follow, bytes of an explicit length."""
     fixed, children, length = np.zeros((3, 256), np.uint8)
@@ -73,15 +78,15 @@ def _marker_tables() -> tuple[Bytes, Bytes, Bytes]:
         length[marker], children[marker] = size, 1
     for marker, size in ((0xDE, 2), (0xDF, 4)):
         length[marker], children[marker] = size, 2
-    length[0xC1] = 255  # never a value
+    length[0xC1] = NO_VALUE
     return fixed, children, length
 
 
 FIXED, CHILDREN, LENGTH = _marker_tables()
 
 
-@kernel
-def skip_value(buf: Bytes, at: int, end: int) -> int:
+@inlined
+def value_end(buf: Bytes, at: int, end: int) -> int:
     """The offset behind the value at `at`, or -1 where it is malformed or does not end by `end`.
 
     Without a stack: each value consumes at least a byte, so nesting costs nothing and cannot run away.
@@ -90,80 +95,81 @@ def skip_value(buf: Bytes, at: int, end: int) -> int:
     while todo > 0:
         if at >= end:
             return -1
-        marker = buf[at]
+        marker = byte(buf, at)
         at += 1
-        width = LENGTH[marker]
+        width = byte(LENGTH, marker)
         if width == 0:
-            at += FIXED[marker]
-            todo += CHILDREN[marker] - 1
+            at += byte(FIXED, marker)
+            todo += byte(CHILDREN, marker) - 1
         else:
-            if width == 255 or at + width > end:
+            if width == NO_VALUE or at + width > end:
                 return -1
-            count = np.int64(0)
-            for i in range(width):
-                count = (count << 8) | buf[at + i]
+            count = byte(buf, at) if width == 1 else (big16(buf, at) if width == 2 else big32(buf, at))
             at += width
-            if CHILDREN[marker]:
-                todo += count * CHILDREN[marker] - 1
+            children = byte(CHILDREN, marker)
+            todo -= 1
+            if children:
+                todo += count * children
             else:
-                at += count + FIXED[marker]
-                todo -= 1
+                at += count + byte(FIXED, marker)
     return at if at <= end else -1
 
 
 @kernel
-def read_uint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
-    """An unsigned number below 2^63 and the offset behind it; the offset is -1 where there is none."""
+def skip_value(buf: Bytes, at: int, end: int) -> int:
+    """`value_end`, for callers that are no kernels."""
+    return value_end(buf, at, end)
+
+
+@inlined
+def read_unsigned(buf: Bytes, at: int, end: int) -> tuple[int, int]:
+    """An unsigned number, above 2^63 as its negative twin, and the offset behind it; -1 where there is none."""
     if at >= end:
         return 0, -1
-    marker = buf[at]
+    marker = byte(buf, at)
     if marker < 0x80:
-        return np.int64(marker), at + 1
+        return marker, at + 1
     if marker < 0xCC or marker > 0xCF:
         return 0, -1
-    width = 1 << (marker - 0xCC)
-    if at + 1 + width > end:
+    after = at + 1 + (1 << (marker - 0xCC))
+    if after > end:
         return 0, -1
-    value = np.int64(0)
-    for i in range(width):
-        value = (value << 8) | buf[at + 1 + i]
-    return value, (at + 1 + width if value >= 0 else -1)
+    if marker == 0xCC:
+        return byte(buf, at + 1), after
+    if marker == 0xCD:
+        return big16(buf, at + 1), after
+    if marker == 0xCE:
+        return big32(buf, at + 1), after
+    return int(np.uint64(big64(buf, at + 1)).view(np.int64)), after
 
 
-@kernel
-def read_tsn(buf: Bytes, at: int, end: int) -> tuple[int, int]:
-    """TSN as it stands in the header: a difference modulo 2^64, returned as a signed number."""
-    if at + 9 <= end and buf[at] == 0xCF:
-        value = np.int64(0)
-        for i in range(8):
-            value = (value << 8) | buf[at + 1 + i]
-        return value, at + 9
-    return read_uint(buf, at, end)
+@inlined
+def read_uint(buf: Bytes, at: int, end: int) -> tuple[int, int]:
+    """An unsigned number below 2^63 and the offset behind it; the offset is -1 where there is none."""
+    value, after = read_unsigned(buf, at, end)
+    return value, (after if value >= 0 else -1)
 
 
-@kernel
+@inlined
 def read_map(buf: Bytes, at: int, end: int) -> tuple[int, int]:
     """The number of pairs of the map at `at` and the offset of its first key; the offset is -1 where there is none."""
     if at >= end:
         return 0, -1
-    marker = buf[at]
+    marker = byte(buf, at)
     if 0x80 <= marker <= 0x8F:
-        return np.int64(marker & 0x0F), at + 1
+        return marker & 0x0F, at + 1
     if marker == 0xDE and at + 3 <= end:
-        return (np.int64(buf[at + 1]) << 8) | buf[at + 2], at + 3
+        return big16(buf, at + 1), at + 3
     if marker == 0xDF and at + 5 <= end:
-        count = np.int64(0)
-        for i in range(4):
-            count = (count << 8) | buf[at + 1 + i]
-        return count, at + 5
+        return big32(buf, at + 1), at + 5
     return 0, -1
 
 
-@kernel
+@inlined
 def scan_header(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int:
     """Fills the header's lines of column `row`; the offset behind the header map, or -1."""
-    kind = np.int64(-1)
-    replica_id = group_id = lsn = tsn = timestamp = flags = np.int64(0)
+    kind = -1
+    replica_id = group_id = lsn = tsn = timestamp = flags = 0
     single = True
     cells[ROW_AT, row] = at
     limit = min(end, at + ROW_HEADER_SIZE_MAX)
@@ -171,21 +177,19 @@ def scan_header(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int:
     if at < 0:
         return -1
     for _ in range(pairs):
-        if at >= limit:
+        key, at = read_uint(buf, at, limit)  # real readers refuse keys that are no numbers, too
+        if at < 0:
             return -1
-        key = buf[at]
         if key == Key.TIMESTAMP:
-            if at + 10 > limit or buf[at + 1] != 0xCB:
+            if at + 9 > limit or byte(buf, at) != 0xCB:
                 return -1
-            timestamp = np.int64(0)
-            for i in range(8):
-                timestamp = (timestamp << 8) | buf[at + 2 + i]
-            at += 10
+            timestamp = int(np.uint64(big64(buf, at + 1)).view(np.int64))
+            at += 9
         elif key == Key.TSN:
-            tsn, at = read_tsn(buf, at + 1, limit)
+            tsn, at = read_unsigned(buf, at, limit)  # a difference modulo 2^64
             single = False
         elif key <= Key.STREAM_ID and key != Key.SERVER_VERSION:
-            value, at = read_uint(buf, at + 1, limit)
+            value, at = read_uint(buf, at, limit)
             if key == Key.REQUEST_TYPE:
                 kind = value
             elif key == Key.REPLICA_ID:
@@ -197,55 +201,49 @@ def scan_header(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int:
             elif key == Key.FLAGS:
                 flags = value
         else:
-            at = skip_value(buf, at, limit)
-            if at >= 0:
-                at = skip_value(buf, at, limit)
+            at = value_end(buf, at, limit)
         if at < 0:
             return -1
     cells[TYPE, row] = kind
     cells[REPLICA_ID, row] = replica_id
     cells[GROUP_ID, row] = group_id
     cells[LSN, row] = lsn
-    cells[TSN, row] = lsn - tsn
+    cells[TSN, row] = np.int64(lsn) - np.int64(tsn)
     cells[TIMESTAMP, row] = timestamp
     cells[FLAGS, row] = flags | COMMIT if single else flags
     cells[SINGLE, row] = 1 if single else 0
     return at if kind >= 0 else -1
 
 
-@kernel
+@inlined
 def scan_body(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int:
     """Fills the body's lines of column `row`; the offset behind the body map, or -1. `at` may be `end`: no body."""
-    space_id = key_at = key_end = tuple_at = tuple_end = ops_at = ops_end = np.int64(-1)
-    index_id = index_base = np.int64(0)
-    pairs = np.int64(0)
+    space_id = key_at = key_end = tuple_at = tuple_end = ops_at = ops_end = -1
+    index_id = index_base = pairs = 0
     if at < end:
         pairs, at = read_map(buf, at, end)
         if at < 0:
             return -1
     for _ in range(pairs):
-        if at >= end:
+        key, value_at = read_unsigned(buf, at, end)
+        if value_at < 0:  # a body of a type that we know nothing of
+            key, value_at = -1, value_end(buf, at, end)
+        if value_at < 0:
             return -1
-        key = buf[at]
-        if key == Key.TUPLE or key == Key.KEY or key == Key.OPS:
-            after = skip_value(buf, at + 1, end)
-            if key == Key.TUPLE:
-                tuple_at, tuple_end = at + 1, after
-            elif key == Key.KEY:
-                key_at, key_end = at + 1, after
-            else:
-                ops_at, ops_end = at + 1, after
-            at = after
-        elif key == Key.SPACE_ID:
-            space_id, at = read_uint(buf, at + 1, end)
+        if key == Key.SPACE_ID:
+            space_id, at = read_uint(buf, value_at, end)
         elif key == Key.INDEX_ID:
-            index_id, at = read_uint(buf, at + 1, end)
+            index_id, at = read_uint(buf, value_at, end)
         elif key == Key.INDEX_BASE:
-            index_base, at = read_uint(buf, at + 1, end)
+            index_base, at = read_uint(buf, value_at, end)
         else:
-            at = skip_value(buf, at, end)
-            if at >= 0:
-                at = skip_value(buf, at, end)
+            at = value_end(buf, value_at, end)
+            if key == Key.TUPLE:
+                tuple_at, tuple_end = value_at, at
+            elif key == Key.KEY:
+                key_at, key_end = value_at, at
+            elif key == Key.OPS:
+                ops_at, ops_end = value_at, at
         if at < 0:
             return -1
     cells[SPACE_ID, row] = space_id
@@ -258,9 +256,7 @@ def scan_body(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int:
 
 
 @kernel
-def scan_spans(
-    buf: Bytes, spans: Cells, span: int, at: int, cells: Cells, row: int
-) -> tuple[int, int, int, int]:
+def scan_spans(buf: Bytes, spans: Cells, span: int, at: int, cells: Cells, row: int) -> tuple[int, int, int, int]:
     """Scans from offset `at` of span number `span` on, filling the table from column `row`.
 
     `spans[i]` is the (start, end) of one block's rows. Returns (span, at, row, why it stopped).
@@ -290,29 +286,43 @@ def scan_spans(
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The rows of a buffer. `wrong_at` is the offset of the first row that is none, or -1; what precedes it is good."""
+    """The rows of a buffer, and what is none of them.
+
+    `wrong` has the (number, offset) of each span that holds something else, the offset being that of the first thing
+    that is no row. Rows of such a span are not in the table, unless it is where the scan ended.
+    """
 
     buf: Bytes
     cells: Cells
-    wrong_at: int
+    wrong: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
-        return self.cells.shape[1]
+        return int(self.cells.shape[1])
 
 
 ROW_SIZE_GUESS = 64
 """Bytes per row that the first table is sized for; a wrong guess costs one copy of the table."""
 
 
-def scan(buf: Bytes, spans: Cells) -> Scan:
-    """All rows of `buf` inside `spans` (an n×2 table of start and end offsets, in ascending order)."""
+def scan(buf: Bytes, spans: Cells, *, leave_out_wrong: bool = False) -> Scan:
+    """All rows of `buf` inside `spans` (an n×2 table of start and end offsets, in ascending order).
+
+    Ends at the first thing that is no row, or, with `leave_out_wrong`, leaves its whole span out and goes on.
+    """
     total = int(np.sum(spans[:, 1] - spans[:, 0])) if len(spans) else 0
     cells: Cells = np.empty((LINES, total // ROW_SIZE_GUESS + 16), np.int64)
     span = at = row = 0
+    wrong: list[tuple[int, int]] = []
     while True:
         span, at, row, why = scan_spans(buf, spans, span, at, cells, row)
+        if why == MALFORMED:
+            wrong.append((span, at))
+            if leave_out_wrong:
+                row = int(np.searchsorted(cells[SPAN, :row], span))
+                at, span = int(spans[span, 1]), span + 1
+                continue
         if why != FULL:
-            return Scan(buf, cells[:, :row], at if why == MALFORMED else -1)
+            return Scan(buf, cells[:, :row], tuple(wrong))
         grown: Cells = np.empty((LINES, cells.shape[1] * 2), np.int64)
         grown[:, :row] = cells[:, :row]
         cells = grown

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import crc32c
 import zstandard
 
+from flowstone.iproto.kernel import kernel
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
-from flowstone.xlog.errors import BlockTooLarge
+from flowstone.iproto.wide import Bytes, big32, byte
+from flowstone.xlog.errors import BlockTooLarge, DamagedFile
 
 ROW_MAGIC = b"\xd5\xba\x0b\xab"
 ZROW_MAGIC = b"\xd5\xba\x0b\xba"
@@ -84,6 +86,75 @@ def encode_block(
     if is_compressed:
         payload = compressor.compress(payload)
     return encode_fixheader(is_compressed, len(payload), checksum(payload)), payload
+
+
+ZSTD_MAGIC = 0x28B52FFD
+ZSTD_BLOCK_SIZE_MAX = 128 * 1024
+_RUN, _COMPRESSED = 1, 2  # types of a zstd block, 0 is raw; a run is one byte and how often it stands there
+
+
+@kernel
+def frame_bound(buf: Bytes, at: int, end: int) -> int:
+    """The most that the zstd frame at `at` can unpack to; -1 unless it is one whole frame that ends at `end`.
+
+    Steps over the frame's own blocks (RFC 8878, 3.1.1), so no more memory than this is ever asked for on the word of
+    a few bytes, and a frame cut short is told from one that is too large before anything is unpacked.
+    """
+    if end - at < 6 or big32(buf, at) != ZSTD_MAGIC:
+        return -1
+    descriptor = byte(buf, at + 4)
+    single_segment, size_flag, dictionary_flag = descriptor >> 5 & 1, descriptor >> 6, descriptor & 3
+    size_width = 1 << size_flag if size_flag or single_segment else 0
+    at += 5 + (1 - single_segment) + ((1 << dictionary_flag) >> 1)
+    if at + size_width > end:
+        return -1
+    claimed = 256 if size_width == 2 else 0
+    for i in range(min(size_width, 7)):  # a claim of more than 7 bytes is beyond any bound
+        claimed += byte(buf, at + i) << (8 * i)
+    if size_width == 8 and byte(buf, at + 7):
+        return -1
+    at += size_width
+    bound, is_last = 0, 0
+    while not is_last:
+        if at + 3 > end:
+            return -1
+        head = byte(buf, at) | byte(buf, at + 1) << 8 | byte(buf, at + 2) << 16
+        is_last, kind, size = head & 1, head >> 1 & 3, head >> 3
+        if kind > _COMPRESSED or size > ZSTD_BLOCK_SIZE_MAX:
+            return -1
+        at += 3 + (1 if kind == _RUN else size)
+        bound += ZSTD_BLOCK_SIZE_MAX if kind == _COMPRESSED else size
+    if at + 4 * (descriptor >> 2 & 1) != end:  # a checksum may follow
+        return -1
+    if size_width == 0:
+        return bound
+    return claimed if claimed <= bound else -1
+
+
+def decompress(
+    decompressor: zstandard.ZstdDecompressor,
+    payload: bytes | memoryview,
+    bound: int,
+    size_max: int,
+    path: str,
+    offset: int,
+) -> bytes:
+    """The rows of a compressed block, whose `frame_bound` is `bound`; never allocates more than `size_max` bytes.
+
+    BlockTooLarge or DamagedFile say, for the block at `offset` of `path`, why there are none.
+    """
+    if bound < 0:
+        raise DamagedFile(path, offset, "its compressed rows are not one whole zstd frame")
+    try:
+        # Where the frame says how large it is, zstandard looks at nothing else.
+        if zstandard.frame_content_size(payload) <= size_max:
+            room = max(min(bound, size_max), 1)  # 0 would mean that the size must be in the frame
+            rows: bytes = decompressor.decompress(payload, max_output_size=room, allow_extra_data=False)
+            return rows
+    except zstandard.ZstdError as error:
+        if bound <= size_max:
+            raise DamagedFile(path, offset, f"its compressed rows cannot be unpacked ({error})") from error
+    raise BlockTooLarge(path, offset, bound, size_max)
 
 
 def encode_uint(value: int) -> bytes:

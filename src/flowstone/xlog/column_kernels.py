@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.iproto.kernel import kernel
-from flowstone.iproto.scan import INDEX_ID, KEY_AT, TUPLE_AT, TYPE, Bytes, Cells, skip_value
+from flowstone.iproto.scan import INDEX_ID, KEY_AT, TUPLE_AT, TYPE, Bytes, Cells, value_end
 
 Starts = NDArray[np.int32]
 Doubles = NDArray[np.float64]
@@ -70,14 +70,14 @@ def split_tuples(
             for part in range(min(count, key_fields.shape[0])):
                 if 0 <= key_fields[part] < fields:
                     starts[key_fields[part], i] = at
-                at = skip_value(buf, at, end)
+                at = value_end(buf, at, end)
             continue
         count, at = array_header(buf, at)
         if count < 0:
             return i, NO_ARRAY
         for f in range(min(count, fields)):
             starts[f, i] = at
-            at = skip_value(buf, at, end)
+            at = value_end(buf, at, end)
         for f in range(count, fields):
             starts[f, i] = -1
         starts[fields, i] = at if count > fields else -1
@@ -236,7 +236,7 @@ def span_copy(buf: Bytes, starts: Cells, ends: Cells, offsets: Starts, out: Byte
 def value_ends(buf: Bytes, starts: Starts, ends: Cells) -> None:
     """Where each value ends; -1 where there is none."""
     for i in range(starts.shape[0]):
-        ends[i] = skip_value(buf, np.int64(starts[i]), buf.shape[0]) if starts[i] >= 0 else -1
+        ends[i] = value_end(buf, np.int64(starts[i]), buf.shape[0]) if starts[i] >= 0 else -1
 
 
 @kernel
@@ -251,7 +251,7 @@ def gather_extra(buf: Bytes, starts: Starts, ends: Cells, out: Bytes, begins: Ce
         count, at = np.int64(0), np.int64(starts[i])
         while at < ends[i]:
             count += 1
-            at = skip_value(buf, at, ends[i])
+            at = value_end(buf, at, ends[i])
         out[at_out] = 0xDD
         for k in range(4):
             out[at_out + 1 + k] = np.uint8((count >> (24 - 8 * k)) & 0xFF)
@@ -353,7 +353,7 @@ def decimal_digits(buf: Bytes, at: int, digits: Bytes) -> tuple[int, int, bool, 
     if code != EXT_DECIMAL or length < 2:
         return 0, 0, False, WRONG_TYPE
     end = data + length
-    at = skip_value(buf, data, end)  # first: the scanner has not looked into extensions
+    at = value_end(buf, data, end)  # first: the scanner has not looked into extensions
     if at < 0 or at >= end:
         return 0, 0, False, WRONG_TYPE
     scale, what = read_int(buf, data)

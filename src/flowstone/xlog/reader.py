@@ -12,40 +12,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Self
 
 import numpy as np
 import zstandard
 
 from flowstone.iproto import scan as rowscan
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
-from flowstone.iproto.row import Row, RowError, decode_row
+from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.outside.disk import Disk, File
-from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE
+from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, ROW_MAGIC, decode_fixheader, decompress
 from flowstone.xlog.errors import BlockTooLarge, DamagedFile
 from flowstone.xlog.meta import HEADER_READ_SIZE, FileType, Meta, parse
 from flowstone.xlog.transactions import Transaction, group
 from flowstone.xlog.walk import (
     BLOCK_AT,
     BLOCK_COLUMNS,
+    CONTENT_BOUND,
     IS_ZSTD,
     NEED,
     PAYLOAD_AT,
     PAYLOAD_END,
-    read_uint,
     walk,
 )
 
 CHUNK_SIZE = 1024 * 1024
 """Bytes of the file per chunk: some 50 000 rows, enough to make calls cheap and few enough to stay in the caches."""
 
-BLOCKS_PER_CHUNK = 32 * 1024
-EXPANSION_GUESS = 8
-"""First guess of decompressed size over stored size. Servers do not write the content size into the frame."""
+CONTENT_SIZE = 32 * 1024 * 1024
+"""What the blocks of one chunk may unpack to, where it has more than one: few bytes can hold very many."""
 
-MAGIC_PREFIX = b"\xd5\xba\x0b"
-SEARCH_BYTES_MAX = 4 * 1024**3
-"""Bytes that may be checksummed while looking for a sound block behind damage, so that forged headers cannot stall."""
+BLOCKS_PER_CHUNK = 32 * 1024
+
+MAGIC_PREFIX = ROW_MAGIC[:3]
+
+SEARCH_FACTOR = 16
+"""Bytes checksummed in search of sound blocks behind damage, per byte of the file: forged headers cannot stall us."""
 
 
 class EndingKind(Enum):
@@ -86,7 +89,7 @@ class Slab:
     skipped: tuple[Skipped, ...] = ()
 
     def __len__(self) -> int:
-        return self.cells.shape[1]
+        return int(self.cells.shape[1])
 
     def rows(self, selected: Cells | None = None) -> Iterator[Row]:
         """The rows as objects, all or those of the given numbers."""
@@ -131,82 +134,53 @@ class Chunk:
         skipped: list[Skipped] = []
         payload, spans, offsets = self._unpack(skipped)
         buf: Bytes = np.frombuffer(payload, np.uint8)
-        while True:
-            found = rowscan.scan(buf, spans)
-            if found.wrong_at < 0:
-                return Slab(self.path, payload, buf, found.cells, offsets, tuple(skipped))
-            bad = int(np.searchsorted(spans[:, 0], found.wrong_at, side="right")) - 1
-            why = _row_problem(payload[found.wrong_at : int(spans[bad, 1])], found.wrong_at - int(spans[bad, 0]))
-            self._skip(int(offsets[bad]), why, skipped)
-            spans, offsets = np.delete(spans, bad, 0), np.delete(offsets, bad)
+        found = rowscan.scan(buf, spans, leave_out_wrong=self.force)
+        for span, wrong_at in found.wrong:
+            why = f"the row at byte {wrong_at - int(spans[span, 0])} of its rows is malformed"
+            self._skip(DamagedFile(self.path, int(offsets[span]), why), skipped)
+        return Slab(self.path, payload, buf, found.cells, offsets, tuple(skipped))
 
     def _unpack(self, skipped: list[Skipped]) -> tuple[bytes, Cells, Cells]:
+        """All rows' bytes, the span of each block in them, and the file offset of each such block."""
         blocks = self.blocks
         offsets = blocks[:, BLOCK_AT] + self.base
-        if not blocks[:, IS_ZSTD].any():
+        if not blocks[:, IS_ZSTD].any() and blocks[:, CONTENT_BOUND].max() <= self.block_size_max:
             return self.raw, np.ascontiguousarray(blocks[:, PAYLOAD_AT : PAYLOAD_END + 1]), offsets
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         kept: list[int] = []
         decompressor = zstandard.ZstdDecompressor()
+        raw = memoryview(self.raw)
         table = zip(offsets.tolist(), blocks.tolist(), strict=True)
-        for number, (offset, (_, start, end, is_zstd)) in enumerate(table):
-            stored = self.raw[start:end]
+        for number, (offset, (_, start, end, is_zstd, bound)) in enumerate(table):
+            stored = raw[start:end]
             try:
-                parts.append(self._decompress(decompressor, stored, offset) if is_zstd else stored)
+                if is_zstd:
+                    parts.append(decompress(decompressor, stored, bound, self.block_size_max, self.path, offset))
+                elif bound <= self.block_size_max:
+                    parts.append(stored)
+                else:
+                    raise BlockTooLarge(self.path, offset, bound, self.block_size_max)
                 kept.append(number)
-            except zstandard.ZstdError as error:
-                self._skip(offset, f"its compressed rows cannot be unpacked ({error})", skipped)
-        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-        spans = np.stack([np.concatenate([[0], ends[:-1]]).astype(np.int64), ends], axis=1)
-        return b"".join(parts), spans, offsets[kept]
+            except (BlockTooLarge, DamagedFile) as error:
+                self._skip(error, skipped)
+        edges = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=edges[1:])
+        return b"".join(parts), np.stack([edges[:-1], edges[1:]], axis=1), offsets[kept]
 
-    def _decompress(self, decompressor: zstandard.ZstdDecompressor, stored: bytes, offset: int) -> bytes:
-        size = zstandard.frame_content_size(stored)
-        if size > self.block_size_max:
-            raise BlockTooLarge(self.path, offset, size, self.block_size_max)
-        if size >= 0:
-            return decompressor.decompress(stored, max_output_size=self.block_size_max, allow_extra_data=False)
-        # No content size: guess, and grow while the frame does not fit. A broken frame fails at any size.
-        room = max(len(stored) * EXPANSION_GUESS, 4096)
-        while True:
-            try:
-                return decompressor.decompress(
-                    stored, max_output_size=min(room, self.block_size_max), allow_extra_data=False
-                )
-            except zstandard.ZstdError as error:
-                if "did not decompress full frame" not in str(error) or not _has_more(stored, room):
-                    raise
-                if room >= self.block_size_max:
-                    raise BlockTooLarge(self.path, offset, room, self.block_size_max) from error
-                room *= 4
-
-    def _skip(self, offset: int, why: str, skipped: list[Skipped]) -> None:
+    def _skip(self, error: BlockTooLarge | DamagedFile, skipped: list[Skipped]) -> None:
         if not self.force:
-            raise DamagedFile(self.path, offset, why)
-        place = int(np.searchsorted(self.blocks[:, BLOCK_AT] + self.base, offset))
-        skipped.append(Skipped(self.path, offset, self.base + int(self.blocks[place, PAYLOAD_END]), why))
+            raise error
+        assert error.offset is not None
+        number = int(np.searchsorted(self.blocks[:, BLOCK_AT], error.offset - self.base))
+        end = self.base + int(self.blocks[number, PAYLOAD_END])
+        skipped.append(Skipped(self.path, error.offset, end, _reason(error)))
 
 
-def _has_more(stored: bytes, room: int) -> bool:
-    """True if the frame really holds at least `room` bytes: a frame cut short says the same as one that is larger."""
-    reader = zstandard.ZstdDecompressor().stream_reader(stored)
-    seen = 0
-    while seen < room:
-        piece = reader.read(min(room - seen, CHUNK_SIZE))
-        if not piece:
-            return False
-        seen += len(piece)
-    return True
-
-
-def _row_problem(data: bytes, position: int) -> str:
-    """What is wrong with the row at the start of `data`, in words."""
-    try:
-        decode_row(data)
-        why = "not a row"
-    except RowError as error:
-        why = str(error)
-    return f"the row at byte {position} of its rows is malformed ({why})"
+def _reason(error: BlockTooLarge | DamagedFile) -> str:
+    """Why a block is skipped, without the file and the offset that the error names as well."""
+    if isinstance(error, DamagedFile):
+        return error.what
+    return f"it may hold {error.size} bytes, at most {error.limit} are allowed"
 
 
 @dataclass
@@ -224,11 +198,10 @@ class LogFile:
     block_size_max: int = BLOCK_SIZE_MAX
     ending: Ending | None = None
     skipped: list[Skipped] = field(default_factory=list)
+    _searched: int = field(default=0, init=False, repr=False)
 
     @classmethod
-    def open(
-        cls, disk: Disk, path: str, *, force: bool = False, block_size_max: int = BLOCK_SIZE_MAX
-    ) -> LogFile:
+    def open(cls, disk: Disk, path: str, *, force: bool = False, block_size_max: int = BLOCK_SIZE_MAX) -> LogFile:
         """Opens the file and reads its text header."""
         file = disk.open(path)
         try:
@@ -241,33 +214,55 @@ class LogFile:
     def close(self) -> None:
         self.file.close()
 
-    def __enter__(self) -> LogFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def chunks(self, start: int | None = None, end: int | None = None) -> Iterator[Chunk]:
-        """Sound blocks from `start` to `end`, both block boundaries as `ranges()` gives them; the whole file without."""
+        """Sound blocks from `start` to `end`, both block boundaries as `ranges()` gives them; the whole file without.
+
+        Whoever reads up to the end of the file is told how it ends, or that a snapshot is not complete.
+        """
         at = self.first_block if start is None else start
         size = self.file.size()
-        stop = size if end is None else end
+        stop = size if end is None else min(end, size)
         want = CHUNK_SIZE
         table: Cells = np.empty((BLOCKS_PER_CHUNK, BLOCK_COLUMNS), np.int64)
-        while end is None or at < end:
+        while at < stop or stop == size:
             raw = self.file.read_at(at, max(0, min(want, stop - at)))
             count, after, why = walk(np.frombuffer(raw, np.uint8), 0, table, 0, True)
             if count:
-                yield Chunk(self.path, raw, at, table[:count].copy(), self.block_size_max, self.force)
+                yield from self._pieces(raw, at, table[:count].copy())
                 at += after
                 want = CHUNK_SIZE
-            elif why == NEED and at + len(raw) < stop:
-                want = self._block_size(at, raw)
-            else:
-                resumed = self._irregular(at, size)
-                if resumed is None:
-                    return
-                at = resumed
+                continue
+            whole = self._size_of_block(at, raw, stop) if why == NEED else None
+            if whole is not None and whole > len(raw) and (len(raw) == want or at + len(raw) == stop):
+                want = whole
+                continue
+            resumed = self._irregular(at, size)
+            if resumed is None:
+                return
+            at, want = resumed, CHUNK_SIZE
+
+    def _pieces(self, raw: bytes, at: int, blocks: Cells) -> Iterator[Chunk]:
+        """The blocks as chunks that unpack to CONTENT_SIZE at most, or are one block."""
+        total = np.cumsum(np.maximum(blocks[:, CONTENT_BOUND], 0))
+        if len(blocks) == 1 or total[-1] <= CONTENT_SIZE:
+            yield Chunk(self.path, raw, at, blocks, self.block_size_max, self.force)
+            return
+        first = 0
+        while first < len(blocks):
+            before = int(total[first - 1]) if first else 0
+            behind = max(first + 1, int(np.searchsorted(total, before + CONTENT_SIZE, side="right")))
+            piece = blocks[first:behind].copy()
+            start = int(piece[0, BLOCK_AT])
+            part = raw[start : int(piece[-1, PAYLOAD_END])]
+            piece[:, : PAYLOAD_END + 1] -= start
+            yield Chunk(self.path, part, at + start, piece, self.block_size_max, self.force)
+            first = behind
 
     def slabs(self, start: int | None = None, end: int | None = None) -> Iterator[Slab]:
         """Decoded chunks, in order."""
@@ -288,35 +283,39 @@ class LogFile:
     def ranges(self, target_size: int) -> list[tuple[int, int]]:
         """Block-aligned ranges of about `target_size` bytes that decode independently; they cover the whole file."""
         cuts = [self.first_block]
-        at, size, want = self.first_block, self.file.size(), CHUNK_SIZE
+        at, size = self.first_block, self.file.size()
         table: Cells = np.empty((BLOCKS_PER_CHUNK, BLOCK_COLUMNS), np.int64)
-        while True:
-            raw = self.file.read_at(at, want)
+        while at < size:
+            raw = self.file.read_at(at, min(max(CHUNK_SIZE, FIXHEADER_SIZE), size - at))
             count, after, why = walk(np.frombuffer(raw, np.uint8), 0, table, 0, False)
-            if count == 0 and why == NEED and at + len(raw) < size:
-                want = self._block_size(at, raw)
-                continue
-            for block_end in (table[:count, PAYLOAD_END] + at).tolist():
-                if block_end - cuts[-1] >= target_size:
-                    cuts.append(block_end)
-            at, want = at + after, CHUNK_SIZE
-            if count == 0:
+            for block_at in (table[:count, BLOCK_AT] + at).tolist() if count else (at,):
+                if block_at - cuts[-1] >= target_size:
+                    cuts.append(block_at)
+            header = decode_fixheader(raw[:FIXHEADER_SIZE]) if why == NEED and not count else None
+            if not count and header is None:
                 break
+            at += FIXHEADER_SIZE + header.size if header else after
         # What is irregular from here on is for whoever reads the last range to judge: it goes to the end of the file.
-        return list(zip(cuts, [*cuts[1:], size], strict=True))
+        return list(zip(cuts, [*cuts[1:], max(size, cuts[-1])], strict=True))
 
-    def _block_size(self, at: int, raw: bytes) -> int:
-        """The size of the block at `at`, which is larger than what was read of it."""
-        if len(raw) < FIXHEADER_SIZE:
-            return FIXHEADER_SIZE
-        size, _ = read_uint(np.frombuffer(raw, np.uint8), 4, FIXHEADER_SIZE)
-        if size > self.block_size_max:
-            raise BlockTooLarge(self.path, at, size, self.block_size_max)
-        return FIXHEADER_SIZE + size
+    def _size_of_block(self, at: int, raw: bytes, stop: int) -> int | None:
+        """The size of the block at `at`, of which `raw` is a part; None if it goes on behind `stop`."""
+        if at + FIXHEADER_SIZE > stop:
+            return None
+        header = decode_fixheader(raw[:FIXHEADER_SIZE])
+        if header is None:
+            return FIXHEADER_SIZE if len(raw) < FIXHEADER_SIZE else None
+        if at + FIXHEADER_SIZE + header.size > stop:
+            return None
+        if header.size > self.block_size_max:
+            if self.force:
+                return None
+            raise BlockTooLarge(self.path, at, header.size, self.block_size_max)
+        return FIXHEADER_SIZE + header.size
 
     def _irregular(self, at: int, size: int) -> int | None:
         """Judges a place that is no sound block: the end (None), or, with `force`, where to go on."""
-        head = self.file.read_at(at, FIXHEADER_SIZE)
+        head = self.file.read_at(at, max(0, min(FIXHEADER_SIZE, size - at)))
         if head[:4] == EOF_MAGIC:
             if size > at + 4:
                 self._damage(at + 4, size, f"{size - at - 4} bytes follow the end marker")
@@ -326,7 +325,7 @@ class LogFile:
             self._end_without_marker(Ending(EndingKind.NO_MARKER, at))
             return None
         what = self._problem(at, head, size)
-        resumed = self._find_sound(at + 1, size)
+        resumed = self._find_sound(at, head, size, what)
         if resumed is None:
             self._end_without_marker(Ending(EndingKind.TORN, at, size - at, what))
             return None
@@ -335,7 +334,7 @@ class LogFile:
 
     def _end_without_marker(self, ending: Ending) -> None:
         """Fine for a log, which may be in use or cut by a crash. A snapshot is complete or worthless."""
-        if self.meta.file_type is not FileType.XLOG and not self.force:
+        if self.meta.file_type not in (FileType.XLOG, FileType.VYLOG) and not self.force:
             what = f"the file has no end marker, so it is not complete ({ending.what or 'it just stops'})"
             raise DamagedFile(self.path, ending.offset, what)
         self.ending = ending
@@ -349,42 +348,49 @@ class LogFile:
         """Why the bytes at `at` are no sound block, in words."""
         if len(head) < FIXHEADER_SIZE:
             return f"the file ends {len(head)} bytes into a block header"
-        if head[:3] != MAGIC_PREFIX or head[3] not in (0xAB, 0xBA):
-            return f"no block starts here (the bytes are {head[:4].hex()})"
-        stored, after = read_uint(np.frombuffer(head, np.uint8), 4, FIXHEADER_SIZE)
-        if after < 0:
-            return "the block header is garbled"
-        if at + FIXHEADER_SIZE + stored > size:
-            return f"the block says {stored} bytes, the file has {size - at - FIXHEADER_SIZE} left"
+        header = decode_fixheader(head)
+        if header is None:
+            garbled = head.startswith(MAGIC_PREFIX)
+            return (
+                "the block header is garbled" if garbled else f"no block starts here (the bytes are {head[:4].hex()})"
+            )
+        if at + FIXHEADER_SIZE + header.size > size:
+            return f"the block says {header.size} bytes, the file has {size - at - FIXHEADER_SIZE} left"
+        if header.size > self.block_size_max:
+            return f"the block says {header.size} bytes, at most {self.block_size_max} are allowed"
         return "the block's checksum does not match"
 
-    def _find_sound(self, start: int, size: int) -> int | None:
+    def _find_sound(self, damaged: int, head: bytes, size: int, what: str) -> int | None:
         """The offset of the next sound block or of an end marker that ends the file; None if there is neither."""
-        budget = SEARCH_BYTES_MAX
-        at = start
+        header = decode_fixheader(head)
+        # Mostly it is the rows that are damaged and not the length: what they say between must not be looked at.
+        if header is not None and self._is_sound(damaged + FIXHEADER_SIZE + header.size, size):
+            return damaged + FIXHEADER_SIZE + header.size
+        at = damaged + 1
         while at < size:
-            window = self.file.read_at(at, CHUNK_SIZE + len(MAGIC_PREFIX) - 1)
+            window = self.file.read_at(at, min(CHUNK_SIZE + len(MAGIC_PREFIX) - 1, size - at))
             found = window.find(MAGIC_PREFIX)
             while found >= 0:
-                checked = self._sound_block_size(at + found, size)
-                if checked > 0 or budget <= 0:
+                if self._is_sound(at + found, size):
                     return at + found
-                budget += checked - FIXHEADER_SIZE
+                if self._searched > SEARCH_FACTOR * size:
+                    if self.force:
+                        return None
+                    raise DamagedFile(self.path, damaged, f"{what}, and more of it follows than can be searched")
                 found = window.find(MAGIC_PREFIX, found + 1)
             at += CHUNK_SIZE
-        if size - 4 >= start and self.file.read_at(size - 4, 4) == EOF_MAGIC:
-            return size - 4
-        return None
+        return size - 4 if size - 4 > damaged and self._is_sound(size - 4, size) else None
 
-    def _sound_block_size(self, at: int, size: int) -> int:
-        """The size of the sound block at `at`; where there is none, minus the bytes read to find that out."""
-        head = np.frombuffer(self.file.read_at(at, FIXHEADER_SIZE), np.uint8)
-        if len(head) < FIXHEADER_SIZE:
-            return 0
-        stored, after = read_uint(head, 4, FIXHEADER_SIZE)
-        if after < 0 or stored > self.block_size_max or at + FIXHEADER_SIZE + stored > size:
-            return 0
-        raw = self.file.read_at(at, FIXHEADER_SIZE + stored)
+    def _is_sound(self, at: int, size: int) -> bool:
+        """True if a sound block stands at `at`, or the end marker right at the end of the file."""
+        head = self.file.read_at(at, min(FIXHEADER_SIZE, size - at)) if at < size else b""
+        self._searched += len(head)
+        header = decode_fixheader(head)
+        if header is None:
+            return head == EOF_MAGIC
+        if header.size > self.block_size_max or at + FIXHEADER_SIZE + header.size > size:
+            return False
+        raw = self.file.read_at(at, FIXHEADER_SIZE + header.size)
+        self._searched += len(raw)
         table: Cells = np.empty((1, BLOCK_COLUMNS), np.int64)
-        count, after, _ = walk(np.frombuffer(raw, np.uint8), 0, table, 0, True)
-        return after if count else -len(raw)
+        return walk(np.frombuffer(raw, np.uint8), 0, table, 0, True)[0] == 1

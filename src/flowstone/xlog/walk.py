@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from flowstone.iproto.kernel import kernel
 from flowstone.iproto.scan import Bytes, Cells, read_uint
-from flowstone.xlog.block import FIXHEADER_SIZE
+from flowstone.iproto.wide import big32
+from flowstone.xlog.block import FIXHEADER_SIZE, ROW_MAGIC, ZROW_MAGIC, frame_bound
 
-ROW_MAGIC_BYTE, ZROW_MAGIC_BYTE = 0xAB, 0xBA
+ROW_WORD, ZROW_WORD = int.from_bytes(ROW_MAGIC, "big"), int.from_bytes(ZROW_MAGIC, "big")
 
-# Columns of the table of blocks; offsets are into the walked buffer.
-BLOCK_AT, PAYLOAD_AT, PAYLOAD_END, IS_ZSTD = range(4)
-BLOCK_COLUMNS = 4
+# Columns of the table of blocks; offsets are into the walked buffer. CONTENT_BOUND is the most bytes that the rows can
+# have, -1 where a compressed payload is not one whole frame.
+BLOCK_AT, PAYLOAD_AT, PAYLOAD_END, IS_ZSTD, CONTENT_BOUND = range(5)
+BLOCK_COLUMNS = 5
 
 FULL, NEED, OTHER = 0, 1, 2
 """Why a walk stopped: no room in the table; the block goes on behind the buffer; what stands here is no sound block."""
@@ -47,10 +49,7 @@ def checksum(buf: Bytes, at: int, end: int) -> int:
     crc = np.int64(0)
     while at + 8 <= end:
         crc ^= (
-            np.int64(buf[at])
-            | np.int64(buf[at + 1]) << 8
-            | np.int64(buf[at + 2]) << 16
-            | np.int64(buf[at + 3]) << 24
+            np.int64(buf[at]) | np.int64(buf[at + 1]) << 8 | np.int64(buf[at + 2]) << 16 | np.int64(buf[at + 3]) << 24
         )
         crc = np.int64(
             CRC[7, crc & 0xFF]
@@ -66,7 +65,7 @@ def checksum(buf: Bytes, at: int, end: int) -> int:
     while at < end:
         crc = np.int64(CRC[0, (crc ^ buf[at]) & 0xFF]) ^ (crc >> 8)
         at += 1
-    return crc
+    return int(crc)
 
 
 @kernel
@@ -79,15 +78,14 @@ def walk(buf: Bytes, at: int, blocks: Cells, count: int, verify: bool) -> tuple[
     while count < blocks.shape[0]:
         if at + FIXHEADER_SIZE > limit:
             return count, at, NEED
-        if buf[at] != 0xD5 or buf[at + 1] != 0xBA or buf[at + 2] != 0x0B:
-            return count, at, OTHER
-        if buf[at + 3] != ROW_MAGIC_BYTE and buf[at + 3] != ZROW_MAGIC_BYTE:
+        magic = big32(buf, at)
+        if magic != ROW_WORD and magic != ZROW_WORD:
             return count, at, OTHER
         payload = at + FIXHEADER_SIZE
         size, after = read_uint(buf, at + 4, payload)
         if after >= 0:
             _, after = read_uint(buf, after, payload)
-        crc = np.int64(0)
+        crc = 0
         if after >= 0:
             crc, after = read_uint(buf, after, payload)
         if after < 0:
@@ -99,7 +97,8 @@ def walk(buf: Bytes, at: int, blocks: Cells, count: int, verify: bool) -> tuple[
         blocks[count, BLOCK_AT] = at
         blocks[count, PAYLOAD_AT] = payload
         blocks[count, PAYLOAD_END] = payload + size
-        blocks[count, IS_ZSTD] = 1 if buf[at + 3] == ZROW_MAGIC_BYTE else 0
+        blocks[count, IS_ZSTD] = 1 if magic == ZROW_WORD else 0
+        blocks[count, CONTENT_BOUND] = frame_bound(buf, payload, payload + size) if magic == ZROW_WORD else size
         count += 1
         at = payload + size
     return count, at, FULL
