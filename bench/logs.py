@@ -23,7 +23,8 @@ GENERATE = """
 box.cfg{{log='server.log', wal_max_size=8*1024*1024*1024, memtx_memory=2*1024*1024*1024, checkpoint_count=100}}
 local ffi, fiber = require('ffi'), require('fiber')
 local s = box.schema.space.create('people', {{format={{
-    {{'id', 'unsigned'}}, {{'name', 'string'}}, {{'email', 'string'}}, {{'amount', 'double'}}, {{'age', 'unsigned'}}}}}})
+    {{'id', 'unsigned'}}, {{'name', 'string'}}, {{'email', 'string'}}, {{'amount', 'double'}},
+    {{'age', 'unsigned'}}}}}})
 s:create_index('pk')
 local function insert(n)
     s:insert{{n, 'name'..n, 'user'..n..'@example.com', ffi.cast('double', n % 9999991 / 100), n % 90}}
@@ -43,7 +44,7 @@ for w = 1, 20 do
     writers[w]:set_joinable(true)
 end
 for _, writer in ipairs(writers) do writer:join() end
-{finally}
+{after}
 os.exit(0)
 """
 
@@ -87,12 +88,12 @@ def run(work: Path, rows: int) -> Iterator[Result]:
 
 
 def _log(directory: Path, rows: int, per_transaction: int) -> Path:
-    real_tarantool.run(GENERATE.format(rows=rows, per_transaction=per_transaction, finally=""), directory)
+    real_tarantool.run(GENERATE.format(rows=rows, per_transaction=per_transaction, after=""), directory)
     return max(directory.glob("*.xlog"), key=lambda path: path.stat().st_size)
 
 
 def _snapshot(directory: Path, rows: int) -> Path:
-    real_tarantool.run(GENERATE.format(rows=rows, per_transaction=100, finally="box.snapshot()"), directory)
+    real_tarantool.run(GENERATE.format(rows=rows, per_transaction=100, after="box.snapshot()"), directory)
     snapshot = max(directory.glob("*.snap"))
     for other in directory.iterdir():
         if other.suffix in (".snap", ".xlog") and other.name < snapshot.name:
@@ -139,15 +140,25 @@ def _cat_beside_tarantoolctl(path: Path, rows: int) -> Result:
 
     def cat(*command: str) -> None:
         with output.open("wb") as file:
-            subprocess.run([*command, str(path), "--format", "json"], stdout=file, stderr=subprocess.DEVNULL, check=True)
+            subprocess.run(
+                [*command, str(path), "--format", "json"], stdout=file, stderr=subprocess.DEVNULL, check=True
+            )
         printed = _lines(output)
         if printed != rows:
             raise RuntimeError(f"{command[0]} printed {printed} of {rows} rows")
 
     flowstone = str(Path(sys.executable).with_name("flowstone"))
     cat(flowstone, "cat")
-    ours, real = alternate(2, lambda: seconds(lambda: cat(flowstone, "cat")), lambda: seconds(lambda: cat("tarantoolctl", "cat")))
-    return Result("`cat --format json` of 1 M rows to a file, start-up included", f"{ours:.2f} s", f"`tarantoolctl cat`: {real:.1f} s", real / ours, "≥ 10")
+    ours, real = alternate(
+        2, lambda: seconds(lambda: cat(flowstone, "cat")), lambda: seconds(lambda: cat("tarantoolctl", "cat"))
+    )
+    return Result(
+        "`cat --format json` of 1 M rows to a file, start-up included",
+        f"{ours:.2f} s",
+        f"`tarantoolctl cat`: {real:.1f} s",
+        real / ours,
+        "≥ 10",
+    )
 
 
 def _lines(path: Path) -> int:
@@ -164,7 +175,9 @@ def _start_up(path: Path) -> Result:
     )
     warm = min(float(child(code, str(path))) for _ in range(3))
     cold = float(child("import os, tempfile; os.environ['NUMBA_CACHE_DIR'] = tempfile.mkdtemp()\n" + code, str(path)))
-    return Result("first typed batch of a fresh process", f"{warm:.2f} s", f"with an empty kernel cache: {cold:.1f} s", None, "")
+    return Result(
+        "first typed batch of a fresh process", f"{warm:.2f} s", f"with an empty kernel cache: {cold:.1f} s", None, ""
+    )
 
 
 def _first_batch(path: str) -> None:
@@ -192,4 +205,3 @@ def _memory(directory: Path, log: Path) -> Result:
         None,
         f"< {MEMORY_LIMIT_MB} MB",
     )
-

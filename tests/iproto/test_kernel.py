@@ -18,8 +18,8 @@ def copy_of_the_package(directory: Path) -> Path:
         "from flowstone.iproto.kernel import kernel\n\n@kernel\ndef answer():\n    return 41\n"
     )
     (package / "iproto" / "outer.py").write_text(
-        "from flowstone.iproto import inner\nfrom flowstone.iproto.kernel import kernel\ninner_answer = inner.answer\n\n"
-        "@kernel\ndef answer():\n    return inner_answer() + 1\n"
+        "from flowstone.iproto import inner\nfrom flowstone.iproto.kernel import kernel\n\n"
+        "inner_answer = inner.answer\n\n\n@kernel\ndef answer():\n    return inner_answer() + 1\n"
     )
     return package
 

@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+
+from flowstone.history.files import NoSuchLog, find_logs
+from flowstone.outside import production
+from tests.history.logs import Log
+
+
+def test_a_directory_means_its_logs_by_position_and_nothing_else(tmp_path: Path) -> None:
+    for start in (20, 3):
+        with Log(tmp_path, start=start) as log:
+            log.insert(512, 1)
+    (tmp_path / "notes.txt").write_text("foreign")
+    (tmp_path / "00000000000000000009.xlog.inprogress").write_text("half")
+    names = [Path(path).name for path in find_logs(production().disk, [str(tmp_path)])]
+    assert names == ["00000000000000000003.xlog", "00000000000000000020.xlog"]
+
+
+def test_subdirectories_are_looked_into_only_when_asked(tmp_path: Path) -> None:
+    with Log(tmp_path / "a" / "b") as log:
+        log.insert(512, 1)
+    disk = production().disk
+    with pytest.raises(NoSuchLog, match="--recursive"):
+        find_logs(disk, [str(tmp_path)])
+    assert find_logs(disk, [str(tmp_path)], recursive=True) == [log.path]
+
+
+@pytest.mark.parametrize(("name", "message"), [("absent.xlog", "no such file"), ("notes.txt", "not a log file")])
+def test_a_path_that_is_no_log_is_named_in_one_clear_error(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(NoSuchLog, match=message) as caught:
+        find_logs(production().disk, [str(tmp_path / name)])
+    assert str(tmp_path / name) in str(caught.value)
