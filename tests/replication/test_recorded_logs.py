@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -153,3 +154,49 @@ def test_the_recorded_logs_hold_both_verdicts_in_every_release() -> None:
         verdicts = [decision.kept for decision in settled(Data(), first, logs)]
         assert verdicts.count(False) == 1
         assert verdicts.count(True) > 20
+
+
+# One synchronous transaction at a time: with two, fibers of 2.6.0 can wait for ever.
+QUEUE = """
+box.cfg{replication_synchro_quorum = 2, replication_synchro_timeout = 0.3, log = 'server.log'}
+local fiber = require('fiber')
+local sync = box.schema.space.create('sync', {is_sync = true})
+local plain = box.schema.space.create('plain')
+local own = box.schema.space.create('own', {is_local = true})
+for _, space in pairs{sync, plain, own} do space:create_index('pk') end
+local number = 0
+local function round(quorum)
+    box.cfg{replication_synchro_quorum = quorum}
+    local running = 0
+    for _, space in ipairs{plain, sync, plain, own} do
+        number, running = number + 1, running + 1
+        local value = number
+        fiber.create(function() pcall(space.insert, space, {value}) running = running - 1 end)
+    end
+    while running > 0 do fiber.sleep(0.01) end
+end
+for _, quorum in ipairs{1, 2, 1, 2, 2, 1} do round(quorum) end
+local left = {}
+for name, space in pairs{sync = sync, plain = plain, own = own} do
+    for _, tuple in space:pairs() do table.insert(left, name .. tuple[1]) end
+end
+table.sort(left)
+print(table.concat(left, ' '))
+os.exit(0)
+"""
+
+
+@pytest.mark.real
+def test_a_rollback_of_the_real_server_takes_local_and_asynchronous_rows_with_it(
+    tarantool: ModuleType, tmp_path: Path
+) -> None:
+    left = tarantool.run(QUEUE, tmp_path, seconds=60).split()
+    data = Data()
+    decisions = settled(data, tmp_path / f"{0:020}.snap", sorted(tmp_path.glob("*.xlog")))
+    names = [data.schema.schema.space(space_id).name for space_id in (512, 513, 514)]
+    tuples = [
+        f"{name}{row[0]}" for name, at in zip(names, (512, 513, 514), strict=True) for row in data.spaces[at].values()
+    ]
+    assert sorted(tuples) == left
+    withdrawn = [decision.transaction for decision in decisions if not decision.kept]
+    assert {transaction.is_local for transaction in withdrawn} == {True, False}

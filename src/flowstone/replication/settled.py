@@ -149,7 +149,9 @@ class SettledTracker(Generic[T]):
         """Takes the next transaction of the log; returns all that is now decided, in log order."""
         if transaction.rows[0].type in _CONTROL:
             return self._push_control(transaction)
-        if self._is_synchronous(transaction):
+        # Asked first what costs least: in most logs every transaction passes here, and none waits.
+        may_be_synchronous = transaction.flags & _WAIT_ACK or self._touches_synchronous is not None
+        if may_be_synchronous and self._is_synchronous(transaction):
             self._enqueue_synchronous(transaction)
             return []
         if self._queue:
