@@ -9,12 +9,15 @@ pays for another's libraries.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 
 from flowstone.cli import cat, console, demo, play
+
+P = ParamSpec("P")
 
 EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server refused a row or is gone;
 2 the command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted."""
@@ -28,9 +31,28 @@ app = typer.Typer(
     help="Read, convert and replay the logs of Tarantool replica sets. No Tarantool is needed.",
     epilog="Example: `flowstone cat --format table /var/lib/tarantool/instance`",
 )
-app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(cat.cat)
-app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(play.play)
-app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+
+
+def _quiet(command: Callable[P, int]) -> Callable[P, int]:
+    """`command`, for which it is no error that whoever reads its output has seen enough."""
+
+    @wraps(command)
+    def run_command(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            code = command(*args, **kwargs)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            console.silence(sys.stdout)
+            return console.OK
+        return code
+
+    return run_command
+
+
+app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(cat.cat))
+app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(play.play))
+app.command("demo", epilog=demo.EXAMPLE)(_quiet(demo.demo))
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,13 +81,8 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command line and gives its exit code; nothing is raised."""
     try:
         code = app(args=list(arguments), prog_name="flowstone", standalone_mode=False)
-        sys.stdout.flush()
     except KeyboardInterrupt:
         return console.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough.
-        console.silence(sys.stdout)
-        return console.OK
     except Exception as error:
         return console.fail(error)
     return code if isinstance(code, int) else console.OK

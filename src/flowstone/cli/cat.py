@@ -138,7 +138,7 @@ def show(wanted: options.Wanted, style: Style) -> int:
     note_compilation()
     files = wanted.files(outside)
     # A bar between rows on the same screen would help nobody.
-    rows_on_screen = style.output is None and sys.stdout.isatty()
+    rows_on_screen = style.output is None and sys.stdout is not None and sys.stdout.isatty()
     with progress_bar(sum(map(outside.disk.size, files)), hidden=rows_on_screen) as bar:
         reading = wanted.reading(outside, files, bar.advance)
         with _destination(style.output) as sink:
@@ -154,6 +154,8 @@ def show(wanted: options.Wanted, style: Style) -> int:
 def _destination(path: str | None) -> Iterator[BinaryIO]:
     """Stdout, or a file that gets its name when it is whole."""
     if path is None:
+        if sys.stdout is None:
+            raise BrokenPipeError  # it was closed before we began
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
@@ -231,7 +233,7 @@ def _write_columns(
     outside: Outside, reading: Reading, wanted: options.Wanted, files: Sequence[str], style: Style, sink: BinaryIO
 ) -> None:
     from flowstone.history.columnar import GenericShape, TypedShape
-    from flowstone.xlog.columns import ColumnOptions
+    from flowstone.xlog.columns import ColumnError, ColumnOptions
 
     pieces = _shown(reading.pieces(), style)
     batches: Iterator[pa.RecordBatch]
@@ -244,7 +246,18 @@ def _write_columns(
         generic = GenericShape(style.columns)
         schema, batches = generic.schema(), generic.batches(pieces)
     write = _write_csv if style.format is Format.csv else _write_parquet
-    write(batches, schema, sink)
+    try:
+        write(batches, schema, sink)
+    except ColumnError as error:
+        raise ColumnError(error.message, hint=_by_option(error.hint)) from error
+
+
+def _by_option(hint: str | None) -> str | None:
+    """The advice of the decoder, whose options are spelled as in Spark, in the spelling of the command line."""
+    names = {"unsignedAs=": "--unsigned-as=", "decimalScale": "--decimal-scale"}
+    for name, option in names.items():
+        hint = hint.replace(name, option) if hint is not None else None
+    return hint
 
 
 def _write_csv(batches: Iterator[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO) -> None:

@@ -72,11 +72,13 @@ def _is_usage(error: FlowstoneError) -> bool:
     return isinstance(error, usage)
 
 
-def silence(stream: TextIO) -> None:
+def silence(stream: TextIO | None) -> None:
     """Nothing more goes to `stream`, not even what the interpreter flushes when it ends."""
+    if stream is None:
+        return
     try:
         descriptor = stream.fileno()
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)

@@ -129,6 +129,10 @@ def warn(report: Report) -> None:
     for skipped in report.skipped:
         say(f"warning: {skipped.path}: skipped bytes {skipped.offset} to {skipped.end}: {skipped.why}")
     if report.rows_rolled_back:
-        say(f"note: {report.rows_rolled_back} rows were rolled back and are left out")
+        say(f"note: {_rows(report.rows_rolled_back)} left out: rolled back")
     if report.rows_pending:
-        say(f"note: {report.rows_pending} rows wait for a verdict and are held back")
+        say(f"note: {_rows(report.rows_pending)} held back: no verdict in this log yet")
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from flowstone.box.schema import SpaceDefinition
 from flowstone.errors import FlowstoneError
+from flowstone.history.batches import typed_decoder
 from flowstone.history.reading import Piece
 from flowstone.history.tables import UnknownColumn
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.json_text import json_column
-from flowstone.xlog.columns import GENERIC_SCHEMA, Column, ColumnOptions, TypedDecoder, generic_batch
+from flowstone.xlog.columns import GENERIC_SCHEMA, ColumnOptions, TypedDecoder, generic_batch
 from flowstone.xlog.meta import FileType
 
 MESSAGEPACK_COLUMNS = frozenset(("key", "tuple", "operations", "_key", "_operations"))
@@ -61,18 +62,8 @@ class TypedShape:
         partial = piece.meta.file_type is not FileType.SNAP
         decoder = self._decoders.get((space, partial))
         if decoder is None:
-            decoder = self._decoders[space, partial] = _decoder(space, partial, self.options)
+            decoder = self._decoders[space, partial] = typed_decoder(space, partial, self.options)
         return decoder
-
-
-def _decoder(space: SpaceDefinition | None, partial: bool, options: ColumnOptions) -> TypedDecoder:
-    """Of a space that is not defined here nothing is known: its fields all go to `_extra`."""
-    if space is None:
-        return TypedDecoder((), partial=partial, options=options)
-    columns = [Column(each.name, each.type, each.is_nullable) for each in space.fields]
-    primary = space.primary_key
-    key_fields = [part.field for part in primary.parts] if primary is not None else []
-    return TypedDecoder(columns, key_fields=key_fields, partial=partial, options=options)
 
 
 def _united(schemas: Sequence[pa.Schema]) -> pa.Schema:

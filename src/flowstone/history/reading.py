@@ -181,7 +181,11 @@ class Reading:
         cells, rows = piece.slab.cells, piece.rows
         self._found.update(space for space in self._selection.spaces if piece.schema.get(space) is not None)
         whole = len(rows) == cells.shape[1]
-        mask: Mask = self._selection.mask(cells if whole else cells[:, rows], piece.schema)
+        wanted = cells if whole else cells[:, rows]
+        mask: Mask = self._selection.mask(wanted, piece.schema)
+        # A log without its snapshot does not define the spaces of its rows; by number they are there all the same.
+        numbers = [space for space in self._selection.spaces if isinstance(space, int) and space not in self._found]
+        self._found.update(space for space in numbers if (wanted[rows_of.SPACE_ID] == space).any())
         return piece if mask.all() else Piece(piece.meta, piece.slab, rows[mask], piece.schema)
 
     def _check_spaces(self) -> None:

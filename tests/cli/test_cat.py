@@ -1,0 +1,323 @@
+"""`flowstone cat`: every option, every format, and every way to be told that something is wrong."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from pyarrow import parquet
+
+from flowstone.outside.disk import SystemDisk
+from tests.cli.conftest import Command
+from tests.history.logs import Log
+
+LOG = "00000000000000000000.xlog"
+
+
+@pytest.fixture
+def lsns(flowstone: Command) -> Any:
+    """LSNs of replica 1's rows that a selection leaves."""
+
+    def command(*arguments: str | Path) -> list[int]:
+        shown = flowstone("cat", "--format=json", *arguments)
+        assert shown.code == 0
+        headers = [json.loads(line)["HEADER"] for line in shown.out.splitlines()]
+        return [header["lsn"] for header in headers if header.get("replica_id") == 1]
+
+    return command
+
+
+def test_from_is_inclusive_and_to_is_not(lsns: Any, shop: Path) -> None:
+    assert lsns("--from", "4", "--to", "7", shop) == [4, 5, 6]
+
+
+def test_timestamp_is_exclusive_and_taken_in_both_forms(lsns: Any, tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    for number in range(5):
+        log.insert(512, number)  # at 1001.0, 1002.0 and so on
+    log.writer.close()
+    assert lsns("--timestamp", "1003", log.path) == [1, 2]
+    assert lsns("--timestamp", "1970-01-01T00:16:43.0001Z", log.path) == [1, 2, 3]
+    assert lsns("--timestamp", "1970-01-01T02:16:43+02:00", log.path) == [1, 2]
+
+
+def test_spaces_are_chosen_by_id_or_name_and_more_than_one(lsns: Any, shop: Path) -> None:
+    assert lsns("--space", "orders", shop) == lsns("--space", "514", shop) == [3, 6]
+    assert lsns("--space", "orders", "--space", "512", shop) == [2, 3, 6, 8, 11, 12]
+
+
+def test_replicas_are_chosen_by_id(flowstone: Command, shop: Path) -> None:
+    shown = flowstone("cat", "--format=json", "--replica", "0", shop / LOG)
+    assert [json.loads(line)["HEADER"]["type"] for line in shown.out.splitlines()] == ["RAFT"]
+
+
+def test_system_spaces_are_shown_when_asked_for(flowstone: Command, shop: Path) -> None:
+    snapshot = shop / "00000000000000000000.snap"
+    assert b"_space" not in flowstone("cat", "--format=json", snapshot).out
+    assert flowstone("cat", "--format=json", "--show-system", snapshot).out.count(b'"space":"_space"') == 3
+    assert flowstone("cat", "--format=json", "--space=_index", snapshot).out.count(b"\n") == 3
+
+
+def test_subdirectories_are_read_when_asked_for(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+    shutil.copytree(shop, tmp_path / "deep" / "shop")
+    refused = flowstone("cat", tmp_path)
+    assert (refused.code, refused.out) == (2, b"")
+    assert refused.complaints[0].endswith("look into subdirectories with --recursive")
+    assert flowstone("cat", "-r", tmp_path).out == flowstone("cat", shop).out
+
+
+def test_settled_leaves_out_what_was_rolled_back_and_all_behind_it(flowstone: Command, lsns: Any, shop: Path) -> None:
+    assert lsns("--settled", shop) == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13]
+    assert flowstone("cat", "--settled", shop).complaints == ["note: 3 rows left out: rolled back"]
+
+
+def test_settled_holds_back_what_is_not_decided(flowstone: Command, tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.insert(512, 1)
+    log.write((31, {2: 0, 3: 0, 0x53: 2}))  # type: ignore[arg-type]
+    log.insert(512, 2, flags=6)
+    log.writer.close()
+    shown = flowstone("cat", "--settled", "--format=json", log.path)
+    assert shown.out.count(b"\n") == 2
+    assert shown.complaints == ["note: 1 row held back: no verdict in this log yet"]
+
+
+def test_json_has_names_when_asked_for(flowstone: Command, shop: Path) -> None:
+    rows = [json.loads(line) for line in flowstone("cat", "--format=json", "--names", shop).out.splitlines()]
+    assert rows[0]["BODY"]["tuple"] == {"id": 1, "name": "Ada", "city": "London"}
+    plain = [json.loads(line) for line in flowstone("cat", "--format=json", shop).out.splitlines()]
+    assert plain[0]["BODY"]["tuple"] == [1, "Ada", "London"]
+
+
+def test_yaml_can_do_without_names(flowstone: Command, shop: Path) -> None:
+    assert "  tuple: [1, 'Ada', 'London']\n" in flowstone("cat", "--no-names", shop).text
+
+
+def test_a_table_puts_brackets_around_transactions(flowstone: Command, shop: Path) -> None:
+    lines = flowstone("cat", "--format=table", shop / LOG).text.splitlines()
+    assert lines[0].split() == ["lsn", "time", "replica", "type", "space", "data"]
+    marked = [line[0] for line in lines[1:]]
+    assert "".join(marked) == "   ┌└ ┌└   "
+    assert lines[2].endswith("PROMOTE            replica_id: 0, lsn: 0, term: 2")
+
+
+def test_a_table_of_one_space_has_its_fields_as_columns(flowstone: Command, shop: Path) -> None:
+    text = flowstone("cat", "--format=table", "--space=products", "--columns=lsn,id,name,price", shop).text
+    assert [line.split() for line in text.splitlines()][:3] == [
+        ["lsn", "id", "name", "price"],
+        ["11", "1", "lamp", "19.90"],
+        ["12", "2", "desk", "149.00"],
+    ]
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_csv_of_one_space_has_typed_columns(flowstone: Command, shop: Path) -> None:
+    rows = table(flowstone("cat", "--format=csv", "--space=products", shop).text)
+    assert rows[0]["name"] == "lamp"
+    assert rows[0]["price"] == "19.90"
+    assert (rows[2]["_type"], rows[2]["id"], rows[2]["name"]) == ("UPDATE", "1", "")
+    assert json.loads(rows[2]["_operations"]) == [["-", 3, 1]]
+    assert json.loads(rows[2]["_key"]) == [1]
+
+
+def test_csv_of_several_spaces_has_json(flowstone: Command, shop: Path) -> None:
+    rows = table(flowstone("cat", "--format=csv", shop).text)
+    assert (rows[0]["space_id"], rows[0]["space"]) == ("512", "customers")
+    assert json.loads(rows[0]["tuple"]) == [1, "Ada", "London"]
+    assert rows[4]["type"] == "RAFT"
+
+
+def test_columns_are_chosen_by_name(flowstone: Command, shop: Path) -> None:
+    shown = flowstone("cat", "--format=csv", "--space=products", "--columns=name,_lsn", shop)
+    assert shown.text.splitlines()[:2] == ['"name","_lsn"', '"lamp",11']
+
+
+def test_decimals_become_numbers_with_a_scale(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+    output = tmp_path / "products.parquet"
+    done = flowstone("cat", "--format=parquet", "--space=products", "--decimal-scale=2", "-o", output, shop)
+    assert (done.code, done.out) == (0, b"")
+    read = parquet.read_table(output)
+    assert str(read.schema.field("price").type) == "decimal128(38, 2)"
+    assert read.num_rows == 6
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("decimal", "18446744073709551615"), ("double", "1.8446744073709552e+19")])
+def test_large_unsigned_numbers_get_the_type_asked_for(
+    flowstone: Command, tmp_path: Path, kind: str, shown: str
+) -> None:
+    log = Log(tmp_path)
+    log.create_space(512, "big", ("id", "unsigned"))
+    log.insert(512, 2**64 - 1)
+    log.writer.close()
+    refused = flowstone("cat", "--format=csv", "--space=big", log.path)
+    assert refused.code == 1
+    assert "field 'id'" in refused.complaints[0]
+    assert "--unsigned-as=decimal" in refused.complaints[0]
+    rows = table(flowstone("cat", "--format=csv", "--space=big", "--unsigned-as", kind, log.path).text)
+    assert rows[0]["id"] == shown
+
+
+def test_generic_parquet_has_every_row_and_the_names_of_spaces(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+    output = tmp_path / "all.parquet"
+    assert flowstone("cat", "--format=parquet", "--show-system", "--output", output, shop).code == 0
+    read = parquet.read_table(output)
+    assert read.num_rows == 27
+    assert "_space" in read.column("space").to_pylist()
+
+
+def test_columns_that_came_later_are_null_before(flowstone: Command, tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.create_space(512, "t", ("id", "unsigned"))
+    log.insert(512, 1)
+    fields = [{"name": "id", "type": "unsigned"}, {"name": "note", "type": "string"}]
+    log.write((3, {0x10: 280, 0x21: [512, 1, "t", "memtx", 0, {}, fields]}))  # type: ignore[arg-type]
+    log.insert(512, 2, "x")
+    log.writer.close()
+    output = tmp_path / "t.parquet"
+    assert flowstone("cat", "--format=parquet", "--space=t", "-o", output, log.path).code == 0
+    assert parquet.read_table(output).select(["id", "note"]).to_pylist() == [
+        {"id": 1, "note": None},
+        {"id": 2, "note": "x"},
+    ]
+
+
+def test_a_column_that_changes_its_type_is_refused_with_advice(flowstone: Command, tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.create_space(512, "t", ("id", "unsigned"), ("v", "string"))
+    log.insert(512, 1, "x")
+    fields = [{"name": "id", "type": "unsigned"}, {"name": "v", "type": "boolean"}]
+    log.write((3, {0x10: 280, 0x21: [512, 1, "t", "memtx", 0, {}, fields]}))  # type: ignore[arg-type]
+    log.insert(512, 2, True)
+    log.writer.close()
+    refused = flowstone("cat", "--format=csv", "--space=t", log.path)
+    assert (refused.code, refused.out) == (1, b"")
+    (said,) = refused.complaints
+    assert said.startswith("flowstone: column 'v' is string in one definition of the space and bool in another; ")
+    assert said.endswith("cut the log where the space was altered, with --from and --to")
+    assert flowstone("cat", "--format=csv", "--space=t", "--to=5", log.path).code == 0
+
+
+def test_output_takes_the_rows_of_any_format(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+    for form in ("yaml", "json", "lua", "table", "csv"):
+        path = tmp_path / form
+        assert flowstone("cat", "--format", form, "--output", path, shop).out == b""
+        assert path.read_bytes() == flowstone("cat", "--format", form, shop).out
+    assert sorted(os.listdir(tmp_path)) == ["csv", "json", "lua", "table", "yaml"]
+
+
+def test_a_failed_output_leaves_no_file(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+    assert flowstone("cat", "--format=csv", "--space=nope", "--output", tmp_path / "x", shop).code == 2
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def damaged(shop: Path, tmp_path: Path) -> Path:
+    """The second log with a byte wrong in the middle."""
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    log = copy / "00000000000000000011.xlog"
+    data = bytearray(log.read_bytes())
+    data[200] ^= 0xFF
+    log.write_bytes(data)
+    return copy
+
+
+def test_damage_ends_the_reading_with_one_line(flowstone: Command, damaged: Path) -> None:
+    stopped = flowstone("cat", "--format=json", damaged)
+    assert stopped.code == 1
+    assert len(stopped.complaints) == 1
+    assert "00000000000000000011.xlog: damaged at byte " in stopped.complaints[0]
+    assert stopped.out.count(b"\n") == 16
+
+
+def test_force_goes_on_and_says_what_was_skipped(flowstone: Command, damaged: Path) -> None:
+    forced = flowstone("cat", "--format=json", "--force", damaged)
+    assert forced.code == 3
+    assert forced.complaints[0].startswith("warning: ")
+    assert "skipped bytes" in forced.complaints[0]
+    assert forced.out.count(b"\n") == 17
+
+
+def test_a_torn_tail_is_a_warning(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+    log = tmp_path / LOG
+    log.write_bytes((shop / "00000000000000000011.xlog").read_bytes()[:-12])
+    shown = flowstone("cat", "--format=json", log)
+    assert shown.code == 0
+    assert shown.out.count(b"\n") == 2
+    assert len(shown.complaints) == 1
+    assert "torn at byte" in shown.complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["nowhere"], 2, "flowstone: nowhere: no such file or directory"),
+        (["notes.txt"], 2, "flowstone: notes.txt: not a log file; log files end in .xlog or .snap"),
+        (["wrong.xlog"], 2, "flowstone: wrong.xlog: not a log file: "),
+        (["empty"], 2, "flowstone: empty: no .xlog or .snap file in this directory"),
+        (["--space", "nope", "shop"], 2, "flowstone: no space 'nope' in "),
+        (["--timestamp", "noon", "shop"], 2, "flowstone: --timestamp 'noon' is no moment; write "),
+        (["--timestamp", "2024-05-01T12:00:00", "shop"], 2, "flowstone: --timestamp '2024-05"),
+        (["--timestamp", "2024-13-01T12:00:00Z", "shop"], 2, "flowstone: --timestamp '2024-13"),
+        (["--format", "xml", "shop"], 2, "flowstone cat: Invalid value for '--format': "),
+        (["--from", "one", "shop"], 2, "flowstone cat: Invalid value for '--from': "),
+        (["--nope", "shop"], 2, "flowstone cat: No such option: --nope"),
+        ([], 2, "flowstone cat: Missing argument"),
+        (["--format=parquet", "shop"], 2, "flowstone: parquet is no text; say where to write it, with --output FILE"),
+        (["--columns=a", "shop"], 2, "flowstone: yaml has no columns to choose; "),
+        (["--format=csv", "--columns=a", "shop"], 2, "flowstone: no column 'a'; there are: replica_id, "),
+        (["--format=table", "--columns=a", "shop"], 2, "flowstone: no column 'a'; there are: lsn, "),
+        (["--unsigned-as=double", "shop"], 2, "flowstone: --unsigned-as and --decimal-scale choose "),
+        (["--format=lua", "--names", "shop"], 2, "flowstone: lua has no form with field names; "),
+        (["--output", "no/such/file", "shop"], 2, "flowstone: no/such/file.inprogress: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_answered_with_one_line(
+    flowstone: Command,
+    shop: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    says: str,
+) -> None:
+    shutil.copytree(shop, tmp_path / "shop")
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "wrong.xlog").write_text("hello\nworld\n\n")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    refused = flowstone("cat", *arguments)
+    assert (refused.code, refused.out) == (code, b"")
+    assert len(refused.complaints) == 1
+    assert refused.complaints[0].startswith(says)
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    flowstone: Command, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / LOG
+    shutil.copy(shop / LOG, log)
+    log.chmod(0)
+    if os.access(log, os.R_OK):
+        # Root reads everything, so the refusal is played.
+        def refuse(_: object, path: str) -> NoReturn:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+
+        monkeypatch.setattr(SystemDisk, "open", refuse)
+    refused = flowstone("cat", log)
+    assert (refused.code, refused.complaints) == (2, [f"flowstone: {log}: Permission denied"])
+
+
+def test_files_are_announced_as_in_tt(flowstone: Command, shop: Path) -> None:
+    shown = flowstone("cat", shop / LOG)
+    assert f'• Result of cat: the file "{shop / LOG}" is processed below •' in shown.errors

@@ -1,0 +1,60 @@
+"""What a command says beside its output, and the exit codes that errors mean."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from flowstone.cli import console
+from flowstone.errors import FlowstoneError
+from flowstone.xlog.errors import DamagedFile, NotALogFile
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (FlowstoneError("it broke", hint="mend it"), 1, "flowstone: it broke; mend it"),
+        (FlowstoneError("two\nlines"), 1, "flowstone: two lines"),
+        (DamagedFile("a.xlog", 7, "bad"), 1, "flowstone: a.xlog: damaged at byte 7: bad; "),
+        (NotALogFile("a.xlog", "it is empty"), 2, "flowstone: a.xlog: not a log file: it is empty; "),
+        (console.UsageError("wrong"), 2, "flowstone: wrong"),
+        (FileNotFoundError(2, "No such file or directory", "x"), 2, "flowstone: x: No such file or directory"),
+        (OSError(28, "No space left on device", "x"), 1, "flowstone: x: No space left on device"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(
+    capsys: pytest.CaptureFixture[str], error: Exception, code: int, line: str
+) -> None:
+    assert console.fail(error) == code
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(line)
+
+
+def test_nobody_listening_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    console.say("hello")
+
+
+def test_a_bar_appears_when_work_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "SHOW_AFTER_SECONDS", 0.0)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    bar = console.Bar(100, wanted=True)
+    bar.advance(50, "a.xlog")
+    bar.close()
+    assert "a.xlog" in capsys.readouterr().err
+
+
+def test_no_bar_appears_off_a_terminal_or_for_short_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress_bar(100) as bar:
+        bar.advance(100, "a.xlog")
+    short = console.Bar(100, wanted=True)
+    short.advance(100, "a.xlog")
+    short.close()
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,107 @@
+"""The `flowstone` command as a process: help, version, pipes that close early, an interrupt, what it imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowstone.cli import run
+from tests.cli.conftest import Command
+
+COMMAND = (sys.executable, "-m", "flowstone.cli")
+
+
+def test_the_version_is_told(flowstone: Command) -> None:
+    assert flowstone("--version").text.startswith("flowstone 0.")
+
+
+@pytest.mark.parametrize("command", ["cat", "play", "demo"])
+def test_help_shows_an_example(flowstone: Command, command: str) -> None:
+    shown = flowstone(command, "--help")
+    assert shown.code == 0
+    assert f"Example: flowstone {command}" in " ".join(shown.text.split())
+
+
+@pytest.mark.parametrize("command", ["cat", "play"])
+def test_help_names_the_exit_codes_and_that_bounds_are_exclusive(flowstone: Command, command: str) -> None:
+    text = " ".join(flowstone(command, "--help").text.split())
+    assert "Exit codes: 0 done; 1 " in text
+    assert "--to and --timestamp are exclusive bounds" in text
+
+
+def test_without_a_command_help_is_shown(flowstone: Command) -> None:
+    shown = flowstone()
+    assert shown.code == 2
+    assert "cat" in shown.text + "".join(shown.errors)
+
+
+def test_an_unknown_command_is_answered_with_one_line(flowstone: Command) -> None:
+    refused = flowstone("nope")
+    assert (refused.code, refused.complaints) == (2, ["flowstone: No such command 'nope'; see flowstone --help"])
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(shop: Path) -> None:
+    many = [str(shop)] * 300
+    with subprocess.Popen(
+        [*COMMAND, "cat", "--force", *many], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"---\n"
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert process.wait(60) == 0
+    assert all(line.startswith(("•", "flowstone: compiling")) for line in errors.splitlines())
+
+
+def test_a_closed_stdout_is_no_error(shop: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*COMMAND, "cat", "--format=json", shop], stdout=write, stderr=subprocess.PIPE, timeout=120, check=False
+    )
+    os.close(write)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+
+
+def test_an_interrupt_ends_it_with_130_and_no_traceback(shop: Path) -> None:
+    many = [str(shop)] * 3000
+    with subprocess.Popen(
+        [*COMMAND, "cat", "--force", *many], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"---\n"
+        process.send_signal(signal.SIGINT)
+        process.stdout.close()
+        errors = process.stderr.read()
+        # Whichever comes first: the interrupt, or the write to the pipe that nobody reads.
+        assert process.wait(60) in (130, 0)
+    assert b"Traceback" not in errors
+
+
+def test_json_needs_no_library_of_other_formats(shop: Path) -> None:
+    """Start-up is a good part of a short run, so what it imports is watched."""
+    program = (
+        "import sys; from flowstone.cli import run; "
+        f"code = run(['cat', '--format=json', '--output', '/dev/null', {str(shop)!r}]); "
+        "heavy = {'pyarrow', 'rich', 'flowstone.node', 'flowstone.xlog.columns'} & set(sys.modules); "
+        "sys.exit(code or (str(sorted(heavy)) if heavy else 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, shop: Path) -> None:
+    def broken(*_: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("flowstone.cli.cat.show", broken)
+    with pytest.raises(ZeroDivisionError):
+        run(["cat", str(shop)])

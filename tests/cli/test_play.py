@@ -1,0 +1,162 @@
+"""`flowstone play` into the real server: filters, refusals, resuming, and who one is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import asynctnt
+import pytest
+
+from tests.cli.conftest import Command
+from tests.history.logs import Log
+from tests.real_tarantool import Server
+
+pytestmark = pytest.mark.real
+
+SETUP = """
+local t = box.schema.space.create('t', {id=512})
+t:create_index('pk')
+box.schema.space.create('other', {id=513}):create_index('pk')
+box.schema.user.create('player', {password='secret'})
+box.schema.user.grant('player', 'super')
+"""
+
+
+@pytest.fixture(scope="module")
+def running(tarantool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with tarantool.serve(tmp_path_factory.mktemp("server"), setup=SETUP) as server:
+        yield server
+
+
+def call(server: Server, expression: str) -> Any:
+    async def ask() -> Any:
+        connection = await asynctnt.connect(host="127.0.0.1", port=server.port, fetch_schema=False)
+        try:
+            return (await connection.eval(f"return {expression}")).body
+        finally:
+            await connection.disconnect()
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def server(running: Server) -> Server:
+    """A server whose spaces `t` and `other` are empty."""
+    call(running, "box.space.t:truncate(), box.space.other:truncate()")
+    return running
+
+
+def ids(server: Server, space: str = "t") -> list[int]:
+    return [each[0] for each in call(server, f"box.space.{space}:select()")[0]]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """Rows 1, 2 alone, 3 and 4 as one transaction with a row of `other` between them, 5 alone."""
+    log = Log(tmp_path)
+    log.insert(512, 1)
+    log.insert(512, 2)
+    insert: Any = 2
+    log.write(*((insert, {0x10: space, 0x21: (number,)}) for space, number in ((512, 3), (513, 3), (512, 4))))
+    log.insert(512, 5)
+    return log
+
+
+def test_everything_is_replayed_and_told(flowstone: Command, server: Server, log: Log) -> None:
+    log.writer.close()
+    done = flowstone("play", server.uri, log.path)
+    assert done.code == 0
+    assert done.text.startswith("replayed 4 transactions with 6 rows in ")
+    assert done.text.endswith("to go on later: --from 7\n")
+    assert (ids(server), ids(server, "other")) == ([1, 2, 3, 4, 5], [3])
+
+
+def test_the_result_can_be_had_as_json(flowstone: Command, server: Server, log: Log) -> None:
+    log.writer.close()
+    result = json.loads(flowstone("play", "--json", server.uri, log.path).out)
+    assert result.pop("seconds") >= 0
+    assert result == {"transactions": 4, "rows": 6, "skipped": 0, "positions": {"1": 6}}
+
+
+def test_filters_work_inside_of_transactions(flowstone: Command, server: Server, log: Log) -> None:
+    log.writer.close()
+    done = flowstone("play", "--from=2", "--to=6", "--space=512", server.uri, log.path)
+    assert done.text.startswith("replayed 2 transactions with 3 rows in ")
+    assert (ids(server), ids(server, "other")) == ([2, 3, 4], [])
+
+
+def test_a_refused_row_stops_and_from_resumes(flowstone: Command, server: Server, log: Log) -> None:
+    log.writer.close()
+    call(server, "box.space.other:insert{3}")
+    stopped = flowstone("play", server.uri, log.path)
+    assert stopped.code == 1
+    assert len(stopped.complaints) == 1
+    assert f"{log.path}: row with LSN 4 of replica 1 (INSERT, space 513) was refused by " in stopped.complaints[0]
+    assert stopped.complaints[0].endswith("resume with --from 3")
+    assert stopped.text.startswith("replayed 2 transactions with 2 rows in ")
+    assert ids(server) == [1, 2]
+    call(server, "box.space.other:delete{3}")
+    assert flowstone("play", "--from=3", server.uri, log.path).code == 0
+    assert ids(server) == [1, 2, 3, 4, 5]
+
+
+def test_only_settled_rows_are_replayed_unless_others_are_asked_for(
+    flowstone: Command, server: Server, tmp_path: Path
+) -> None:
+    log = Log(tmp_path)
+    promote: Any = 31
+    log.write((promote, {2: 0, 3: 0, 0x53: 2}))
+    log.rollback(log.insert(512, 1, flags=6))
+    log.insert(512, 2)
+    log.insert(512, 3, flags=6)
+    log.writer.close()
+    done = flowstone("play", server.uri, log.path)
+    assert (done.code, ids(server)) == (0, [2])
+    assert done.complaints == [
+        "note: 1 row left out: rolled back",
+        "note: 1 row held back: no verdict in this log yet",
+    ]
+    assert flowstone("play", "--no-settled", "--space=512", "--to=3", server.uri, log.path).code == 0
+    assert ids(server) == [1, 2]
+
+
+def test_user_and_password_come_from_options_uri_or_environment(
+    flowstone: Command, server: Server, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.writer.close()
+    wrong = flowstone("play", "-u", "player", "-p", "wrong", server.uri, log.path)
+    assert wrong.code == 1
+    assert "wrong" not in wrong.complaints[0]
+    assert ids(server) == []
+    assert flowstone("play", "--to=2", "-u", "player", "-p", "secret", server.uri, log.path).code == 0
+    assert flowstone("play", "--from=2", "--to=3", f"player:secret@{server.uri}", log.path).code == 0
+    monkeypatch.setenv("TT_CLI_USERNAME", "player")
+    monkeypatch.setenv("TT_CLI_PASSWORD", "wrong")
+    assert flowstone("play", "--from=3", server.uri, log.path).code == 1
+    monkeypatch.setenv("TT_CLI_PASSWORD", "secret")
+    assert flowstone("play", "--from=3", server.uri, log.path).code == 0
+    assert ids(server) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["-u", "a", "b:c@127.0.0.1:1"], 2, "flowstone: a user both in the URI and as an option; give one of them"),
+        (["-p", "hush", "127.0.0.1:1"], 2, "flowstone: a password without a user; name the user with --username"),
+        (["nowhere"], 2, "flowstone: 'nowhere' is no address; "),
+        (["127.0.0.1:1"], 1, "flowstone: cannot connect to 127.0.0.1:1: "),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(
+    flowstone: Command, log: Log, arguments: list[str], code: int, says: str
+) -> None:
+    log.writer.close()
+    refused = flowstone("play", *arguments, log.path)
+    assert (refused.code, refused.out) == (code, b"")
+    assert len(refused.complaints) == 1
+    assert refused.complaints[0].startswith(says)
