@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from flowstone.errors import FlowstoneError
+from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto import msgpack
 from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.json_text import json_column
@@ -43,6 +44,7 @@ from flowstone.xlog.column_kernels import Starts
 from flowstone.xlog.reader import Slab
 
 TYPE_NAMES = pa.array([type_name(code) for code in range(129)], pa.string())
+INT32_MAX = 2**31 - 1
 MOMENT = pa.timestamp("us", tz="UTC")
 
 _HEADER_FIELDS: tuple[tuple[str, pa.DataType, bool], ...] = (
@@ -84,6 +86,17 @@ class ColumnOptions:
     unsigned_as: Literal["int64", "decimal", "double"] = "int64"
     decimal_scale: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.unsigned_as not in ("int64", "decimal", "double"):
+            raise FlowstoneError(f"unsignedAs is {self.unsigned_as!r}", hint="it can be int64, decimal or double")
+        if self.decimal_scale is not None and not 0 <= self.decimal_scale <= kernels.DECIMAL_DIGITS_MAX:
+            raise FlowstoneError(
+                f"decimalScale is {self.decimal_scale}", hint=f"it can be 0 to {kernels.DECIMAL_DIGITS_MAX}"
+            )
+
+
+DEFAULT_OPTIONS = ColumnOptions()
+
 
 class ColumnError(FlowstoneError):
     """A value does not fit its column. Names the row and the field."""
@@ -97,21 +110,50 @@ class _Selection:
     rows: Cells
 
     def line(self, number: int) -> Cells:
-        line = self.slab.cells[number]
+        line: Cells = self.slab.cells[number]
         return line if len(self.rows) == len(line) else line[self.rows]
+
+    def where(self, row: int) -> str:
+        """File, LSN, replica and space of the row, for messages."""
+        lsn, replica_id, space_id = self.slab.cells[[LSN, REPLICA_ID, SPACE_ID], self.rows[row]].tolist()
+        space = f", space {space_id}" if space_id >= 0 else ""
+        return f"{self.slab.path}: row {lsn} of replica {replica_id}{space}"
 
     def header(self) -> list[pa.Array]:
         """The columns of `_HEADER_FIELDS`."""
-        types = np.minimum(self.line(TYPE), len(TYPE_NAMES) - 1).astype(np.int16)
-        seconds = self.line(TIMESTAMP).view(np.float64)
         return [
-            pa.array(self.line(REPLICA_ID).astype(np.int32)),
+            self.small(REPLICA_ID, "replica id"),
             pa.array(self.line(LSN)),
             pa.array(self.line(TSN)),
-            pa.array(np.rint(seconds * 1e6).astype(np.int64)).view(MOMENT),
-            pa.DictionaryArray.from_arrays(pa.array(types), TYPE_NAMES),
-            pa.array(self.line(FLAGS).astype(np.int32)),
+            self._timestamps(),
+            self._types(),
+            self.small(FLAGS, "flags"),
         ]
+
+    def small(self, number: int, name: str) -> pa.Array:
+        """A line as int32; a writer that needs more than that for it exists in no release."""
+        line = self.line(number)
+        if len(line) and line.max() > INT32_MAX:
+            row = int(line.argmax())
+            raise ColumnError(f"{self.where(row)}: its {name} is {line[row]}, at most {INT32_MAX} can be")
+        return pa.array(line.astype(np.int32))
+
+    def _timestamps(self) -> pa.Array:
+        microseconds = np.rint(self.line(TIMESTAMP).view(np.float64) * 1e6)
+        fits = np.abs(microseconds) < 2.0**63
+        if not fits.all():
+            row = int(fits.argmin())
+            raise ColumnError(f"{self.where(row)}: its time of {microseconds[row] / 1e6} s fits no timestamp")
+        return pa.array(microseconds.astype(np.int64)).view(MOMENT)
+
+    def _types(self) -> pa.Array:
+        types = self.line(TYPE)
+        if not len(types) or types.max() < len(TYPE_NAMES):
+            return pa.DictionaryArray.from_arrays(pa.array(types.astype(np.int16)), TYPE_NAMES)
+        # Types of a newer server: their names are their numbers.
+        names = pa.array([type_name(code) for code in np.unique(types).tolist()], pa.string())
+        indexes = np.unique(types, return_inverse=True)[1].astype(np.int16)
+        return pa.DictionaryArray.from_arrays(pa.array(indexes), names)
 
     def key(self) -> pa.Array:
         return _span_column(self.slab.buf, self.line(KEY_AT), self.line(KEY_END))
@@ -141,8 +183,8 @@ def generic_batch(slab: Slab, rows: Cells) -> pa.RecordBatch:
             chosen.key(),
             chosen.tuple(),
             chosen.operations(),
-            pa.array(chosen.line(INDEX_ID).astype(np.int32)),
-            pa.array(chosen.line(INDEX_BASE).astype(np.int32)),
+            chosen.small(INDEX_ID, "index id"),
+            chosen.small(INDEX_BASE, "index base"),
         ],
         schema=GENERIC_SCHEMA,
     )
@@ -155,11 +197,12 @@ def _span_column(buf: Bytes, starts: Cells, ends: Cells) -> pa.Array:
         return pa.nulls(len(starts), pa.binary())
     lengths = np.where(present, ends - starts, 0)
     offsets: Starts = np.zeros(len(starts) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    out: Bytes = np.empty(int(offsets[-1]), np.uint8)
-    kernels.span_copy(buf, starts, ends, offsets, out)
+    offsets[1:] = np.cumsum(lengths)  # a slab is smaller than 2 GiB, and spans do not overlap
+    size = int(offsets[-1])
+    out: Bytes = np.empty(size + kernels.COPY_ROOM, np.uint8)
+    kernels.span_copy(buf, starts, offsets, out)
     nulls = len(starts) - int(np.count_nonzero(present))
-    return _variable(pa.binary(), offsets, out, present.view(np.uint8), nulls)
+    return _variable(pa.binary(), offsets, out[:size], present.view(np.uint8), nulls)
 
 
 def _bitmap(valid: Bytes, nulls: int) -> pa.Buffer | None:
@@ -201,7 +244,10 @@ def _double_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
     row, what, nulls, deferred = kernels.double_column(buf, starts, out, valid, later)
     _check(row, what)
     for number in later[:deferred].tolist():
-        out[number] = float(_value(buf, int(starts[number])))
+        try:
+            out[number] = float(_value(buf, int(starts[number])))
+        except RemoteProtocolError:
+            raise _Misfit(number, kernels.WRONG_TYPE) from None
     return _fixed(pa.float64(), out, valid, nulls)
 
 
@@ -217,9 +263,10 @@ def _bytes_values(kind: pa.DataType, buf: Bytes, starts: Starts) -> pa.Array:
     valid: Bytes = np.empty(len(starts), np.uint8)
     row, what, nulls = kernels.bytes_lengths(buf, starts, offsets, valid)
     _check(row, what)
-    out: Bytes = np.empty(int(offsets[-1]), np.uint8)
+    size = int(offsets[-1])
+    out: Bytes = np.empty(size + kernels.COPY_ROOM, np.uint8)
     kernels.bytes_copy(buf, starts, offsets, out)
-    return _variable(kind, offsets, out, valid, nulls)
+    return _variable(kind, offsets, out[:size], valid, nulls)
 
 
 def _string_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
@@ -266,8 +313,12 @@ def _decimal128(scale: int) -> Callable[[Bytes, Starts, ColumnOptions], pa.Array
 
 def _decimal_text(buf: Bytes, starts: Starts, options: ColumnOptions) -> pa.Array:
     """Decimals as their digits: the JSON text of a decimal, or of a whole number in a decimal field, unquoted."""
-    column = _json_values(buf, starts, options)
-    return pa.compute.utf8_trim(column, '"')
+    _check(*kernels.decimal_kinds(buf, starts))
+    column = pc.utf8_trim(_json_values(buf, starts, options), '"')
+    # One that would fill pages with zeros is no text of digits; see json_plain.
+    too_long = pc.index(pc.starts_with(column, "{"), True).as_py()
+    _check(too_long, kernels.TOO_PRECISE)
+    return column
 
 
 def _json_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
@@ -281,6 +332,8 @@ def _json_spans(buf: Bytes, begins: Cells, ends: Cells) -> pa.Array:
     present = begins >= 0
     present[present] = buf[begins[present]] != kernels.NIL
     offsets, data = json_column(buf, np.where(present, begins, -1), ends)
+    if offsets[-1] > kernels.OFFSET_MAX:
+raise ColumnError("JSON texts of one batch take more than 2 GiB", hint=_GENERIC)
     nulls = len(begins) - int(np.count_nonzero(present))
     return _variable(pa.string(), offsets.astype(np.int32), data, present.view(np.uint8), nulls)
 
@@ -289,18 +342,22 @@ def _value(buf: Bytes, at: int) -> Any:
     return msgpack.unpack(buf[at : skip_value(buf, at, len(buf))].tobytes())
 
 
-NOT_UTF8 = 100
+NOT_UTF8, IS_NULL = 100, 101
+_GENERIC = "read the space in the generic shape"
 _WORDS = {
-    kernels.WRONG_TYPE: ("is no {type}", "read the space in the generic shape"),
+    kernels.WRONG_TYPE: ("is no {type}", _GENERIC),
     kernels.TOO_LARGE: (
-        "does not fit the column",
-        "use unsignedAs=decimal or unsignedAs=double for numbers above 2^63-1",
+        "is above 2^63-1 and does not fit int64",
+        "choose unsignedAs=decimal or unsignedAs=double",
     ),
     kernels.TOO_PRECISE: (
         "has more digits than the column keeps",
-        "choose a larger decimalScale, or leave it out to get strings",
+        "choose another decimalScale, or leave it out to get strings",
     ),
-    NOT_UTF8: ("is not UTF-8", "declare the field varbinary, or read the space in the generic shape"),
+    kernels.OUT_OF_RANGE: ("is too far from 1970 for a timestamp", _GENERIC),
+    kernels.COLUMN_FULL: ("makes the column larger than 2 GiB", _GENERIC),
+    NOT_UTF8: ("is not UTF-8", f"declare the field varbinary, or {_GENERIC}"),
+    IS_NULL: ("is null, but not declared nullable", _GENERIC),
 }
 
 _Decode = Callable[[Bytes, Starts, ColumnOptions], pa.Array]
@@ -339,7 +396,8 @@ class TypedDecoder:
 
     `key_fields` are the field numbers of the primary key's parts, so that a DELETE or UPDATE shows its key in its
     columns. `wanted` limits the columns of the result by name. Every field is nullable if `partial` rows (UPDATE,
-    DELETE) can occur, as in a log; in a snapshot fields are nullable as declared.
+    DELETE) can occur, as in a log; in a snapshot fields are nullable as declared, and those of type any are: servers
+    take a nil for any value.
     """
 
     def __init__(
@@ -348,7 +406,7 @@ class TypedDecoder:
         *,
         key_fields: Sequence[int] = (),
         partial: bool = True,
-        options: ColumnOptions = ColumnOptions(),
+        options: ColumnOptions = DEFAULT_OPTIONS,
         wanted: Collection[str] | None = None,
     ) -> None:
         self._columns = tuple(columns)
@@ -357,36 +415,52 @@ class TypedDecoder:
         self._decodings = [_decoding_of(column.type, options) for column in columns]
         fields = [pa.field(f"_{name}", kind, nullable) for name, kind, nullable in _HEADER_FIELDS]
         fields += [
-            pa.field(column.name, kind, partial or column.nullable)
+            pa.field(column.name, kind, partial or column.nullable or column.type == "any")
             for column, (kind, _) in zip(columns, self._decodings, strict=True)
         ]
         fields += [pa.field("_extra", pa.string()), pa.field("_key", pa.binary()), pa.field("_operations", pa.binary())]
         self._all = [field.name for field in fields]
+        twice = [name for number, name in enumerate(self._all) if name in self._all[:number]]
+        if twice:
+            raise FlowstoneError(f"two columns are called {twice[0]!r}", hint=_GENERIC)
         unknown = sorted(set(wanted or ()) - set(self._all))
         if unknown:
             raise FlowstoneError(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(self._all)}")
-        self._kept = [field for field in fields if wanted is None or field.name in wanted]
-        self.schema = pa.schema(self._kept)
+        self.schema = pa.schema([field for field in fields if wanted is None or field.name in wanted])
 
     def batch(self, slab: Slab, rows: Cells) -> pa.RecordBatch:
-        """The rows of the given numbers, all of this decoder's space and definition."""
-        starts: Starts = np.empty((len(self._columns) + 1, len(rows)), np.int32)
-        row, what = kernels.split_tuples(slab.buf, slab.cells, rows, self._key_fields, starts)
-        if row >= 0:
-            raise self._error(slab, rows, row, what, None)
+        """The rows of the given numbers, ascending, all of this decoder's space and definition."""
         chosen = _Selection(slab, rows)
-        names = {field.name for field in self._kept}
+        starts: Starts = np.empty((len(self._columns) + 1, len(rows)), np.int32)
+        row = kernels.split_tuples(slab.buf, slab.cells, rows, self._key_fields, starts)
+        if row >= 0:
+            raise ColumnError(f"{chosen.where(row)}: its tuple or key is not an array")
         arrays = dict(zip(self._all, chosen.header(), strict=False))
-        for number, (column, (_, decode)) in enumerate(zip(self._columns, self._decodings, strict=True)):
-            if column.name in names:
-                try:
-                    arrays[column.name] = decode(slab.buf, starts[number], self._options)
-                except _Misfit as misfit:
-                    raise self._error(slab, rows, misfit.row, misfit.what, number) from None
-        arrays["_extra"] = self._extra(slab.buf, starts[-1], chosen)
-        arrays["_key"] = chosen.key()
-        arrays["_operations"] = chosen.operations()
-        return pa.RecordBatch.from_arrays([arrays[field.name] for field in self._kept], schema=self.schema)
+        for number, column in enumerate(self._columns):
+            if column.name in self.schema.names:
+                arrays[column.name] = self._field(chosen, number, starts[number])
+        if "_extra" in self.schema.names:
+            arrays["_extra"] = self._extra(slab.buf, starts[-1], chosen)
+        if "_key" in self.schema.names:
+            arrays["_key"] = chosen.key()
+        if "_operations" in self.schema.names:
+            arrays["_operations"] = chosen.operations()
+        # By way of a struct, because a batch without columns still has rows to be counted.
+        children = [arrays[name] for name in self.schema.names]
+        struct = pa.Array.from_buffers(pa.struct(self.schema), len(rows), [None], children=children)
+        return pa.RecordBatch.from_struct_array(struct)
+
+    def _field(self, chosen: _Selection, number: int, starts: Starts) -> pa.Array:
+        column, (_, decode) = self._columns[number], self._decodings[number]
+        try:
+            array = decode(chosen.slab.buf, starts, self._options)
+            if array.null_count and not self.schema.field(column.name).nullable:
+                raise _Misfit(pc.index(array.is_null(), True).as_py(), IS_NULL)
+        except _Misfit as misfit:
+            words, hint = _WORDS[misfit.what]
+            where = f"{chosen.where(misfit.row)}: field {column.name!r}"
+            raise ColumnError(f"{where} {words.format(type=column.type)}", hint=hint) from None
+        return array
 
     def _extra(self, buf: Bytes, starts: Starts, chosen: _Selection) -> pa.Array:
         """The fields behind the declared ones, as one JSON array; null where there are none."""
@@ -399,12 +473,3 @@ class TypedDecoder:
         begins, ends = np.empty((2, len(starts)), np.int64)
         kernels.gather_extra(buf, starts, tuple_ends, gathered, begins, ends)
         return _json_spans(gathered, begins, ends)
-
-    def _error(self, slab: Slab, rows: Cells, row: int, what: int, field: int | None) -> ColumnError:
-        cells = slab.cells[:, rows[row]]
-        where = f"{slab.path}: row {cells[LSN]} of replica {cells[REPLICA_ID]}, space {cells[SPACE_ID]}"
-        if field is None:
-            return ColumnError(f"{where}: its tuple is not an array")
-        column = self._columns[field]
-        words, hint = _WORDS[what]
-        return ColumnError(f"{where}: field {column.name!r} {words.format(type=column.type)}", hint=hint)
