@@ -333,7 +333,7 @@ def _json_spans(buf: Bytes, begins: Cells, ends: Cells) -> pa.Array:
     present[present] = buf[begins[present]] != kernels.NIL
     offsets, data = json_column(buf, np.where(present, begins, -1), ends)
     if offsets[-1] > kernels.OFFSET_MAX:
-raise ColumnError("JSON texts of one batch take more than 2 GiB", hint=_GENERIC)
+        raise ColumnError("JSON texts of one batch take more than 2 GiB", hint=_GENERIC)
     nulls = len(begins) - int(np.count_nonzero(present))
     return _variable(pa.string(), offsets.astype(np.int32), data, present.view(np.uint8), nulls)
 
