@@ -20,10 +20,10 @@ from flowstone.history.settling import Settling
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.scan import Cells
 from flowstone.outside import Outside
-from flowstone.xlog.directory import LogDirectory, ListedFile, scan_directory
+from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import LogGap
 from flowstone.xlog.meta import FileType, Meta
-from flowstone.xlog.reader import Chunk, Ending, EndingKind, LogFile, Skipped, Slab
+from flowstone.xlog.reader import Chunk, Ending, LogFile, Skipped, Slab
 
 DECODERS = 2
 """Threads that decode ahead of the reader."""
@@ -155,11 +155,12 @@ class Reading:
             yield from pieces
             return
         by_schema = _version(meta.version) < FLAGS_SINCE
-        for piece in pieces:
-            if by_schema:
+        if by_schema:
+            for piece in pieces:
                 _check_defined(piece)
-            for slab_rows, schema, rows in settling.push(piece.slab, piece.rows, piece.schema, by_schema):
-                yield Piece(meta, slab_rows, rows, schema)
+        parts = [(piece.schema, piece.rows) for piece in pieces]
+        for slab_rows, schema, rows in settling.push(slab, parts, by_schema):
+            yield Piece(meta, slab_rows, rows, schema)
         self.report.rows_rolled_back = sum(each.rolled_back for each in self._settlings.values())
 
     def _by_schema(self, meta: Meta, slab: Slab) -> Iterator[Piece]:

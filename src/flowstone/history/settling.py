@@ -6,9 +6,10 @@ rows of transactions that wait keep their slab alive until they are decided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -29,14 +30,17 @@ CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)
 WAIT_ACK = Flag.WAIT_ACK.value
 
 
+Part = tuple[Schema, Cells]
+"""Numbers of rows that stand one behind the other, all under one schema."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A transaction, and where it came from."""
+    """A transaction, and where it came from. It has several parts where it changes the schema itself."""
 
     transaction: Transaction
     slab: Slab
-    numbers: Cells
-    schema: Schema
+    parts: tuple[Part, ...]
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -67,40 +71,43 @@ class Settling:
     @property
     def pending(self) -> int:
         """Rows of transactions that wait for their verdict."""
-        return sum(len(placed.numbers) for placed in self._tracker.pending) if self._tracker else 0
+        return sum(len(placed.rows) for placed in self._tracker.pending) if self._tracker else 0
 
     def pass_snapshot(self, meta: Meta) -> None:
         """A snapshot holds settled data only. One in front of the logs says where they start."""
         if self._tracker is None:
             self._started_at = VClock(meta.vclock)
 
-    def push(self, slab: Slab, numbers: Cells, schema: Schema, by_schema: bool) -> Iterator[tuple[Slab, Schema, Cells]]:
-        """Takes the next rows of the log; gives (slab, schema, row numbers) of all that is settled now."""
+    def push(self, slab: Slab, parts: Sequence[Part], by_schema: bool) -> Iterator[tuple[Slab, Schema, Cells]]:
+        """Takes all rows of the next slab, in parts; gives (slab, schema, row numbers) of all that is settled now."""
         tracker = self._tracker
         if tracker is None or by_schema != self._by_schema:
             tracker = self._tracker = self._new_tracker(by_schema)
-        cells = slab.cells if len(numbers) == len(slab) else slab.cells[:, numbers]
-        if tracker.is_quiet and not _may_wait(cells, schema.synchronous if by_schema else frozenset()):
-            tracker.skip_to(_after(tracker.vclock, cells))
-            yield slab, schema, numbers
+        synchronous = (
+            frozenset[int]().union(*(schema.synchronous for schema, _ in parts)) if by_schema else frozenset[int]()
+        )
+        if tracker.is_quiet and not _may_wait(slab.cells, synchronous):
+            tracker.skip_to(_after(tracker.vclock, slab.cells))
+            for schema, numbers in parts:
+                yield slab, schema, numbers
             return
-        yield from _together(self._decided(tracker, slab, numbers, schema))
+        yield from _together(self._decided(tracker, slab, parts))
 
-    def _decided(
-        self, tracker: SettledTracker[_Placed], slab: Slab, numbers: Cells, schema: Schema
-    ) -> Iterator[_Placed]:
+    def _decided(self, tracker: SettledTracker[_Placed], slab: Slab, parts: Sequence[Part]) -> Iterator[_Placed]:
+        ends = list(accumulate(len(numbers) for _, numbers in parts))
         position = 0
         try:
-            for transaction in group(slab.rows(numbers)):
-                own = numbers[position : position + len(transaction.rows)]
-                position += len(own)
-                for placed, kept in tracker.push(_Placed(transaction, slab, own, schema)):
+            # Transactions are told apart before schemas are: one that defines a space may go on to fill it.
+            for transaction in group(slab.rows()):
+                own = tuple(_between(parts, ends, position, position + len(transaction.rows)))
+                position += len(transaction.rows)
+                for placed, kept in tracker.push(_Placed(transaction, slab, own)):
                     if kept:
                         yield placed
                     else:
-                        self.rolled_back += len(placed.numbers)
+                        self.rolled_back += len(placed.rows)
         except RemoteProtocolError as error:
-            block = slab.cells[rows_of.SPAN, numbers[min(position, len(numbers) - 1)]]
+            block = slab.cells[rows_of.SPAN, min(position, len(slab) - 1)]
             raise DamagedFile(slab.path, int(slab.offsets[block]), str(error)) from error
 
     def _new_tracker(self, by_schema: bool) -> SettledTracker[_Placed]:
@@ -112,14 +119,23 @@ class Settling:
 
 def _together(decided: Iterator[_Placed]) -> Iterator[tuple[Slab, Schema, Cells]]:
     """Neighbours of one slab and schema as one, so that what follows works on many rows at a time."""
-    for (_, _), run in groupby(decided, lambda placed: (id(placed.slab), id(placed.schema))):
-        placed = list(run)
-        yield placed[0].slab, placed[0].schema, np.concatenate([each.numbers for each in placed])
+    pieces = ((placed.slab, schema, numbers) for placed in decided for schema, numbers in placed.parts)
+    for (_, _), run in groupby(pieces, lambda piece: (id(piece[0]), id(piece[1]))):
+        same = list(run)
+        yield same[0][0], same[0][1], np.concatenate([numbers for _, _, numbers in same])
+
+
+def _between(parts: Sequence[Part], ends: list[int], start: int, end: int) -> Iterator[Part]:
+    """What of the parts lies between two positions; `ends` are the positions where the parts end."""
+    for at in range(bisect_right(ends, start), bisect_left(ends, end) + 1):
+        schema, numbers = parts[at]
+        begin = ends[at] - len(numbers)
+        yield schema, numbers[max(start - begin, 0) : end - begin]
 
 
 def _touches_sync_space(placed: _Placed) -> bool:
-    touched = placed.slab.cells[rows_of.SPACE_ID, placed.numbers].tolist()
-    return not placed.schema.synchronous.isdisjoint(touched)
+    space_ids = placed.slab.cells[rows_of.SPACE_ID]
+    return any(not schema.synchronous.isdisjoint(space_ids[numbers].tolist()) for schema, numbers in placed.parts)
 
 
 def _may_wait(cells: Cells, synchronous: frozenset[int]) -> bool:
