@@ -389,7 +389,7 @@ def untested(sources: list[str], tests: list[str], elsewhere: dict[str, str]) ->
         room, _, name = source.removeprefix("src/flowstone/").rpartition("/")
         if not room or name == "__init__.py" or source in elsewhere:
             continue
-        wanted = re.compile(rf"tests/{room}/test_\w*{re.escape(name.strip('_').removesuffix('.py'))}\w*\.py")
+        wanted = re.compile(rf"tests/{room}/test_\w*{re.escape(name.removesuffix('.py').strip('_'))}\w*\.py")
         if not any(wanted.fullmatch(test) for test in tests):
             missing.append(source)
     return missing

@@ -77,6 +77,10 @@ def test_texts_are_as_people_expect_them(value: Any, text: str) -> None:
     assert yaml_value(value) == text
 
 
+def test_a_key_of_any_length_is_found() -> None:
+    assert yaml.safe_load(yaml_value({"long " * 1000: 1})) == {"long " * 1000: 1}
+
+
 def test_transactions_are_announced_and_documents_whole(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.create_space(512, "t", ("id", "unsigned"))

@@ -25,6 +25,8 @@ from flowstone.xlog.reader import Slab
 
 _KEY_NAMES = {key.value: key.name.lower() for key in Key} | {Key.OPS.value: "operations"}
 _RAFT_NAMES = {key.value: key.name.lower() for key in RaftKey}
+# Plain numbers: an operation on an IntFlag costs as much as the rest of a header.
+_WAIT_SYNC, _WAIT_ACK = Flag.WAIT_SYNC.value, Flag.WAIT_ACK.value
 _RAFT_STATES = {1: "follower", 2: "candidate", 3: "leader"}
 
 
@@ -99,8 +101,8 @@ def header_of(record: Record) -> list[tuple[str, Any]]:
     row = record.row
     header: list[tuple[str, Any]] = [("lsn", row.lsn)] if row.lsn else []
     header += [("commit", True)] if row.is_commit and not record.is_alone else []
-    header += [("wait_sync", True)] if row.flags & Flag.WAIT_SYNC else []
-    header += [("wait_ack", True)] if row.flags & Flag.WAIT_ACK else []
+    header += [("wait_sync", True)] if row.flags & _WAIT_SYNC else []
+    header += [("wait_ack", True)] if row.flags & _WAIT_ACK else []
     header += [("replica_id", row.replica_id)] if row.replica_id else []
     header += [("group_id", row.group_id)] if row.group_id else []
     header.append(("type", type_name(row.type)))

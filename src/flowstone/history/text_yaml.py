@@ -12,8 +12,9 @@ import math
 import re
 import uuid
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -23,6 +24,9 @@ from flowstone.iproto.extensions import Datetime, ErrorStack, Extension
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset("null true false yes no on off y n".split())
 """Plain scalars that some reader of YAML takes for something else than a string."""
+
+KEY_SIZE_MAX = 1000
+"""A longer key has to be announced: no reader looks further ahead than 1024 characters."""
 
 
 def yaml_documents(records: Iterable[Record], *, names: bool = True) -> Iterator[str]:
@@ -40,59 +44,57 @@ def yaml_document(record: Record, *, names: bool = True) -> str:
     """The document of one row, which ends with a newline."""
     lines = ["---", "HEADER:"]
     for name, value in header_of(record):
-        lines.append(f"  {name}: {value if name == 'type' else yaml_value(value)}{_note(name, value)}")
+        lines.append(f"  {name}: {value if name == 'type' else yaml_value(value)}")
+    if record.row.timestamp:
+        lines[-1] += _when(record.row.timestamp)
     body = record.named_body() if names else record.plain_body()
     if body:
         lines.append("BODY:")
         lines += [f"  {yaml_key(name)}: {yaml_value(value)}" for name, value in body.items()]
-    return "\n".join(lines) + "\n"
+    lines.append("")
+    return "\n".join(lines)
 
 
-def _note(name: str, value: object) -> str:
-    """When that was, in words: a log is read to find out what happened when."""
-    if name != "timestamp" or not isinstance(value, float):
-        return ""
+def _when(timestamp: float) -> str:
+    """The moment in words: a log is read to find out what happened when."""
     try:
-        return f"  # {datetime.datetime.fromtimestamp(value, datetime.UTC).isoformat()}"
+        return f"  # {datetime.datetime.fromtimestamp(timestamp, datetime.UTC).isoformat()}"
     except (ValueError, OverflowError, OSError):
         return ""
 
 
 def yaml_key(key: object) -> str:
     """The text of a map's key."""
-    if isinstance(key, str) and _PLAIN_KEY.fullmatch(key) and key.lower() not in _WORDS:
-        return key
+    if type(key) is str:
+        return _named_key(key)
     text = yaml_value(key)
     return f"? {text} " if text[0] in "[{" else text
 
 
+@lru_cache(maxsize=1024)
+def _named_key(key: str) -> str:
+    if _PLAIN_KEY.fullmatch(key) and key.lower() not in _WORDS:
+        return key
+    text = _string(key)
+    return text if len(text) < KEY_SIZE_MAX else f"? {text} "
+
+
 def yaml_value(value: Any) -> str:
     """The text of a value, on one line."""
-    if value is None or value is True or value is False:
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return _string(value)
-    if isinstance(value, float):
-        return _double(value)
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(yaml_value, value))}]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{yaml_key(key)}: {yaml_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, int | uuid.UUID | Datetime):
-        return str(value)
-    if isinstance(value, Decimal):
-        return f"{value:f}"
-    if isinstance(value, bytes):
-        return _binary(value)
-    return _rare(value)
+    write = _WRITERS.get(type(value))
+    return write(value) if write is not None else _string(str(value))
 
 
-def _rare(value: object) -> str:
-    if isinstance(value, ErrorStack):
-        return yaml_value([{"type": e.type, "message": e.message, "code": e.code} for e in value.errors])
-    if isinstance(value, Extension):
-        return yaml_value({"ext": value.code, "data": value.data})
-    return _string(str(value))
+def _array(values: Iterable[Any]) -> str:
+    return f"[{', '.join([yaml_value(value) for value in values])}]"
+
+
+def _map(values: dict[Any, Any]) -> str:
+    return "{" + ", ".join([f"{yaml_key(key)}: {yaml_value(value)}" for key, value in values.items()]) + "}"
+
+
+def _errors(stack: ErrorStack) -> str:
+    return _array({"type": error.type, "message": error.message, "code": error.code} for error in stack.errors)
 
 
 def _double(value: float) -> str:
@@ -131,3 +133,22 @@ _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
 
 def _binary(data: bytes) -> str:
     return f'!!binary "{b64encode(data).decode()}"'
+
+
+_WRITERS: dict[type, Callable[[Any], str]] = {
+    type(None): lambda _: "null",
+    bool: lambda value: "true" if value else "false",
+    int: str,
+    float: _double,
+    str: _string,
+    bytes: _binary,
+    tuple: _array,
+    list: _array,
+    dict: _map,
+    Decimal: "{:f}".format,
+    uuid.UUID: str,
+    Datetime: str,
+    ErrorStack: _errors,
+    Extension: lambda value: _map({"ext": value.code, "data": value.data}),
+}
+"""By type; anything else, as an interval, is the string that it prints as."""
