@@ -7,8 +7,7 @@ are a transaction each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
-from operator import itemgetter
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -17,26 +16,32 @@ from flowstone.history.reading import Piece
 from flowstone.history.records import transaction_numbers
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import COMMIT
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import Transaction
 
 
 def transactions(pieces: Iterable[Piece]) -> Iterator[tuple[Transaction, str]]:
     """Each transaction with the path of its file, in log order."""
-    for (_, _), rows in groupby(_numbered(pieces), itemgetter(0, 1)):
-        wanted = list(rows)
-        yield _transaction([row for _, _, row, _ in wanted]), wanted[0][3]
-
-
-def _numbered(pieces: Iterable[Piece]) -> Iterator[tuple[int, int, Row, str]]:
-    """Rows with the numbers of their slab and of their transaction in it."""
-    slab: Slab | None = None
-    slab_number, numbers = 0, np.empty(0, np.int64)
+    waiting: list[Row] = []
+    path, slab, number = "", None, -1
     for piece in pieces:
-        if piece.slab is not slab:
-            slab, slab_number, numbers = piece.slab, slab_number + 1, transaction_numbers(piece.slab)
-        for row, transaction in zip(slab.rows(piece.rows), numbers[piece.rows].tolist(), strict=True):
-            yield slab_number, transaction, row, slab.path
+        for transaction, rows in _runs(piece):
+            # Only the last one of a piece can go on, in the next piece of the same slab.
+            if waiting and (piece.slab is not slab or transaction != number):
+                yield _transaction(waiting), path
+                waiting = []
+            path, slab, number = piece.slab.path, piece.slab, transaction
+            waiting += rows
+    if waiting:
+        yield _transaction(waiting), path
+
+
+def _runs(piece: Piece) -> Iterator[tuple[int, list[Row]]]:
+    """Rows of the piece that share a transaction, with its number in the slab."""
+    rows = list(piece.slab.rows(piece.rows))
+    numbers = transaction_numbers(piece.slab)[piece.rows]
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(rows)]
+    for start, end in pairwise(cuts):
+        yield int(numbers[start]), rows[start:end]
 
 
 def _transaction(rows: list[Row]) -> Transaction:
