@@ -22,7 +22,7 @@ from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.outside.disk import Disk, File
-from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, ROW_MAGIC, decode_fixheader, decompress
+from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, ROW_MAGIC, checksum, decode_fixheader, decompress
 from flowstone.xlog.errors import BlockTooLarge, DamagedFile
 from flowstone.xlog.meta import HEADER_READ_SIZE, FileType, Meta, parse
 from flowstone.xlog.transactions import Transaction, group
@@ -288,12 +288,12 @@ class LogFile:
         while at < size:
             raw = self.file.read_at(at, min(max(CHUNK_SIZE, FIXHEADER_SIZE), size - at))
             count, after, why = walk(np.frombuffer(raw, np.uint8), 0, table, 0, False)
-            for block_at in (table[:count, BLOCK_AT] + at).tolist() if count else (at,):
-                if block_at - cuts[-1] >= target_size:
-                    cuts.append(block_at)
             header = decode_fixheader(raw[:FIXHEADER_SIZE]) if why == NEED and not count else None
             if not count and header is None:
                 break
+            for block_at in (table[:count, BLOCK_AT] + at).tolist() if count else (at,):
+                if block_at - cuts[-1] >= target_size:
+                    cuts.append(block_at)
             at += FIXHEADER_SIZE + header.size if header else after
         # What is irregular from here on is for whoever reads the last range to judge: it goes to the end of the file.
         return list(zip(cuts, [*cuts[1:], max(size, cuts[-1])], strict=True))
@@ -361,25 +361,38 @@ class LogFile:
         return "the block's checksum does not match"
 
     def _find_sound(self, damaged: int, head: bytes, size: int, what: str) -> int | None:
-        """The offset of the next sound block or of an end marker that ends the file; None if there is neither."""
+        """The offset of the next sound block or of an end marker that ends the file; None if there is neither.
+
+        Mostly it is the rows that are damaged: then what follows them is sound, and what looks like a block inside
+        them is data. Unless it is the length that is damaged: then the rows up to that block have the checksum.
+        """
         header = decode_fixheader(head)
-        # Mostly it is the rows that are damaged and not the length: what they say between must not be looked at.
-        if header is not None and self._is_sound(damaged + FIXHEADER_SIZE + header.size, size):
-            return damaged + FIXHEADER_SIZE + header.size
-        at = damaged + 1
-        while at < size:
-            window = self.file.read_at(at, min(CHUNK_SIZE + len(MAGIC_PREFIX) - 1, size - at))
+        next_at = damaged + FIXHEADER_SIZE + header.size if header else size
+        is_next_sound = self._is_sound(next_at, size)
+        at, end = damaged + 1, next_at if is_next_sound else size
+        while at < end:
+            window = self.file.read_at(at, min(CHUNK_SIZE + len(MAGIC_PREFIX) - 1, end - at))
             found = window.find(MAGIC_PREFIX)
             while found >= 0:
-                if self._is_sound(at + found, size):
+                if self._is_sound(at + found, size) and (
+                    not is_next_sound or header is None or self._is_rows(damaged, at + found, header.crc)
+                ):
                     return at + found
                 if self._searched > SEARCH_FACTOR * size:
-                    if self.force:
-                        return None
+                    if is_next_sound or self.force:
+                        return next_at if is_next_sound else None
                     raise DamagedFile(self.path, damaged, f"{what}, and more of it follows than can be searched")
                 found = window.find(MAGIC_PREFIX, found + 1)
             at += CHUNK_SIZE
+        if is_next_sound:
+            return next_at
         return size - 4 if size - 4 > damaged and self._is_sound(size - 4, size) else None
+
+    def _is_rows(self, block_at: int, end: int, crc: int) -> bool:
+        """True if the rows of the block at `block_at` end at `end`, going by their checksum."""
+        raw = self.file.read_at(block_at + FIXHEADER_SIZE, max(0, end - block_at - FIXHEADER_SIZE))
+        self._searched += len(raw)
+        return checksum(raw) == crc
 
     def _is_sound(self, at: int, size: int) -> bool:
         """True if a sound block stands at `at`, or the end marker right at the end of the file."""

@@ -1,0 +1,116 @@
+"""The block walker: whole, sound blocks and nothing else, from any offset and in any table."""
+
+from __future__ import annotations
+
+import crc32c
+import numpy as np
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, ZROW_MAGIC
+from flowstone.xlog.walk import (
+    BLOCK_AT,
+    BLOCK_COLUMNS,
+    CONTENT_BOUND,
+    FULL,
+    IS_ZSTD,
+    NEED,
+    OTHER,
+    PAYLOAD_AT,
+    PAYLOAD_END,
+    checksum,
+    walk,
+)
+from tests.xlog.files import block, framed
+
+payloads = st.lists(st.binary(max_size=60) | st.integers(2030, 6000).map(bytes), max_size=6)
+
+
+def walked(data: bytes, room: int = 100, at: int = 0, verify: bool = True) -> tuple[list[list[int]], int, int]:
+    table = np.zeros((room, BLOCK_COLUMNS), np.int64)
+    count, at, why = walk(np.frombuffer(data, np.uint8), at, table, 0, verify)
+    return table[:count].tolist(), at, why
+
+
+@given(st.binary(max_size=100), st.integers(0, 20))
+def test_the_checksum_is_the_one_of_the_library(data: bytes, start: int) -> None:
+    start = min(start, len(data))
+    expected = crc32c.crc32c(data[start:], 0xFFFFFFFF) ^ 0xFFFFFFFF
+    assert checksum(np.frombuffer(data, np.uint8), start, len(data)) == expected
+
+
+@given(payloads, st.binary(max_size=18))
+def test_blocks_are_found_with_their_places_and_kinds(contents: list[bytes], tail: bytes) -> None:
+    blocks = [block(content) for content in contents]
+    found, at, why = walked(b"".join(blocks) + tail)
+    assert (at, why) == (sum(map(len, blocks)), NEED)
+    start = 0
+    for entry, data, content in zip(found, blocks, contents, strict=True):
+        is_zstd = data.startswith(ZROW_MAGIC)
+        assert entry[BLOCK_AT] == start
+        assert entry[PAYLOAD_AT] == start + FIXHEADER_SIZE
+        assert entry[PAYLOAD_END] == start + len(data)
+        assert entry[IS_ZSTD] == is_zstd
+        assert entry[CONTENT_BOUND] >= len(content) if is_zstd else entry[CONTENT_BOUND] == len(content)
+        start += len(data)
+
+
+@given(payloads.filter(bool), st.data())
+def test_a_cut_file_gives_the_whole_blocks_before_the_cut(contents: list[bytes], data: st.DataObject) -> None:
+    blocks = [block(content) for content in contents]
+    whole = b"".join(blocks)
+    cut = data.draw(st.integers(0, len(whole)))
+    found, at, why = walked(whole[:cut])
+    edges = np.cumsum([0, *map(len, blocks)]).tolist()
+    assert at == max(edge for edge in edges if edge <= cut)
+    assert len(found) == edges.index(at)
+    assert why == NEED
+
+
+@given(payloads.filter(bool), st.data())
+def test_a_changed_byte_stops_the_walk_at_its_block_or_changes_nothing(
+    contents: list[bytes], data: st.DataObject
+) -> None:
+    blocks = [block(content) for content in contents]
+    whole = bytearray(b"".join(blocks))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    edges = np.cumsum([0, *map(len, blocks)]).tolist()
+    number = max(n for n, edge in enumerate(edges) if edge <= place)
+    found, at, _ = walked(bytes(whole))
+    before, _, _ = walked(b"".join(blocks))
+    assert found[:number] == before[:number]
+    if at == edges[number]:
+        assert len(found) == number
+    else:  # the padding, the unused checksum and the kind are not covered by the checksum
+        assert [entry[:IS_ZSTD] for entry in found] == [entry[:IS_ZSTD] for entry in before]
+        assert place - edges[number] < FIXHEADER_SIZE
+
+
+def test_a_full_table_is_said_and_the_walk_goes_on_from_there() -> None:
+    data = b"".join(framed(bytes((n,))) for n in range(5))
+    first, at, why = walked(data, room=2)
+    assert (len(first), why) == (2, FULL)
+    rest, at, why = walked(data, at=at)
+    assert (len(rest), at, why) == (3, len(data), NEED)
+
+
+def test_what_is_no_block_stops_the_walk() -> None:
+    good = framed(b"x")
+    for other in (EOF_MAGIC + bytes(20), bytes(30), good[:3] + b"\xac" + good[4:], good[:4] + b"\xa1" + good[5:]):
+        assert walked(good + other)[1:] == (len(good), OTHER)
+
+
+def test_without_verifying_only_the_lengths_count() -> None:
+    damaged = bytearray(framed(b"abc"))
+    damaged[-1] ^= 1
+    assert walked(bytes(damaged))[1:] == (0, OTHER)
+    assert walked(bytes(damaged), verify=False)[1:] == (len(damaged), NEED)
+
+
+def test_a_compressed_payload_that_is_no_whole_frame_has_no_bound() -> None:
+    frame = zstandard.ZstdCompressor().compress(b"abc" * 100)
+    for payload in (b"", frame[:-1], frame + b"\0", b"x" * 30, frame + frame):
+        (entry,), _, _ = walked(framed(payload, is_compressed=True))
+        assert entry[CONTENT_BOUND] == -1
