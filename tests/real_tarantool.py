@@ -79,9 +79,8 @@ def serve(directory: Path, *, setup: str = "", cfg: str = "") -> Iterator[Server
         "box.schema.user.grant('guest', 'super', nil, nil, {if_not_exists=true})\n"
         f"{setup}\nprint('READY') io.stdout:flush()\n"
     )
-    process = subprocess.Popen(
-        ["tarantool", "server.lua"], cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    command, pipe = ["tarantool", "server.lua"], subprocess.PIPE
+    process = subprocess.Popen(command, cwd=directory, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
     try:
         assert process.stdout is not None
         seen = b""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from flowstone.iproto.float_text import DOUBLE_TEXT_MAX, write_double
+from flowstone.kernels import kernel
 from tests.conftest import FULL
 
 COUNT = 2_000_000 if FULL else 60_000
 JSON = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 
 
-@numba.njit
+@kernel
 def _write_all(values: Any, out: Any, offsets: Any) -> None:
     at = 0
     for i in range(values.size):

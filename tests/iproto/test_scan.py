@@ -130,7 +130,8 @@ def pairs_of(body: bytes) -> dict[int, tuple[int, int]]:
         key = unpacker.unpack()
         start = unpacker.tell()
         unpacker.skip()
-        found[key] = (start, unpacker.tell())
+        if isinstance(key, int):  # others are nothing to a row, and a map would not even be a key here
+            found[key] = (start, unpacker.tell())
     return found
 
 

@@ -88,20 +88,16 @@ def silence(stream: TextIO | None) -> None:
 @cache
 def note_compilation() -> None:
     """From now on says, once, that kernels are being compiled: it takes seconds, at the first run on a machine."""
-    from numba.core import event
+    from flowstone.kernels import on_compile
 
-    class Note(event.Listener):  # type: ignore[misc]
-        said = False
+    told: list[str] = []
 
-        def on_start(self, _: object) -> None:
-            if not self.said:
-                self.said = True
-                say("flowstone: compiling decoders, once per machine; this takes some seconds")
+    def tell(name: str) -> None:
+        if not told:
+            say("flowstone: compiling decoders, once per machine; this takes some seconds")
+        told.append(name)
 
-        def on_end(self, _: object) -> None:
-            pass
-
-    event.register("numba:compile", Note())
+    on_compile(tell)
 
 
 class Bar:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.iproto.integer_text import write_eight, write_short, write_unsigned
-from flowstone.iproto.wide import Bytes, apart, bit_length, high_product, inlined, number, poke, put
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import Bytes, bit_length, high_product, number, poke, put
 
 DOUBLE_TEXT_MAX = 32 + 8
 """Room that one double needs: 17 digits with sign, point, leading zeros or exponent, and the writers' scribble."""
@@ -112,7 +113,7 @@ def _write_padded_short(value: np.uint64, width: int, out: Bytes, at: int) -> in
     return at + width
 
 
-@apart
+@kernel
 def _write_decimal(digits: np.uint64, k: int, out: Bytes, at: int) -> int:
     """digits * 10^k, digits without trailing zeros, in the layout of `repr`."""
     count = _count_digits(digits)
@@ -148,7 +149,7 @@ def _write_exponent(exponent: int, out: Bytes, at: int) -> int:
     return write_short(np.uint64(exponent), out, at)
 
 
-@apart
+@kernel
 def write_double(value: float, out: Bytes, at: int) -> int:
     """`value` as JSON; the offset behind it. Needs DOUBLE_TEXT_MAX bytes of room."""
     bits = np.float64(value).view(np.uint64)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowstone.iproto.wide import Bytes, apart, inlined, poke, poke64, trailing_zeros, word
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import Bytes, poke, poke64, trailing_zeros, word
 
 UNSIGNED_TEXT_MAX = 20 + 8
 """Room that one number needs: the digits of 2^64, and the scribble."""
@@ -74,7 +75,7 @@ def write_signed(value: int, out: Bytes, at: int) -> int:
     return write_unsigned(word(value), out, at)
 
 
-@apart
+@kernel
 def write_rare(value: int, out: Bytes, at: int) -> int:
     """As `write_signed`, for places that rarely see a number."""
     return write_signed(value, out, at)

@@ -12,7 +12,8 @@ import numpy as np
 from flowstone.iproto.extensions import ExtensionType
 from flowstone.iproto.integer_text import eight_digits
 from flowstone.iproto.json_plain import NANOSECONDS
-from flowstone.iproto.wide import Bytes, apart, big16, byte, inlined, poke, poke64
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import Bytes, big16, byte, poke, poke64
 
 UNSUPPORTED = -1
 
@@ -41,7 +42,7 @@ def base64_size(count: int) -> int:
     return (count + 2) // 3 * 4 + 2
 
 
-@apart
+@kernel
 def write_base64(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
     """`count` bytes in standard base64 with padding, quoted."""
     to = poke(out, to, 34)
@@ -63,7 +64,7 @@ def write_base64(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
     return poke(out, to, 34)
 
 
-@apart
+@kernel
 def write_uuid(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
     """Sixteen bytes as a quoted canonical UUID."""
     if count != 16:
@@ -101,7 +102,7 @@ def _nibble(buf: Bytes, at: int, index: int) -> int:
     return value & 15 if index & 1 else value >> 4
 
 
-@apart
+@kernel
 def write_decimal(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
     """Packed decimal digits as a quoted number in plain notation, its scale kept."""
     end = at + count
@@ -193,7 +194,7 @@ FIRST_SECOND, LAST_SECOND = -62167219200, 253402300799
 """The years 0 to 9999."""
 
 
-@apart
+@kernel
 def write_datetime(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
     """A point in time as a quoted ISO 8601 text, in its own offset from UTC."""
     if count != 8 and count != 16:
@@ -226,7 +227,7 @@ def write_datetime(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
     return poke(out, to, 34)
 
 
-@apart
+@kernel
 def write_extension(kind: int, buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
     """The payload of an extension of type `kind`."""
     if kind == DECIMAL:

@@ -21,9 +21,9 @@ from flowstone.iproto.float_text import write_double
 from flowstone.iproto.integer_text import write_rare, write_short, write_signed
 from flowstone.iproto.json_plain import JsonError, json_double, json_key, json_pairs, json_string
 from flowstone.iproto.json_text import FULL, MALFORMED, OK, ROOM, UNSUPPORTED, Integers, container, grown, write_value
-from flowstone.iproto.kernel import kernel
 from flowstone.iproto.limits import NESTING_MAX
-from flowstone.iproto.wide import Bytes, apart, byte, copy, copy32, inlined, number, poke, put, readonly
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import Bytes, byte, copy, copy32, number, poke, put
 
 _TYPES = {kind.value: kind.name.removeprefix("RAFT_") for kind in RequestType}
 _KEYS = {key.value: key.name.lower() for key in Key} | {Key.OPS.value: "operations"}
@@ -113,7 +113,7 @@ def _write_header(lines: Lines, row: int, out: Bytes, to: int) -> int:
     return to
 
 
-@apart
+@kernel
 def _write_space(names: Names, space_id: int, out: Bytes, to: int) -> int:
     """The space's name, where it is known; -1 where `out` is full."""
     low, high = 0, names.space_ids.size
@@ -141,7 +141,7 @@ def _write_key(key: int, slot: int, out: Bytes, to: int) -> int:
     return put(out, to, '":')
 
 
-@apart
+@kernel
 def _write_state(state: int, out: Bytes, to: int) -> int:
     """The name of a Raft state 1, 2 or 3."""
     if state == 1:
@@ -257,7 +257,9 @@ def _names(names: Mapping[int, str]) -> Names:
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     joined = np.frombuffer(b"".join(texts) or b"\0", np.uint8)
-    return Names(readonly(np.array(ids, np.int64)), readonly(offsets), readonly(joined))
+    return Names(
+        np.ascontiguousarray(np.array(ids, np.int64)), np.ascontiguousarray(offsets), np.ascontiguousarray(joined)
+    )
 
 
 LINE_SIZE_GUESS = 160
@@ -269,8 +271,8 @@ def json_lines(buf: Bytes, cells: scan.Cells, selected: Integers, names: Mapping
 
     Safe in many threads at once; the kernel lets other threads run. JsonError names the row whose body is broken.
     """
-    buf, selected = readonly(buf), readonly(selected.astype(np.int64, copy=False))
-    lines = Lines(*(readonly(cells[getattr(scan, field.upper())]) for field in Lines._fields))
+    buf, selected = np.ascontiguousarray(buf), np.ascontiguousarray(selected.astype(np.int64, copy=False))
+    lines = Lines(*(np.ascontiguousarray(cells[getattr(scan, field.upper())]) for field in Lines._fields))
     size = int(np.sum(lines.row_end[selected] - cells[scan.ROW_AT][selected])) if selected.size else 0
     out: Bytes = np.empty(2 * size + LINE_SIZE_GUESS * selected.size + 4 * ROOM, np.uint8)
     stack: Integers = np.empty(NESTING_MAX, np.int64)

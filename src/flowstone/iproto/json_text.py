@@ -16,24 +16,9 @@ from flowstone.iproto.float_text import write_double
 from flowstone.iproto.integer_text import write_rare, write_short, write_unsigned
 from flowstone.iproto.json_extension import EXTENSION_TEXT_MAX, base64_size, write_base64, write_extension
 from flowstone.iproto.json_plain import json_value
-from flowstone.iproto.kernel import kernel
 from flowstone.iproto.limits import NESTING_MAX
-from flowstone.iproto.wide import (
-    Bytes,
-    apart,
-    big16,
-    big32,
-    big64,
-    byte,
-    inlined,
-    little64,
-    poke,
-    poke64,
-    put,
-    readonly,
-    trailing_zeros,
-    word,
-)
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import Bytes, big16, big32, big64, byte, little64, poke, poke64, put, trailing_zeros, word
 
 Integers = NDArray[np.int64]
 
@@ -92,7 +77,7 @@ def _sequence_length(buf: Bytes, at: int, end: int) -> int:
     return length
 
 
-@apart
+@kernel
 def _write_special(buf: Bytes, at: int, end: int, out: Bytes, to: int) -> tuple[int, int]:
     """The characters from one that `_special` stopped at to the next plain one; the offsets behind them."""
     while at < end and to + ROOM <= out.size:
@@ -201,7 +186,7 @@ def _write_number(marker: int, buf: Bytes, at: int, end: int, out: Bytes, to: in
     return at + width, write_double(double, out, to), OK
 
 
-@apart
+@kernel
 def _write_sized(marker: int, buf: Bytes, at: int, end: int, out: Bytes, to: int) -> tuple[int, int, int]:
     """A scalar with a length that is no str: bin, extensions. `at` is behind the marker."""
     extension = 1 if marker >= 0xC7 else 0
@@ -380,9 +365,9 @@ def json_column(buf: Bytes, starts: Integers, ends: Integers) -> tuple[Integers,
     Text i is `text[offsets[i]:offsets[i + 1]]`, and empty where `starts[i]` is negative. JsonError: a value is broken.
     """
     buf, starts, ends = (
-        readonly(buf),
-        readonly(starts.astype(np.int64, copy=False)),
-        readonly(ends.astype(np.int64, copy=False)),
+        np.ascontiguousarray(buf),
+        np.ascontiguousarray(starts.astype(np.int64, copy=False)),
+        np.ascontiguousarray(ends.astype(np.int64, copy=False)),
     )
     size = int(np.sum(np.where(starts < 0, 0, ends - starts)))
     out: Bytes = np.empty(2 * size + 4 * starts.size + ROOM, np.uint8)

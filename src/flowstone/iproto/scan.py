@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.iproto.constants import Flag, Key, RequestType
-from flowstone.iproto.kernel import kernel
 from flowstone.iproto.limits import ROW_HEADER_SIZE_MAX
-from flowstone.iproto.wide import big16, big32, big64, byte, inlined
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import big16, big32, big64, byte
 
 Bytes = NDArray[np.uint8]
 Cells = NDArray[np.int64]

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import crc32c
 import zstandard
 
-from flowstone.iproto.kernel import kernel
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
-from flowstone.iproto.wide import Bytes, big32, byte
+from flowstone.kernels import kernel
+from flowstone.kernels.wide import Bytes, big32, byte
 from flowstone.xlog.errors import BlockTooLarge, DamagedFile
 
 ROW_MAGIC = b"\xd5\xba\x0b\xab"

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.extensions import DECIMAL_EXPONENT_MAX, ExtensionType
-from flowstone.iproto.kernel import kernel
 from flowstone.iproto.scan import INDEX_ID, KEY_AT, TUPLE_AT, TYPE, Cells, value_end
-from flowstone.iproto.wide import Bytes, big16, big32, big64, byte, copy, copy32, inlined, little64, poke
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import Bytes, big16, big32, big64, byte, copy, copy32, little64, poke
 
 Starts = NDArray[np.int32]
 Doubles = NDArray[np.float64]
@@ -413,9 +413,8 @@ def whole_digits(buf: Bytes, at: int, digits: Bytes) -> tuple[int, int, bool, in
 
 
 @kernel
-def decimal_kinds(buf: Bytes, starts: Starts) -> tuple[int, int]:
-    """Whether all values are decimals or whole numbers."""
-    digits = np.empty(DIGITS_ROOM, np.uint8)
+def decimal_kinds(buf: Bytes, starts: Starts, digits: Bytes) -> tuple[int, int]:
+    """Whether all values are decimals or whole numbers. `digits` is DIGITS_ROOM bytes to work in."""
     for i in range(starts.shape[0]):
         at = int(starts[i])
         if at < 0 or byte(buf, at) == NIL:
@@ -443,11 +442,13 @@ def times_ten_plus(high: np.uint64, low: np.uint64, digit: int) -> tuple[np.uint
 
 @kernel
 def decimal128_column(
-    buf: Bytes, starts: Starts, scale: int, out: NDArray[np.uint64], valid: Bytes
+    buf: Bytes, starts: Starts, scale: int, out: NDArray[np.uint64], valid: Bytes, digits: Bytes
 ) -> tuple[int, int, int]:
-    """Decimals and whole numbers as 128-bit integers in units of 10^-scale, low half first."""
+    """Decimals and whole numbers as 128-bit integers in units of 10^-scale, low half first.
+
+    `digits` is DIGITS_ROOM bytes to work in.
+    """
     nulls = 0
-    digits = np.empty(DIGITS_ROOM, np.uint8)
     for i in range(starts.shape[0]):
         at = int(starts[i])
         out[2 * i], out[2 * i + 1] = 0, 0

@@ -301,10 +301,15 @@ def _datetime_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
     return _fixed(MOMENT, out, valid, nulls)
 
 
+def _digits() -> Bytes:
+    """Room for kernels to take decimals apart in: they allocate nothing."""
+    return np.empty(kernels.DIGITS_ROOM, np.uint8)
+
+
 def _decimal128(scale: int) -> Callable[[Bytes, Starts, ColumnOptions], pa.Array]:
     def decode(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
         out, valid = np.empty(2 * len(starts), np.uint64), np.empty(len(starts), np.uint8)
-        row, what, nulls = kernels.decimal128_column(buf, starts, scale, out, valid)
+        row, what, nulls = kernels.decimal128_column(buf, starts, scale, out, valid, _digits())
         _check(row, what)
         return _fixed(pa.decimal128(kernels.DECIMAL_DIGITS_MAX, scale), out, valid, nulls)
 
@@ -313,7 +318,7 @@ def _decimal128(scale: int) -> Callable[[Bytes, Starts, ColumnOptions], pa.Array
 
 def _decimal_text(buf: Bytes, starts: Starts, options: ColumnOptions) -> pa.Array:
     """Decimals as their digits: the JSON text of a decimal, or of a whole number in a decimal field, unquoted."""
-    _check(*kernels.decimal_kinds(buf, starts))
+    _check(*kernels.decimal_kinds(buf, starts, _digits()))
     column = pc.utf8_trim(_json_values(buf, starts, options), '"')
     # One that would fill pages with zeros is no text of digits; see json_plain.
     too_long = pc.index(pc.starts_with(column, "{"), True).as_py()

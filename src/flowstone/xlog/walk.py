@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flowstone.iproto.kernel import kernel
 from flowstone.iproto.scan import Bytes, Cells, read_uint
-from flowstone.iproto.wide import big32
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import big32, byte, little64
 from flowstone.xlog.block import FIXHEADER_SIZE, ROW_MAGIC, ZROW_MAGIC, frame_bound
 
 ROW_WORD, ZROW_WORD = int.from_bytes(ROW_MAGIC, "big"), int.from_bytes(ZROW_MAGIC, "big")
@@ -22,48 +22,54 @@ ROW_WORD, ZROW_WORD = int.from_bytes(ROW_MAGIC, "big"), int.from_bytes(ZROW_MAGI
 BLOCK_AT, PAYLOAD_AT, PAYLOAD_END, IS_ZSTD, CONTENT_BOUND = range(5)
 BLOCK_COLUMNS = 5
 
+LOW_BYTE = np.uint64(0xFF)
+
 FULL, NEED, OTHER = 0, 1, 2
 """Why a walk stopped: no room in the table; the block goes on behind the buffer; what stands here is no sound block."""
 
 
-def _crc_tables() -> NDArray[np.uint32]:
+def _crc_tables() -> NDArray[np.uint64]:
     """Slicing-by-8 tables of CRC32C (Castagnoli, reflected)."""
-    tables = np.zeros((8, 256), np.uint32)
-    for byte in range(256):
-        crc = byte
+    tables = np.zeros((8, 256), np.uint64)
+    for value in range(256):
+        crc = value
         for _ in range(8):
             crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-        tables[0, byte] = crc
+        tables[0, value] = crc
     for i in range(1, 8):
         previous = tables[i - 1]
-        tables[i] = tables[0][previous & 0xFF] ^ (previous >> np.uint32(8))
+        tables[i] = tables[0][previous & LOW_BYTE] ^ (previous >> np.uint64(8))
     return tables
 
 
 CRC = _crc_tables()
 
 
+@inlined
+def _column(word: np.uint64, number: int) -> np.uint64:
+    """Byte `number` of a word, as an index."""
+    return (word >> np.uint64(8 * number)) & LOW_BYTE
+
+
 @kernel
 def checksum(buf: Bytes, at: int, end: int) -> int:
     """CRC32C as Tarantool computes it: initial value 0 and no final inversion."""
-    crc = np.int64(0)
+    crc = np.uint64(0)
     while at + 8 <= end:
-        crc ^= (
-            np.int64(buf[at]) | np.int64(buf[at + 1]) << 8 | np.int64(buf[at + 2]) << 16 | np.int64(buf[at + 3]) << 24
-        )
-        crc = np.int64(
-            CRC[7, crc & 0xFF]
-            ^ CRC[6, (crc >> 8) & 0xFF]
-            ^ CRC[5, (crc >> 16) & 0xFF]
-            ^ CRC[4, crc >> 24]
-            ^ CRC[3, buf[at + 4]]
-            ^ CRC[2, buf[at + 5]]
-            ^ CRC[1, buf[at + 6]]
-            ^ CRC[0, buf[at + 7]]
+        word = little64(buf, at) ^ crc
+        crc = (
+            CRC[7, _column(word, 0)]
+            ^ CRC[6, _column(word, 1)]
+            ^ CRC[5, _column(word, 2)]
+            ^ CRC[4, _column(word, 3)]
+            ^ CRC[3, _column(word, 4)]
+            ^ CRC[2, _column(word, 5)]
+            ^ CRC[1, _column(word, 6)]
+            ^ CRC[0, _column(word, 7)]
         )
         at += 8
     while at < end:
-        crc = np.int64(CRC[0, (crc ^ buf[at]) & 0xFF]) ^ (crc >> 8)
+        crc = CRC[0, (crc ^ np.uint64(byte(buf, at))) & LOW_BYTE] ^ (crc >> np.uint64(8))
         at += 1
     return int(crc)
 

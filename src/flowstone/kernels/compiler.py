@@ -1,0 +1,77 @@
+"""numba, behind one function. Imported only when a kernel has to be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numba.core import compiler as numba_compiler
+from numba.core.registry import cpu_target
+from numba.extending import typeof_impl
+
+from flowstone.kernels import machine
+from flowstone.kernels.cache import ObjectCode
+from flowstone.kernels.kernel import Kernel
+
+_RETURNS = {types.int64: "q", types.uint64: "Q"}
+
+machine.teach()
+
+
+def _type_of_kernel(called: Kernel[Any, Any], _: object) -> Any:
+    """To the compiler, a kernel that is called by another is a function of numba's own."""
+    return types.Dispatcher(_dispatcher(called))
+
+
+typeof_impl.register(Kernel)(_type_of_kernel)
+
+
+@cache
+def _dispatcher(called: Kernel[Any, Any]) -> Any:
+    return numba.njit(nogil=True, error_model="numpy", forceinline=called.forceinline, _nrt=False)(called.py_func)
+
+
+def compile_kernel(function: Callable[..., Any], kind: tuple[Any, ...]) -> ObjectCode:
+    """`function` for arguments of this kind (see `kernel._kind`)."""
+    flags = numba_compiler.DEFAULT_FLAGS.copy()
+    flags.nrt = False  # nothing is allocated, so references need not be counted
+    flags.error_model = "numpy"
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    typing, target = cpu_target.typing_context, cpu_target.target_context
+    typing.refresh()
+    target.refresh()
+    signature = tuple(_type(each) for each in kind[1:])
+    result = numba_compiler.compile_extra(typing, target, function, signature, None, flags, {})
+    library = result.library
+    code: bytes = library.codegen._tm.emit_object(library._final_module)
+    return ObjectCode(code, result.fndesc.llvm_func_name, _returns(result.signature.return_type, function.__name__))
+
+
+def _type(kind: tuple[Any, ...]) -> Any:
+    match kind:
+        case ("i",):
+            return types.int64
+        case ("u",):
+            return types.uint64
+        case ("f",):
+            return types.float64
+        case (str(dtype), int(dimensions), str(layout)):
+            return types.Array(numba.from_dtype(np.dtype(dtype)), dimensions, layout)
+        case _:
+            return types.BaseTuple.from_types([_type(each) for each in kind[1:]], kind[0])
+
+
+def _returns(returned: Any, name: str) -> str:
+    """A letter per number; anything else than 64-bit numbers would need more of the calling convention than we know."""
+    if returned == types.none:
+        return ""
+    members = list(returned) if isinstance(returned, types.BaseTuple) else [returned]
+    try:
+        letters = "".join(_RETURNS[types.unliteral(member)] for member in members)
+    except KeyError as error:
+        raise TypeError(f"kernel {name} returns {returned}: only 64-bit numbers are allowed") from error
+    return f"({letters})" if isinstance(returned, types.BaseTuple) else letters

@@ -1,0 +1,142 @@
+"""The decorators, and how a call reaches machine code.
+
+A call is matched to object code by the kinds of its arguments (element type, dimensions and layout of arrays), then
+made in numba's native convention: a pointer for the result, a pointer for an exception that never comes, and each array
+as its seven or nine words. With NUMBA_DISABLE_JIT=1, numba's own switch, everything here stays plain Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import numpy as np
+
+from flowstone.kernels import cache
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Kind = tuple[Any, ...]
+
+PLAIN = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+
+_on_compile: list[Callable[[str], None]] = []
+
+
+def on_compile(callback: Callable[[str], None]) -> None:
+    """`callback` is told the name of each kernel that has to be compiled, before that takes its seconds."""
+    _on_compile.append(callback)
+
+
+class Kernel(Generic[P, R]):
+    """A function whose calls, from Python or from other kernels, run as machine code."""
+
+    def __init__(self, function: Callable[P, R], *, forceinline: bool = False) -> None:
+        self.py_func = function
+        self.forceinline = forceinline
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self._entries: dict[Kind, _Entry] = {}
+        self._lock = Lock()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        kind = _kind(args)
+        entry = self._entries.get(kind) or self._prepare(kind)
+        return cast("R", entry(args))
+
+    def _prepare(self, kind: Kind) -> _Entry:
+        with self._lock:
+            entry = self._entries.get(kind)
+            if entry is None:
+                code = cache.load(self.py_func, kind)
+                if code is None:
+                    code = self._compile(kind)
+                entry = self._entries[kind] = _Entry(code, kind)
+            return entry
+
+    def _compile(self, kind: Kind) -> cache.ObjectCode:
+        for callback in _on_compile:
+            callback(self.__name__)
+        from flowstone.kernels.compiler import compile_kernel  # imports numba: only where it must
+
+        code = compile_kernel(self.py_func, kind)
+        cache.save(self.py_func, kind, code)
+        return code
+
+
+class _Entry:
+    """Loaded object code for arguments of one kind."""
+
+    def __init__(self, code: cache.ObjectCode, kind: Kind) -> None:
+        self._returns = code.returns
+        self._result = ctypes.c_int64 * max(1, len(code.returns.strip("()")))
+        words = [ctypes.c_void_p, ctypes.c_void_p, *_words(kind)]
+        self._call = ctypes.CFUNCTYPE(ctypes.c_int32, *words)(cache.address(code))
+
+    def __call__(self, args: tuple[Any, ...]) -> Any:
+        result = self._result()
+        flat = [ctypes.addressof(result), None]
+        for arg in args:
+            _flatten(arg, flat)
+        if self._call(*flat):
+            raise AssertionError("a kernel raised, which none may do")
+        if self._returns == "":
+            return None
+        values = [
+            value & 0xFFFFFFFFFFFFFFFF if code == "Q" else value
+            for value, code in zip(result, self._returns.strip("()"), strict=True)
+        ]
+        return tuple(values) if self._returns.startswith("(") else values[0]
+
+
+def _kind(value: Any) -> Kind:
+    """What machine code depends on. Whether an array may be written to is between kernel and caller."""
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.ndim, "C" if value.flags.c_contiguous else "A")
+    if isinstance(value, tuple):
+        return (type(value), *map(_kind, value))
+    if isinstance(value, float):
+        return ("f",)
+    return ("u" if isinstance(value, np.uint64) else "i",)
+
+
+def _words(kind: Kind) -> list[Any]:
+    """The types of the machine words that an argument of this kind is passed in."""
+    match kind:
+        case ("i",):
+            return [ctypes.c_int64]
+        case ("u",):
+            return [ctypes.c_uint64]
+        case ("f",):
+            return [ctypes.c_double]
+        case (str(), int(dimensions), _):
+            owner, numbers = [ctypes.c_void_p] * 2, [ctypes.c_int64] * 2
+            return [*owner, *numbers, ctypes.c_void_p, *[ctypes.c_int64] * (2 * dimensions)]
+        case _:
+            return [word for member in kind[1:] for word in _words(member)]
+
+
+def _flatten(value: Any, flat: list[Any]) -> None:
+    if isinstance(value, np.ndarray):
+        flat += (None, None, value.size, value.itemsize, value.__array_interface__["data"][0])
+        flat += value.shape
+        flat += value.strides
+    elif isinstance(value, tuple):
+        for member in value:
+            _flatten(member, flat)
+    else:
+        flat.append(value if isinstance(value, float) else int(value))
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes `function` a kernel: arrays and numbers in, by position, and numbers out."""
+    return function if PLAIN else Kernel(function)
+
+
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """A kernel that is copied into each kernel that calls it: right for what is short and called often."""
+    return function if PLAIN else Kernel(function, forceinline=True)
