@@ -1,0 +1,96 @@
+"""Every fuzz target, briefly: on any bytes, on mutations of valid ones, and with kernels as plain Python."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import FULL
+from tests.fuzz.__main__ import main
+from tests.fuzz.targets import TARGETS, Target, mutated
+
+every_target = pytest.mark.parametrize("name", sorted(TARGETS))
+KERNELS = ["columns", "json_text", "log_file", "scan_rows"]
+ROOT = Path(__file__).parent.parent.parent
+
+
+@every_target
+def test_the_corpus_is_valid(name: str) -> None:
+    for data in TARGETS[name].corpus[:1]:
+        TARGETS[name].decode(data)
+
+
+@every_target
+@given(data=st.binary(max_size=300))
+def test_any_bytes_are_decoded_or_refused(name: str, data: bytes) -> None:
+    TARGETS[name].try_input(data)
+
+
+@every_target
+def test_mutations_of_valid_inputs_are_decoded_or_refused(name: str) -> None:
+    target, rng = TARGETS[name], random.Random(name)
+    for _ in range(20_000 if FULL else 600):
+        target.try_input(mutated(rng.choice(target.corpus), rng))
+
+
+@every_target
+def test_few_bytes_never_ask_for_much_memory(name: str) -> None:
+    target, rng = TARGETS[name], random.Random(name)
+    inputs = [mutated(rng.choice(target.corpus), rng) for _ in range(100)]
+    for data in inputs[:10]:
+        target.try_input(data)
+    tracemalloc.start()
+    try:
+        for data in inputs:
+            target.try_input(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_run_as_plain_python_read_no_byte_outside(name: str) -> None:
+    """There every read checks its bounds, which machine code does not."""
+    runs = "2000" if FULL else "150"
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", name, "--runs", runs, "--seconds", "120"],
+        cwd=ROOT,
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_an_input_that_breaks_a_decoder_is_printed_and_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fragile(data: bytes) -> None:
+        if len(data) > 3:
+            raise ValueError(data)
+
+    monkeypatch.setitem(TARGETS, "greeting", Target(fragile, (b"abc",)))
+    monkeypatch.setattr("sys.argv", ["fuzz", "greeting", "--runs", "100000"])
+    assert main() == 1
+    name, text = capsys.readouterr().out.split()
+    assert name == "greeting"
+    assert len(bytes.fromhex(text)) > 3
+
+
+def test_kernels_as_plain_python_notice_a_read_outside() -> None:
+    """The proof above would be worth nothing otherwise."""
+    code = "import numpy as np; from flowstone.iproto.scan import value_end; value_end(np.zeros(1, np.uint8), -1, 9)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, check=False
+    )
+    assert b"IndexError" in found.stderr
