@@ -1,3 +1,5 @@
+"""From named paths to log files, and clear words where there are none."""
+
 from pathlib import Path
 
 import pytest

@@ -1,3 +1,5 @@
+"""Readings: the schema as of each row, settled rows only, gaps, damage and torn tails."""
+
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from flowstone.box.schema import UnknownSpace
 from flowstone.history.files import find_logs
 from flowstone.history.reading import Reading
 from flowstone.history.selection import Selection
+from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside import production
 from flowstone.replication.settled import SettledTracker
@@ -147,8 +150,6 @@ def test_recorded_logs_settle_as_the_tracker_alone_says(
 
 
 def touches(row: Row, schema: Any) -> bool:
-    from flowstone.iproto.msgpack import unpack_body
-
     return bool(row.body) and unpack_body(row.body).get(0x10) in schema.synchronous
 
 

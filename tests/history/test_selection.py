@@ -1,3 +1,5 @@
+"""Rows chosen by LSN, time, space and origin."""
+
 from pathlib import Path
 from typing import Any
 
