@@ -25,8 +25,8 @@ TESTED_ELSEWHERE: Final[dict[str, str]] = {
     "src/flowstone/iproto/error_codes.py": "the table behind errors.py, whose test reads all of it",
     "src/flowstone/iproto/limits.py": "numbers only; each limit is tested where it bites",
     "src/flowstone/kernels/compiler.py": "test_kernel.py calls what it compiles",
-    "src/flowstone/kernels/machine.py": "the machine bodies of wide.py, which test_wide.py compares with the plain ones",
-    "src/flowstone/xlog/column_kernels.py": "columns.py is nothing without it; test_columns.py runs it in plain Python too",
+    "src/flowstone/kernels/machine.py": "the other bodies of wide.py; test_wide.py compares them with the plain ones",
+    "src/flowstone/xlog/column_kernels.py": "the inside of columns.py; test_columns.py runs it uncompiled, too",
 }
 
 

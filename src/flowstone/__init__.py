@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from flowstone.errors import FlowstoneError
+
 if TYPE_CHECKING:
     import pyarrow
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "read_log"]
+__all__ = ["FlowstoneError", "__version__", "read_log"]
 
 
 def read_log(
@@ -37,6 +39,8 @@ def read_log(
     from flowstone.history.selection import Selection
     from flowstone.outside import production
 
+    if columns is not None and space is None:
+        raise FlowstoneError("columns can be chosen of one space only", hint="name it with space=")
     outside = production()
     selection = Selection(spaces=() if space is None else (space,), replicas=tuple(replicas), show_system=show_system)
     files = find_logs(outside.disk, paths)
