@@ -250,9 +250,7 @@ def no_state_in_modules(module: Module) -> Iterator[Finding]:
 
 
 ORDER_FREE: Final = frozenset(["sorted", "any", "all", "sum", "min", "max", "len", "set", "frozenset"])
-ORDERED_BY_ARGUMENT: Final = frozenset(
-    ["list", "tuple", "iter", "enumerate", "zip", "map", "filter", "deque"]
-)
+ORDERED_BY_ARGUMENT: Final = frozenset(["list", "tuple", "iter", "enumerate", "zip", "map", "filter", "deque"])
 SET_TYPES: Final = frozenset({"set", "frozenset", "Set", "AbstractSet", "MutableSet"})
 
 
@@ -298,9 +296,7 @@ def iterated(tree: ast.AST) -> Iterator[ast.expr]:
 @rule(pure_or_behind_the_door)
 def no_iteration_over_sets(module: Module) -> Iterator[Finding]:
     """The order of a set differs between runs, and with it what is sent and written: sort it."""
-    functions = [
-        node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    functions = [node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     attributes = frozenset(name for name in known_sets(module.tree) if "." in name)
     found: dict[tuple[int, int], Finding] = {}
     for tree in (*functions, module.tree):
@@ -514,9 +510,7 @@ def test_a_rule_finds_what_breaks_it(name: str, path: str, snippet: str) -> None
 @pytest.mark.parametrize(("path", "snippet"), GOOD)
 def test_no_rule_objects_to_what_is_fine(path: str, snippet: str) -> None:
     module = Module(path, DOC + snippet)
-    assert [
-        finding for rule in RULES.values() if rule.applies(module) for finding in rule.check(module)
-    ] == []
+    assert [finding for rule in RULES.values() if rule.applies(module) for finding in rule.check(module)] == []
 
 
 def test_a_module_without_a_test_module_is_found() -> None:

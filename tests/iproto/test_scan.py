@@ -293,3 +293,11 @@ def test_every_first_byte_of_a_value_is_stepped_over_as_the_plain_decoder_does(m
     except reference.exceptions.FormatError:
         expected = -1
     assert skip_value(np.frombuffer(data, np.uint8), 0, len(data)) == expected
+
+
+def test_rows_too_short_to_be_true_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "ROWS_BELOW_SUSPICION", 1000)
+    flood = np.frombuffer(b"\x81\x00\x0c" * 100_000, np.uint8)
+    found = scan.scan(flood, np.array([[0, len(flood)]]))
+    assert len(found) <= len(flood) // scan.ROW_SIZE_MIN
+    assert found.wrong

@@ -52,9 +52,7 @@ def test_a_read_is_short_only_at_the_end(disk: Disk, tmp_path: Path) -> None:
         assert file.read_at(3, 0) == b""
 
 
-def test_a_read_goes_on_where_the_kernel_stopped(
-    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_goes_on_where_the_kernel_stopped(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"0123456789")
     pread = os.pread
@@ -183,9 +181,7 @@ def test_a_lock_is_held_once_and_can_be_taken_again_after_release(disk: Disk, tm
 
 def test_a_lock_held_by_another_process_is_refused_until_it_dies(disk: Disk, tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    holder = subprocess.Popen([sys.executable, "-c", HOLD_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

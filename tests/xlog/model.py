@@ -127,8 +127,7 @@ class World:
     def dump(self) -> dict[int, list[str]]:
         """Every tuple as hex of its MessagePack, sorted, per space."""
         return {
-            space_id: sorted(pack(value).hex() for value in tuples.values())
-            for space_id, tuples in self.data.items()
+            space_id: sorted(pack(value).hex() for value in tuples.values()) for space_id, tuples in self.data.items()
         }
 
     def row(self, space_id: int, type_: RequestType, body: dict[int, bytes], replica_id: int = 1) -> Row:

@@ -314,7 +314,7 @@ def test_fields_of_a_snapshot_are_nullable_as_declared(data: st.DataObject) -> N
     assert readable(columns, batch) == [reference_row(columns, [], row, ColumnOptions()) for row in rows]
 
 
-def typed(column: Column, value: bytes, options: ColumnOptions = ColumnOptions(), **settings: Any) -> Any:  # noqa: B008
+def typed(column: Column, value: bytes, options: ColumnOptions = ColumnOptions(), **settings: Any) -> Any:
     """The one value of the second row of two; the first holds a null."""
     rows = [insert([NIL], lsn=6, tsn=6), insert([value], lsn=7, tsn=7)]
     slab = slab_of(rows)

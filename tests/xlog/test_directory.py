@@ -92,17 +92,13 @@ def test_an_empty_directory_has_nothing(tmp_path: Path) -> None:
         ({1: 99, 2: 99, 3: 1}, [35]),
     ],
 )
-def test_the_log_that_covers_a_position_and_all_behind_it(
-    chain: Path, vclock: Vclock, expected: list[int]
-) -> None:
+def test_the_log_that_covers_a_position_and_all_behind_it(chain: Path, vclock: Vclock, expected: list[int]) -> None:
     assert names(chain, vclock) == expected
 
 
 def test_a_position_before_the_oldest_log_is_a_gap_that_names_the_rows(chain: Path) -> None:
     (chain / "00000000000000000000.xlog").unlink()
-    with pytest.raises(
-        LogGap, match=r"between \{1: 4\} and \{1: 10\}: LSN 5..10 of replica 1 missing"
-    ) as caught:
+    with pytest.raises(LogGap, match=r"between \{1: 4\} and \{1: 10\}: LSN 5..10 of replica 1 missing") as caught:
         names(chain, {1: 4})
     assert caught.value.missing == ((1, 5, 10),)
     assert (caught.value.have, caught.value.need) == ({1: 4}, {1: 10})

@@ -37,9 +37,7 @@ def header(*lines: str) -> bytes:
 def test_a_real_servers_header_is_read_and_written_byte_for_byte() -> None:
     meta, length = parse(RECORDED + b"\xd5\xba\x0b\xab", "x")
     assert length == len(RECORDED)
-    assert meta == Meta(
-        FileType.XLOG, UUID, {0: 2, 1: 112}, prev_vclock={0: 1, 1: 13}, version="2.6.0-0-g47aa4e01e"
-    )
+    assert meta == Meta(FileType.XLOG, UUID, {0: 2, 1: 112}, prev_vclock={0: 1, 1: 13}, version="2.6.0-0-g47aa4e01e")
     assert encode(meta) == RECORDED
 
 

@@ -17,5 +17,5 @@ NESTING_MAX = 512
 ROW_HEADER_SIZE_MAX = 1024
 """A full header of eleven keys is below 100 bytes; the rest is room for keys of newer servers."""
 
-BLOCK_SIZE_MAX = 1024**3
-"""Decompressed size of one log block, that is of one transaction or batch. wal_max_size is 256 MiB by default."""
+BLOCK_SIZE_MAX = 256 * 1024**2
+"""Decompressed size of one log block, that is of one transaction or batch: wal_max_size, a whole file, is 256 MiB."""

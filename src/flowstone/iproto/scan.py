@@ -303,6 +303,12 @@ class Scan:
 ROW_SIZE_GUESS = 64
 """Bytes per row that the first table is sized for; a wrong guess costs one copy of the table."""
 
+ROW_SIZE_MIN = 12
+"""Every row of a log has a type and a float64 timestamp. Shorter ones in their millions are made to exhaust memory:
+a line of the table takes 168 bytes."""
+
+ROWS_BELOW_SUSPICION = 1 << 20
+
 
 def scan(buf: Bytes, spans: Cells, *, leave_out_wrong: bool = False) -> Scan:
     """All rows of `buf` inside `spans` (an n×2 table of start and end offsets, in ascending order).
@@ -311,10 +317,13 @@ def scan(buf: Bytes, spans: Cells, *, leave_out_wrong: bool = False) -> Scan:
     """
     total = int(np.sum(spans[:, 1] - spans[:, 0])) if len(spans) else 0
     cells: Cells = np.empty((LINES, total // ROW_SIZE_GUESS + 16), np.int64)
+    rows_max = max(ROWS_BELOW_SUSPICION, total // ROW_SIZE_MIN)
     span = at = row = 0
     wrong: list[tuple[int, int]] = []
     while True:
         span, at, row, why = scan_spans(buf, spans, span, at, cells, row)
+        if why == FULL and row >= rows_max:
+            why = MALFORMED
         if why == MALFORMED:
             wrong.append((span, at))
             if leave_out_wrong:
@@ -323,6 +332,6 @@ def scan(buf: Bytes, spans: Cells, *, leave_out_wrong: bool = False) -> Scan:
                 continue
         if why != FULL:
             return Scan(buf, cells[:, :row], tuple(wrong))
-        grown: Cells = np.empty((LINES, cells.shape[1] * 2), np.int64)
+        grown: Cells = np.empty((LINES, min(cells.shape[1] * 2, rows_max)), np.int64)
         grown[:, :row] = cells[:, :row]
         cells = grown

@@ -38,9 +38,7 @@ class ListedFile:
         with self.disk.open(self.path) as file:
             meta, _ = parse(file.read_at(0, HEADER_READ_SIZE), self.path)
         if meta.file_type is not self.file_type:
-            raise DamagedFile(
-                self.path, 0, f"its name says {self.file_type.value}, its header {meta.file_type.value}"
-            )
+            raise DamagedFile(self.path, 0, f"its name says {self.file_type.value}, its header {meta.file_type.value}")
         if (total := signature(meta.vclock)) != self.signature:
             raise DamagedFile(self.path, 0, f"its name says signature {self.signature}, its vclock {total}")
         return meta
@@ -67,9 +65,7 @@ class LogDirectory:
         newest = self.newest_snapshot() or (self.logs[-1] if self.logs else None)
         return newest.meta.instance_uuid if newest else None
 
-    def files_from(
-        self, vclock: Vclock, *, force: bool = False, ignore_local: bool = False
-    ) -> list[ListedFile]:
+    def files_from(self, vclock: Vclock, *, force: bool = False, ignore_local: bool = False) -> list[ListedFile]:
         """The logs that hold what comes after `vclock`: the last that begins at or before it, and all behind.
 
         LogGap if rows between `vclock` and the end are not there, ForeignFile if another instance wrote one

@@ -16,9 +16,7 @@ FORCE_HINT = "read what is left of it with force, or take the file from another 
 class XlogError(FlowstoneError):
     """A log file or a log directory cannot be used as asked. `offset` counts from the start of the file."""
 
-    def __init__(
-        self, message: str, *, path: str, offset: int | None = None, hint: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, path: str, offset: int | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.path = path
         self.offset = offset
@@ -93,8 +91,7 @@ class LogGap(XlogError):
     ) -> None:
         ranges = ", ".join(f"{first}..{last} of replica {replica_id}" for replica_id, first, last in missing)
         super().__init__(
-            f"{path}: the log has a gap between {_text(have)} and {_text(need)}: "
-            f"LSN {ranges or 'unknown'} missing",
+            f"{path}: the log has a gap between {_text(have)} and {_text(need)}: LSN {ranges or 'unknown'} missing",
             path=path,
             hint="bring the missing .xlog files back, or go on without these rows with force",
         )
