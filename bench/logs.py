@@ -14,6 +14,8 @@ from flowstone.history.reading import Reading
 from flowstone.history.selection import Selection
 from flowstone.outside import production
 from tests import real_tarantool
+from tests.history.logs import multiply
+from tests.history.test_memory import SCAN
 
 ROUNDS = 5
 DIRECTORY_BYTES = 2 * 1024**3
@@ -55,21 +57,6 @@ box.cfg{log='server.log', memtx_memory=2*1024*1024*1024, wal_mode='none'}
 local taken = clock.monotonic() - start
 print(taken, box.space.people and box.space.people:len() or 0)
 os.exit(0)
-"""
-
-PEAK_MEMORY = """
-import sys
-from flowstone.history.batches import typed_batches
-from flowstone.history.files import find_logs
-from flowstone.history.reading import Reading
-from flowstone.history.selection import Selection
-from flowstone.outside import production
-outside = production()
-reading = Reading(outside, find_logs(outside.disk, sys.argv[1:]), selection=Selection(spaces=("people",)))
-rows = sum(batch.num_rows for batch in typed_batches(reading, "people"))
-# Not ru_maxrss: that of a process that was forked starts with its parent's.
-status = dict(line.split(":") for line in open("/proc/self/status"))
-print(rows, int(status["VmHWM"].split()[0]) // 1024)
 """
 
 
@@ -145,15 +132,13 @@ def _cat_beside_tarantoolctl(path: Path, rows: int) -> Result:
             subprocess.run(
                 [*command, str(path), "--format", "json"], stdout=file, stderr=subprocess.DEVNULL, check=True
             )
-        printed = _lines(output)
-        if printed != rows:
-            raise RuntimeError(f"{command[0]} printed {printed} of {rows} rows")
 
-    flowstone = str(Path(sys.executable).with_name("flowstone"))
-    cat(flowstone, "cat")
-    ours, real = alternate(
-        2, lambda: seconds(lambda: cat(flowstone, "cat")), lambda: seconds(lambda: cat("tarantoolctl", "cat"))
-    )
+    contenders = (str(Path(sys.executable).with_name("flowstone")), "tarantoolctl")
+    for program in contenders:
+        cat(program, "cat")
+        if _lines(output) != rows:
+            raise RuntimeError(f"{program} printed {_lines(output)} of {rows} rows")
+    ours, real = alternate(3, *(lambda program=program: seconds(lambda: cat(program, "cat")) for program in contenders))
     return Result(
         "`cat --format json` of 1 M rows to a file, start-up included",
         f"{ours:.2f} s",
@@ -190,16 +175,9 @@ def _first_batch(path: str) -> None:
 
 
 def _memory(directory: Path, log: Path) -> Result:
-    """A directory of DIRECTORY_BYTES made of copies of one log, each with the name and vclock of its place."""
-    directory.mkdir(parents=True)
-    shutil.copy(next(log.parent.glob("*00000.snap")), directory)
-    content = log.read_bytes()
-    header, body = content.split(b"\n\n", 1)
-    for number in range(-(-DIRECTORY_BYTES // len(content))):
-        lsn = number * 10_000_000
-        text = header.replace(b"VClock: {}", b"VClock: {1: %d}" % lsn if lsn else b"VClock: {}")
-        (directory / f"{lsn:020}.xlog").write_bytes(text + b"\n\n" + body)
-    result = child(PEAK_MEMORY, str(directory)).split()
+    """The log of one row per transaction, so often that it fills DIRECTORY_BYTES."""
+    multiply(log, directory, DIRECTORY_BYTES)
+    result = child(SCAN, str(directory)).split()
     size = sum(path.stat().st_size for path in directory.iterdir())
     shutil.rmtree(directory)
     return Result(

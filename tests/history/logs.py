@@ -67,3 +67,15 @@ class Log:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.writer.close()
+
+
+def multiply(log: Path, directory: Path, size: int) -> None:
+    """Fills `directory` with copies of one log, named and numbered for their places, until it has `size` bytes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    header, body = log.read_bytes().split(b"\n\n", 1)
+    number = 0
+    while number * (len(header) + len(body)) < size:
+        start = number * 10_000_000
+        vclock = b"VClock: {1: %d}" % start if start else b"VClock: {}"
+        (directory / f"{start:020}.xlog").write_bytes(header.replace(b"VClock: {}", vclock) + b"\n\n" + body)
+        number += 1
