@@ -10,6 +10,7 @@ from flowstone.box.schema import UnknownSpace
 from flowstone.history.files import find_logs
 from flowstone.history.reading import Reading
 from flowstone.history.selection import Selection
+from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside import production
@@ -102,6 +103,30 @@ def test_rolled_back_rows_are_left_out_and_undecided_ones_held_back(tmp_path: Pa
     reading = Reading(production(), [log.path], settled=True)
     assert [row.lsn for row in rows_of(reading)] == [kept, verdict, second]
     assert (reading.report.rows_rolled_back, reading.report.rows_pending) == (1, 2)
+
+
+def test_a_definition_that_was_rolled_back_never_held(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.create_space(512, "users", ("id", "unsigned"))
+        first = log.insert(512, 1, flags=SYNC_FLAGS)
+        layout = [{"name": "other", "type": "unsigned"}]
+        log.write((RequestType.REPLACE, {0x10: 280, 0x21: (512, 1, "renamed", "memtx", 0, {}, layout)}), flags=2)
+        log.rollback(first)
+        second = log.insert(512, 2)
+    reading = Reading(production(), [log.path], selection=Selection(spaces=(512,)), settled=True)
+    assert names_by_lsn(reading, 512) == {second: ("users", ("id",))}
+
+
+def test_what_waits_when_the_server_is_upgraded_is_not_lost(tmp_path: Path) -> None:
+    with Log(tmp_path, version="2.6.0") as old:
+        old.create_space(512, "money", ("id", "unsigned"), is_sync=True)
+        waiting = old.insert(512, 1)
+    with Log(tmp_path, version="2.11.9", start=old.lsn) as new:
+        new.confirm(waiting)
+        after = new.insert(512, 2)
+    paths = find_logs(production().disk, [str(tmp_path)])
+    rows = rows_of(Reading(production(), paths, selection=Selection(spaces=("money",)), settled=True))
+    assert [row.lsn for row in rows] == [waiting, after]
 
 
 def test_an_old_log_whose_space_is_not_defined_cannot_be_settled(tmp_path: Path) -> None:

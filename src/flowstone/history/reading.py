@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,6 +78,8 @@ class Reading:
         self._workers = workers
         self._on_progress = on_progress
         self._trackers: dict[str, SchemaTracker] = {}
+        # Of logs without flags: the schema as of the row being read, while _trackers wait for what is settled.
+        self._ahead: dict[str, SchemaTracker] = {}
         self._settlings: dict[str, Settling] | None = {} if settled else None
         self._found: set[int | str] = set()
         self._previous: Meta | None = None
@@ -143,40 +146,36 @@ class Reading:
 
     def _settle(self, meta: Meta, slab: Slab) -> Iterator[Piece]:
         """The slab in pieces of one schema each; with `settled`, what is decided now, earlier slabs' rows included."""
-        pieces = list(self._by_schema(meta, slab))
+        everything = np.arange(len(slab), dtype=np.int64)
         if self._settlings is None:
-            yield from pieces
+            yield from self._by_schema(meta, slab, everything)
             return
-        settling = self._settlings.get(meta.instance_uuid)
-        if settling is None:
-            settling = self._settlings[meta.instance_uuid] = Settling()
+        settling = self._settlings.setdefault(meta.instance_uuid, Settling())
         if meta.file_type is FileType.SNAP:
             settling.pass_snapshot(meta)
-            yield from pieces
+            yield from self._by_schema(meta, slab, everything)
             return
-        by_schema = _version(meta.version) < FLAGS_SINCE
-        if by_schema:
-            for piece in pieces:
-                _check_defined(piece)
-        parts = [(piece.schema, piece.rows) for piece in pieces]
-        for slab_rows, schema, rows in settling.push(slab, parts, by_schema):
-            yield Piece(meta, slab_rows, rows, schema)
+        synchronous = self._synchronous_rows(meta, slab) if _version(meta.version) < FLAGS_SINCE else None
+        # Definitions count from when they are settled, like any other row.
+        for decided, rows in settling.push(slab, synchronous):
+            yield from self._by_schema(meta, decided, rows)
         self.report.rows_rolled_back = sum(each.rolled_back for each in self._settlings.values())
 
-    def _by_schema(self, meta: Meta, slab: Slab) -> Iterator[Piece]:
-        tracker = self._trackers[meta.instance_uuid]
-        everything = np.arange(len(slab), dtype=np.int64)
-        defining = _definitions(slab.cells)
-        start = 0
-        while len(defining):
-            # All definitions up to the next row of data are one change.
-            run = 1 + int(np.argmin(np.append(np.diff(defining) == 1, False)))
-            end = int(defining[run - 1]) + 1
-            yield Piece(meta, slab, everything[start:end], tracker.schema)
-            _apply(tracker, slab, defining[:run])
-            start, defining = end, defining[run:]
-        if start < len(slab):
-            yield Piece(meta, slab, everything[start:], tracker.schema)
+    def _by_schema(self, meta: Meta, slab: Slab, rows: Cells) -> Iterator[Piece]:
+        for part, schema in _parts(self._trackers[meta.instance_uuid], slab, rows):
+            yield Piece(meta, slab, part, schema)
+
+    def _synchronous_rows(self, meta: Meta, slab: Slab) -> Mask:
+        """Which rows are of synchronous spaces, by the schema as of each row, settled or not."""
+        tracker = self._ahead.get(meta.instance_uuid)
+        if tracker is None:
+            tracker = self._ahead[meta.instance_uuid] = deepcopy(self._trackers[meta.instance_uuid])
+        space_ids = slab.cells[rows_of.SPACE_ID]
+        found: Mask = np.zeros(len(slab), np.bool_)
+        for part, schema in _parts(tracker, slab, np.arange(len(slab), dtype=np.int64)):
+            _check_defined(slab, part, schema)
+            found[part] = np.isin(space_ids[part], sorted(schema.synchronous))
+        return found
 
     def _select(self, piece: Piece) -> Piece:
         cells, rows = piece.slab.cells, piece.rows
@@ -206,6 +205,21 @@ def _definitions(cells: Cells) -> Cells:
     return found
 
 
+def _parts(tracker: SchemaTracker, slab: Slab, rows: Cells) -> Iterator[tuple[Cells, Schema]]:
+    """The rows in parts that share a schema, each with it; `tracker` follows the definitions among them."""
+    defining = _definitions(slab.cells if len(rows) == len(slab) else slab.cells[:, rows])
+    start = 0
+    while len(defining):
+        # All definitions up to the next row of data are one change.
+        run = 1 + int(np.argmin(np.append(np.diff(defining) == 1, False)))
+        end = int(defining[run - 1]) + 1
+        yield rows[start:end], tracker.schema
+        _apply(tracker, slab, rows[defining[:run]])
+        start, defining = end, defining[run:]
+    if start < len(rows):
+        yield rows[start:], tracker.schema
+
+
 def _apply(tracker: SchemaTracker, slab: Slab, rows: Cells) -> None:
     for row in slab.rows(rows):
         tracker.apply(row.type, row.body)
@@ -228,11 +242,11 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups()) if match else FLAGS_SINCE
 
 
-def _check_defined(piece: Piece) -> None:
+def _check_defined(slab: Slab, rows: Cells, schema: Schema) -> None:
     """Rows of an old log say nothing about being synchronous; only the definition of their space does."""
-    for space_id in np.unique(piece.slab.cells[rows_of.SPACE_ID, piece.rows]).tolist():
-        if space_id >= FIRST_USER_SPACE_ID and piece.schema.get(space_id) is None:
+    for space_id in np.unique(slab.cells[rows_of.SPACE_ID, rows]).tolist():
+        if space_id >= FIRST_USER_SPACE_ID and schema.get(space_id) is None:
             raise UnknownSpace(
-                f"{piece.slab.path}: cannot tell whether rows of space {space_id} are settled: it is not defined here",
+                f"{slab.path}: cannot tell whether rows of space {space_id} are settled: it is not defined here",
                 hint="read the directory with the snapshot, or read without settling",
             )

@@ -1,19 +1,19 @@
 """Settled rows of a log, slab by slab: the fast way around `replication.settled` where nothing waits.
 
 A slab in which nothing is synchronous passes whole. Any other goes through the tracker transaction by transaction; the
-rows of transactions that wait keep their slab alive until they are decided.
+rows of transactions that wait keep their slab alive until they are decided. It knows no schema: where rows do not say
+themselves that they are synchronous, the caller does.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
-from flowstone.box.schema import Schema
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Flag
@@ -30,17 +30,14 @@ CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)
 WAIT_ACK = Flag.WAIT_ACK.value
 
 
-Part = tuple[Schema, Cells]
-"""Numbers of rows that stand one behind the other, all under one schema."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A transaction, and where it came from. It has several parts where it changes the schema itself."""
+    """A transaction, where it came from, and whether the schema makes it synchronous."""
 
     transaction: Transaction
     slab: Slab
-    parts: tuple[Part, ...]
+    first: int
+    touches_synchronous: bool
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -78,70 +75,55 @@ class Settling:
         if self._tracker is None:
             self._started_at = VClock(meta.vclock)
 
-    def push(self, slab: Slab, parts: Sequence[Part], by_schema: bool) -> Iterator[tuple[Slab, Schema, Cells]]:
-        """Takes all rows of the next slab, in parts; gives (slab, schema, row numbers) of all that is settled now."""
-        tracker = self._tracker
-        if tracker is None or by_schema != self._by_schema:
-            tracker = self._tracker = self._new_tracker(by_schema)
-        synchronous = (
-            frozenset[int]().union(*(schema.synchronous for schema, _ in parts)) if by_schema else frozenset[int]()
-        )
+    def push(self, slab: Slab, synchronous: NDArray[np.bool_] | None) -> Iterator[tuple[Slab, Cells]]:
+        """Takes the next slab of the log; gives slab and row numbers of all that is settled now, in log order.
+
+        `synchronous` says of each row whether its space is, in logs whose rows have no flags for it; None otherwise.
+        """
+        tracker = self._tracker_for(synchronous is not None)
         if tracker.is_quiet and not _may_wait(slab.cells, synchronous):
             tracker.skip_to(_after(tracker.vclock, slab.cells))
-            for schema, numbers in parts:
-                yield slab, schema, numbers
+            yield slab, np.arange(len(slab), dtype=np.int64)
             return
-        yield from _together(self._decided(tracker, slab, parts))
+        for _, run in groupby(self._decided(tracker, slab, synchronous), lambda placed: id(placed.slab)):
+            together = list(run)
+            numbers = [np.arange(placed.first, placed.first + len(placed.rows)) for placed in together]
+            yield together[0].slab, np.concatenate(numbers)
 
-    def _decided(self, tracker: SettledTracker[_Placed], slab: Slab, parts: Sequence[Part]) -> Iterator[_Placed]:
-        ends = list(accumulate(len(numbers) for _, numbers in parts))
-        position = 0
+    def _decided(
+        self, tracker: SettledTracker[_Placed], slab: Slab, synchronous: NDArray[np.bool_] | None
+    ) -> Iterator[_Placed]:
+        first = 0
         try:
-            # Transactions are told apart before schemas are: one that defines a space may go on to fill it.
             for transaction in group(slab.rows()):
-                own = tuple(_between(parts, ends, position, position + len(transaction.rows)))
-                position += len(transaction.rows)
-                for placed, kept in tracker.push(_Placed(transaction, slab, own)):
+                end = first + len(transaction.rows)
+                touches = synchronous is not None and bool(synchronous[first:end].any())
+                for placed, kept in tracker.push(_Placed(transaction, slab, first, touches)):
                     if kept:
                         yield placed
                     else:
                         self.rolled_back += len(placed.rows)
+                first = end
         except RemoteProtocolError as error:
-            block = slab.cells[rows_of.SPAN, min(position, len(slab) - 1)]
+            block = slab.cells[rows_of.SPAN, min(first, len(slab) - 1)]
             raise DamagedFile(slab.path, int(slab.offsets[block]), str(error)) from error
 
-    def _new_tracker(self, by_schema: bool) -> SettledTracker[_Placed]:
-        before, self._by_schema = self._tracker, by_schema
-        tracker: SettledTracker[_Placed] = SettledTracker(is_synchronous=_touches_sync_space if by_schema else None)
-        tracker.start(before.vclock if before else self._started_at)
-        return tracker
+    def _tracker_for(self, by_schema: bool) -> SettledTracker[_Placed]:
+        """The tracker, a new one after an upgrade of the server; but never while something waits in the old one."""
+        before = self._tracker
+        if before is not None and (by_schema == self._by_schema or not before.is_quiet):
+            return before
+        by_space = (lambda placed: placed.touches_synchronous) if by_schema else None
+        self._by_schema = by_schema
+        self._tracker = SettledTracker(is_synchronous=by_space)
+        self._tracker.start(before.vclock if before else self._started_at)
+        return self._tracker
 
 
-def _together(decided: Iterator[_Placed]) -> Iterator[tuple[Slab, Schema, Cells]]:
-    """Neighbours of one slab and schema as one, so that what follows works on many rows at a time."""
-    pieces = ((placed.slab, schema, numbers) for placed in decided for schema, numbers in placed.parts)
-    for (_, _), run in groupby(pieces, lambda piece: (id(piece[0]), id(piece[1]))):
-        same = list(run)
-        yield same[0][0], same[0][1], np.concatenate([numbers for _, _, numbers in same])
-
-
-def _between(parts: Sequence[Part], ends: list[int], start: int, end: int) -> Iterator[Part]:
-    """What of the parts lies between two positions; `ends` are the positions where the parts end."""
-    for at in range(bisect_right(ends, start), bisect_left(ends, end) + 1):
-        schema, numbers = parts[at]
-        begin = ends[at] - len(numbers)
-        yield schema, numbers[max(start - begin, 0) : end - begin]
-
-
-def _touches_sync_space(placed: _Placed) -> bool:
-    space_ids = placed.slab.cells[rows_of.SPACE_ID]
-    return any(not schema.synchronous.isdisjoint(space_ids[numbers].tolist()) for schema, numbers in placed.parts)
-
-
-def _may_wait(cells: Cells, synchronous: frozenset[int]) -> bool:
+def _may_wait(cells: Cells, synchronous: NDArray[np.bool_] | None) -> bool:
     if (cells[rows_of.FLAGS] & WAIT_ACK).any() or np.isin(cells[rows_of.TYPE], CONTROL).any():
         return True
-    return bool(synchronous) and bool(np.isin(cells[rows_of.SPACE_ID], sorted(synchronous)).any())
+    return synchronous is not None and bool(synchronous.any())
 
 
 def _after(vclock: VClock, cells: Cells) -> VClock:
