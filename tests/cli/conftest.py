@@ -116,7 +116,7 @@ class Result:
     @property
     def complaints(self) -> list[str]:
         """The lines of stderr that are no notes about progress."""
-        return [line for line in self.errors if not line.startswith(("•", "flowstone: compiling"))]
+        return [line for line in self.errors if not line.startswith("flowstone: compiling")]
 
 
 Command = Callable[..., Result]

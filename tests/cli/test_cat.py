@@ -279,7 +279,8 @@ def test_a_torn_tail_is_a_warning(flowstone: Command, shop: Path, tmp_path: Path
         (["--format=table", "--columns=a", "shop"], 2, "flowstone: no column 'a'; there are: lsn, "),
         (["--unsigned-as=double", "shop"], 2, "flowstone: --unsigned-as and --decimal-scale choose "),
         (["--format=lua", "--names", "shop"], 2, "flowstone: lua has no form with field names; "),
-        (["--output", "no/such/file", "shop"], 2, "flowstone: no/such/file.inprogress: No such file or directory"),
+        (["--output", "no/such/file", "nowhere"], 2, "flowstone: no/such/file: there is no directory "),
+        (["--output", "empty", "nowhere"], 2, "flowstone: empty: is a directory; name a file in it"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_answered_with_one_line(
@@ -316,8 +317,3 @@ def test_a_file_that_may_not_be_read_is_named(
         monkeypatch.setattr(SystemDisk, "open", refuse)
     refused = flowstone("cat", log)
     assert (refused.code, refused.complaints) == (2, [f"flowstone: {log}: Permission denied"])
-
-
-def test_files_are_announced_as_in_tt(flowstone: Command, shop: Path) -> None:
-    shown = flowstone("cat", shop / LOG)
-    assert f'• Result of cat: the file "{shop / LOG}" is processed below •' in shown.errors

@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn, ParamSpec
 import typer
 
 from flowstone.cli import cat, console, demo, play
+from flowstone.cli.output import naming_stdout
 
 P = ParamSpec("P")
 
@@ -41,7 +42,8 @@ def _quiet(command: Callable[P, int]) -> Callable[P, int]:
         try:
             code = command(*args, **kwargs)
             if sys.stdout is not None:
-                sys.stdout.flush()
+                with naming_stdout():
+                    sys.stdout.flush()
         except BrokenPipeError:
             console.silence(sys.stdout)
             return console.OK

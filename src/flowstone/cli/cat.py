@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -15,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 import typer
 
 from flowstone.cli import options
-from flowstone.cli.console import OK, SKIPPED, UsageError, note_compilation, progress_bar, say
+from flowstone.cli.console import OK, SKIPPED, UsageError, note_compilation, progress_bar
+from flowstone.cli.output import check_output, destination
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,6 +133,8 @@ def show(wanted: options.Wanted, style: Style) -> int:
     """Writes the wanted rows; the exit code."""
     from flowstone.outside import production
 
+    if style.output is not None:
+        check_output(style.output)
     outside = production()
     note_compilation()
     files = wanted.files(outside)
@@ -141,7 +142,7 @@ def show(wanted: options.Wanted, style: Style) -> int:
     rows_on_screen = style.output is None and sys.stdout is not None and sys.stdout.isatty()
     with progress_bar(sum(map(outside.disk.size, files)), hidden=rows_on_screen) as bar:
         reading = wanted.reading(outside, files, bar.advance)
-        with _destination(style.output) as sink:
+        with destination(style.output) as sink:
             if style.format in COLUMNAR:
                 _write_columns(outside, reading, wanted, files, style, sink)
             else:
@@ -150,44 +151,14 @@ def show(wanted: options.Wanted, style: Style) -> int:
     return SKIPPED if reading.report.skipped else OK
 
 
-@contextmanager
-def _destination(path: str | None) -> Iterator[BinaryIO]:
-    """Stdout, or a file that gets its name when it is whole."""
-    if path is None:
-        if sys.stdout is None:
-            raise BrokenPipeError  # it was closed before we began
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    unfinished = f"{path}.inprogress"
-    try:
-        with open(unfinished, "wb") as file:
-            yield file
-        os.replace(unfinished, path)
-    except BaseException:
-        if os.path.exists(unfinished):
-            os.unlink(unfinished)
-        raise
-
-
 def _shown(pieces: Iterable[Piece], style: Style) -> Iterator[Piece]:
     from flowstone.history.secrets import hide_secrets
 
-    return iter(pieces) if style.show_secrets else map(hide_secrets, pieces)
-
-
-def _announced(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Says which file is being shown, as `tt cat` does."""
-    path = None
-    for piece in pieces:
-        if piece.slab.path != path:
-            path = piece.slab.path
-            say(f'• Result of cat: the file "{path}" is processed below •')
-        yield piece
+    return iter(pieces) if style.show_secrets else hide_secrets(pieces)
 
 
 def _write_text(outside: Outside, reading: Reading, style: Style, sink: BinaryIO, one_space: bool) -> None:
-    pieces = _shown(_announced(reading.pieces()), style)
+    pieces = _shown(reading.pieces(), style)
     if style.format is Format.json:
         from flowstone.history.text_json import json_text
 

@@ -1,0 +1,121 @@
+"""Where output goes: nothing but a regular file is ever replaced, and what cannot be written is named at once."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from flowstone.cli.console import UsageError
+from flowstone.cli.output import check_output, destination
+
+COMMAND = (sys.executable, "-m", "flowstone.cli")
+
+
+def write(path: Path | str, data: bytes = b"new") -> None:
+    with destination(str(path)) as sink:
+        sink.write(data)
+
+
+def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_bytes(b"old")
+    target.chmod(0o600)
+    with destination(str(target)) as sink:
+        sink.write(b"new")
+        sink.flush()
+        assert target.read_bytes() == b"old"
+    assert target.read_bytes() == b"new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), destination(str(target)):
+        raise ZeroDivisionError
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_symbolic_link_stays_one(tmp_path: Path, exists: bool) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    if exists:
+        target.write_bytes(b"old")
+    link.symlink_to("target")
+    check_output(str(link))
+    write(link)
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+def test_a_fifo_is_written_into(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    check_output(str(fifo))
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()))
+    reader.start()
+    write(fifo)
+    reader.join(10)
+    assert read == [b"new"]
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+@pytest.fixture
+def null(tmp_path: Path) -> Path:
+    """A way to a device that a mistake of ours would replace: a link in a directory of the test."""
+    link = tmp_path / "null"
+    link.symlink_to("/dev/null")
+    return link
+
+
+def test_a_device_is_written_into(null: Path) -> None:
+    check_output(str(null))
+    write(null)
+    assert null.is_symlink()
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("", "is a directory"), ("missing/out", "there is no directory"), ("file/out", "there is no directory")],
+)
+def test_what_cannot_be_written_is_refused_by_the_name_the_user_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=f"^./{path}: {says}"):
+        check_output(f"./{path}")
+
+
+def test_a_directory_that_may_not_be_written_to_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may do everything
+    with pytest.raises(UsageError, match=r"out: directory .* may not be written to"):
+        check_output(str(tmp_path / "out"))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize("form", ["json", "yaml", "csv"])
+def test_a_full_device_is_one_line(shop: Path, tmp_path: Path, form: str) -> None:
+    link = tmp_path / "full"
+    link.symlink_to("/dev/full")
+    by_option = subprocess.run(
+        [*COMMAND, "cat", "--format", form, "-o", link, shop], capture_output=True, timeout=120, check=False
+    )
+    with open("/dev/full", "wb") as full:
+        by_shell = subprocess.run(
+            [*COMMAND, "cat", "--format", form, shop], stdout=full, stderr=subprocess.PIPE, timeout=120, check=False
+        )
+    for done, name in ((by_option, str(link)), (by_shell, "stdout")):
+        lines = [line for line in done.stderr.decode().splitlines() if "compiling" not in line]
+        assert lines == [f"flowstone: {name}: No space left on device"]
+        assert done.returncode == 1
