@@ -19,6 +19,34 @@ def test_a_directory_means_its_logs_by_position_and_nothing_else(tmp_path: Path)
     assert names == ["00000000000000000003.xlog", "00000000000000000020.xlog"]
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["0.snap", "0.xlog", "22.snap", "22.xlog"], ["0.snap", "0.xlog", "22.xlog"]),
+        (["0.snap", "22.snap", "22.xlog"], ["22.snap", "22.xlog"]),  # the older logs are gone
+        (["0.xlog", "22.snap", "22.xlog"], ["0.xlog", "22.xlog"]),  # the logs reach further back
+        (["0.snap", "22.snap"], ["22.snap"]),
+    ],
+)
+def test_of_the_snapshots_only_the_one_that_the_logs_start_from_is_read(
+    tmp_path: Path, files: list[str], expected: list[str]
+) -> None:
+    def full(name: str) -> str:
+        return name.rjust(len("00000000000000000000.snap"), "0")
+
+    for name in files:
+        (tmp_path / full(name)).write_text("")
+    found = [Path(path).name for path in find_logs(production().disk, [str(tmp_path)])]
+    assert found == [full(name) for name in expected]
+
+
+def test_links_to_directories_are_not_followed(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.insert(512, 1)
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert find_logs(production().disk, [str(tmp_path)], recursive=True) == [log.path]
+
+
 def test_subdirectories_are_looked_into_only_when_asked(tmp_path: Path) -> None:
     with Log(tmp_path / "a" / "b") as log:
         log.insert(512, 1)

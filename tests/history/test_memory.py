@@ -14,7 +14,7 @@ LIMIT_MB = 500
 SCAN = """
 import sys
 import flowstone
-rows = sum(batch.num_rows for batch in flowstone.read_log(sys.argv[1], space="people"))
+rows = sum(batch.num_rows for batch in flowstone.read_log(sys.argv[1], space="people", force=True))
 # Not ru_maxrss: that of a forked process starts with its parent's.
 status = dict(line.split(":") for line in open("/proc/self/status"))
 print(rows, int(status["VmHWM"].split()[0]) // 1024)

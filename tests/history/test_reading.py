@@ -11,15 +11,17 @@ from flowstone.history.files import find_logs
 from flowstone.history.reading import Reading
 from flowstone.history.selection import Selection
 from flowstone.iproto.constants import RequestType
-from flowstone.iproto.msgpack import unpack_body
+from flowstone.iproto.msgpack import pack, unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside import production
 from flowstone.replication.settled import SettledTracker
 from flowstone.xlog import reader
 from flowstone.xlog.errors import DamagedFile, LogGap
+from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.reader import EndingKind, LogFile
 from flowstone.xlog.transactions import group
-from tests.history.logs import SYNC_FLAGS, Log
+from flowstone.xlog.writer import SnapWriter
+from tests.history.logs import INSTANCE, SYNC_FLAGS, Log
 
 RECORDED = sorted({path.parent for path in (Path(__file__).parent.parent / "vectors").glob("tarantool-*/**/*.xlog")})
 
@@ -86,9 +88,84 @@ def test_a_missing_log_between_two_is_a_gap_unless_forced(tmp_path: Path) -> Non
     log.writer.close()
     paths = find_logs(disk, [str(tmp_path)])
     assert len(paths) == 3
-    with pytest.raises(LogGap, match=r"\{\}.*\{1: 2\}"):
+    with pytest.raises(LogGap, match=r"\{1: 1\} and \{1: 2\}: LSN 2..2 of replica 1 missing"):
         rows_of(Reading(production(), [paths[0], paths[2]]))
-    assert len(rows_of(Reading(production(), [paths[0], paths[2]], force=True))) == 2
+    reading = Reading(production(), [paths[0], paths[2]], force=True)
+    assert len(rows_of(reading)) == 2
+    assert [gap.missing for gap in reading.report.gaps] == [((1, 2, 2),)]
+
+
+def test_a_torn_log_with_another_behind_it_is_a_gap(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.insert(512, 1)
+    end = log.writer.size
+    log.insert(512, 2)
+    torn = Path(log.path)
+    log.writer = log.writer.rotate()
+    log.insert(512, 3)
+    log.writer.close()
+    torn.write_bytes(torn.read_bytes()[: end + 5])
+    with pytest.raises(LogGap, match=r"LSN 2..2 of replica 1 missing"):
+        rows_of(Reading(production(), [str(torn), log.path]))
+
+
+def test_a_log_that_starts_behind_its_snapshot_is_a_gap(tmp_path: Path) -> None:
+    disk = production().disk
+    with SnapWriter(disk, str(tmp_path), Meta(FileType.SNAP, INSTANCE, {1: 3}, version="2.11.9"), 1.0):
+        pass
+    with Log(tmp_path, start=50) as log:
+        log.insert(512, 1)
+    with pytest.raises(LogGap, match=r"LSN 4..50 of replica 1 missing"):
+        rows_of(Reading(production(), find_logs(disk, [str(tmp_path)])))
+
+
+def test_the_snapshot_says_who_owned_the_queue(tmp_path: Path) -> None:
+    """A PROMOTE of a term that is over by then means nothing."""
+    disk = production().disk
+    with SnapWriter(disk, str(tmp_path), Meta(FileType.SNAP, INSTANCE, {1: 10}, version="2.11.9"), 1.0) as snapshot:
+        snapshot.add_row(RequestType.RAFT_PROMOTE, pack({0x02: 1, 0x03: 10, 0x53: 5}))
+    with Log(tmp_path, start=10) as log:
+        kept = log.insert(512, 1, flags=SYNC_FLAGS)
+        log.write((RequestType.RAFT_PROMOTE, {0x02: 2, 0x03: 0, 0x53: 4}))
+        log.confirm(kept)
+    reading = Reading(production(), find_logs(disk, [str(tmp_path)]), selection=Selection(spaces=(512,)), settled=True)
+    assert [row.lsn for row in rows_of(reading)] == [kept]
+
+
+def test_a_truncate_follows_its_space_when_asked_for(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.create_space(512, "a", ("id", "unsigned"))
+        log.create_space(513, "b", ("id", "unsigned"))
+        truncate = log.write((RequestType.UPSERT, {0x10: 330, 0x28: (("+", 1, 1),), 0x21: (512, 1)}))
+        log.write((RequestType.UPSERT, {0x10: 330, 0x28: (("+", 1, 1),), 0x21: (513, 1)}))
+    for truncates, expected in ((True, [truncate]), (False, [])):
+        selection = Selection(spaces=("a",), truncates=truncates)
+        assert [row.lsn for row in rows_of(Reading(production(), [log.path], selection=selection))] == expected
+
+
+def test_a_snapshot_in_front_of_logs_lies_before_any_lsn(tmp_path: Path) -> None:
+    disk = production().disk
+    with SnapWriter(disk, str(tmp_path), Meta(FileType.SNAP, INSTANCE, {1: 3}, version="2.11.9"), 1.0) as snapshot:
+        snapshot.add_tuples(512, [pack((number,)) for number in range(20)])
+    with Log(tmp_path, start=3) as log:
+        log.insert(512, 100)
+    paths = find_logs(disk, [str(tmp_path)])
+    from_four = Selection(from_lsn=4)
+    assert [row.lsn for row in rows_of(Reading(production(), paths, selection=from_four))] == [4]
+    assert len(rows_of(Reading(production(), paths[:1], selection=from_four))) == 16  # alone, by row number as in tt
+
+
+def test_damage_in_a_file_read_for_its_definitions_is_told(tmp_path: Path) -> None:
+    with Log(tmp_path) as first:
+        first.create_space(512, "users", ("id", "unsigned"))
+    with Log(tmp_path, start=first.lsn) as second:
+        second.insert(512, 1)
+    content = bytearray(Path(first.path).read_bytes())
+    content[content.index(b"users")] ^= 0xFF
+    Path(first.path).write_bytes(content)
+    reading = Reading(production(), [second.path])
+    assert len(rows_of(reading)) == 1
+    assert any(first.path in line and "definitions may be missing" in line for line in reading.report.lines())
 
 
 def test_rolled_back_rows_are_left_out_and_undecided_ones_held_back(tmp_path: Path) -> None:

@@ -197,3 +197,11 @@ def test_a_lock_held_by_another_process_is_refused_until_it_dies(disk: Disk, tmp
 
 def test_free_space_is_that_of_the_file_system(disk: Disk, tmp_path: Path) -> None:
     assert 0 < disk.free_space(str(tmp_path)) < 2**63
+
+
+def test_a_link_is_told_from_what_it_leads_to(tmp_path: Path) -> None:
+    disk = SystemDisk()
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert disk.is_link(str(tmp_path / "link"))
+    assert disk.kind(str(tmp_path / "link")) == "directory"
+    assert not disk.is_link(str(tmp_path))

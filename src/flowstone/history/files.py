@@ -1,4 +1,7 @@
-"""From the paths a person names to the log files they mean, in the order in which they are to be read."""
+"""From the paths a person names to the log files they mean, in the order in which they are to be read.
+
+A directory means its history, each row once: all its logs, and the snapshot from which they start.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from flowstone.errors import FlowstoneError
 from flowstone.outside.disk import Disk
-from flowstone.xlog.directory import scan_directory
+from flowstone.xlog.directory import LogDirectory, scan_directory
 
 SUFFIXES = (".snap", ".xlog")
 
@@ -17,7 +20,7 @@ class NoSuchLog(FlowstoneError):
 
 
 def find_logs(disk: Disk, paths: Sequence[str], *, recursive: bool = False) -> list[str]:
-    """The log files at `paths`: files as named, directories as their snapshots and logs by position."""
+    """The log files at `paths`: files as named, directories as their history."""
     found: list[str] = []
     for path in paths:
         kind = disk.kind(path)
@@ -37,11 +40,18 @@ def find_logs(disk: Disk, paths: Sequence[str], *, recursive: bool = False) -> l
 
 
 def _in_directory(disk: Disk, path: str, recursive: bool) -> Iterator[str]:
-    directory = scan_directory(disk, path)
-    # By position; a snapshot before the log that starts where it was taken.
-    yield from sorted(file.path for file in (*directory.snapshots, *directory.logs))
+    yield from _history(scan_directory(disk, path))
     if recursive:
         for name in disk.list_directory(path):
             below = posixpath.join(path, name)
-            if disk.kind(below) == "directory":
+            # Links may lead in circles, and nobody wants a log twice.
+            if disk.kind(below) == "directory" and not disk.is_link(below):
                 yield from _in_directory(disk, below, recursive)
+
+
+def _history(directory: LogDirectory) -> Iterator[str]:
+    """Every log, and the snapshot they start from. Later snapshots only repeat what the logs say."""
+    first = directory.logs[0].signature if directory.logs else None
+    bases = [file for file in directory.snapshots if first is None or file.signature <= first]
+    yield from (file.path for file in bases[-1:])
+    yield from (file.path for file in directory.logs)

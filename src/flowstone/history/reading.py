@@ -21,10 +21,11 @@ from flowstone.history.settling import Settling
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.scan import Cells
 from flowstone.outside import Outside
+from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import LogGap
 from flowstone.xlog.meta import FileType, Meta
-from flowstone.xlog.reader import Chunk, Ending, LogFile, Skipped, Slab
+from flowstone.xlog.reader import Chunk, Ending, EndingKind, LogFile, Skipped, Slab
 
 DECODERS = 2
 """Threads that decode ahead of the reader."""
@@ -49,8 +50,30 @@ class Report:
 
     endings: dict[str, Ending] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
+    gaps: list[LogGap] = field(default_factory=list)  # accepted with `force`
+    unread: list[Skipped] = field(default_factory=list)  # in files that were read for their definitions only
     rows_rolled_back: int = 0
     rows_pending: int = 0
+
+    def lines(self) -> Iterator[str]:
+        """All of it in words, a line each."""
+        for path, ending in self.endings.items():
+            if ending.kind is EndingKind.TORN:
+                yield f"{path}: torn at byte {ending.offset} ({ending.what}); {ending.lost} bytes are lost"
+        for skipped in self.skipped:
+            yield f"{skipped.path}: skipped bytes {skipped.offset} to {skipped.end}: {skipped.why}"
+        for gap in self.gaps:
+            yield gap.message
+        for skipped in self.unread:
+            yield f"{skipped.path}: unreadable at byte {skipped.offset} ({skipped.why}); definitions may be missing"
+        if self.rows_rolled_back:
+            yield f"{_rows(self.rows_rolled_back)} left out, of all spaces: rolled back"
+        if self.rows_pending:
+            yield f"{_rows(self.rows_pending)} held back, of all spaces: no verdict in this log yet"
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 class Reading:
@@ -76,13 +99,16 @@ class Reading:
         self._selection = selection
         self._force = force
         self._workers = workers
+        self._has_logs = any(path.endswith(".xlog") for path in paths)
         self._on_progress = on_progress
         self._trackers: dict[str, SchemaTracker] = {}
         # Of logs without flags: the schema as of the row being read, while _trackers wait for what is settled.
         self._ahead: dict[str, SchemaTracker] = {}
         self._settlings: dict[str, Settling] | None = {} if settled else None
         self._found: set[int | str] = set()
-        self._previous: Meta | None = None
+        self._names: dict[str, None] = {}  # of all spaces there ever were, in the order of their appearance
+        self._noted: Schema | None = None
+        self._reached: dict[str, VClock] = {}
         self.report = Report()
 
     def pieces(self) -> Iterator[Piece]:
@@ -92,6 +118,7 @@ class Reading:
                 self._check_continuity(path, log.meta)
                 self._schema_of(path, log.meta)
                 for slab in self._slabs(log):
+                    self._follow(log.meta, slab)
                     for piece in self._settle(log.meta, slab):
                         kept = self._select(piece)
                         if len(kept.rows):
@@ -120,14 +147,21 @@ class Reading:
         return map(Chunk.decode, chunks)
 
     def _check_continuity(self, path: str, meta: Meta) -> None:
-        """Between two logs of one instance nothing may be missing."""
-        if meta.file_type is not FileType.XLOG:
-            return
-        before, self._previous = self._previous, meta
-        if before is None or before.instance_uuid != meta.instance_uuid or self._force:
-            return
-        if meta.prev_vclock is not None and meta.prev_vclock != before.vclock and before.vclock != meta.vclock:
-            raise LogGap(path, before.vclock, meta.vclock, ())
+        """A log starts where what was read of its instance ends; rows that lie between the two are missing."""
+        before, start = self._reached.get(meta.instance_uuid), VClock(meta.vclock)
+        if before is not None and meta.file_type is FileType.XLOG and not start <= before:
+            missing = [(number, before.get(number) + 1, lsn) for number, lsn in start if lsn > before.get(number)]
+            gap = LogGap(path, before.to_mapping(), meta.vclock, missing)
+            if not self._force:
+                raise gap
+            self.report.gaps.append(gap)
+        if before is None or meta.file_type is FileType.XLOG:
+            self._reached[meta.instance_uuid] = start
+
+    def _follow(self, meta: Meta, slab: Slab) -> None:
+        if meta.file_type is FileType.XLOG:
+            reached = self._reached[meta.instance_uuid]
+            self._reached[meta.instance_uuid] = reached.merged(VClock(slab.newest()))
 
     def _schema_of(self, path: str, meta: Meta) -> None:
         """Learns the schema that holds where the file starts, from the files beside it."""
@@ -139,10 +173,12 @@ class Reading:
         for file in _before(scan_directory(self._outside.disk, posixpath.dirname(path) or "."), path):
             with LogFile.open(self._outside.disk, file.path, force=True) as log:
                 for slab in self._decoded(log.chunks()):
+                    self.report.unread.extend(slab.skipped)
                     _apply(tracker, slab, _definitions(slab.cells))
                     # A snapshot is ordered by space id: what describes spaces stands at its beginning.
-                    if file.file_type is FileType.SNAP and slab.cells[rows_of.SPACE_ID].max() >= FIRST_USER_SPACE_ID:
+                    if file.file_type is FileType.SNAP and (slab.cells[rows_of.SPACE_ID] >= FIRST_USER_SPACE_ID).any():
                         break
+                self.report.unread.extend(log.skipped)
 
     def _settle(self, meta: Meta, slab: Slab) -> Iterator[Piece]:
         """The slab in pieces of one schema each; with `settled`, what is decided now, earlier slabs' rows included."""
@@ -152,7 +188,7 @@ class Reading:
             return
         settling = self._settlings.setdefault(meta.instance_uuid, Settling())
         if meta.file_type is FileType.SNAP:
-            settling.pass_snapshot(meta)
+            settling.pass_snapshot(meta, slab)
             yield from self._by_schema(meta, slab, everything)
             return
         synchronous = self._synchronous_rows(meta, slab) if _version(meta.version) < FLAGS_SINCE else None
@@ -162,8 +198,16 @@ class Reading:
         self.report.rows_rolled_back = sum(each.rolled_back for each in self._settlings.values())
 
     def _by_schema(self, meta: Meta, slab: Slab, rows: Cells) -> Iterator[Piece]:
-        for part, schema in _parts(self._trackers[meta.instance_uuid], slab, rows):
+        tracker = self._trackers[meta.instance_uuid]
+        for part, schema in _parts(tracker, slab, rows):
+            self._note_names(schema)
             yield Piece(meta, slab, part, schema)
+        self._note_names(tracker.schema)
+
+    def _note_names(self, schema: Schema) -> None:
+        if schema is not self._noted:
+            self._noted = schema
+            self._names |= dict.fromkeys(space.name for space in schema if space.id >= FIRST_USER_SPACE_ID)
 
     def _synchronous_rows(self, meta: Meta, slab: Slab) -> Mask:
         """Which rows are of synchronous spaces, by the schema as of each row, settled or not."""
@@ -178,24 +222,23 @@ class Reading:
         return found
 
     def _select(self, piece: Piece) -> Piece:
-        cells, rows = piece.slab.cells, piece.rows
+        slab, rows = piece.slab, piece.rows
         self._found.update(space for space in self._selection.spaces if piece.schema.get(space) is not None)
-        whole = len(rows) == cells.shape[1]
-        wanted = cells if whole else cells[:, rows]
-        mask: Mask = self._selection.mask(wanted, piece.schema)
+        before_logs = piece.meta.file_type is FileType.SNAP and self._has_logs
+        mask = self._selection.mask(slab, rows, piece.schema, comes_before_logs=before_logs)
         # A log without its snapshot does not define the spaces of its rows; by number they are there all the same.
         numbers = [space for space in self._selection.spaces if isinstance(space, int) and space not in self._found]
-        self._found.update(space for space in numbers if (wanted[rows_of.SPACE_ID] == space).any())
-        return piece if mask.all() else Piece(piece.meta, piece.slab, rows[mask], piece.schema)
+        self._found.update(space for space in numbers if (slab.cells[rows_of.SPACE_ID, rows] == space).any())
+        return piece if mask.all() else Piece(piece.meta, slab, rows[mask], piece.schema)
 
     def _check_spaces(self) -> None:
         for space in self._selection.spaces:
-            schemas = [tracker.schema for tracker in self._trackers.values()]
-            if space in self._found or any(schema.get(space) is not None for schema in schemas):
+            if space in self._found or space in self._names:
                 continue
-            names = sorted({each.name for schema in schemas for each in schema if each.id >= FIRST_USER_SPACE_ID})
+            where = f"{self._paths[0]} and {len(self._paths) - 1} more" if len(self._paths) > 1 else self._paths[0]
+            names = sorted(self._names)
             known = f"there are: {', '.join(names)}" if names else "the log defines no spaces; add its snapshot"
-            raise UnknownSpace(f"no space {space!r} in {', '.join(self._paths)}", hint=known)
+            raise UnknownSpace(f"no space {space!r} in {where}", hint=known)
 
 
 def _definitions(cells: Cells) -> Cells:

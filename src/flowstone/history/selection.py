@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.box.schema import Schema
-from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.box.system import FIRST_USER_SPACE_ID, TRUNCATE_ID
+from flowstone.iproto.constants import Key
+from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.scan import LSN, REPLICA_ID, SPACE_ID, TIMESTAMP, Cells
+from flowstone.xlog.reader import Slab
 
 Mask = NDArray[np.bool_]
 
@@ -20,7 +23,8 @@ class Selection:
     """The filters of `tt cat`, under its names. `to` and `timestamp` are exclusive, as there.
 
     `spaces` are ids or names; a name means the space that has it as of the row. Without `spaces` the rows of system
-    spaces are left out unless `show_system`; rows that belong to no space (NOP, CONFIRM, RAFT) are in.
+    spaces are left out unless `show_system`; rows that belong to no space (NOP, CONFIRM, RAFT) are in. `truncates` adds
+    the rows of `_truncate` that empty a wanted space, for whoever applies the rows elsewhere.
     """
 
     from_lsn: int | None = None
@@ -29,28 +33,51 @@ class Selection:
     spaces: tuple[int | str, ...] = ()
     replicas: tuple[int, ...] = ()
     show_system: bool = False
+    truncates: bool = False
 
-    def mask(self, cells: Cells, schema: Schema) -> Mask:
-        """True for the wanted rows of the table."""
-        wanted: Mask = np.ones(cells.shape[1], np.bool_)
+    def mask(self, slab: Slab, rows: Cells, schema: Schema, *, comes_before_logs: bool = False) -> Mask:
+        """Which of the given rows of the slab are wanted.
+
+        Rows of a snapshot have numbers in place of LSNs; one that `comes_before_logs` lies before any `from_lsn`.
+        """
+        cells = slab.cells if len(rows) == len(slab) else slab.cells[:, rows]
+        wanted: Mask = np.ones(len(rows), np.bool_)
         if self.from_lsn is not None:
             wanted &= cells[LSN] >= self.from_lsn
-        if self.to_lsn is not None:
+            wanted &= not comes_before_logs
+        if self.to_lsn is not None and not comes_before_logs:
             wanted &= cells[LSN] < self.to_lsn
         if self.timestamp is not None:
             wanted &= np.ascontiguousarray(cells[TIMESTAMP]).view(np.float64) < self.timestamp
         if self.replicas:
             wanted &= _is_any(cells[REPLICA_ID], self.replicas)
-        if self.spaces:
-            wanted &= _is_any(cells[SPACE_ID], self.space_ids(schema))
-        elif not self.show_system:
-            wanted &= (cells[SPACE_ID] < 0) | (cells[SPACE_ID] >= FIRST_USER_SPACE_ID)
+        if self.spaces or not self.show_system:
+            in_space = self._in_space(cells[SPACE_ID], schema)
+            if self.truncates:
+                for number in np.flatnonzero(cells[SPACE_ID] == TRUNCATE_ID).tolist():
+                    target = np.array([_truncated(slab, rows[number : number + 1])])
+                    in_space[number] |= target[0] >= 0 and self._in_space(target, schema)[0]
+            wanted &= in_space
         return wanted
+
+    def _in_space(self, space_ids: Cells, schema: Schema) -> Mask:
+        if self.spaces:
+            return _is_any(space_ids, self.space_ids(schema))
+        user: Mask = (space_ids < 0) | (space_ids >= FIRST_USER_SPACE_ID)
+        return user
 
     def space_ids(self, schema: Schema) -> list[int]:
         """The ids that `spaces` mean under `schema`; a name that no space has means none."""
         found = (schema.get(space) if isinstance(space, str) else space for space in self.spaces)
         return [space if isinstance(space, int) else space.id for space in found if space is not None]
+
+
+def _truncated(slab: Slab, row: Cells) -> int:
+    """The space that a row of `_truncate` empties; -1 if it does not say."""
+    (found,) = slab.rows(row)
+    body = unpack_body(found.body)
+    named = body.get(Key.TUPLE) or body.get(Key.KEY) or (-1,)
+    return named[0] if isinstance(named, tuple) and isinstance(named[0], int) else -1
 
 
 def _is_any(line: Cells, values: Sequence[int]) -> Mask:

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto import scan as rows_of
-from flowstone.iproto.constants import Flag
+from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
 from flowstone.replication.settled import SettledTracker
+from flowstone.replication.synchro import Promote, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import DamagedFile
 from flowstone.xlog.meta import Meta
@@ -63,6 +64,7 @@ class Settling:
         self._by_schema = False
         self._tracker: SettledTracker[_Placed] | None = None
         self._started_at = VClock()
+        self._promoted: Promote | None = None
         self.rolled_back = 0
 
     @property
@@ -70,10 +72,14 @@ class Settling:
         """Rows of transactions that wait for their verdict."""
         return sum(len(placed.rows) for placed in self._tracker.pending) if self._tracker else 0
 
-    def pass_snapshot(self, meta: Meta) -> None:
-        """A snapshot holds settled data only. One in front of the logs says where they start."""
-        if self._tracker is None:
-            self._started_at = VClock(meta.vclock)
+    def pass_snapshot(self, meta: Meta, slab: Slab) -> None:
+        """A snapshot holds settled data only. One in front of the logs says where they start, and under whom."""
+        if self._tracker is not None:
+            return
+        self._started_at = VClock(meta.vclock)
+        for row in slab.rows(np.flatnonzero(slab.cells[rows_of.TYPE] == RequestType.RAFT_PROMOTE)):
+            body = decode_control(row.type, row.body)
+            self._promoted = body if isinstance(body, Promote) else None
 
     def push(self, slab: Slab, synchronous: NDArray[np.bool_] | None) -> Iterator[tuple[Slab, Cells]]:
         """Takes the next slab of the log; gives slab and row numbers of all that is settled now, in log order.
@@ -82,7 +88,7 @@ class Settling:
         """
         tracker = self._tracker_for(synchronous is not None)
         if tracker.is_quiet and not _may_wait(slab.cells, synchronous):
-            tracker.skip_to(_after(tracker.vclock, slab.cells))
+            tracker.skip_to(tracker.vclock.merged(VClock(slab.newest())))
             yield slab, np.arange(len(slab), dtype=np.int64)
             return
         for _, run in groupby(self._decided(tracker, slab, synchronous), lambda placed: id(placed.slab)):
@@ -116,7 +122,10 @@ class Settling:
         by_space = (lambda placed: placed.touches_synchronous) if by_schema else None
         self._by_schema = by_schema
         self._tracker = SettledTracker(is_synchronous=by_space)
-        self._tracker.start(before.vclock if before else self._started_at)
+        if before is None:
+            self._tracker.start(self._started_at, self._promoted)
+        else:
+            self._tracker.start(before.vclock)
         return self._tracker
 
 
@@ -124,13 +133,3 @@ def _may_wait(cells: Cells, synchronous: NDArray[np.bool_] | None) -> bool:
     if (cells[rows_of.FLAGS] & WAIT_ACK).any() or np.isin(cells[rows_of.TYPE], CONTROL).any():
         return True
     return synchronous is not None and bool(synchronous.any())
-
-
-def _after(vclock: VClock, cells: Cells) -> VClock:
-    """`vclock` moved over all rows of the table."""
-    replica_ids = cells[rows_of.REPLICA_ID]
-    newest = {
-        replica_id: int(cells[rows_of.LSN, replica_ids == replica_id].max())
-        for replica_id in np.unique(replica_ids).tolist()
-    }
-    return vclock.merged(VClock(newest))

@@ -121,6 +121,10 @@ class Disk(Protocol):
         """What a path leads to, links followed; None if nothing, or neither of the two."""
         ...
 
+    def is_link(self, path: str) -> bool:
+        """Whether the path itself is a symbolic link, wherever that leads."""
+        ...
+
     def size(self, path: str) -> int:
         """The length of a file."""
         ...
@@ -170,6 +174,9 @@ class SystemDisk:
         if stat.S_ISREG(mode):
             return "file"
         return "directory" if stat.S_ISDIR(mode) else None
+
+    def is_link(self, path: str) -> bool:
+        return os.path.islink(path)
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size

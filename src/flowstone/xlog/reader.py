@@ -91,6 +91,15 @@ class Slab:
     def __len__(self) -> int:
         return int(self.cells.shape[1])
 
+    def newest(self) -> dict[int, int]:
+        """The highest LSN of each originator that has rows here."""
+        replica_ids, lsns = self.cells[rowscan.REPLICA_ID], self.cells[rowscan.LSN]
+        if not len(self):
+            return {}
+        if replica_ids.min() == replica_ids.max():
+            return {int(replica_ids[0]): int(lsns.max())}
+        return {number: int(lsns[replica_ids == number].max()) for number in np.unique(replica_ids).tolist()}
+
     def rows(self, selected: Cells | None = None) -> Iterator[Row]:
         """The rows as objects, all or those of the given numbers."""
         cells = self.cells if selected is None else self.cells[:, selected]
