@@ -1,12 +1,15 @@
 """Kernels as machine code: what goes in comes out, whatever kind it is, and the same as in plain Python."""
 
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flowstone.kernels import Kernel, inlined, kernel
+from flowstone.kernels import Kernel, cache, inlined, kernel
 
 Numbers = NDArray[np.int64]
 
@@ -74,3 +77,85 @@ def test_a_kernel_that_returns_what_we_cannot_take_is_refused() -> None:
 
     with pytest.raises(TypeError, match="only 64-bit numbers"):
         half(3)
+
+
+@kernel
+def checked(value: int) -> int:
+    if value > 100:
+        raise ValueError("too large")
+    return value
+
+
+@kernel
+def through(value: int) -> int:
+    return checked(value) + 1
+
+
+@kernel
+def stepped(value: int) -> int:
+    found = 0
+    for i in range(0, 100, value):  # a step of 0 is a ValueError
+        found += i
+    return found
+
+
+@pytest.mark.parametrize("raising", [checked, through, stepped], ids=lambda each: each.__name__)
+def test_a_kernel_that_can_raise_is_refused_before_it_runs(raising: Any) -> None:
+    with pytest.raises(TypeError, match=f"kernel {raising.__name__} can raise"):
+        raising(1)
+
+
+def test_machine_code_that_raises_all_the_same_is_an_error_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flowstone.kernels import compiler
+
+    monkeypatch.setattr(compiler, "_EXCEPTION", "never there")
+    monkeypatch.setattr(cache, "save", lambda *_: None)
+
+    @kernel
+    def raising(value: int) -> int:
+        if value > 100:
+            raise ValueError("too large")
+        return value
+
+    assert raising(100) == 100
+    with pytest.raises(AssertionError, match="raised"):
+        raising(101)
+
+
+def test_what_machine_code_would_misread_is_refused() -> None:
+    with pytest.raises(TypeError, match="byte order"):
+        mark(np.zeros(3, ">i8"), 1)
+    with pytest.raises(TypeError, match="not aligned"):
+        mark(np.zeros(25, np.uint8)[1:].view(np.int64), 1)
+    for number in (2**63, -(2**63) - 1):
+        with pytest.raises(OverflowError, match="does not fit"):
+            mark(np.zeros(3, np.int64), number)
+    for other in ("1", None, np.float32(1.5)):
+        with pytest.raises(TypeError, match="nothing that a kernel takes"):
+            mark(np.zeros(3, np.int64), other)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="by position"):
+        mark(np.zeros(3, np.int64), value=1)
+
+
+def test_arrays_of_other_elements_are_a_kind_of_their_own() -> None:
+    out: Any = np.zeros(3, np.int32)
+    mark(out, -1)
+    assert out.tolist() == [-1, -1, -1]
+
+
+def test_first_calls_from_many_threads_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of one kernel and of several at once, all to be compiled first."""
+    monkeypatch.setenv("FLOWSTONE_KERNEL_CACHE", str(tmp_path))
+    kernels: list[Any] = [Kernel(each.py_func) for each in (total, doubled, mark) if isinstance(each, Kernel)]
+    values, pair = np.arange(6, dtype=np.int64).reshape(2, 3), Pair(np.array([5]), np.array([6]))
+    arguments: list[tuple[Any, ...]] = [(values, pair, 3, 1.0), (21,), (np.zeros(3, np.int64), 1)]
+    together = Barrier(12)
+
+    def call(number: int) -> Any:
+        together.wait()
+        return kernels[number % 3](*arguments[number % 3])
+
+    with ThreadPoolExecutor(12) as threads:
+        found = list(threads.map(call, range(12)))
+    assert found == [each.py_func(*args) for each, args in zip(kernels, arguments, strict=True)] * 4
+    assert len(list(tmp_path.glob("*.o"))) == 3

@@ -1,8 +1,9 @@
 """Object code on disk and in memory.
 
-One file per kernel and kind of arguments, named after them and after a stamp of everything the code depends on: our
-sources, the compiler's version, the processor. It lies beside the package; where that cannot be written to, in the
+One file per kernel, kind of arguments and processor, named after them and after a stamp of all else that the code
+depends on: our sources and the compiler's version. It lies beside the package; where that cannot be written to, in the
 user's cache directory; FLOWSTONE_KERNEL_CACHE names another place. Without any place, code lives with its process.
+Processors and versions may share a place: none removes what another has just compiled.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -22,6 +25,10 @@ import llvmlite.binding as llvm
 PACKAGE = Path(__file__).parent.parent
 SOURCES = ("kernels", "iproto", "xlog")
 """Packages whose modules hold kernels, or constants that are compiled into them."""
+
+KEPT_S = 24 * 3600
+"""How long code of other sources is left alone. Two versions that share a place then compile once a day each at worst,
+not in turns for ever; and what an edit of the sources left behind is gone the day after."""
 
 _loaded: list[Any] = []
 """Engines that own the code kernels run in; dropping one would unmap it."""
@@ -42,10 +49,15 @@ def _package_stamp() -> bytes:
     for package in SOURCES:
         for path in sorted((PACKAGE / package).glob("*.py")):
             digest.update(path.read_bytes())
-    features = llvm.get_host_cpu_features().flatten()
-    for part in (version("numba"), version("llvmlite"), llvm.get_host_cpu_name(), features):
+    for part in (version("numba"), version("llvmlite")):
         digest.update(part.encode() + b"\0")
     return digest.digest()
+
+
+@cache
+def _processor() -> str:
+    described = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    return hashlib.sha256(described.encode()).hexdigest()[:8]
 
 
 def _file_name(function: Callable[..., Any], kind: tuple[Any, ...]) -> tuple[str, str]:
@@ -55,7 +67,7 @@ def _file_name(function: Callable[..., Any], kind: tuple[Any, ...]) -> tuple[str
     source = Path(function.__code__.co_filename)
     if PACKAGE not in source.parents:
         digest.update(source.read_bytes())
-    return f"{function.__module__}.{function.__qualname__}-{described}", digest.hexdigest()[:16]
+    return f"{function.__module__}.{function.__qualname__}-{described}-{_processor()}", digest.hexdigest()[:16]
 
 
 def _places() -> Iterator[Path]:
@@ -64,7 +76,9 @@ def _places() -> Iterator[Path]:
         yield Path(chosen)
         return
     yield PACKAGE / "kernels" / "__pycache__"
-    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowstone"
+    # Without HOME, and as a user whom the system does not know, nobody is at home: usual in containers.
+    with suppress(RuntimeError):
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowstone"
 
 
 def load(function: Callable[..., Any], kind: tuple[Any, ...]) -> ObjectCode | None:
@@ -72,44 +86,52 @@ def load(function: Callable[..., Any], kind: tuple[Any, ...]) -> ObjectCode | No
     name, stamp = _file_name(function, kind)
     for place in _places():
         try:
-            head, code = (place / f"{name}-{stamp}.o").read_bytes().split(b"\n", 1)
+            digest, content = (place / f"{name}-{stamp}.o").read_bytes().split(b"\n", 1)
         except (OSError, ValueError):
             continue
-        described = json.loads(head)
-        if described["sha256"] == hashlib.sha256(code).hexdigest():
-            return ObjectCode(code, described["symbol"], described["returns"])
+        if digest == hashlib.sha256(content).hexdigest().encode():
+            head, code = content.split(b"\n", 1)
+            return ObjectCode(code, **json.loads(head))
     return None
 
 
 def save(function: Callable[..., Any], kind: tuple[Any, ...], compiled: ObjectCode) -> None:
-    """Keeps object code for other processes, in place of what its older sources had become."""
+    """Keeps object code for other processes, and removes what older sources had become some time ago."""
     name, stamp = _file_name(function, kind)
-    digest = hashlib.sha256(compiled.code).hexdigest()
-    head = json.dumps({"symbol": compiled.symbol, "returns": compiled.returns, "sha256": digest}).encode()
+    head = json.dumps({"symbol": compiled.symbol, "returns": compiled.returns}).encode()
+    content = head + b"\n" + compiled.code
+    digest = hashlib.sha256(content).hexdigest().encode()
     for place in _places():
         try:
             place.mkdir(parents=True, exist_ok=True)
             mine = place / f"{name}-{stamp}.{os.getpid()}.tmp"
-            mine.write_bytes(head + b"\n" + compiled.code)
+            mine.write_bytes(digest + b"\n" + content)
             mine.replace(place / f"{name}-{stamp}.o")
-            for older in place.glob(f"{name}-*.o"):
-                if older.name != f"{name}-{stamp}.o":
-                    older.unlink(missing_ok=True)
         except OSError:
             continue
+        _clean(place, name)
         return
 
 
+def _clean(place: Path, name: str) -> None:
+    with suppress(OSError):  # somebody else may own the files, or remove them just now
+        for other in place.glob(f"{name}-*"):
+            if other.stat().st_mtime < time.time() - KEPT_S:
+                other.unlink()
+
+
 @cache
-def _target_machine() -> Any:
+def _target() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault")
+    return llvm.Target.from_default_triple()
 
 
 def address(compiled: ObjectCode) -> int:
     """Maps the object code into this process; where its function starts."""
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+    # The engine takes over the machine it is given, so each gets its own.
+    machine = _target().create_target_machine(codemodel="jitdefault")
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(compiled.code))
     engine.finalize_object()
     _loaded.append(engine)

@@ -10,6 +10,7 @@ import numba
 import numpy as np
 from numba import types
 from numba.core import compiler as numba_compiler
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import typeof_impl
 
@@ -18,6 +19,9 @@ from flowstone.kernels.cache import ObjectCode
 from flowstone.kernels.kernel import Kernel
 
 _RETURNS = {types.int64: "q", types.uint64: "Q"}
+
+_EXCEPTION = ".const.picklebuf"
+"""What numba names each exception, written down as a constant for the code that raises it."""
 
 machine.teach()
 
@@ -36,7 +40,12 @@ def _dispatcher(called: Kernel[Any, Any]) -> Any:
 
 
 def compile_kernel(function: Callable[..., Any], kind: tuple[Any, ...]) -> ObjectCode:
-    """`function` for arguments of this kind (see `kernel._kind`)."""
+    """`function` for arguments of this kind (see `kernel._kind`); TypeError if it could raise. One thread at a time."""
+    with global_compiler_lock:
+        return _compile(function, kind)
+
+
+def _compile(function: Callable[..., Any], kind: tuple[Any, ...]) -> ObjectCode:
     flags = numba_compiler.DEFAULT_FLAGS.copy()
     flags.nrt = False  # nothing is allocated, so references need not be counted
     flags.error_model = "numpy"
@@ -47,6 +56,9 @@ def compile_kernel(function: Callable[..., Any], kind: tuple[Any, ...]) -> Objec
     signature = tuple(_type(each) for each in kind[1:])
     result = numba_compiler.compile_extra(typing, target, function, signature, None, flags, {})
     library = result.library
+    # Optimised, with all that it calls: an exception that is still there is one that can happen.
+    if _EXCEPTION in str(library._final_module):
+        raise TypeError(f"kernel {function.__name__} can raise: let it return a status instead")
     code: bytes = library.codegen._tm.emit_object(library._final_module)
     return ObjectCode(code, result.fndesc.llvm_func_name, _returns(result.signature.return_type, function.__name__))
 
@@ -60,6 +72,8 @@ def _type(kind: tuple[Any, ...]) -> Any:
         case ("f",):
             return types.float64
         case (str(dtype), int(dimensions), str(layout)):
+            if not np.dtype(dtype).isnative:
+                raise TypeError(f"an array of {dtype} is not in the byte order of this machine: convert it first")
             return types.Array(numba.from_dtype(np.dtype(dtype)), dimensions, layout)
         case _:
             return types.BaseTuple.from_types([_type(each) for each in kind[1:]], kind[0])

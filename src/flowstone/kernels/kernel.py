@@ -1,8 +1,10 @@
 """The decorators, and how a call reaches machine code.
 
 A call is matched to object code by the kinds of its arguments (element type, dimensions and layout of arrays), then
-made in numba's native convention: a pointer for the result, a pointer for an exception that never comes, and each array
-as its seven or nine words. With NUMBA_DISABLE_JIT=1, numba's own switch, everything here stays plain Python.
+made in numba's native convention: a pointer for the result, a pointer for an exception (which none of ours has: the
+compiler refuses them), and each array as its seven or nine words. What machine code would misread is a TypeError or an
+OverflowError here: unaligned arrays, other byte orders, numbers beyond 64 bits. Any thread may make any call.
+With NUMBA_DISABLE_JIT=1, numba's own switch, everything here stays plain Python.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Kernel(Generic[P, R]):
         self._lock = Lock()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs:
+            raise TypeError(f"kernel {self.__name__} takes its arguments by position")
         kind = _kind(args)
         entry = self._entries.get(kind) or self._prepare(kind)
         return cast("R", entry(args))
@@ -73,13 +77,15 @@ class _Entry:
 
     def __init__(self, code: cache.ObjectCode, kind: Kind) -> None:
         self._returns = code.returns
-        self._result = ctypes.c_int64 * max(1, len(code.returns.strip("()")))
+        self._count = len(code.returns.strip("()"))
+        self._result = ctypes.c_int64 * (self._count + 1)  # and the place of an exception
         words = [ctypes.c_void_p, ctypes.c_void_p, *_words(kind)]
         self._call = ctypes.CFUNCTYPE(ctypes.c_int32, *words)(cache.address(code))
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
         result = self._result()
-        flat = [ctypes.addressof(result), None]
+        start = ctypes.addressof(result)
+        flat = [start, start + 8 * self._count]
         for arg in args:
             _flatten(arg, flat)
         if self._call(*flat):
@@ -88,7 +94,7 @@ class _Entry:
             return None
         values = [
             value & 0xFFFFFFFFFFFFFFFF if code == "Q" else value
-            for value, code in zip(result, self._returns.strip("()"), strict=True)
+            for value, code in zip(result[: self._count], self._returns.strip("()"), strict=True)
         ]
         return tuple(values) if self._returns.startswith("(") else values[0]
 
@@ -96,12 +102,19 @@ class _Entry:
 def _kind(value: Any) -> Kind:
     """What machine code depends on. Whether an array may be written to is between kernel and caller."""
     if isinstance(value, np.ndarray):
-        return (value.dtype.str, value.ndim, "C" if value.flags.c_contiguous else "A")
+        flags = value.flags
+        if not flags.aligned:
+            raise TypeError(f"an array of {value.dtype} is not aligned: copy it first")
+        return (value.dtype.str, value.ndim, "C" if flags.c_contiguous else "A")
     if isinstance(value, tuple):
         return (type(value), *map(_kind, value))
     if isinstance(value, float):
         return ("f",)
-    return ("u" if isinstance(value, np.uint64) else "i",)
+    if isinstance(value, np.uint64):
+        return ("u",)
+    if isinstance(value, int | np.integer | np.bool_):
+        return ("i",)
+    raise TypeError(f"{type(value).__name__} is nothing that a kernel takes")
 
 
 def _words(kind: Kind) -> list[Any]:
@@ -128,8 +141,13 @@ def _flatten(value: Any, flat: list[Any]) -> None:
     elif isinstance(value, tuple):
         for member in value:
             _flatten(member, flat)
+    elif isinstance(value, float):
+        flat.append(value)
     else:
-        flat.append(value if isinstance(value, float) else int(value))
+        number = int(value)
+        if not -(2**63) <= number < 2**63 and not isinstance(value, np.uint64):
+            raise OverflowError(f"{number} does not fit the 64 bits of a kernel's number")
+        flat.append(number)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
