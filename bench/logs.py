@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.measure import Result, alternate, child, million_rows_per_second, seconds
-from flowstone.history.batches import typed_batches
+from flowstone.history.columnar import TypedShape
 from flowstone.history.reading import Reading
 from flowstone.history.selection import Selection
 from flowstone.outside import production
@@ -105,7 +105,7 @@ def _recovery_seconds(directory: Path, rows: int = 0) -> float:
 def _decode(path: Path, rows: int) -> None:
     """Typed, on one core: chunks are decoded where they are read."""
     reading = Reading(production(), [str(path)], selection=Selection(spaces=("people",)), workers=0)
-    decoded = sum(batch.num_rows for batch in typed_batches(reading, "people"))
+    decoded = sum(batch.num_rows for batch in map(TypedShape().batch, reading.pieces()))
     if decoded != rows:
         raise RuntimeError(f"decoded {decoded} of {rows} rows")
 
@@ -171,7 +171,7 @@ def _start_up(path: Path) -> Result:
 
 def _first_batch(path: str) -> None:
     reading = Reading(production(), [path], selection=Selection(spaces=("people",)))
-    next(typed_batches(reading, "people"))
+    next(map(TypedShape().batch, reading.pieces()))
 
 
 def _memory(directory: Path, log: Path) -> Result:

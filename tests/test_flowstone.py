@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import flowstone
@@ -23,8 +22,32 @@ def directory(tmp_path: Path) -> str:
 
 
 def test_reads_the_settled_rows_of_a_space_into_a_table(directory: str) -> None:
-    table = pa.Table.from_batches(flowstone.read_log(directory, space="orders", columns=["id", "item"]))
+    table = flowstone.read_log(directory, space="orders", columns=["id", "item"]).read_all()
     assert table.to_pylist() == [{"id": 1, "item": "tea"}, {"id": 3, "item": "cup"}]
+
+
+def test_a_space_whose_format_changed_has_the_columns_of_all_formats(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.create_space(512, "orders", ("id", "unsigned"))
+        log.insert(512, 1)
+        log.insert(280, 512, 1, "orders", "memtx", 0, {}, [{"name": "key", "type": "unsigned"}])
+        log.insert(512, 2)
+    rows = flowstone.read_log(tmp_path, space="orders", columns=["id", "key"]).read_all().to_pylist()
+    assert rows == [{"id": 1, "key": None}, {"id": None, "key": 2}]
+
+
+def test_a_space_without_rows_is_an_empty_table(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.create_space(512, "orders", ("id", "unsigned"))
+    assert flowstone.read_log(tmp_path, space="orders").read_all().num_rows == 0
+
+
+def test_what_was_held_back_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Log(tmp_path) as log:
+        log.create_space(512, "orders", ("id", "unsigned"))
+        log.insert(512, 1, flags=SYNC_FLAGS)
+    assert flowstone.read_log(tmp_path, space="orders").read_all().num_rows == 0
+    assert "1 row held back" in caplog.text
 
 
 def test_reads_everything_when_told_so(directory: str) -> None:
@@ -34,7 +57,7 @@ def test_reads_everything_when_told_so(directory: str) -> None:
 
 def test_an_unknown_space_is_an_error(directory: str) -> None:
     with pytest.raises(UnknownSpace, match="there are: orders"):
-        list(flowstone.read_log(directory, space="customers"))
+        flowstone.read_log(directory, space="customers")
 
 
 def test_importing_it_loads_nothing_heavy() -> None:

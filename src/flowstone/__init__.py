@@ -5,46 +5,68 @@ This is the public surface; everything below it may move. Importing it loads not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Collection, Sequence
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Literal
 
 from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from flowstone.history.reading import Report
+
 __version__ = "0.1.0"
 __all__ = ["FlowstoneError", "__version__", "read_log"]
 
 
 def read_log(
-    *paths: str,
+    *paths: str | PathLike[str],
     space: int | str | None = None,
     settled: bool = True,
     columns: Collection[str] | None = None,
     replicas: Sequence[int] = (),
     show_system: bool = False,
+    recursive: bool = False,
     force: bool = False,
-) -> Iterator[pyarrow.RecordBatch]:
+    unsigned_as: Literal["int64", "decimal", "double"] = "int64",
+    decimal_scale: int | None = None,
+    strings_as: Literal["string", "binary"] = "string",
+) -> pyarrow.RecordBatchReader:
     """Rows of `.xlog` and `.snap` files, or of directories of them, as Arrow record batches, in log order.
 
-    With `space`, an id or a name, its fields are typed columns beside `_lsn`, `_type`, `_timestamp` and so on; a
-    change of its format changes the schema of the batches from there on. Without, keys and tuples are MessagePack.
-    Rows that were rolled back, or are not decided yet, are left out unless `settled` is off. Damage and gaps are
-    errors unless `force` is on. Memory is bounded by a few batches, whatever the size of the log.
+    With `space`, an id or a name, its fields are typed columns beside `_lsn`, `_type`, `_timestamp` and so on; where
+    its format changed, there are the columns of all its formats. Without, keys and tuples are MessagePack. Rows that
+    were rolled back, or are not decided yet, are left out unless `settled` is off. Damage and gaps are errors unless
+    `force` is on. What a reader should know of the log (a torn end, rows held back) goes to the logger "flowstone".
+    Memory is bounded by a few batches, whatever the size of the log.
     """
-    from flowstone.history.batches import generic_batches, typed_batches
+    import pyarrow
+
+    from flowstone.history.columnar import GenericShape, TypedShape, typed_reader
     from flowstone.history.files import find_logs
     from flowstone.history.reading import Reading
     from flowstone.history.selection import Selection
     from flowstone.outside import production
+    from flowstone.xlog.columns import ColumnOptions
 
-    if columns is not None and space is None:
-        raise FlowstoneError("columns can be chosen of one space only", hint="name it with space=")
     outside = production()
+    files = find_logs(outside.disk, [fspath(path) for path in paths], recursive=recursive)
     selection = Selection(spaces=() if space is None else (space,), replicas=tuple(replicas), show_system=show_system)
-    files = find_logs(outside.disk, paths)
-    reading = Reading(outside, files, selection=selection, settled=settled, force=force)
+
+    def reading(on_end: Callable[[Report], None] | None = None) -> Reading:
+        return Reading(outside, files, selection=selection, settled=settled, force=force, on_end=on_end)
+
     if space is None:
-        return generic_batches(reading)
-    return typed_batches(reading, space, wanted=columns)
+        generic = GenericShape(columns)
+        return pyarrow.RecordBatchReader.from_batches(generic.schema(), generic.batches(reading(_log).pieces()))
+    has_logs = any(path.endswith(".xlog") for path in files)
+    shape = TypedShape(ColumnOptions(unsigned_as, decimal_scale, strings_as), columns, partial=has_logs)
+    return typed_reader((reading(), reading(_log)), shape)
+
+
+def _log(report: Report) -> None:
+    logger = logging.getLogger("flowstone")
+    for line in (*report.warnings(), *report.notes()):
+        logger.warning(line)

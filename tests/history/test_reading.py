@@ -165,7 +165,7 @@ def test_damage_in_a_file_read_for_its_definitions_is_told(tmp_path: Path) -> No
     Path(first.path).write_bytes(content)
     reading = Reading(production(), [second.path])
     assert len(rows_of(reading)) == 1
-    assert any(first.path in line and "definitions may be missing" in line for line in reading.report.lines())
+    assert any(first.path in line and "definitions may be missing" in line for line in reading.report.warnings())
 
 
 def test_rolled_back_rows_are_left_out_and_undecided_ones_held_back(tmp_path: Path) -> None:

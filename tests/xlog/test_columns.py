@@ -33,7 +33,7 @@ from tests.xlog.slabs import array, body, insert, slab_of
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 METADATA = ["_replica_id", "_lsn", "_tsn", "_timestamp", "_type", "_flags"]
-TAIL = ["_extra", "_key", "_operations"]
+TAIL = ["_extra", "_key", "_operations", "_index_id", "_index_base"]
 JSON_TYPES = ("map", "array", "any", "scalar", "interval")
 INSERT, REPLACE, UPDATE, DELETE, UPSERT = 2, 3, 4, 5, 9
 NIL = b"\xc0"
@@ -219,6 +219,7 @@ def reference_row(columns: list[Column], key_fields: list[int], raw: bytes, opti
     found["_extra"] = json_of(tuple(extra)) if extra else None
     found["_key"] = parts.get(0x20)
     found["_operations"] = parts[0x21] if row.type == UPDATE else parts.get(0x28)
+    found["_index_id"], found["_index_base"] = parts.get(0x11, 0), parts.get(0x15, 0)
     return found
 
 
@@ -345,6 +346,10 @@ def test_the_option_makes_room_for_numbers_above_int64(
 def test_a_string_that_is_not_utf8_is_an_error_that_names_row_and_field(value: bytes) -> None:
     with pytest.raises(ColumnError, match=r"row 7 of replica 1, space 512: field 'name' is not UTF-8"):
         typed(Column("name", "string"), value)
+
+
+def test_strings_that_are_no_text_can_be_read_as_bytes() -> None:
+    assert typed(Column("name", "string"), b"\xa2\xc3\x28", ColumnOptions(strings_as="binary")) == b"\xc3\x28"
 
 
 def test_the_replacement_character_is_good_utf8() -> None:
@@ -499,9 +504,7 @@ def test_a_time_that_fits_no_timestamp_is_an_error(timestamp: float) -> None:
 
 
 def test_an_unknown_column_is_an_error_that_lists_those_there_are() -> None:
-    with pytest.raises(
-        FlowstoneError, match=r"no column 'x'; there are: _replica_id, .*, a, _extra, _key, _operations"
-    ):
+    with pytest.raises(FlowstoneError, match=r"no column 'x'; there are: _replica_id, .*, a, _extra, .*, _index_base"):
         TypedDecoder([Column("a", "any")], wanted={"x"})
 
 

@@ -1,4 +1,4 @@
-"""Pieces as Arrow record batches of one schema, for Parquet and CSV.
+"""Pieces as Arrow record batches: under the schema as of each piece, or under one for all.
 
 Two shapes, as in `xlog/columns.py`: generic for rows of any space, typed for the rows of one. The definition of a space
 may change along the log; `typed_schema` reads ahead and puts the columns of all definitions together by name.
@@ -15,18 +15,16 @@ import pyarrow as pa
 
 from flowstone.box.schema import SpaceDefinition
 from flowstone.errors import FlowstoneError
-from flowstone.history.batches import typed_decoder
-from flowstone.history.reading import Piece
+from flowstone.history.reading import Piece, Reading
 from flowstone.history.tables import UnknownColumn
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.json_text import json_column
-from flowstone.xlog.columns import GENERIC_SCHEMA, ColumnOptions, TypedDecoder, generic_batch
-from flowstone.xlog.meta import FileType
+from flowstone.xlog.columns import GENERIC_SCHEMA, TRAILING_FIELDS, Column, ColumnOptions, TypedDecoder, generic_batch
 
 MESSAGEPACK_COLUMNS = frozenset(("key", "tuple", "operations", "_key", "_operations"))
 """Binary columns that hold MessagePack."""
 
-LAST_COLUMNS = ("_extra", "_key", "_operations")
+LAST_COLUMNS = tuple(field.name for field in TRAILING_FIELDS)
 
 
 class ColumnConflict(FlowstoneError):
@@ -35,11 +33,19 @@ class ColumnConflict(FlowstoneError):
 
 @dataclass
 class TypedShape:
-    """The rows of one space as columns of its fields. `wanted` limits the columns by name."""
+    """The rows of one space as columns of its fields. `wanted` limits the columns by name.
+
+    `partial`: rows may lack fields (UPDATE, DELETE), so all are nullable; otherwise they are as declared.
+    """
 
     options: ColumnOptions = field(default_factory=ColumnOptions)
     wanted: Collection[str] | None = None
-    _decoders: dict[tuple[SpaceDefinition | None, bool], TypedDecoder] = field(default_factory=dict)
+    partial: bool = True
+    _decoders: dict[SpaceDefinition | None, TypedDecoder] = field(default_factory=dict)
+
+    def batch(self, piece: Piece) -> pa.RecordBatch:
+        """The rows of a piece, with the columns that their space had as of them."""
+        return self._decoder(piece).batch(piece.slab, piece.rows)
 
     def schema(self, pieces: Iterable[Piece]) -> pa.Schema:
         """The columns of all definitions that rows of the pieces have; where one lacks a column, it is null."""
@@ -54,16 +60,26 @@ class TypedShape:
     def batches(self, pieces: Iterable[Piece], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows, under the schema that `schema()` gave for the same pieces."""
         for piece in pieces:
-            batch = self._decoder(piece).batch(piece.slab, piece.rows)
+            batch = self.batch(piece)
             yield pa.RecordBatch.from_arrays([_column(batch, each) for each in schema], schema=schema)
 
     def _decoder(self, piece: Piece) -> TypedDecoder:
         space = piece.schema.get(int(piece.slab.cells[rows_of.SPACE_ID, piece.rows[0]]))
-        partial = piece.meta.file_type is not FileType.SNAP
-        decoder = self._decoders.get((space, partial))
+        decoder = self._decoders.get(space)
         if decoder is None:
-            decoder = self._decoders[space, partial] = typed_decoder(space, partial, self.options)
+            decoder = self._decoders[space] = self._new_decoder(space)
         return decoder
+
+    def _new_decoder(self, space: SpaceDefinition | None) -> TypedDecoder:
+        """A space that the log does not define has no columns of its own, only `_extra`."""
+        fields = space.fields if space is not None else ()
+        key = space.primary_key if space is not None else None
+        return TypedDecoder(
+            [Column(each.name, each.type, each.is_nullable) for each in fields],
+            key_fields=[] if key is None else [-1 if part.path else part.field for part in key.parts],
+            partial=self.partial,
+            options=self.options,
+        )
 
 
 def _united(schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -123,6 +139,12 @@ def _space_names(piece: Piece) -> pa.Array:
     spaces = [piece.schema.get(space_id) for space_id in distinct.tolist()]
     names = pa.array([space.name if space is not None else None for space in spaces], pa.string())
     return names.take(pa.array(places))
+
+
+def typed_reader(readings: tuple[Reading, Reading], shape: TypedShape) -> pa.RecordBatchReader:
+    """The rows of one space under one schema. Two readings of the same: the first goes ahead for the definitions."""
+    schema = shape.schema(readings[0].pieces())
+    return pa.RecordBatchReader.from_batches(schema, shape.batches(readings[1].pieces(), schema))
 
 
 def text_schema(schema: pa.Schema) -> pa.Schema:

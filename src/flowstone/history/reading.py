@@ -55,8 +55,8 @@ class Report:
     rows_rolled_back: int = 0
     rows_pending: int = 0
 
-    def lines(self) -> Iterator[str]:
-        """All of it in words, a line each."""
+    def warnings(self) -> Iterator[str]:
+        """What of the files could not be read, a line each."""
         for path, ending in self.endings.items():
             if ending.kind is EndingKind.TORN:
                 yield f"{path}: torn at byte {ending.offset} ({ending.what}); {ending.lost} bytes are lost"
@@ -66,6 +66,9 @@ class Report:
             yield gap.message
         for skipped in self.unread:
             yield f"{skipped.path}: unreadable at byte {skipped.offset} ({skipped.why}); definitions may be missing"
+
+    def notes(self) -> Iterator[str]:
+        """What was read and not delivered, a line each."""
         if self.rows_rolled_back:
             yield f"{_rows(self.rows_rolled_back)} left out, of all spaces: rolled back"
         if self.rows_pending:
@@ -80,7 +83,8 @@ class Reading:
     """A reading of log files, in the order given. Iterate over `pieces()` once.
 
     `settled` leaves out what was rolled back and holds back what is not decided. `force` goes on over damage and gaps.
-    `workers` threads decode ahead; 0 decodes where it reads. `on_progress` is told (bytes read, path) per chunk.
+    `workers` threads decode ahead; 0 decodes where it reads. `on_progress` is told (bytes read, path) per chunk,
+    `on_end` the report when all was read.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Reading:
         force: bool = False,
         workers: int = DECODERS,
         on_progress: Callable[[int, str], None] | None = None,
+        on_end: Callable[[Report], None] | None = None,
     ) -> None:
         self._outside = outside
         self._paths = tuple(paths)
@@ -101,6 +106,7 @@ class Reading:
         self._workers = workers
         self._has_logs = any(path.endswith(".xlog") for path in paths)
         self._on_progress = on_progress
+        self._on_end = on_end
         self._trackers: dict[str, SchemaTracker] = {}
         # Of logs without flags: the schema as of the row being read, while _trackers wait for what is settled.
         self._ahead: dict[str, SchemaTracker] = {}
@@ -129,6 +135,8 @@ class Reading:
         if self._settlings is not None:
             self.report.rows_pending = sum(settling.pending for settling in self._settlings.values())
         self._check_spaces()
+        if self._on_end is not None:
+            self._on_end(self.report)
 
     def _slabs(self, log: LogFile) -> Iterator[Slab]:
         def chunks() -> Iterator[Chunk]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flowstone.errors import FlowstoneError, RemoteProtocolError
+from flowstone.errors import FlowstoneError
 from flowstone.iproto import msgpack
 from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.json_text import json_column
@@ -69,6 +70,15 @@ GENERIC_SCHEMA = pa.schema(
     ]
 )
 
+TRAILING_FIELDS = (
+    pa.field("_extra", pa.string()),
+    pa.field("_key", pa.binary()),
+    pa.field("_operations", pa.binary()),
+    pa.field("_index_id", pa.int32(), False),
+    pa.field("_index_base", pa.int32(), False),
+)
+"""Columns of the typed shape behind those of the space's fields."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -85,10 +95,13 @@ class ColumnOptions:
 
     unsigned_as: Literal["int64", "decimal", "double"] = "int64"
     decimal_scale: int | None = None
+    strings_as: Literal["string", "binary"] = "string"
 
     def __post_init__(self) -> None:
         if self.unsigned_as not in ("int64", "decimal", "double"):
             raise FlowstoneError(f"unsignedAs is {self.unsigned_as!r}", hint="it can be int64, decimal or double")
+        if self.strings_as not in ("string", "binary"):
+            raise FlowstoneError(f"stringsAs is {self.strings_as!r}", hint="it can be string or binary")
         if self.decimal_scale is not None and not 0 <= self.decimal_scale <= kernels.DECIMAL_DIGITS_MAX:
             raise FlowstoneError(
                 f"decimalScale is {self.decimal_scale}", hint=f"it can be 0 to {kernels.DECIMAL_DIGITS_MAX}"
@@ -244,10 +257,10 @@ def _double_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
     row, what, nulls, deferred = kernels.double_column(buf, starts, out, valid, later)
     _check(row, what)
     for number in later[:deferred].tolist():
-        try:
-            out[number] = float(_value(buf, int(starts[number])))
-        except RemoteProtocolError:
-            raise _Misfit(number, kernels.WRONG_TYPE) from None
+        value = _value(buf, int(starts[number]))
+        if not isinstance(value, Decimal):  # an extension that calls itself a decimal and is none
+            raise _Misfit(number, kernels.WRONG_TYPE)
+        out[number] = float(value)
     return _fixed(pa.float64(), out, valid, nulls)
 
 
@@ -368,7 +381,7 @@ _WORDS = {
     ),
     kernels.OUT_OF_RANGE: ("is too far from 1970 for a timestamp", _GENERIC),
     kernels.COLUMN_FULL: ("makes the column larger than 2 GiB", _GENERIC),
-    NOT_UTF8: ("is not UTF-8", f"declare the field varbinary, or {_GENERIC}"),
+    NOT_UTF8: ("is not UTF-8", "choose stringsAs=binary"),
     IS_NULL: ("is null, but not declared nullable", _GENERIC),
 }
 
@@ -395,6 +408,8 @@ def _decoding_of(kind: str, options: ColumnOptions) -> tuple[pa.DataType, _Decod
         return _UNSIGNED[options.unsigned_as]
     if kind == "integer" and options.unsigned_as != "int64":
         return _UNSIGNED[options.unsigned_as]  # an integer field holds numbers up to 2^64-1, too
+    if kind == "string" and options.strings_as == "binary":
+        return _PLAIN["varbinary"]
     if kind.startswith("decimal"):
         if options.decimal_scale is None:
             return pa.string(), _decimal_text
@@ -430,7 +445,7 @@ class TypedDecoder:
             pa.field(column.name, kind, partial or column.nullable or column.type == "any")
             for column, (kind, _) in zip(columns, self._decodings, strict=True)
         ]
-        fields += [pa.field("_extra", pa.string()), pa.field("_key", pa.binary()), pa.field("_operations", pa.binary())]
+        fields += TRAILING_FIELDS
         self._all = [field.name for field in fields]
         twice = [name for number, name in enumerate(self._all) if name in self._all[:number]]
         if twice:
@@ -457,6 +472,8 @@ class TypedDecoder:
             arrays["_key"] = chosen.key()
         if "_operations" in self.schema.names:
             arrays["_operations"] = chosen.operations()
+        arrays["_index_id"] = chosen.small(INDEX_ID, "index id")
+        arrays["_index_base"] = chosen.small(INDEX_BASE, "index base")
         # By way of a struct, because a batch without columns still has rows to be counted.
         children = [arrays[name] for name in self.schema.names]
         struct = pa.Array.from_buffers(pa.struct(self.schema), len(rows), [None], children=children)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from flowstone.history.batches import generic_batches, typed_batches
+from flowstone.history.columnar import GenericShape, TypedShape
 from flowstone.history.reading import Reading
 from flowstone.history.selection import Selection
 from flowstone.iproto.msgpack import unpack
@@ -13,7 +13,8 @@ from tests.history.logs import Log
 
 
 def typed(path: str, space: int | str) -> list[pa.RecordBatch]:
-    return list(typed_batches(Reading(production(), [path], selection=Selection(spaces=(space,))), space))
+    reading = Reading(production(), [path], selection=Selection(spaces=(space,)))
+    return list(map(TypedShape().batch, reading.pieces()))
 
 
 def test_each_batch_has_the_columns_of_its_time(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_the_generic_shape_keeps_messagepack(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.insert(600, 1, "x")
         log.delete(600, 1)
-    table = pa.Table.from_batches(generic_batches(Reading(production(), [log.path])))
+    table = pa.Table.from_batches(GenericShape().batches(Reading(production(), [log.path]).pieces()))
     assert table.column("type").to_pylist() == ["INSERT", "DELETE"]
     assert unpack(table.column("tuple")[0].as_py()) == (1, "x")
     assert unpack(table.column("key")[1].as_py()) == (1,)
