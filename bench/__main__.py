@@ -34,6 +34,9 @@ def main() -> None:
         if count != 1:
             sys.exit("bench: the README has no place for the table (<!-- bench --> … <!-- /bench -->)")
         README.write_text(text)
+    broken = [result.what for result in results if not result.holds]
+    if broken:
+        sys.exit("bench: below what is promised: " + "; ".join(broken))
 
 
 HEAD = ["| what | Flowstone | beside it | ratio | promised |", "|---|---|---|---|---|"]

@@ -17,8 +17,9 @@ class Result:
     what: str
     ours: str
     peer: str
-    ratio: float | None
-    target: str
+    ratio: float | None = None
+    target: str = ""
+    holds: bool = True
 
 
 def alternate(rounds: int, *contenders: Callable[[], float]) -> list[float]:
