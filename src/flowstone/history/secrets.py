@@ -1,21 +1,26 @@
 """Keeps password hashes out of what is shown: rows of `_user` are rewritten before any format sees them.
 
 A hash is as good as the password to whoever speaks the protocol. Works on pieces, so that no format can forget it. It
-is for showing only: what is replayed or archived is never rewritten.
+is for showing only: what is replayed or archived is never rewritten. Of a user only what is known to be harmless stays:
+numbers, its name, its type, and the key by which it was found.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from flowstone.errors import RemoteProtocolError
 from flowstone.history.reading import Piece
+from flowstone.history.selection import Mask
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack, unpack_body
-from flowstone.iproto.scan import Bytes, Cells
+from flowstone.iproto.scan import Bytes
 from flowstone.xlog.reader import Slab
 
 USER_SPACES = (304, 305)
@@ -23,23 +28,46 @@ USER_SPACES = (304, 305)
 
 HIDDEN = "<hidden>"
 
+SLABS_REMEMBERED = 2
+"""The pieces of a slab come one after another; a transaction that was settled late may reach back to the one before."""
 
-def hide_secrets(piece: Piece) -> Piece:
-    """The piece with `HIDDEN` in place of every hash; row numbers stay. Without such rows, the piece itself."""
-    space_ids = piece.slab.cells[rows_of.SPACE_ID]
-    secret = np.isin(space_ids, USER_SPACES)
-    if not secret[piece.rows].any():
-        return piece
-    return Piece(piece.meta, _rewritten(piece.slab, np.flatnonzero(secret)), piece.rows, piece.schema)
+_SHOWN_FIELDS = {2: "name", 3: "type"}
+_SHOWN_KEYS = frozenset(("chap-sha1", "pap-sha256"))
+"""Names of authentication methods, under which hashes are found."""
 
 
-def _rewritten(slab: Slab, secret: Cells) -> Slab:
-    starts, ends = slab.cells[rows_of.ROW_AT].tolist(), slab.cells[rows_of.ROW_END].tolist()
-    parts = [slab.payload[start:end] for start, end in zip(starts, ends, strict=True)]
-    for number in secret.tolist():
-        body_at = int(slab.cells[rows_of.BODY_AT, number]) - starts[number]
-        head, body = parts[number][:body_at], parts[number][body_at:]
-        parts[number] = head + _hidden_body(body, int(slab.cells[rows_of.TYPE, number]))
+def hide_secrets(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces with `HIDDEN` in place of every hash; row numbers stay.
+
+    Pieces of one slab share one slab afterwards, too: that is what transactions are told apart by. A slab without rows
+    of users passes untouched.
+    """
+    seen: deque[tuple[Slab, Slab]] = deque(maxlen=SLABS_REMEMBERED)
+    for piece in pieces:
+        shown = next((shown for slab, shown in seen if slab is piece.slab), None)
+        if shown is None:
+            shown = _shown(piece.slab)
+            seen.append((piece.slab, shown))
+        yield piece if shown is piece.slab else Piece(piece.meta, shown, piece.rows, piece.schema)
+
+
+def _shown(slab: Slab) -> Slab:
+    secret: Mask = np.isin(slab.cells[rows_of.SPACE_ID], USER_SPACES)
+    return _rewritten(slab, secret) if secret.any() else slab
+
+
+def _rewritten(slab: Slab, secret: Mask) -> Slab:
+    starts, ends = slab.cells[rows_of.ROW_AT], slab.cells[rows_of.ROW_END]
+    # Runs of rows that are copied as they are, and each secret row as a run of its own.
+    is_cut = secret[1:] | secret[:-1] | (starts[1:] != ends[:-1])
+    cuts = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(slab)]
+    parts = []
+    for first, end in pairwise(cuts):
+        part = slab.payload[int(starts[first]) : int(ends[end - 1])]
+        if secret[first]:
+            body_at = int(slab.cells[rows_of.BODY_AT, first] - starts[first])
+            part = part[:body_at] + _hidden_body(part[body_at:], int(slab.cells[rows_of.TYPE, first]))
+        parts.append(part)
     payload = b"".join(parts)
     buf: Bytes = np.frombuffer(payload, np.uint8)
     cells = rows_of.scan(buf, np.array([[0, len(payload)]], np.int64)).cells
@@ -53,33 +81,43 @@ def _hidden_body(body: bytes, kind: int) -> bytes:
     except RemoteProtocolError:
         # It cannot be told where a hash would be, so nothing of it is shown.
         return pack({})
-    operations = Key.TUPLE if kind == RequestType.UPDATE else Key.OPS
-    for key in (Key.TUPLE, Key.OPS):
-        if isinstance(values.get(key), tuple):
-            hide = _hidden_operation if key == operations else _hidden_field
-            values[key] = tuple(map(hide, values[key]))
-    return pack(values)
+    return pack({key: _hidden_value(values, key, kind) for key in values})
 
 
-def _hidden_field(value: Any) -> Any:
-    """A field of a user: its name is a string of its own, hashes are inside of maps and arrays."""
-    return _inside(value) if isinstance(value, dict | tuple) else value
+def _hidden_value(values: Mapping[int, Any], key: int, kind: int) -> Any:
+    value = values[key]
+    if not isinstance(value, tuple):
+        return _inside(value)
+    if key == Key.KEY:
+        return tuple(each if isinstance(each, str) else _inside(each) for each in value)
+    if key == (Key.TUPLE if kind == RequestType.UPDATE else Key.OPS):
+        return tuple(_hidden_operation(each, values.get(Key.INDEX_BASE, 0)) for each in value)
+    return tuple(_hidden_field(each, at in _SHOWN_FIELDS) for at, each in enumerate(value))
 
 
-def _hidden_operation(operation: Any) -> Any:
+def _hidden_field(value: Any, is_shown: bool) -> Any:
+    return value if is_shown and isinstance(value, str) else _inside(value)
+
+
+def _hidden_operation(operation: Any, base: Any) -> Any:
     if not isinstance(operation, tuple) or len(operation) < 2:
         return _inside(operation)
     what, field, *arguments = operation
-    # A path, as 'auth.chap-sha1', leads inside of a field.
-    is_path = isinstance(field, str) and any(mark in field for mark in ".[")
-    return (what, field, *(_inside(each) if is_path else _hidden_field(each) for each in arguments))
+    is_shown = field in _SHOWN_FIELDS.values() if isinstance(field, str) else _is_shown_number(field, base)
+    # The field may be a path, as 'auth.chap-sha1': that names where a hash is, and is none.
+    place = _hidden_field(field, is_shown=True)
+    return (_hidden_field(what, is_shown=True), place, *(_hidden_field(each, is_shown) for each in arguments))
+
+
+def _is_shown_number(field: Any, base: Any) -> bool:
+    return type(field) is int and type(base) is int and field - base in _SHOWN_FIELDS
 
 
 def _inside(value: Any) -> Any:
-    if isinstance(value, str | bytes):
-        return HIDDEN
+    if value is None or isinstance(value, int | float):
+        return value
     if isinstance(value, tuple):
         return tuple(map(_inside, value))
     if isinstance(value, dict):
-        return {key: _inside(item) for key, item in value.items()}
-    return value
+        return {key if key in _SHOWN_KEYS else _inside(key): _inside(item) for key, item in value.items()}
+    return HIDDEN
