@@ -18,6 +18,7 @@ from flowstone.iproto.extensions import (
     Datetime,
     ExtensionError,
     Interval,
+    decimal_text,
     decode_datetime,
     decode_decimal,
     decode_interval,
@@ -80,6 +81,21 @@ def test_every_minus_nibble_is_read(sign: str) -> None:
 def test_broken_decimal_is_refused(data: str) -> None:
     with pytest.raises(ExtensionError):
         decode_decimal(bytes.fromhex(data))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("1E+76", "1" + "0" * 76),
+        ("-1.5E-75", "-0." + "0" * 74 + "15"),
+        ("1E+77", "1E+77"),
+        ("-1.5E-77", "-1.5E-77"),
+        ("1E+999999", "1E+999999"),
+        ("1E-999999", "1E-999999"),
+    ],
+)
+def test_a_decimal_prints_in_full_up_to_what_servers_store(value: str, text: str) -> None:
+    assert decimal_text(Decimal(value)) == text
 
 
 @pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("-Infinity"), Decimal(10**76)])

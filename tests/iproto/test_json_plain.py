@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import msgpack
 import pytest
 
-from flowstone.iproto.extensions import Interval, encode_interval
+from flowstone.iproto.extensions import Interval, encode_decimal, encode_interval
 from flowstone.iproto.json_plain import JsonError, json_pairs, json_value
 from flowstone.iproto.limits import NESTING_MAX
 
@@ -29,6 +30,8 @@ from flowstone.iproto.limits import NESTING_MAX
         (msgpack.ExtType(2, b"short"), '{"ext":2,"data":"c2hvcnQ="}'),
         (msgpack.ExtType(6, encode_interval(Interval(year=1, second=-2))), '"+1 years, -2 seconds"'),
         (msgpack.ExtType(6, b"\x00"), '"0 seconds"'),
+        (msgpack.ExtType(1, encode_decimal(Decimal("1E+50"))), f'"1{"0" * 50}"'),
+        (msgpack.ExtType(1, encode_decimal(Decimal("-1E+999999"))), '"-1E+999999"'),
     ],
 )
 def test_prints(value: Any, printed: str) -> None:

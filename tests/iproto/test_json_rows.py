@@ -195,6 +195,12 @@ def test_kernel_and_plain_python_agree_on_any_row(rows: list[tuple[int, Any, int
     lines(*packed)
 
 
+def test_a_space_that_no_row_can_be_of_is_no_error() -> None:
+    table = scanned(row(RequestType.INSERT, {Key.SPACE_ID: 512, Key.TUPLE: [1]}))
+    names = {512: "users", 1 << 63: "huge", (1 << 64) - 1: "largest"}
+    assert b'"space":"users"' in bytes(json_lines(table.buf, table.cells, np.arange(1), names))
+
+
 def test_one_compiled_kernel_serves_every_kind_of_array() -> None:
     table = scanned(row(2, {16: 512, 33: [1]}), row(2, {16: 512, 33: [2]}, lsn=11))
     expected = bytes(json_lines(table.buf, table.cells, np.arange(2), NAMES))

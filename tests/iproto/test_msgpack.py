@@ -90,11 +90,9 @@ def test_error_has_the_key_order_of_real_servers() -> None:
         (b"\x81\x80\x01", "unhashable"),
         (b"\xdd\xff\xff\xff\xff", "broken"),
         (b"\xdb\xff\xff\xff\xff", "broken"),
-        (b"\xc7\x05\x02abcde", "uuid of 5 bytes"),
         (b"\x91" * (NESTING_MAX + 1) + b"\x01", "nested deeper"),
         (b"\x91" * 5000 + b"\x01", "broken"),
         (b"\x01" * 600, "599 bytes follow"),
-        (b"\xd4\x03\xc0", "without a stack"),
     ],
 )
 def test_broken_bytes_are_one_clear_error(data: bytes, said: str) -> None:
@@ -111,8 +109,38 @@ def test_errors_inside_errors_end_somewhere() -> None:
     for _ in range(ERROR_DEPTH_MAX):
         value = ErrorStack((ErrorRecord("a", "b", fields={"cause": value}),))
     assert unpack(pack(value)) == value
-    with pytest.raises(MessagePackError, match="nested"):
-        unpack(pack(ErrorStack((ErrorRecord("a", "b", fields={"cause": value}),))))
+    deeper = pack(ErrorStack((ErrorRecord("a", "b", fields={"cause": value}),)))
+    innermost = unpack(deeper)
+    for _ in range(ERROR_DEPTH_MAX):
+        innermost = innermost.errors[0].fields["cause"]
+    assert isinstance(innermost, Extension)
+    assert pack(unpack(deeper)) == deeper
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Extension(1, b"\x00\x01"),
+        Extension(1, b"\xce\x7f\xff\xff\xff\x1c"),
+        Extension(2, b"abcde"),
+        Extension(3, b"\xc0"),
+        Extension(3, b"\xc1"),
+        Extension(3, b"\x81\x00\x91\x81\x00\x01"),
+        Extension(4, b"\x00" * 9),
+        Extension(6, b"\x01\xff"),
+    ],
+)
+def test_an_extension_with_odd_content_hides_none_of_its_neighbours(odd: Extension) -> None:
+    data = pack((1, odd, "next"))
+    assert unpack(data) == (1, odd, "next")
+    assert pack(unpack(data)) == data
+
+
+def test_a_body_may_hold_values_of_the_full_depth() -> None:
+    deepest = b"\x91" * (NESTING_MAX - 1) + b"\x90"
+    assert 0x21 in unpack_body(b"\x81\x21" + deepest)
+    with pytest.raises(MessagePackError, match="nested deeper"):
+        unpack_body(b"\x81\x21\x91" + deepest)
 
 
 def test_claims_without_bytes_take_no_memory() -> None:

@@ -42,7 +42,13 @@ DECIMAL_DIGITS_MAX = 76
 """What servers since 3.5 store; older ones refuse more than 38 themselves."""
 
 DECIMAL_EXPONENT_MAX = 999_999
-"""Largest adjusted exponent of a server's decimal. It also bounds the text that a decimal can grow to."""
+"""Largest adjusted exponent of a server's decimal."""
+
+DECIMAL_SCALE_PLAIN_MAX = 76
+"""Zeros that a decimal is filled up with in plain notation: no server stores a larger scale.
+
+Without a bound, five bytes of exponent would print as a megabyte.
+"""
 
 _SECONDS_MIN = -(2**31) * 86400 - 719163 * 86400
 _SECONDS_MAX = (2**31 - 1) * 86400 - 719163 * 86400
@@ -53,7 +59,7 @@ _ZONE_INDEX_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """An extension we give no meaning to, kept byte for byte."""
+    """An extension we give no meaning to, or with content that its type does not allow, kept byte for byte."""
 
     code: int
     data: bytes
@@ -170,6 +176,13 @@ def decode_decimal(data: bytes) -> Decimal:
     if len(digits) > DECIMAL_DIGITS_MAX or abs(len(digits) - 1 - scale) > DECIMAL_EXPONENT_MAX:
         raise ExtensionError(f"decimal of {len(digits)} digits and scale {scale} is out of range")
     return Decimal((sign in "bd", tuple(map(int, digits)), -scale))
+
+
+def decimal_text(value: Decimal) -> str:
+    """In plain notation, as servers print it; in scientific notation where that would be mostly zeros."""
+    exponent = value.as_tuple().exponent
+    is_plain = isinstance(exponent, int) and abs(exponent) <= DECIMAL_SCALE_PLAIN_MAX
+    return f"{value:f}" if is_plain else str(value)
 
 
 def encode_datetime(value: Datetime) -> bytes:

@@ -20,6 +20,7 @@ from flowstone.iproto.extensions import (
     Datetime,
     ExtensionError,
     ExtensionType,
+    decimal_text,
     decode_datetime,
     decode_decimal,
     decode_interval,
@@ -157,7 +158,7 @@ def _extension(code: int, payload: bytes) -> str:
 
 
 def _decimal(payload: bytes) -> str:
-    return f'"{decode_decimal(payload):f}"'
+    return f'"{decimal_text(decode_decimal(payload))}"'
 
 
 def _uuid(payload: bytes) -> str:

@@ -252,7 +252,8 @@ def _plain_fields(body: bytes, kind: int, names: Mapping[int, str]) -> list[str]
 
 
 def _names(names: Mapping[int, str]) -> Names:
-    ids = sorted(names)
+    # A row holds its space's id as a signed number; a larger id can be defined, but no row can be of that space.
+    ids = sorted(space_id for space_id in names if space_id < 1 << 63)
     texts = [f',"space":{json_string(names[i].encode("utf-8", "surrogateescape"))}'.encode() for i in ids]
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offsets[1:])

@@ -11,8 +11,11 @@ PACKET_SIZE_MAX = 2 * 1024**3
 PACKET_SIZE_MAX_BEFORE_AUTH = 64 * 1024
 """A stranger needs no more than AUTH, ID, VOTE and PING; Tarantool itself has no smaller bound here."""
 
-NESTING_MAX = 512
-"""Depth of arrays and maps in one value. Lua's own encoder stops at 128; msgpack-python at 1024."""
+NESTING_MAX = 128
+"""Depth of arrays and maps in one value: what a server's own Lua encoder writes at most (`encode_max_depth`).
+
+Whatever walks a value in plain Python takes up to four frames per level, of the 1000 that the interpreter allows.
+"""
 
 ROW_HEADER_SIZE_MAX = 1024
 """A full header of eleven keys is below 100 bytes; the rest is room for keys of newer servers."""

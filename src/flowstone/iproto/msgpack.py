@@ -1,8 +1,9 @@
 """MessagePack values to and from Python, the one codec for wire, files and commands.
 
 Arrays are tuples, maps are dicts, extensions are the classes of `extensions.py`. A string that is not UTF-8
-survives as surrogates and is written back as it was. What a peer sends is bounded before anything is
-allocated for it, and whatever is wrong with it is one error. MessagePack's own timestamp (code -1), which
+survives as surrogates and is written back as it was; so does an extension with content that its type does not
+allow, as `Extension`: one odd value hides none of its neighbours. What a peer sends is bounded before anything is
+allocated for it, and whatever else is wrong with it is one error. MessagePack's own timestamp (code -1), which
 Tarantool never writes, comes out as `msgpack.Timestamp`.
 """
 
@@ -45,8 +46,8 @@ class MessagePackError(RemoteProtocolError):
 ERROR_DEPTH_MAX = 8
 """Errors inside the details of errors. Each level is a call of the C decoder with 40 KiB of stack."""
 
-SMALL = NESTING_MAX
-"""A value of so few bytes cannot nest deeper than allowed, and cannot claim more memory than is harmless."""
+SMALL = 512
+"""A value of so few bytes cannot claim more memory than is harmless."""
 
 
 def pack(value: Any) -> bytes:
@@ -60,14 +61,14 @@ def pack(value: Any) -> bytes:
 
 def unpack(data: bytes | memoryview) -> Any:
     """The one value that `data` holds, exactly."""
-    return _unpack(data, 0)
+    return _unpack(data, 0, NESTING_MAX)
 
 
 def unpack_body(data: bytes | memoryview) -> dict[int, Any]:
     """The map that `data` holds, as rows and packets have it; no bytes at all are an empty map."""
     if not len(data):
         return {}
-    body = unpack(data)
+    body = _unpack(data, 0, NESTING_MAX + 1)  # the limit is one of the values in it
     if type(body) is not dict:
         raise MessagePackError(f"body is {_name(body)}, not a map")
     for key in body:
@@ -76,7 +77,7 @@ def unpack_body(data: bytes | memoryview) -> dict[int, Any]:
     return body
 
 
-def _unpack(data: bytes | memoryview, error_depth: int) -> Any:
+def _unpack(data: bytes | memoryview, error_depth: int, nesting_max: int) -> Any:
     if len(data) > SMALL:
         _check(data)
     try:
@@ -89,11 +90,9 @@ def _unpack(data: bytes | memoryview, error_depth: int) -> Any:
         )
     except msgpack.ExtraData as error:
         raise MessagePackError(f"{len(error.extra)} bytes follow the value") from None
-    except RemoteProtocolError:
-        raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise MessagePackError(f"broken MessagePack: {str(error) or type(error).__name__}") from error
-    if len(data) > SMALL and _is_too_deep(value):
+    if len(data) > nesting_max and _is_too_deep(value, nesting_max):
         raise MessagePackError(f"value nested deeper than {NESTING_MAX}")
     return value
 
@@ -159,13 +158,13 @@ def _record(entry: object) -> ErrorRecord:
 
 
 def _decode(error_depth: int, code: int, data: bytes) -> Any:
-    decoder = _DECODERS.get(code)
-    if decoder is not None:
-        return decoder(data)
-    if code == ExtensionType.ERROR:
-        if error_depth >= ERROR_DEPTH_MAX:
-            raise MessagePackError(f"errors nested deeper than {ERROR_DEPTH_MAX}")
-        return error_stack(_unpack(data, error_depth + 1))
+    try:
+        if code in _DECODERS:
+            return _DECODERS[code](data)
+        if code == ExtensionType.ERROR and error_depth < ERROR_DEPTH_MAX:
+            return error_stack(_unpack(data, error_depth + 1, NESTING_MAX))
+    except RemoteProtocolError:
+        pass  # content that its type does not allow: kept as bytes, as in JSON
     return Extension(code, data)
 
 
@@ -198,9 +197,9 @@ def _check(data: bytes | memoryview) -> None:
         raise MessagePackError(f"{len(data) - end} bytes follow the value")
 
 
-def _is_too_deep(value: object) -> bool:
+def _is_too_deep(value: object, nesting_max: int) -> bool:
     level = [value]
-    for _ in range(NESTING_MAX):
+    for _ in range(nesting_max):
         level = [child for parent in level for child in _children(parent) if type(child) in (tuple, dict)]
         if not level:
             return False
