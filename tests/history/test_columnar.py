@@ -15,7 +15,8 @@ from flowstone.history.selection import Selection
 from flowstone.history.tables import UnknownColumn
 from flowstone.iproto.constants import RequestType
 from flowstone.outside import production
-from flowstone.xlog.columns import ColumnOptions
+from flowstone.xlog import column_kernels
+from flowstone.xlog.columns import ColumnError, ColumnOptions
 from tests.history.logs import Log
 
 
@@ -47,7 +48,7 @@ def test_columns_of_all_definitions_come_together(log: Log) -> None:
     log.insert(512, 2, "x")
     table = typed(log, TypedShape(wanted=("id", "price", "note")))
     assert table.to_pylist() == [{"id": 1, "price": "1.50", "note": None}, {"id": 2, "price": None, "note": "x"}]
-    assert typed(log, TypedShape()).column_names[-4:] == ["note", "_extra", "_key", "_operations"]
+    assert typed(log, TypedShape()).column_names[-6:-1] == ["note", "_extra", "_key", "_operations", "_index_id"]
 
 
 def test_two_types_of_one_name_conflict(log: Log) -> None:
@@ -89,3 +90,10 @@ def test_text_has_json_for_messagepack_and_base64_for_bytes(log: Log) -> None:
         {"_type": "INSERT", "raw": "AP8=", "_key": None, "_operations": None},
         {"_type": "UPDATE", "raw": None, "_key": "[1]", "_operations": '[["=",0,2]]'},
     ]
+
+
+def test_texts_beyond_what_a_column_holds_are_refused(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    (batch, *_) = GenericShape().batches(pieces(log))
+    monkeypatch.setattr(column_kernels, "OFFSET_MAX", 10)
+    with pytest.raises(ColumnError, match="more than 2 GiB"):
+        text_batch(batch)

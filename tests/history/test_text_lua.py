@@ -16,7 +16,7 @@ from flowstone.history.reading import Reading
 from flowstone.history.records import records
 from flowstone.history.text_lua import NoLuaForm, lua_statements, lua_value
 from flowstone.iproto.constants import RequestType
-from flowstone.iproto.extensions import Datetime, Extension, Interval
+from flowstone.iproto.extensions import Datetime, ErrorRecord, ErrorStack, Extension, Interval
 from flowstone.iproto.msgpack import unpack
 from flowstone.outside import production
 from tests.history.logs import Log
@@ -54,6 +54,8 @@ def test_the_server_makes_the_same_values(tarantool: ModuleType, tmp_path: Path)
         (b"\x00a", "require('varbinary').new('\\x00a')"),
         (Datetime(5, 6, 60), "require('datetime').new({timestamp = 5, nsec = 6, tzoffset = 60})"),
         (Interval(day=1, minute=-2), "require('datetime').interval.new({day = 1, min = -2})"),
+        (Decimal("1E+999999"), "require('decimal').new('1E+999999')"),
+        (ErrorStack((ErrorRecord("a", "b\udcff", code=7),)), "box.error.new({code = 7, reason = 'b\\xff'})"),
     ],
 )
 def test_types_of_newer_servers_are_made_by_their_modules(value: Any, text: str) -> None:
@@ -90,3 +92,14 @@ def test_fields_are_counted_as_lua_counts_them(tmp_path: Path) -> None:
     assert statements(tmp_path / "b", (RequestType.UPSERT, upsert)) == [
         "box.space[512]:upsert({[1] = 1}, {[1] = {[1] = '+', [2] = 2, [3] = 1}})\n"
     ]
+
+
+@pytest.mark.parametrize("odd", [(), ("=",), 5, "=", {"=": 1}])
+def test_what_is_no_operation_stays_as_it_is(tmp_path: Path, odd: Any) -> None:
+    (line,) = statements(tmp_path, (RequestType.UPDATE, {0x10: 512, 0x20: (1,), 0x21: (("=", 1, 2), odd)}))
+    assert f"[2] = {lua_value(odd)}}})" in line
+
+
+def test_operations_that_are_no_array_stay_as_they_are(tmp_path: Path) -> None:
+    (line,) = statements(tmp_path, (RequestType.UPSERT, {0x10: 512, 0x21: (1,), 0x28: 7}))
+    assert line == "box.space[512]:upsert({[1] = 1}, 7)\n"

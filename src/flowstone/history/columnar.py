@@ -18,8 +18,15 @@ from flowstone.errors import FlowstoneError
 from flowstone.history.reading import Piece, Reading
 from flowstone.history.tables import UnknownColumn
 from flowstone.iproto import scan as rows_of
-from flowstone.iproto.json_text import json_column
-from flowstone.xlog.columns import GENERIC_SCHEMA, TRAILING_FIELDS, Column, ColumnOptions, TypedDecoder, generic_batch
+from flowstone.xlog.columns import (
+    GENERIC_SCHEMA,
+    TRAILING_FIELDS,
+    Column,
+    ColumnOptions,
+    TypedDecoder,
+    generic_batch,
+    json_spans,
+)
 
 MESSAGEPACK_COLUMNS = frozenset(("key", "tuple", "operations", "_key", "_operations"))
 """Binary columns that hold MessagePack."""
@@ -175,9 +182,5 @@ def _json(column: pa.Array) -> pa.Array:
         return pa.nulls(len(column), pa.string())
     _, offsets_buffer, data = column.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    valid = np.asarray(column.is_valid())
-    starts = np.where(valid, offsets[:-1], -1)
-    text_offsets, text = json_column(np.frombuffer(data, np.uint8), starts, offsets[1:])
-    mask = pa.py_buffer(np.packbits(valid.view(np.uint8), bitorder="little"))
-    buffers = [mask, pa.py_buffer(text_offsets.astype(np.int32)), pa.py_buffer(text)]
-    return pa.Array.from_buffers(pa.string(), len(column), buffers)
+    starts = np.where(np.asarray(column.is_valid()), offsets[:-1], -1)
+    return json_spans(np.frombuffer(data, np.uint8), starts, offsets[1:])

@@ -17,7 +17,7 @@ from typing import Any
 from flowstone.errors import FlowstoneError
 from flowstone.history.records import Record
 from flowstone.iproto.constants import Key, RequestType
-from flowstone.iproto.extensions import Datetime, ErrorStack, Interval
+from flowstone.iproto.extensions import Datetime, ErrorStack, Interval, decimal_text
 
 EXACT_MAX = 1 << 53
 """Lua's numbers are doubles: from here on an integer needs a type of its own."""
@@ -86,14 +86,22 @@ def _arguments(record: Record) -> list[Any]:
             return [body.get(Key.TUPLE, ())]
 
 
-def _operations(operations: tuple[Any, ...], base: int) -> list[Any]:
-    """Field numbers, and the offset of a splice, as Lua counts; those from the end, and names, stay."""
+def _operations(operations: Any, base: int) -> Any:
+    """Field numbers, and the offset of a splice, as Lua counts; those from the end, and names, stay.
+
+    What is no operation stays as it is: no server did it, and none will.
+    """
+    if not isinstance(operations, tuple):
+        return operations
 
     def moved(number: object) -> object:
         return number - base + LUA_BASE if isinstance(number, int) and number >= 0 else number
 
     shifted: list[Any] = []
     for operation in operations:
+        if not isinstance(operation, tuple) or len(operation) < 2:
+            shifted.append(operation)
+            continue
         what, field, *rest = operation
         if what == ":" and rest:
             rest[0] = moved(rest[0])
@@ -116,7 +124,7 @@ def lua_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return _map(value)
     if isinstance(value, Decimal):
-        return f"require('decimal').new('{value:f}')"
+        return f"require('decimal').new('{decimal_text(value)}')"
     if isinstance(value, uuid.UUID):
         return f"require('uuid').fromstr('{value}')"
     return _newer(value)
@@ -136,7 +144,7 @@ def _newer(value: object) -> str:
         return f"require('datetime').interval.new({{{parts}}})"
     if isinstance(value, ErrorStack) and value.errors:
         error = value.errors[0]
-        return f"box.error.new({{code = {error.code}, reason = {lua_string(error.message.encode())}}})"
+        return f"box.error.new({{code = {error.code}, reason = {lua_value(error.message)}}})"
     raise NoLuaForm(
         f"Lua cannot make {value!r}", hint="print the row as yaml or json, or replay it with flowstone play"
     )

@@ -349,11 +349,11 @@ def _decimal_text(buf: Bytes, starts: Starts, options: ColumnOptions) -> pa.Arra
 def _json_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
     ends: Cells = np.empty(len(starts), np.int64)
     kernels.value_ends(buf, starts, ends)
-    return _json_spans(buf, starts.astype(np.int64), ends)
+    return json_spans(buf, starts.astype(np.int64), ends)
 
 
-def _json_spans(buf: Bytes, begins: Cells, ends: Cells) -> pa.Array:
-    """JSON text; a missing value or a nil is null."""
+def json_spans(buf: Bytes, begins: Cells, ends: Cells) -> pa.Array:
+    """JSON text of the values at `begins`; a missing value (-1) or a nil is null."""
     present = begins >= 0
     present[present] = buf[begins[present]] != kernels.NIL
     offsets, data = json_column(buf, np.where(present, begins, -1), ends)
@@ -501,4 +501,4 @@ class TypedDecoder:
         gathered: Bytes = np.empty(size, np.uint8)
         begins, ends = np.empty((2, len(starts)), np.int64)
         kernels.gather_extra(buf, starts, tuple_ends, gathered, begins, ends)
-        return _json_spans(gathered, begins, ends)
+        return json_spans(gathered, begins, ends)
