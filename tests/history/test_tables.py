@@ -60,7 +60,7 @@ def test_what_has_no_column_stands_at_the_end(log: Log) -> None:
     (lines,) = screens(log, fields=True)
     assert lines[0].split()[-1] == "more"
     assert lines[1].endswith("3: 7")
-    assert lines[2].endswith("[['=', 'text', 'y']]")
+    assert lines[2].endswith('[["=", "text", "y"]]')
 
 
 def test_columns_are_chosen_and_unknown_ones_refused(log: Log) -> None:

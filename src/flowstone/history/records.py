@@ -1,13 +1,13 @@
 """Rows one by one, decoded, with the definition of their space: what the readable formats are written from.
 
-Relies on `Reading` for the pieces. Names are those in force as of the row. Nothing here is fast: formats for machines
-work on whole pieces instead.
+Relies on `Reading` for the pieces. Names are those in force as of the row. Nothing here is fast: writers take `strips`
+of rows as columns instead, and come here for the rows that hold something rare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from flowstone.box.schema import SpaceDefinition
 from flowstone.errors import RemoteProtocolError
 from flowstone.history.reading import Piece
+from flowstone.history.selection import Mask
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Flag, Key, RaftKey, RequestType, type_name
 from flowstone.iproto.msgpack import unpack_body
@@ -88,12 +89,15 @@ class Record:
         return body
 
     def _key_names(self) -> list[str]:
-        if self.space is None:
-            return []
-        wanted, names = self.body.get(Key.INDEX_ID, 0), self.space.field_names
-        index = next((each for each in self.space.indexes if each.id == wanted), None)
-        fields = [part.field for part in index.parts] if index is not None else []
-        return [names[field] if field < len(names) else str(field + 1) for field in fields]
+        return key_names(self.space, self.body.get(Key.INDEX_ID, 0)) if self.space is not None else []
+
+
+def key_names(space: SpaceDefinition, index_id: int) -> list[str]:
+    """Names of the fields that a key of the index is made of; none where the index is not known."""
+    names = space.field_names
+    index = next((each for each in space.indexes if each.id == index_id), None)
+    fields = [part.field for part in index.parts] if index is not None else []
+    return [names[field] if field < len(names) else str(field + 1) for field in fields]
 
 
 def header_of(record: Record) -> list[tuple[str, Any]]:
@@ -116,19 +120,46 @@ def name_fields(names: Sequence[str], values: Sequence[Any]) -> dict[str | int, 
     return {names[at] if at < len(names) else at + 1: value for at, value in enumerate(values)}
 
 
-def records(pieces: Iterable[Piece]) -> Iterator[Record]:
+class Records:
+    """Every row of the pieces, in order. Iterate once, over it or over its `pieces`."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self.pieces = pieces
+
+    def __iter__(self) -> Iterator[Record]:
+        slab: Slab | None = None
+        number, numbers = 0, np.empty(0, np.int64)
+        for piece in self.pieces:
+            if piece.slab is not slab:
+                slab, number, numbers = piece.slab, number + 1, transaction_numbers(piece.slab)
+            shared = numbers[piece.rows].tolist()
+            for row, transaction in zip(slab.rows(piece.rows), shared, strict=True):
+                body = _body(piece, row)
+                space_id = body.get(Key.SPACE_ID) if row.type != RequestType.RAFT else None
+                space = piece.schema.get(space_id) if isinstance(space_id, int) else None
+                yield Record(row, body, space, (number, transaction))
+
+
+def records(pieces: Iterable[Piece]) -> Records:
     """Every row of the pieces, in order."""
-    slab: Slab | None = None
-    number, numbers = 0, np.empty(0, np.int64)
+    return Records(pieces)
+
+
+STRIP_ROWS = 8192
+"""Rows whose texts are in memory at once."""
+
+
+def strips(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces cut into smaller ones, in order."""
     for piece in pieces:
-        if piece.slab is not slab:
-            slab, number, numbers = piece.slab, number + 1, transaction_numbers(piece.slab)
-        shared = numbers[piece.rows].tolist()
-        for row, transaction in zip(slab.rows(piece.rows), shared, strict=True):
-            body = _body(piece, row)
-            space_id = body.get(Key.SPACE_ID) if row.type != RequestType.RAFT else None
-            space = piece.schema.get(space_id) if isinstance(space_id, int) else None
-            yield Record(row, body, space, (number, transaction))
+        for start in range(0, len(piece.rows), STRIP_ROWS):
+            yield replace(piece, rows=piece.rows[start : start + STRIP_ROWS])
+
+
+def alone(cells: Cells) -> Mask:
+    """`Record.is_alone`, per row of a scanner's table."""
+    mask: Mask = (cells[rows_of.FLAGS] & rows_of.COMMIT != 0) & (cells[rows_of.TSN] == cells[rows_of.LSN])
+    return mask
 
 
 def transaction_numbers(slab: Slab) -> Cells:

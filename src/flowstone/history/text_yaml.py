@@ -3,6 +3,8 @@
 An emitter of our own: what a log holds is known, and a general one would cost ten times as much per row. The text is
 YAML 1.1 and 1.2 alike. Strings are always quoted, so none is mistaken for a number or a date; bytes, and strings that
 are not UTF-8, are `!!binary`. With names, tuples and keys are maps of field names and operations name their field.
+Strips of rows are written as columns, their bodies by the kernel of `flow_text`; rows that it leaves are written one by
+one from their `Record`.
 """
 
 from __future__ import annotations
@@ -13,14 +15,36 @@ import re
 import uuid
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
-from itertools import groupby
+from itertools import pairwise
 from typing import Any
 
-from flowstone.history.records import Record, header_of
-from flowstone.iproto.extensions import Datetime, ErrorStack, Extension
+import numpy as np
 
+from flowstone.box.schema import SpaceDefinition
+from flowstone.history.flow_text import HAS_INDEX_BASE, HAS_INDEX_ID, STRANGE, Shape, body_marks, flow_texts
+from flowstone.history.reading import Piece
+from flowstone.history.records import Record, Records, alone, header_of, key_names, strips, transaction_numbers
+from flowstone.history.selection import Mask
+from flowstone.iproto import scan as rows_of
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.extensions import Datetime, ErrorStack, Extension, decimal_text
+from flowstone.iproto.row import Row
+from flowstone.iproto.scan import Bytes, Cells
+from flowstone.xlog.reader import Slab
+
+_CHANGES = [
+    kind.value
+    for kind in (
+        RequestType.INSERT,
+        RequestType.REPLACE,
+        RequestType.UPDATE,
+        RequestType.DELETE,
+        RequestType.UPSERT,
+    )
+]
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset("null true false yes no on off y n".split())
 """Plain scalars that some reader of YAML takes for something else than a string."""
@@ -29,15 +53,178 @@ KEY_SIZE_MAX = 1000
 """A longer key has to be announced: no reader looks further ahead than 1024 characters."""
 
 
-def yaml_documents(records: Iterable[Record], *, names: bool = True) -> Iterator[str]:
-    """One document per row. A transaction of several rows is announced before its first."""
-    for _, together in groupby(records, lambda record: record.transaction):
-        rows = list(together)
-        if not rows[0].is_alone:
-            count = f"{len(rows)} rows" if len(rows) > 1 else "1 of its rows"
-            yield f"# transaction {rows[0].row.tsn}: {count}\n"
-        for record in rows:
-            yield yaml_document(record, names=names)
+def yaml_documents(records: Records, *, names: bool = True) -> Iterator[str]:
+    """One document per row, many in a text. A transaction of several rows is announced before its first."""
+    slab: Slab | None = None
+    number = -1
+    waiting: list[str] = []
+    announcement: int | None = None
+    for strip in strips(records.pieces):
+        cells = strip.slab.cells[:, strip.rows]
+        documents = _documents(strip, cells, names)
+        tsns = np.where(alone(cells), -1, cells[rows_of.TSN]).tolist()
+        of_slab = transaction_numbers(strip.slab)
+        numbers = of_slab[strip.rows]
+        texts: list[str] = []
+        for start, end in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(documents)]):
+            if start or strip.slab is not slab or numbers[0] != number:
+                texts += _announced(waiting, announcement)
+                waiting, announcement = [], tsns[start] if tsns[start] >= 0 else None
+            waiting += documents[start:end]
+        slab, number = strip.slab, int(numbers[-1])
+        # What is known to be whole is shown before the next strip is read, which may fail.
+        if number not in of_slab[strip.rows[-1] + 1 : strip.rows[-1] + 2]:
+            texts += _announced(waiting, announcement)
+            waiting = []
+        yield "".join(texts)
+    if waiting:
+        yield "".join(_announced(waiting, announcement))
+
+
+def _announced(documents: list[str], tsn: int | None) -> list[str]:
+    if tsn is None or not documents:
+        return documents
+    count = f"{len(documents)} rows" if len(documents) > 1 else "1 of its rows"
+    return [f"# transaction {tsn}: {count}\n", *documents]
+
+
+def _documents(strip: Piece, cells: Cells, names: bool) -> list[str]:
+    """The document of each row of the strip: from columns, or, where it holds something rare, as `yaml_document`."""
+    parts = body_parts(strip, cells, Shape.MAP if names else Shape.LIST)
+    heads = _headers(cells)
+    documents = [head + body for head, body in zip(heads, _bodies(strip, cells, parts, names), strict=True)]
+    for at, record in zip(parts.rare.tolist(), Records([replace(strip, rows=strip.rows[parts.rare])]), strict=True):
+        documents[at] = yaml_document(record, names=names)
+    return documents
+
+
+def _headers(cells: Cells) -> list[str]:
+    lines = (rows_of.FLAGS, rows_of.REPLICA_ID, rows_of.GROUP_ID, rows_of.TYPE)
+    constant = zip(*(cells[line].tolist() for line in lines), alone(cells).tolist(), strict=True)
+    lsns, tsns = cells[rows_of.LSN].tolist(), cells[rows_of.TSN].tolist()
+    stamps = np.ascontiguousarray(cells[rows_of.TIMESTAMP]).view(np.float64).tolist()
+    return [
+        (f"---\nHEADER:\n  lsn: {lsn}\n" if lsn else "---\nHEADER:\n")
+        + _constant(*which)
+        + (_stamp(stamp) if which[4] else f"  tsn: {tsn}\n{_stamp(stamp)}")
+        for lsn, tsn, which, stamp in zip(lsns, tsns, constant, stamps, strict=True)
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _constant(flags: int, replica_id: int, group_id: int, kind: int, is_alone: bool) -> str:
+    """What many headers have in common, between LSN and TSN."""
+    row = Row(kind, replica_id=replica_id, group_id=group_id, flags=flags, lsn=0, tsn=0 if is_alone else 1)
+    return "".join(
+        f"  {name}: {value if name == 'type' else yaml_value(value)}\n"
+        for name, value in header_of(Record(row, {}, None, (0, 0)))
+        if name != "tsn"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _stamp(timestamp: float) -> str:
+    return f"  timestamp: {yaml_value(timestamp)}{_when(timestamp)}\n" if timestamp else ""
+
+
+def _bodies(strip: Piece, cells: Cells, parts: Parts, names: bool) -> list[str]:
+    marks, indexes, bases = parts.marks.tolist(), cells[rows_of.INDEX_ID].tolist(), cells[rows_of.INDEX_BASE].tolist()
+    heads = {space_id: _body_head(space_id, strip.schema.get(space_id)) for space_id in parts.space_ids}
+    texts = []
+    for at, space_id in enumerate(cells[rows_of.SPACE_ID].tolist()):
+        key, values, operations, mark = parts.key[at], parts.tuple[at], parts.operations[at], marks[at]
+        text = heads.get(space_id, "")
+        if mark & HAS_INDEX_ID:
+            text += f"  index_id: {indexes[at]}\n"
+        # Fields that are named need no base to be counted from.
+        if mark & HAS_INDEX_BASE and not (operations and names and strip.schema.get(space_id) is not None):
+            text += f"  index_base: {bases[at]}\n"
+        if key:
+            text += f"  key: {key}\n"
+        if values:
+            text += f"  tuple: {values}\n"
+        texts.append(f"{text}  operations: {operations}\n" if operations else text)
+    return texts
+
+
+def _body_head(space_id: int, space: SpaceDefinition | None) -> str:
+    name = f"  space: {yaml_value(space.name)}\n" if space is not None else ""
+    return f"BODY:\n  space_id: {space_id}\n{name}"
+
+
+@dataclass
+class Parts:
+    """The bodies of a strip's rows, one entry per row; empty where a row has no such part, or a rare one."""
+
+    key: list[str]
+    tuple: list[str]
+    operations: list[str]
+    marks: Cells
+    space_ids: list[int]
+    rare: Cells
+    """Numbers of the rows that are to be taken from their record instead."""
+
+
+def body_parts(strip: Piece, cells: Cells, shape: Shape) -> Parts:
+    """Texts of keys, tuples and operations, with names unless `shape` is a LIST; tuples in the shape wanted."""
+    count, buf = cells.shape[1], strip.slab.buf
+    marks: Cells = np.empty(count, np.int64)
+    body_marks(buf, np.ascontiguousarray(cells[rows_of.BODY_AT]), np.ascontiguousarray(cells[rows_of.ROW_END]), marks)
+    kinds, space_ids = cells[rows_of.TYPE], cells[rows_of.SPACE_ID]
+    usual = np.isin(kinds, _CHANGES) & (marks & STRANGE == 0) & (space_ids >= 0)
+    keys, tuples, operations = (
+        cells[[start, end]]
+        for start, end in (
+            (rows_of.KEY_AT, rows_of.KEY_END),
+            (rows_of.TUPLE_AT, rows_of.TUPLE_END),
+            (rows_of.OPS_AT, rows_of.OPS_END),
+        )
+    )
+    if shape is not Shape.LIST:
+        updates = kinds == RequestType.UPDATE
+        operations[:, updates], tuples[:, updates] = tuples[:, updates], -1
+    known = np.unique(space_ids[usual]).tolist()
+    parts = Parts([""] * count, [""] * count, [""] * count, marks, known, np.empty(0, np.int64))
+    bases = cells[rows_of.INDEX_BASE]
+    for space_id in known:
+        space = strip.schema.get(space_id) if shape is not Shape.LIST else None
+        fields = space.field_names if space is not None else ()
+        here = usual & (space_ids == space_id)
+        form = Shape.LIST if space is None else shape
+        _write(parts.tuple, buf, tuples, here, form, [f"{yaml_key(name)}: " for name in fields])
+        form = Shape.LIST if shape is Shape.LIST else Shape.OPERATIONS
+        _write(parts.operations, buf, operations, here, form, [yaml_value(name) for name in fields], bases)
+        with_key = here & (keys[0] >= 0)
+        for index_id in np.unique(cells[rows_of.INDEX_ID, with_key]).tolist():
+            named = key_names(space, index_id) if space is not None else []
+            chosen = with_key & (cells[rows_of.INDEX_ID] == index_id)
+            form = Shape.LIST if space is None else Shape.MAP
+            _write(parts.key, buf, keys, chosen, form, [f"{yaml_key(name)}: " for name in named])
+    for texts, places in ((parts.key, keys), (parts.tuple, tuples), (parts.operations, operations)):
+        usual &= (places[0] < 0) | np.fromiter(map(bool, texts), np.bool_, count)
+    parts.rare = np.flatnonzero(~usual)
+    return parts
+
+
+def _write(
+    texts: list[str],
+    buf: Bytes,
+    places: Cells,
+    chosen: Mask,
+    shape: Shape,
+    names: list[str],
+    bases: Cells | None = None,
+) -> None:
+    """Puts the texts of the chosen rows that have something at `places` where they belong."""
+    rows = np.flatnonzero(chosen & (places[0] >= 0))
+    if not len(rows):
+        return
+    found = flow_texts(buf, places[0, rows], places[1, rows], shape, names, None if bases is None else bases[rows])
+    if len(rows) == len(texts):
+        texts[:] = found
+    else:
+        for row, text in zip(rows.tolist(), found, strict=True):
+            texts[row] = text
 
 
 def yaml_document(record: Record, *, names: bool = True) -> str:
@@ -109,7 +296,7 @@ def _double(value: float) -> str:
 
 def _string(text: str) -> str:
     if text.isprintable():
-        return "'" + text.replace("'", "''") + "'"
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -145,7 +332,7 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
     tuple: _array,
     list: _array,
     dict: _map,
-    Decimal: "{:f}".format,
+    Decimal: decimal_text,
     uuid.UUID: str,
     Datetime: str,
     ErrorStack: _errors,
