@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.replication.vclock import LSN_MAX, Order, VClock, VClockBuilder, VClockError
+from flowstone.replication.vclock import Order, VClock, VClockBuilder, VClockError
+from flowstone.xlog.meta import LSN_MAX
 
 LSNS = st.one_of(st.integers(0, 5), st.integers(0, LSN_MAX))
 VCLOCKS = st.dictionaries(st.integers(0, 31), LSNS, max_size=6).map(VClock)

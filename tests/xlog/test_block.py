@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
@@ -28,6 +29,7 @@ from flowstone.xlog.block import (
 )
 from flowstone.xlog.errors import BlockTooLarge
 from flowstone.xlog.reader import LogFile
+from flowstone.xlog.walk import BLOCK_COLUMNS, OTHER, walk
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "xlog"
 COMPRESSOR = new_compressor()
@@ -98,6 +100,20 @@ def test_every_fixheader_has_19_bytes_and_is_read_back(is_compressed: bool, size
 def test_any_bytes_are_a_fixheader_or_none(data: bytes) -> None:
     found = decode_fixheader(data)
     assert found is None or data[:3] == ROW_MAGIC[:3]
+
+
+@given(st.binary(min_size=FIXHEADER_SIZE, max_size=FIXHEADER_SIZE).map(lambda data: ROW_MAGIC + data[4:]))
+def test_the_walker_sees_the_same_fixheader(data: bytes) -> None:
+    table = np.zeros((1, BLOCK_COLUMNS), np.int64)
+    found = decode_fixheader(data)
+    count, _, why = walk(np.frombuffer(data, np.uint8), 0, table, 0, False)
+    assert (why == OTHER) == (found is None)
+    assert count == (found is not None and found.size == 0)
+
+
+@pytest.mark.parametrize("size", [2**63 - 1, 2**63, 2**64 - 1])
+def test_a_size_beyond_63_bits_is_none(size: int) -> None:
+    assert (decode_fixheader(encode_fixheader(False, size, 0)) is not None) == (size < 2**63)
 
 
 @given(st.lists(st.binary(max_size=600), max_size=20))

@@ -78,13 +78,16 @@ class FailingFile:
 
 
 class FailingDisk:
-    """The real disk, whose new files fail as told; calls named in `broken` fail themselves."""
+    """The real disk, whose files for writing fail as told; calls named in `broken` fail themselves."""
 
     def __init__(self, room: int = 2**60, broken: frozenset[str] = frozenset()) -> None:
         self.room, self.broken = room, broken
 
     def create(self, path: str) -> Any:
         return FailingFile(DISK.create(path), self.room, self.broken)
+
+    def append_to(self, path: str) -> Any:
+        return FailingFile(DISK.append_to(path), self.room, self.broken)
 
     def sync_directory(self, path: str) -> None:
         if "sync_directory" in self.broken:
@@ -199,6 +202,15 @@ class TestLogWriter:
         with LogWriter.reopen(DISK, log.path) as reopened:
             reopened.append([transaction(12)])
         assert lsns(log.path) == [11, 12]
+
+    def test_a_reopened_log_and_its_name_survive_a_loss_of_power(self, tmp_path: Path) -> None:
+        """Whoever wrote it may have died between the rename and the sync of the directory."""
+        LogWriter.create(DISK, str(tmp_path), XLOG).abandon()
+        path = str(tmp_path / "00000000000000000010.xlog")
+        for broken in ("sync", "sync_directory"):
+            with pytest.raises(OSError, match="Input/output error"):
+                LogWriter.reopen(failing(2**60, broken), path)
+        LogWriter.reopen(failing(), path).close()
 
     def test_a_failed_sync_is_final(self, tmp_path: Path) -> None:
         log = LogWriter.create(failing(), str(tmp_path), XLOG)

@@ -68,7 +68,8 @@ class RowError(RemoteProtocolError):
     """The bytes are not a row."""
 
 
-def _uint(value: int) -> bytes:
+def encode_uint(value: int) -> bytes:
+    """MessagePack of an unsigned number, as short as it can be."""
     if value < 0x80:
         return bytes((value,))
     if value < 0x100:
@@ -84,23 +85,23 @@ def encode_header(row: Row) -> bytes:
     """The header map of `row`, in the key order and with the omissions of real writers."""
     alone = row.tsn in (0, row.lsn) and row.is_commit
     flags = row.flags & ~COMMIT if alone else row.flags
-    parts = [b"\x00" + _uint(row.type)]
+    parts = [b"\x00" + encode_uint(row.type)]
     if row.sync:
-        parts.append(b"\x01" + _uint(row.sync))
+        parts.append(b"\x01" + encode_uint(row.sync))
     if row.replica_id:
-        parts.append(b"\x02" + _uint(row.replica_id))
+        parts.append(b"\x02" + encode_uint(row.replica_id))
     if row.group_id:
-        parts.append(b"\x07" + _uint(row.group_id))
+        parts.append(b"\x07" + encode_uint(row.group_id))
     if row.lsn:
-        parts.append(b"\x03" + _uint(row.lsn))
+        parts.append(b"\x03" + encode_uint(row.lsn))
     if row.timestamp:
         parts.append(b"\x04\xcb" + struct.pack(">d", row.timestamp))
     if not alone:
-        parts.append(b"\x08" + _uint((row.lsn - row.tsn) % U64))
+        parts.append(b"\x08" + encode_uint((row.lsn - row.tsn) % U64))
     if row.stream_id:
-        parts.append(b"\x0a" + _uint(row.stream_id))
+        parts.append(b"\x0a" + encode_uint(row.stream_id))
     if flags:
-        parts.append(b"\x09" + _uint(flags))
+        parts.append(b"\x09" + encode_uint(flags))
     return bytes((0x80 + len(parts),)) + b"".join(parts)
 
 

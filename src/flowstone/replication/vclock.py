@@ -7,18 +7,12 @@ instance: peers leave it out, so comparisons between instances say `ignore_zero=
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Final
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import VCLOCK_MAX
-
-LSN_MAX: Final = (1 << 63) - 1
-"""An LSN is a signed 64-bit number in every server."""
-
-_COMPONENT = re.compile(r"\s*([0-9]{1,20})\s*:\s*([0-9]{1,20})\s*\Z")
+from flowstone.xlog.meta import LSN_MAX, format_vclock, parse_vclock
 
 
 class VClockError(FlowstoneError):
@@ -60,20 +54,10 @@ class VClock:
     @classmethod
     def parse(cls, text: str) -> VClock:
         """The vclock written as `{1: 10, 2: 3}`, the form in file headers."""
-        stripped = text.strip()
-        if not (stripped.startswith("{") and stripped.endswith("}")):
-            raise VClockError(f"{text!r} is not a vclock", hint="write it as {1: 10, 2: 3}")
-        lsns: dict[int, int] = {}
-        inside = stripped[1:-1]
-        for part in inside.split(",") if inside.strip() else ():
-            match = _COMPONENT.match(part)
-            if match is None:
-                raise VClockError(f"{part.strip()!r} is no component of a vclock", hint="write it as 1: 10")
-            replica_id = int(match[1])
-            if replica_id in lsns:
-                raise VClockError(f"replica id {replica_id} stands twice in vclock {text!r}")
-            lsns[replica_id] = int(match[2])
-        return cls(lsns)
+        try:
+            return cls._trusted(parse_vclock(text))
+        except ValueError as error:
+            raise VClockError(str(error), hint="write it as {1: 10, 2: 3}") from None
 
     def get(self, replica_id: int) -> int:
         """The LSN of `replica_id`, 0 where nothing of it was seen."""
@@ -158,7 +142,7 @@ class VClock:
         return hash(tuple(self._lsns.items()))
 
     def __str__(self) -> str:
-        return "{" + ", ".join(f"{replica_id}: {lsn}" for replica_id, lsn in self._lsns.items()) + "}"
+        return format_vclock(self._lsns)
 
     def __repr__(self) -> str:
         return f"VClock({self})"

@@ -11,16 +11,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import crc32c
+import numpy as np
 import zstandard
 
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
-from flowstone.kernels import kernel
+from flowstone.iproto.row import encode_uint
+from flowstone.iproto.scan import read_uint
+from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import Bytes, big32, byte
 from flowstone.xlog.errors import BlockTooLarge, DamagedFile
 
 ROW_MAGIC = b"\xd5\xba\x0b\xab"
 ZROW_MAGIC = b"\xd5\xba\x0b\xba"
 EOF_MAGIC = b"\xd5\x10\xad\xed"
+ROW_WORD, ZROW_WORD = int.from_bytes(ROW_MAGIC, "big"), int.from_bytes(ZROW_MAGIC, "big")
 FIXHEADER_SIZE = 19
 
 COMPRESS_THRESHOLD = 2048
@@ -52,18 +56,31 @@ def encode_fixheader(is_compressed: bool, size: int, crc: int) -> bytes:
     return head + bytes((0xA0 + padding - 1,)) + bytes(padding - 1) if padding else head
 
 
+@inlined
+def read_fixheader(buf: Bytes, at: int) -> tuple[int, int, int]:
+    """The magic, the size and the checksum that 19 bytes say; the size is -1 where they are no fixheader.
+
+    As in 2.6.0, the padding may be anything.
+    """
+    magic = big32(buf, at)
+    if magic != ROW_WORD and magic != ZROW_WORD:
+        return magic, -1, 0
+    end = at + FIXHEADER_SIZE
+    size, after = read_uint(buf, at + 4, end)
+    if after >= 0:
+        _, after = read_uint(buf, after, end)
+    crc = 0
+    if after >= 0:
+        crc, after = read_uint(buf, after, end)
+    return magic, (size if after >= 0 else -1), crc
+
+
 def decode_fixheader(data: bytes) -> Fixheader | None:
-    """What 19 bytes say, or None if they are no fixheader. As in 2.6.0, the padding may be anything."""
-    if len(data) < FIXHEADER_SIZE or data[:3] != b"\xd5\xba\x0b" or data[3] not in (0xAB, 0xBA):
+    """What the fixheader at the start of `data` says, or None if there is none."""
+    if len(data) < FIXHEADER_SIZE:
         return None
-    offset, numbers = 4, []
-    for _ in range(3):
-        number, offset = _read_uint(data, offset)
-        if number is None or offset > FIXHEADER_SIZE:
-            return None
-        numbers.append(number)
-    size, _, crc = numbers
-    return Fixheader(data[3] == 0xBA, size, crc)
+    magic, size, crc = read_fixheader(np.frombuffer(data, np.uint8), 0)
+    return Fixheader(magic == ZROW_WORD, size, crc) if size >= 0 else None
 
 
 def new_compressor() -> zstandard.ZstdCompressor:
@@ -155,26 +172,3 @@ def decompress(
         if bound <= size_max:
             raise DamagedFile(path, offset, f"its compressed rows cannot be unpacked ({error})") from error
     raise BlockTooLarge(path, offset, bound, size_max)
-
-
-def encode_uint(value: int) -> bytes:
-    """MessagePack of an unsigned number, as short as it can be."""
-    if value < 0x80:
-        return bytes((value,))
-    if value < 0x100:
-        return b"\xcc" + bytes((value,))
-    if value < 0x10000:
-        return b"\xcd" + value.to_bytes(2, "big")
-    if value < 0x1_0000_0000:
-        return b"\xce" + value.to_bytes(4, "big")
-    return b"\xcf" + value.to_bytes(8, "big")
-
-
-def _read_uint(data: bytes, offset: int) -> tuple[int | None, int]:
-    first = data[offset] if offset < len(data) else 0xC1
-    if first < 0x80:
-        return first, offset + 1
-    width = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}.get(first)
-    if width is None or offset + 1 + width > len(data):
-        return None, offset
-    return int.from_bytes(data[offset + 1 : offset + 1 + width], "big"), offset + 1 + width

@@ -22,11 +22,12 @@ HEADER_READ_SIZE = HEADER_SIZE_MAX + 1024
 
 FORMATS = ("0.12", "0.13")
 LSN_MAX = (1 << 63) - 1
+"""An LSN is a signed 64-bit number in every server."""
 
 Vclock = Mapping[int, int]
 
-_VCLOCK = re.compile(r"\{\s*(?:\d+\s*:\s*\d+\s*(?:,\s*\d+\s*:\s*\d+\s*)*)?\}")
-_COMPONENT = re.compile(r"(\d+)\s*:\s*(\d+)")
+_VCLOCK = re.compile(r"\{\s*(?:\d+\s*:\s*\d+\s*(?:,\s*\d+\s*:\s*\d+\s*)*)?\}", re.ASCII)
+_COMPONENT = re.compile(r"(\d+)\s*:\s*(\d+)", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 

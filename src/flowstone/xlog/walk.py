@@ -10,12 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flowstone.iproto.scan import Bytes, Cells, read_uint
+from flowstone.iproto.scan import Bytes, Cells
 from flowstone.kernels import inlined, kernel
-from flowstone.kernels.wide import big32, byte, little64
-from flowstone.xlog.block import FIXHEADER_SIZE, ROW_MAGIC, ZROW_MAGIC, frame_bound
-
-ROW_WORD, ZROW_WORD = int.from_bytes(ROW_MAGIC, "big"), int.from_bytes(ZROW_MAGIC, "big")
+from flowstone.kernels.wide import byte, little64
+from flowstone.xlog.block import FIXHEADER_SIZE, ZROW_WORD, frame_bound, read_fixheader
 
 # Columns of the table of blocks; offsets are into the walked buffer. CONTENT_BOUND is the most bytes that the rows can
 # have, -1 where a compressed payload is not one whole frame.
@@ -84,17 +82,9 @@ def walk(buf: Bytes, at: int, blocks: Cells, count: int, verify: bool) -> tuple[
     while count < blocks.shape[0]:
         if at + FIXHEADER_SIZE > limit:
             return count, at, NEED
-        magic = big32(buf, at)
-        if magic != ROW_WORD and magic != ZROW_WORD:
-            return count, at, OTHER
+        magic, size, crc = read_fixheader(buf, at)
         payload = at + FIXHEADER_SIZE
-        size, after = read_uint(buf, at + 4, payload)
-        if after >= 0:
-            _, after = read_uint(buf, after, payload)
-        crc = 0
-        if after >= 0:
-            crc, after = read_uint(buf, after, payload)
-        if after < 0:
+        if size < 0:
             return count, at, OTHER
         if size > limit - payload:
             return count, at, NEED

@@ -19,9 +19,9 @@ import numpy as np
 from flowstone.errors import LocalProtocolError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
-from flowstone.iproto.row import Row, encode_header
+from flowstone.iproto.row import Row, encode_header, encode_uint
 from flowstone.outside.disk import Disk, File
-from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, FLUSH_THRESHOLD, encode_block, encode_uint, new_compressor
+from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, FLUSH_THRESHOLD, encode_block, new_compressor
 from flowstone.xlog.errors import LsnUsedTwice, WriteFailed, XlogError
 from flowstone.xlog.meta import HEADER_READ_SIZE, HEADER_SIZE_MAX, FileType, Meta, encode, file_name, parse
 from flowstone.xlog.reader import LogFile
@@ -63,7 +63,9 @@ class LogWriter:
     def reopen(cls, disk: Disk, path: str) -> LogWriter:
         """An existing file, to be continued: its end marker, or the torn tail of a crash, is cut off.
 
-        Reads the whole file. Damage that no crash explains raises DamagedFile and changes nothing.
+        Reads the whole file. Damage that no crash explains raises DamagedFile and changes nothing. What was read, and
+        the file's name, survive a loss of power from here on: whoever wrote them may have died before it could see
+        to that.
         """
         file = disk.append_to(path)
         try:
@@ -76,7 +78,8 @@ class LogWriter:
             end = log.ending.offset
             if end != file.size():
                 file.truncate(end)
-                file.sync()
+            file.sync()
+            _sync_name(disk, path)
         except BaseException:
             file.close()
             raise
@@ -327,4 +330,8 @@ def _discard(disk: Disk, path: str) -> None:
 
 def _publish(disk: Disk, path: str) -> None:
     disk.rename(path + INPROGRESS, path)
+    _sync_name(disk, path)
+
+
+def _sync_name(disk: Disk, path: str) -> None:
     disk.sync_directory(posixpath.dirname(path) or ".")
