@@ -123,14 +123,16 @@ def plain(data: bytes) -> Row:
 
 def pairs_of(body: bytes) -> dict[int, tuple[int, int]]:
     """Where each value of a body map starts and ends, found with nothing but the reference decoder's sizes."""
-    unpacker = reference.Unpacker(raw=True, strict_map_key=False)
+    unpacker = reference.Unpacker(raw=True, strict_map_key=False, ext_hook=lambda code, data: None)
     unpacker.feed(body)
     found = {}
     for _ in range(unpacker.read_map_header() if body else 0):
+        marker = body[unpacker.tell()]
         key = unpacker.unpack()
         start = unpacker.tell()
         unpacker.skip()
-        if isinstance(key, int):  # others are nothing to a row, and a map would not even be a key here
+        # Keys are unsigned; a server passes over any other, also over 0x21 written as a signed number.
+        if marker < 0x80 or 0xCC <= marker <= 0xCF:
             found[key] = (start, unpacker.tell())
     return found
 
