@@ -5,26 +5,40 @@ from __future__ import annotations
 import random
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from flowstone.box.schema import SchemaTracker
+from flowstone.box.update import decode_operations, update, upsert
 from flowstone.errors import FlowstoneError
-from flowstone.iproto import extensions, msgpack
-from flowstone.iproto.extensions import Datetime, Interval
+from flowstone.history.reading import Piece
+from flowstone.history.records import records
+from flowstone.history.secrets import hide_secrets
+from flowstone.history.tables import table_text
+from flowstone.history.text_lua import lua_statements
+from flowstone.history.text_yaml import yaml_documents
+from flowstone.iproto import extensions, json_rows, msgpack
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.extensions import Datetime, ErrorRecord, ErrorStack, Extension, Interval
 from flowstone.iproto.greeting import Greeting, decode_greeting, encode_greeting
+from flowstone.iproto.json_rows import json_lines
 from flowstone.iproto.json_text import json_column
 from flowstone.iproto.limits import NESTING_MAX
 from flowstone.iproto.packet import decode_response, encode_request, split
 from flowstone.iproto.row import Row, decode_row
-from flowstone.iproto.scan import scan, skip_value
+from flowstone.iproto.scan import SPACE_ID, scan, skip_value
 from flowstone.iproto.uri import parse_uri
+from flowstone.node.statement import statement_of
+from flowstone.replication.synchro import decode_control
 from flowstone.xlog.columns import Column, ColumnOptions, TypedDecoder, generic_batch
-from flowstone.xlog.meta import parse
+from flowstone.xlog.meta import FileType, Meta, parse
 from flowstone.xlog.reader import Slab
+from flowstone.xlog.transactions import CONTROL_TYPES
 from tests.xlog.files import PATH, header, opened, row, small_log
 from tests.xlog.slabs import array, body, insert
 
@@ -91,6 +105,72 @@ def json_texts(data: bytes) -> None:
     json_column(buf, np.zeros(1, np.int64), np.array([len(data)], np.int64))
 
 
+def scanned(data: bytes) -> Slab:
+    """The rows before the first thing that is none."""
+    buf = np.frombuffer(data, np.uint8)
+    found = scan(buf, np.array([[0, len(data)]], np.int64))
+    return Slab(PATH, data, buf, found.cells, np.zeros(1, np.int64))
+
+
+def row_lines(data: bytes) -> None:
+    """The kernel's lines, which the plain formatter agrees with."""
+    slab = scanned(data)
+    text = bytes(json_lines(slab.buf, slab.cells, np.arange(len(slab)), NAMES)).decode()
+    assert text == "".join(json_rows.plain_row(slab.buf, slab.cells, row, NAMES) + "\n" for row in range(len(slab)))
+
+
+def control(data: bytes) -> None:
+    for kind in sorted(CONTROL_TYPES):
+        try:
+            decode_control(kind, data)
+        except FlowstoneError:
+            continue
+
+
+def schema(data: bytes) -> None:
+    """Changes on top of a definition; whatever they are, the schema can be told and the next row taken."""
+    tracker = SchemaTracker()
+    for definition in DEFINITIONS[:2]:
+        tracker.apply(RequestType.INSERT, definition)
+    for kind in CHANGES:
+        tracker.apply(kind, data)
+        assert len(list(tracker.schema)) == len(tracker.schema)
+    tracker.apply(RequestType.REPLACE, DEFINITIONS[0])
+    assert tracker.schema.space(512).name == "s"
+
+
+def operations(data: bytes) -> None:
+    decoded = decode_operations(msgpack.unpack(data), field_names=("id", "document"))
+    for change in (update, upsert):
+        try:
+            change(TUPLE, decoded)
+        except FlowstoneError:
+            continue
+
+
+def statement(data: bytes) -> None:
+    for kind in CHANGES:
+        try:
+            found = statement_of(Row(kind, lsn=1, body=data))
+            if found is not None:
+                found.for_lua()
+        except FlowstoneError:
+            continue
+
+
+def shown(write: Callable[[Any], Iterable[str]], space_id: int | None = None) -> Callable[[bytes], None]:
+    """A target of a writer of text: the rows of a log, or of a space, with users hidden, under a schema."""
+
+    def decode(data: bytes) -> None:
+        slab = scanned(data)
+        numbers = np.flatnonzero((slab.cells[SPACE_ID] == space_id) | (space_id is None))
+        piece = Piece(Meta(FileType.XLOG, str(uuid.UUID(int=5)), {}), slab, numbers, SCHEMA)
+        for text in write(records(hide_secrets([piece] if len(numbers) else []))):
+            text.encode()
+
+    return decode
+
+
 def unpack(data: bytes) -> None:
     msgpack.unpack(data)
 
@@ -140,6 +220,51 @@ ROWS = [
     Row(12, 1, lsn=3, tsn=2).encode(),
     Row(30, group_id=1, lsn=1, tsn=1, body=b"\x82\x00\x02\x01\x01").encode(),
 ]
+NAMES = {512: "s", 280: "_space"}
+CHANGES = [
+    kind.value
+    for kind in (RequestType.INSERT, RequestType.REPLACE, RequestType.UPDATE, RequestType.DELETE, RequestType.UPSERT)
+]
+FIELDS = ({"name": "id", "type": "unsigned"}, {"name": "document", "type": "any"})
+DEFINITIONS = [
+    msgpack.pack(body)
+    for body in (
+        {0x10: 280, 0x21: (512, 1, "s", "memtx", 0, {"is_sync": True}, FIELDS)},
+        {0x10: 288, 0x21: (512, 0, "pk", "tree", {"unique": True}, ((0, "unsigned"),))},
+        {0x10: 280, 0x20: (512,), 0x21: (("=", 2, "x"), ("!", 6, 1), (":", 2, 1, 1, "zz"), ("+", 4, 1.5))},
+        {0x10: 280, 0x20: (512,), 0x21: (("=", "format[1].name", "q"), ("#", "format[2]", 1))},
+        {0x10: 280, 0x21: (512, 1, "s"), 0x28: (("=", 2, "x"), ("#", 3, 1), ("&", 4, 3))},
+        {0x10: 280, 0x11: 2, 0x20: ("s",)},
+    )
+]
+TRACKER = SchemaTracker()
+for definition in DEFINITIONS[:2]:
+    TRACKER.apply(RequestType.INSERT, definition)
+SCHEMA = TRACKER.schema
+TUPLE = (1, {"a": [1, {"b": 2}], "c": "text"}, 7, "text", 1.5, Decimal("1.5"))
+OPERATIONS = [
+    msgpack.pack(each)
+    for each in (
+        (("=", 0, 2), ("+", 2, 5), (":", 3, 1, 2, "zz"), ("-", 5, Decimal("0.1"))),
+        (("=", "document.a[1]", 2), ("!", "document.d", 1), ("#", "document['c']", 1), ("|", 2, 8)),
+        (("#", -1, 2), ("!", 1, None), ("^", 3, 1), ("&", 3, 255)),
+    )
+]
+CONTROLS = [msgpack.pack(each) for each in ({2: 1, 3: 5, 0x53: 6, 0x26: {1: 5}}, {0: 1, 1: 2, 2: 3, 3: {1: 2}})]
+CHANGED = [
+    Row(kind, 1, lsn=lsn, tsn=2, timestamp=1.5, body=msgpack.pack(body)).encode()
+    for lsn, (kind, body) in enumerate(
+        (
+            (2, {0x10: 512, 0x21: (1, VALUES[1], Extension(1, b"odd"), *VALUES[0], *VALUES[2])}),
+            (4, {0x10: 512, 0x15: 1, 0x20: (1,), 0x21: (("=", 1, 2), (":", 2, 1, 1, "x"), ("=", "document.a", 1))}),
+            (9, {0x10: 512, 0x21: (1,), 0x28: (("+", 1, 2),)}),
+            (5, {0x10: 600, 0x11: 1, 0x20: ("x", ErrorStack((ErrorRecord("a", "b\udcff"),)))}),
+            (3, {0x10: 304, 0x21: (32, 1, "clerk", "user", {"chap-sha1": "hash"})}),
+        ),
+        2,
+    )
+]
+SHOWN = (b"".join(ROWS + CHANGED), *CHANGED, *ROWS)
 GREETING = encode_greeting(Greeting((2, 11, 9), uuid.UUID(int=5), bytes(range(32))))
 
 
@@ -165,6 +290,16 @@ TARGETS: dict[str, Target] = {
     "text_header": Target(text_header, (header(), header(format="0.12"))),
     "columns": Target(columns, tuple(PACKED)),
     "json_text": Target(json_texts, (*PACKED, DEEP)),
+    "json_lines": Target(row_lines, SHOWN),
+    "yaml": Target(shown(yaml_documents), SHOWN),
+    "yaml_plain": Target(shown(partial(yaml_documents, names=False)), SHOWN),
+    "lua": Target(shown(lua_statements), SHOWN[2:]),
+    "table": Target(shown(table_text), SHOWN),
+    "table_fields": Target(shown(partial(table_text, fields=True, width=100), 512), SHOWN),
+    "control": Target(control, (*CONTROLS, b"\x80")),
+    "schema": Target(schema, tuple(DEFINITIONS)),
+    "operations": Target(operations, tuple(OPERATIONS)),
+    "statement": Target(statement, tuple(DEFINITIONS)),
     "unpack": Target(unpack, (*PACKED, DEEP)),
     "extension_types": Target(
         extension_types,
