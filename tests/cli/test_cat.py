@@ -75,7 +75,7 @@ def test_subdirectories_are_read_when_asked_for(flowstone: Command, shop: Path, 
 
 def test_settled_leaves_out_what_was_rolled_back_and_all_behind_it(flowstone: Command, lsns: Any, shop: Path) -> None:
     assert lsns("--settled", shop) == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13]
-    assert flowstone("cat", "--settled", shop).complaints == ["note: 3 rows left out: rolled back"]
+    assert flowstone("cat", "--settled", shop).complaints == ["note: 3 rows left out, of all spaces: rolled back"]
 
 
 def test_settled_holds_back_what_is_not_decided(flowstone: Command, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_settled_holds_back_what_is_not_decided(flowstone: Command, tmp_path: Pa
     log.writer.close()
     shown = flowstone("cat", "--settled", "--format=json", log.path)
     assert shown.out.count(b"\n") == 2
-    assert shown.complaints == ["note: 1 row held back: no verdict in this log yet"]
+    assert shown.complaints == ["note: 1 row held back, of all spaces: no verdict in this log yet"]
 
 
 def test_json_has_names_when_asked_for(flowstone: Command, shop: Path) -> None:
@@ -97,20 +97,19 @@ def test_json_has_names_when_asked_for(flowstone: Command, shop: Path) -> None:
 
 
 def test_yaml_can_do_without_names(flowstone: Command, shop: Path) -> None:
-    assert "  tuple: [1, 'Ada', 'London']\n" in flowstone("cat", "--no-names", shop).text
+    assert '  tuple: [1, "Ada", "London"]\n' in flowstone("cat", "--no-names", shop).text
 
 
 def test_a_table_puts_brackets_around_transactions(flowstone: Command, shop: Path) -> None:
     lines = flowstone("cat", "--format=table", shop / LOG).text.splitlines()
     assert lines[0].split() == ["lsn", "time", "replica", "type", "space", "data"]
-    marked = [line[0] for line in lines[1:]]
-    assert "".join(marked) == "   ┌└ ┌└   "
-    assert lines[2].endswith("PROMOTE            replica_id: 0, lsn: 0, term: 2")
+    assert "".join(line[0] for line in lines[1:]) == "---┌└-┌└---"
+    assert lines[2].endswith("PROMOTE  -         replica_id: 0, lsn: 0, term: 2")
 
 
 def test_a_table_of_one_space_has_its_fields_as_columns(flowstone: Command, shop: Path) -> None:
     text = flowstone("cat", "--format=table", "--space=products", "--columns=lsn,id,name,price", shop).text
-    assert [line.split() for line in text.splitlines()][:3] == [
+    assert [line.lstrip("- ").split() for line in text.splitlines()][:3] == [
         ["lsn", "id", "name", "price"],
         ["11", "1", "lamp", "19.90"],
         ["12", "2", "desk", "149.00"],
@@ -165,6 +164,19 @@ def test_large_unsigned_numbers_get_the_type_asked_for(
     assert "--unsigned-as=decimal" in refused.complaints[0]
     rows = table(flowstone("cat", "--format=csv", "--space=big", "--unsigned-as", kind, log.path).text)
     assert rows[0]["id"] == shown
+
+
+def test_strings_that_are_no_text_can_be_had_as_bytes(flowstone: Command, tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.create_space(512, "t", ("id", "unsigned"), ("s", "string"))
+        log.insert(512, 1, "\udcff")
+    refused = flowstone("cat", "--format=csv", "--space=t", log.path)
+    assert refused.code == 1
+    assert refused.complaints[0].endswith("is not UTF-8; choose --strings-as=binary")
+    output = tmp_path / "t.parquet"
+    chosen = ("--format=parquet", "--space=t", "--strings-as=binary", "-o", output)
+    assert flowstone("cat", *chosen, log.path).code == 0
+    assert parquet.read_table(output).column("s").to_pylist() == [b"\xff"]
 
 
 def test_generic_parquet_has_every_row_and_the_names_of_spaces(flowstone: Command, shop: Path, tmp_path: Path) -> None:
@@ -248,6 +260,53 @@ def test_force_goes_on_and_says_what_was_skipped(flowstone: Command, damaged: Pa
     assert forced.out.count(b"\n") == 17
 
 
+def test_force_is_no_advice_for_who_gave_it(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+    log = tmp_path / LOG
+    log.write_bytes((shop / LOG).read_bytes().replace(b"VClock: {}", b"VClock: {x}", 1))
+    refused = flowstone("cat", log)
+    assert (refused.code, "with --force" in refused.complaints[0]) == (1, True)
+    forced = flowstone("cat", "--force", log)
+    assert (forced.code, "with --force" in forced.complaints[0]) == (1, False)
+
+
+def test_a_gap_that_force_accepts_is_told(flowstone: Command, tmp_path: Path) -> None:
+    for start in (0, 5):
+        with Log(tmp_path, start=start) as log:
+            log.insert(512, start)
+    refused = flowstone("cat", tmp_path)
+    assert refused.code == 1
+    assert refused.complaints[0].endswith("or go on without these rows with --force")
+    forced = flowstone("cat", "--format=json", "--force", tmp_path)
+    assert (forced.code, forced.out.count(b"\n"), len(forced.complaints)) == (3, 2, 1)
+    assert forced.complaints[0].startswith("warning: ")
+    assert "LSN 2..5 of replica 1 missing" in forced.complaints[0]
+
+
+def test_lua_is_settled_unless_everything_is_asked_for(flowstone: Command, shop: Path) -> None:
+    settled = flowstone("cat", "--format=lua", shop)
+    assert "Edsger" not in settled.text
+    assert settled.complaints == ["note: 3 rows left out, of all spaces: rolled back"]
+    assert "Edsger" in flowstone("cat", "--format=lua", "--no-settled", shop).text
+
+
+def test_lua_has_the_truncates_of_the_wanted_spaces(flowstone: Command, tmp_path: Path) -> None:
+    upsert: Any = 9
+    with Log(tmp_path) as log:
+        log.insert(512, 1)
+        log.insert(513, 1)
+        for space_id in (512, 513):
+            log.write((upsert, {0x10: 330, 0x21: (space_id, 1), 0x28: [["+", 1, 1]]}))
+    assert b"330" not in flowstone("cat", "--format=json", log.path).out
+    text = flowstone("cat", "--format=lua", "--space=513", log.path).text
+    assert [line.partition(":")[0] for line in text.splitlines()] == ["box.space[513]", "box.space[330]"]
+    assert "512" not in text
+
+
+def test_lua_of_a_snapshot_empties_nothing(flowstone: Command, real_log: Path) -> None:
+    (snapshot, *_) = sorted(real_log.glob("*.snap"), reverse=True)
+    assert "space[330]" not in flowstone("cat", "--format=lua", "--show-system", snapshot).text
+
+
 def test_a_torn_tail_is_a_warning(flowstone: Command, shop: Path, tmp_path: Path) -> None:
     log = tmp_path / LOG
     log.write_bytes((shop / "00000000000000000011.xlog").read_bytes()[:-12])
@@ -277,7 +336,14 @@ def test_a_torn_tail_is_a_warning(flowstone: Command, shop: Path, tmp_path: Path
         (["--columns=a", "shop"], 2, "flowstone: yaml has no columns to choose; "),
         (["--format=csv", "--columns=a", "shop"], 2, "flowstone: no column 'a'; there are: replica_id, "),
         (["--format=table", "--columns=a", "shop"], 2, "flowstone: no column 'a'; there are: lsn, "),
-        (["--unsigned-as=double", "shop"], 2, "flowstone: --unsigned-as and --decimal-scale choose "),
+        (["--unsigned-as=double", "shop"], 2, "flowstone: --unsigned-as, --decimal-scale and --strings-as "),
+        (["--strings-as=binary", "shop"], 2, "flowstone: --unsigned-as, --decimal-scale and --strings-as "),
+        (["/dev/null"], 2, "flowstone: /dev/null: a device, not a log file; log files end in "),
+        (["fifo"], 2, "flowstone: fifo: a pipe, not a log file; log files end in "),
+        (["vylog.xlog"], 2, "flowstone: vylog.xlog: a VYLOG file of the vinyl engine; only "),
+        (["--from=6", "--to=5", "shop"], 2, "flowstone: --from 6 is above --to 5; "),
+        (["--timestamp=-1", "shop"], 2, "flowstone: --timestamp '-1' is before 1970; "),
+        (["--replica=32", "shop"], 2, "flowstone cat: Invalid value for '--replica': "),
         (["--format=lua", "--names", "shop"], 2, "flowstone: lua has no form with field names; "),
         (["--output", "no/such/file", "nowhere"], 2, "flowstone: no/such/file: there is no directory "),
         (["--output", "empty", "nowhere"], 2, "flowstone: empty: is a directory; name a file in it"),
@@ -296,6 +362,8 @@ def test_a_wrong_command_line_is_answered_with_one_line(
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "wrong.xlog").write_text("hello\nworld\n\n")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "vylog.xlog").write_bytes((shop / LOG).read_bytes().replace(b"XLOG\n", b"VYLOG\n", 1))
     monkeypatch.chdir(tmp_path)
     refused = flowstone("cat", *arguments)
     assert (refused.code, refused.out) == (code, b"")

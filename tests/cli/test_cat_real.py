@@ -91,7 +91,7 @@ def test_yaml_is_yaml_and_says_the_same(flowstone: Command, real_log: Path) -> N
         lines = [
             json.loads(line) for line in flowstone("cat", "--format=json", "--show-system", real_log).out.splitlines()
         ]
-        assert len(documents) == len(lines) > 1000
+        assert len(documents) == len(lines) > 500
         for document, line in zip(documents, lines, strict=True):
             assert document["HEADER"] == line["HEADER"]
             assert document.get("BODY", {}).get("space") == line.get("BODY", {}).get("space")
@@ -102,8 +102,8 @@ def test_yaml_is_yaml_and_says_the_same(flowstone: Command, real_log: Path) -> N
 def test_yaml_names_fields_and_groups_transactions(flowstone: Command, real_log: Path) -> None:
     text = flowstone("cat", "--space", "all", real_log / "00000000000000000000.xlog").text
     assert "# transaction 25: 3 rows\n---\nHEADER:\n  lsn: 25\n" in text
-    assert "  tuple: {id: 20, text: 't1'}\n" in text
-    assert "  key: {id: 1}\n  operations: [['=', 'text', 'changed'], ['=', 'd', 2.5], ['!', -1, false]]\n" in text
+    assert '  tuple: {id: 20, text: "t1"}\n' in text
+    assert '  key: {id: 1}\n  operations: [["=", "text", "changed"], ["=", "d", 2.5], ["!", -1, false]]\n' in text
     assert "  key: {id: 8}\n" in text
     assert '!!binary "//5h"' in text
 
@@ -145,7 +145,7 @@ def test_lua_gives_a_server_the_same_data(
     flowstone: Command, real_log: Path, tarantool: ModuleType, tmp_path: Path
 ) -> None:
     logs = sorted(real_log.glob("*.xlog"))
-    made = flowstone("cat", "--format=lua", "--settled", *SPACES, *logs)
+    made = flowstone("cat", "--format=lua", *SPACES, *logs)
     assert made.code == 0
     printed = tarantool.run(f"box.cfg{{log='server.log'}}\n{SCHEMA}\n{made.text}\n{DUMP}", tmp_path)
     assert printed == (real_log / "data.txt").read_text()
@@ -157,8 +157,27 @@ def test_play_gives_a_live_server_the_same_data(
     logs = sorted(real_log.glob("*.xlog"))
     with tarantool.serve(tmp_path, setup=SCHEMA) as server:
         played = flowstone("play", server.uri, *SPACES, *logs)
-    assert (played.code, played.complaints) == (0, ["note: 1 row left out: rolled back"])
+    assert (played.code, played.complaints) == (0, ["note: 1 row left out, of all spaces: rolled back"])
     # Local rows, which have no replica id, are counted apart.
     assert played.text.endswith("to go on later, for each replica: --replica 0 --from 2, --replica 1 --from 61\n")
     printed = tarantool.run("box.cfg{log='again.log'}" + DUMP, tmp_path)
     assert printed == (real_log / "data.txt").read_text()
+
+
+def test_spaces_that_were_truncated_are_the_same_after_play_and_lua(
+    flowstone: Command, tarantool: ModuleType, tmp_path: Path
+) -> None:
+    schema = "box.schema.space.create('t'):create_index('pk') box.schema.space.create('u'):create_index('pk') "
+    fill = (
+        "box.space.t:insert{1} box.space.u:insert{1} box.space.t:truncate() box.space.t:insert{2} box.space.u:insert{2}"
+    )
+    dump = " local j = require('json') print(j.encode(box.space.t:select()), j.encode(box.space.u:select())) os.exit(0)"
+    (tmp_path / "first").mkdir()
+    printed = tarantool.run(f"box.cfg{{log='server.log'}} {schema} {fill} {dump}", tmp_path / "first")
+    assert printed.split() == ["[[2]]", "[[1],[2]]"]
+    with tarantool.serve(tmp_path / "played", setup=schema) as server:
+        assert flowstone("play", server.uri, tmp_path / "first").code == 0
+    assert tarantool.run("box.cfg{log='again.log'}" + dump, tmp_path / "played") == printed
+    made = flowstone("cat", "--format=lua", tmp_path / "first").text
+    (tmp_path / "lua").mkdir()
+    assert tarantool.run(f"box.cfg{{log='server.log'}} {schema}\n{made}\n{dump}", tmp_path / "lua") == printed

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flowstone
 from flowstone.cli.console import UsageError
-from flowstone.cli.options import make_selection, parse_timestamp
+from flowstone.cli.options import SPELLINGS, make_selection, parse_timestamp, spelled
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,6 @@ from flowstone.cli.options import make_selection, parse_timestamp
         # tt drops the zeros in front of a fraction.
         ("2024-05-01T12:00:00.0187Z", 1714564800.0187),
         ("2024-05-01T12:00:00.000000001Z", 1714564800.0),
-        ("1969-12-31T23:59:59.25Z", -0.75),
     ],
 )
 def test_moments_are_read_in_both_forms(text: str, seconds: float) -> None:
@@ -45,6 +46,48 @@ def test_a_moment_is_the_double_nearest_to_its_digits(moment: datetime.datetime)
 def test_what_is_no_moment_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no moment"):
         parse_timestamp(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "-0.5", "1969-12-31T23:59:59.25Z"])
+def test_moments_before_1970_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is before 1970"):
+        parse_timestamp(text)
+
+
+def test_bounds_that_cross_are_refused() -> None:
+    assert make_selection(5, 5, None, None, None, False).to_lsn == 5
+    with pytest.raises(UsageError, match="--from 6 is above --to 5"):
+        make_selection(6, 5, None, None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("hint", "plain", "forced"),
+    [
+        (None, None, None),
+        ("mend it", "mend it", "mend it"),
+        (
+            "read what is left of it with force, or copy it",
+            "read what is left of it with --force, or copy it",
+            "copy it",
+        ),
+        ("move it away, or skip it with force", "move it away, or skip it with --force", "move it away"),
+        ("skip it with force", "skip it with --force", None),
+        ("add the snapshot, or read without settling", *["add the snapshot, or read with --no-settled"] * 2),
+        ("choose unsignedAs=decimal", *["choose --unsigned-as=decimal"] * 2),
+        ("choose stringsAs=binary", *["choose --strings-as=binary"] * 2),
+        ("read the space in the generic shape", *["leave --space out to get tuples as they are"] * 2),
+    ],
+)
+def test_advice_is_spelled_as_on_the_command_line(hint: str | None, plain: str | None, forced: str | None) -> None:
+    assert spelled(hint, force=False) == plain
+    assert spelled(hint, force=True) == forced
+
+
+def test_every_advice_of_the_rooms_below_is_still_worded_as_we_look_for_it() -> None:
+    sources = "".join(
+        path.read_text() for path in Path(flowstone.__file__).parent.rglob("*.py") if path.parent.name != "cli"
+    )
+    assert [words for words in SPELLINGS if words not in sources] == []
 
 
 def test_digits_are_a_space_id_and_all_else_a_name() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -97,7 +101,7 @@ def test_a_refused_row_stops_and_from_resumes(flowstone: Command, server: Server
     assert stopped.code == 1
     assert len(stopped.complaints) == 1
     assert f"{log.path}: row with LSN 4 of replica 1 (INSERT, space 513) was refused by " in stopped.complaints[0]
-    assert stopped.complaints[0].endswith("resume with --from 3")
+    assert stopped.complaints[0].endswith("applied: --from 3 to try it again, --from 6 to leave it out")
     assert stopped.text.startswith("replayed 2 transactions with 2 rows in ")
     assert ids(server) == [1, 2]
     call(server, "box.space.other:delete{3}")
@@ -118,8 +122,8 @@ def test_only_settled_rows_are_replayed_unless_others_are_asked_for(
     done = flowstone("play", server.uri, log.path)
     assert (done.code, ids(server)) == (0, [2])
     assert done.complaints == [
-        "note: 1 row left out: rolled back",
-        "note: 1 row held back: no verdict in this log yet",
+        "note: 1 row left out, of all spaces: rolled back",
+        "note: 1 row held back, of all spaces: no verdict in this log yet",
     ]
     assert flowstone("play", "--no-settled", "--space=512", "--to=3", server.uri, log.path).code == 0
     assert ids(server) == [1, 2]
@@ -149,7 +153,7 @@ def test_user_and_password_come_from_options_uri_or_environment(
         (["-u", "a", "b:c@127.0.0.1:1"], 2, "flowstone: a user both in the URI and as an option; give one of them"),
         (["-p", "hush", "127.0.0.1:1"], 2, "flowstone: a password without a user; name the user with --username"),
         (["nowhere"], 2, "flowstone: 'nowhere' is no address; "),
-        (["127.0.0.1:1"], 1, "flowstone: cannot connect to 127.0.0.1:1: "),
+        (["127.0.0.1:1"], 1, "flowstone: cannot connect to 127.0.0.1:1: connection refused"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(
@@ -160,3 +164,65 @@ def test_what_cannot_be_done_is_told_in_one_line(
     assert (refused.code, refused.out) == (code, b"")
     assert len(refused.complaints) == 1
     assert refused.complaints[0].startswith(says)
+
+
+def test_a_space_of_another_name_is_refused(flowstone: Command, server: Server, tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.create_space(512, "t", ("id", "unsigned"))
+        log.create_space(513, "users", ("id", "unsigned"))
+        log.insert(512, 1)
+        log.insert(513, 2)
+    stopped = flowstone("play", "--json", server.uri, log.path)
+    assert (stopped.code, json.loads(stopped.out)["rows"]) == (1, 1)
+    assert len(stopped.complaints) == 1
+    assert "is for space 513 named 'users', which is named 'other' at " in stopped.complaints[0]
+    assert (ids(server), ids(server, "other")) == ([1], [])
+
+
+def test_a_truncate_is_replayed(flowstone: Command, server: Server, tmp_path: Path) -> None:
+    upsert: Any = 9
+    with Log(tmp_path) as log:
+        log.insert(512, 1)
+        log.insert(513, 1)
+        log.write((upsert, {0x10: 330, 0x21: (512, 1), 0x28: [["+", 1, 1]]}))
+        log.insert(512, 2)
+    assert flowstone("play", "--space=512", server.uri, log.path).code == 0
+    assert ids(server) == [2]
+    assert flowstone("play", "--space=513", server.uri, log.path).code == 0
+    assert (ids(server), ids(server, "other")) == ([2], [1])
+
+
+def test_what_was_replayed_before_damage_is_told(flowstone: Command, server: Server, log: Log) -> None:
+    log.writer.close()
+    path = Path(log.path)
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 0xFF
+    path.write_bytes(bytes(data))
+    stopped = flowstone("play", server.uri, log.path)
+    assert (stopped.code, len(stopped.complaints)) == (1, 1)
+    assert stopped.text.startswith("replayed 2 transactions with 2 rows in ")
+    assert stopped.text.endswith("; to go on later: --from 3\n")
+    assert ids(server) == [1, 2]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_interrupt_says_how_far_it_came(server: Server, tmp_path: Path, as_json: bool) -> None:
+    with Log(tmp_path) as log:
+        for start in range(0, 60_000, 1000):
+            rows: Any = [(3, {0x10: 512, 0x21: (start + number,)}) for number in range(1000)]
+            log.write(*rows)
+    command = [sys.executable, "-m", "flowstone.cli", "play", *(["--json"] if as_json else []), server.uri, log.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not ids(server) and time.monotonic() < deadline:
+            pass
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    applied = len(ids(server))
+    assert 0 < applied < 60_000
+    assert errors.decode().splitlines()[-1] == f"flowstone: interrupted; to go on later: --from {applied + 1}"
+    if as_json:
+        assert json.loads(out)["positions"] == {"1": applied}
+    else:
+        assert out.decode().endswith(f"; to go on later: --from {applied + 1}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from flowstone.iproto.constants import Key, RequestType
@@ -44,9 +44,14 @@ async def peer(
 
 
 def answering(
-    answer: Callable[[Row], Reply], version: tuple[int, int, int]
+    answer: Callable[[Row], Reply],
+    version: tuple[int, int, int],
+    before: Callable[[Row], Awaitable[None]] | None = None,
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """A conversation that answers each request by what `answer` says; requests are rows, as on the wire."""
+    """A conversation that answers each request by what `answer` says; requests are rows, as on the wire.
+
+    `before` is awaited with each request before it is answered.
+    """
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting(version))
@@ -56,6 +61,8 @@ def answering(
             buffer = (buffer + data)[end:]
             for packet in packets:
                 row = decode_row(packet)
+                if before is not None:
+                    await before(row)
                 type, body = answer(row)
                 writer.write(encode_request(type, row.sync, body))
             await writer.drain()
@@ -66,10 +73,12 @@ def answering(
 class Streaming:
     """A store with interactive transactions, as servers from 2.10 on have them: a set of keys, INSERT only.
 
-    `log` is what was asked for, `keys` what is committed. With `yields` it behaves like memtx without MVCC.
+    `log` is what was asked for, `keys` what is committed, `names` what `_vspace` shows. With `yields` it behaves like
+    memtx without MVCC.
     """
 
-    def __init__(self, *, yields: bool = False) -> None:
+    def __init__(self, *, yields: bool = False, names: Mapping[int, str] | None = None) -> None:
+        self.names = names or {}
         self.keys: list[int] = []
         self.log: list[str] = []
         self.yields = yields
@@ -80,6 +89,10 @@ class Streaming:
         match row.type:
             case RequestType.ID:
                 return 0, pack({Key.VERSION.value: 4, Key.FEATURES.value: [0, 1, 2, 3, 4]})
+            case RequestType.SELECT:
+                (space_id,) = unpack_body(row.body)[Key.KEY]
+                name = self.names.get(space_id)
+                return 0, pack({Key.DATA.value: [] if name is None else [(space_id, 1, name, "memtx", 0)]})
             case RequestType.BEGIN:
                 self._open = []
             case RequestType.INSERT:

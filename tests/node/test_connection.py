@@ -88,15 +88,16 @@ async def test_an_unknown_user_is_refused(server: Server) -> None:
         await connect(f"nobody:x@{server.uri}")
 
 
-async def test_nobody_listening_is_one_clear_error() -> None:
-    uri = f"bob:hidden@127.0.0.1:{free_port()}"
-    with pytest.raises(ConnectionFailed, match=r"cannot connect to 127\.0\.0\.1") as caught:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_nobody_listening_is_one_clear_error(host: str) -> None:
+    uri = f"bob:hidden@{host}:{free_port()}"
+    with pytest.raises(ConnectionFailed, match=rf"^cannot connect to {host}:\d+: connection refused$") as caught:
         await connect(uri)
     assert "hidden" not in str(caught.value)
 
 
 async def test_a_missing_unix_socket_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionFailed, match="cannot connect to unix/:"):
+    with pytest.raises(ConnectionFailed, match=r"cannot connect to unix/:.*: No such file"):
         await connect(f"unix/:{tmp_path}/none")
 
 

@@ -19,7 +19,7 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.uri import parse_uri
 from flowstone.node import play as module
 from flowstone.node.connection import Connection
-from flowstone.node.play import PlayError, PlayResult, play
+from flowstone.node.play import PlayError, PlayInterrupted, PlayResult, play
 from flowstone.outside import production
 from flowstone.xlog.transactions import Transaction, make_transaction
 from tests.conftest import FULL
@@ -163,7 +163,7 @@ async def test_a_refused_row_stops_exactly_there(server: Server) -> None:
         f"00.xlog: row with LSN 500 of replica 1 (INSERT, space 600) was refused by {server.uri}: Duplicate key"
     )
     assert "(ER_TUPLE_FOUND, 3)" in str(error)
-    assert str(error).endswith("resume with --from 500")
+    assert str(error).endswith("applied: --from 500 to try it again, --from 501 to leave it out")
 
 
 @pytest.mark.real
@@ -172,7 +172,7 @@ async def test_a_transaction_of_many_rows_is_there_whole_or_not_at_all(server: S
     good = make_transaction([log.insert(key, key) for key in range(10)])
     bad = make_transaction([log.insert(key, key) for key in (10, 11, 5, 12)])
     after = log.one(log.insert(99, 99))
-    with pytest.raises(PlayError, match=r"row with LSN 13 .* resume with --from 11"):
+    with pytest.raises(PlayError, match=r"row with LSN 13 .* --from 11 to try it again, --from 15 to"):
         await play(production(), server.uri, [good, bad, after])
     assert [row[0] for row in await select(server)] == list(range(10))
 
@@ -278,9 +278,9 @@ async def test_what_was_read_before_the_source_failed_is_applied(server: Server)
     assert len(await select(server)) == 3
 
 
-async def streamed(store: Streaming, transactions: list[Transaction]) -> PlayResult:
+async def streamed(store: Streaming, transactions: list[Transaction], **options: Any) -> PlayResult:
     async with peer(answering(store, (2, 11, 9))) as uri:
-        return await play(production(), uri, transactions)
+        return await play(production(), uri, transactions, **options)
 
 
 async def test_a_stream_carries_a_batch_as_one_transaction() -> None:
@@ -327,7 +327,9 @@ async def test_a_lost_connection_says_what_was_under_way() -> None:
         await answering(answer, (2, 11, 9))(reader, writer)
 
     async with peer(talk) as uri:
-        with pytest.raises(PlayError, match=r"LSN 1 to 5 were under way; .* --from 1 or --from 6") as caught:
+        with pytest.raises(
+            PlayError, match=r"LSN 1 to 5 of replica 1 were under way; .* --from 1 or --from 6$"
+        ) as caught:
             await play(production(), uri, inserts(Log(), range(5)))
     assert caught.value.result == PlayResult()
 
@@ -337,3 +339,127 @@ async def test_batches_end_at_their_size(monkeypatch: pytest.MonkeyPatch) -> Non
     store = Streaming()
     await streamed(store, inserts(Log(), range(200, 230)))
     assert store.log.count("BEGIN") > 2
+
+
+async def test_a_lost_connection_names_each_replica_whose_rows_were_under_way() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def answer(row: Row) -> tuple[int, bytes]:
+            if row.type == RequestType.COMMIT:
+                raise ConnectionError
+            return Streaming()(row)
+
+        await answering(answer, (2, 11, 9))(reader, writer)
+
+    async with peer(talk) as uri:
+        with pytest.raises(PlayError) as caught:
+            await play(production(), uri, [*inserts(Log(1), range(3)), *inserts(Log(2), range(4, 6))])
+    assert "LSN 1 to 3 of replica 1, LSN 1 to 2 of replica 2 were under way" in str(caught.value)
+    assert str(caught.value).endswith("--replica 1 --from 1 or --from 4, --replica 2 --from 1 or --from 3")
+
+
+async def test_names_are_asked_for_once_per_space_of_the_log() -> None:
+    store = Streaming(names={600: "t", 601: "u"})
+    log = Log()
+    rows = [log.one(log.insert(key, space=600 + key % 3)) for key in range(3000)]
+    names = {600: "t", 601: "u", 602: "v"}
+    assert (await streamed(store, rows, names=names.get)).rows == 3000
+    assert store.log.count("SELECT") == 3
+
+
+async def test_a_space_of_another_name_stops_before_its_first_row() -> None:
+    store = Streaming(names={600: "t", 601: "users"})
+    log = Log()
+    good = [log.one(log.insert(key)) for key in range(3)]
+    bad = make_transaction([log.insert(10), log.insert(11, space=601)])
+    with pytest.raises(PlayError) as caught:
+        await streamed(store, [*good, bad, log.one(log.insert(12))], names={600: "t", 601: "orders"}.get)
+    assert store.keys == [0, 1, 2]
+    assert caught.value.result == PlayResult(3, 3, 0, {1: 3})
+    assert caught.value.row is bad.rows[1]
+    said = str(caught.value)
+    assert said.startswith("row with LSN 5 of replica 1 is for space 601 named 'orders', which is named 'users' at 127")
+    assert "; replay into a server where 'orders' has number 601: box.schema.space.create('orders', {id = 601})" in said
+
+
+async def test_a_truncate_is_checked_by_the_name_of_what_it_empties() -> None:
+    store = Streaming(names={600: "other"})
+    log = Log()
+    truncate = log.row(RequestType.UPSERT, space_id=330, tuple=(SPACE, 1), ops=(("+", 1, 1),))
+    with pytest.raises(PlayError, match="named 't', which is named 'other'"):
+        await streamed(store, [log.one(truncate)], names={SPACE: "t"}.get)
+    assert "UPSERT" not in store.log
+
+
+@pytest.mark.real
+async def test_the_real_server_is_asked_for_names(server: Server) -> None:
+    names = {SPACE: "t"}
+    assert (await play(production(), server.uri, inserts(Log(), [1]), names=names.get)).rows == 1
+    with pytest.raises(PlayError, match="named 'u', which is named 't' at "):
+        await play(production(), server.uri, inserts(Log(), [2]), names={SPACE: "u"}.get)
+    with pytest.raises(PlayError, match=r"\(INSERT, space 't', number 600\) was refused"):
+        await play(production(), server.uri, inserts(Log(), [1]), names=names.get)
+    assert await select(server) == ((1, 1),)
+
+
+def of_snapshot(number: int, *tuple: Any, space: int = SPACE) -> Transaction:
+    body = pack({Key.SPACE_ID.value: space, Key.TUPLE.value: tuple})
+    return make_transaction([Row(RequestType.INSERT, lsn=number, body=body)])
+
+
+async def test_a_refused_row_of_a_snapshot_is_told_by_number_and_has_nothing_to_resume_at() -> None:
+    store = Streaming()
+    with pytest.raises(PlayError, match=r"^row 2 of the snapshot \(INSERT, space 600\) was refused") as caught:
+        await streamed(store, [of_snapshot(1, 1), of_snapshot(2, 1), *inserts(Log(), [5])])
+    assert "--from" not in str(caught.value)
+    assert str(caught.value).endswith("empty its spaces, then replay it from the start")
+    assert caught.value.result == PlayResult(1, 1, 0, {})
+
+
+async def test_rows_of_a_snapshot_empty_nothing_and_leave_no_position() -> None:
+    store = Streaming()
+    result = await streamed(store, [of_snapshot(1, 600, 3, space=330), of_snapshot(2, 7), *inserts(Log(), [8])])
+    assert result == PlayResult(2, 2, 1, {1: 1})
+    assert store.keys == [7, 8]
+
+
+class Held:
+    """A store that keeps its answers to COMMIT until the test lets go of them."""
+
+    def __init__(self) -> None:
+        self.store = Streaming()
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def wait(row: Row) -> None:
+            if row.type == RequestType.COMMIT:
+                self.asked.set()
+                await self.go.wait()
+
+        await answering(self.store, (2, 11, 9), before=wait)(reader, writer)
+
+
+async def test_who_interrupts_learns_what_became_of_the_batch_under_way() -> None:
+    held, seen = Held(), list[PlayResult]()
+    async with peer(held.talk) as uri:
+        replay = asyncio.create_task(play(production(), uri, inserts(Log(), range(1500)), on_progress=seen.append))
+        await held.asked.wait()
+        replay.cancel()
+        await asyncio.wait((replay,), timeout=0.05)
+        assert not replay.done()
+        held.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await replay
+    assert seen == [PlayResult(1000, 1000, 0, {1: 1000})]
+    assert held.store.keys == list(range(1000))
+
+
+async def test_who_interrupts_does_not_wait_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERRUPT_SECONDS", 0.05)
+    held = Held()
+    async with peer(held.talk) as uri:
+        replay = asyncio.create_task(play(production(), uri, inserts(Log(), range(5))))
+        await held.asked.wait()
+        replay.cancel()
+        with pytest.raises(PlayInterrupted, match=r"LSN 1 to 5 of replica 1 were under way; .* --from 1 or --from 6$"):
+            await replay
+        held.go.set()

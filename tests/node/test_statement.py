@@ -72,6 +72,28 @@ def test_rows_that_change_no_space_are_skipped(type: RequestType) -> None:
     assert statement_of(Row(type, body=b"\x80")) is None
 
 
+def truncate(*key: Any, replica_id: int = 1) -> Row:
+    return Row(RequestType.REPLACE, replica_id, lsn=5, body=pack({0x10: 330, 0x21: key}))
+
+
+def test_a_truncate_changes_the_space_that_it_empties() -> None:
+    found = statement_of(truncate(512, 1, "new field"))
+    assert found is not None
+    assert (found.space_id, found.changed_space_id) == (330, 512)
+    assert statement(RequestType.INSERT, b"\x82\x10\xcd\x02\x00\x21" + EXACT).changed_space_id == 512
+
+
+@pytest.mark.parametrize("key", [(), ("text",), (-1,)])
+def test_a_truncate_of_nothing_sensible_is_one_of_its_own_space(key: tuple[Any, ...]) -> None:
+    found = statement_of(truncate(*key))
+    assert found is not None
+    assert found.changed_space_id == 330
+
+
+def test_a_snapshot_counts_truncates_but_makes_none() -> None:
+    assert statement_of(truncate(512, 1, replica_id=0)) is None
+
+
 @pytest.mark.parametrize(
     "body",
     [

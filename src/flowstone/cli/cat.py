@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 import typer
 
 from flowstone.cli import options
-from flowstone.cli.console import OK, SKIPPED, UsageError, note_compilation, progress_bar
+from flowstone.cli.console import UsageError, note_compilation, progress_bar
 from flowstone.cli.output import check_output, destination
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Style:
     columns: tuple[str, ...] | None
     unsigned_as: Literal["int64", "decimal", "double"]
     decimal_scale: int | None
+    strings_as: Literal["string", "binary"]
 
 
 def cat(
@@ -68,8 +69,12 @@ def cat(
         typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout; parquet needs it."),
     ] = None,
     settled: Annotated[
-        bool, typer.Option("--settled", help="Leave out what was rolled back, hold back what is undecided.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--settled/--no-settled",
+            help="Leave out what was rolled back, hold back what is undecided. Default: in lua yes, else no.",
+        ),
+    ] = None,
     force: options.Force = False,
     names: Annotated[
         bool | None,
@@ -88,6 +93,10 @@ def cat(
             "--decimal-scale", min=0, max=38, metavar="N", help="Decimals as numbers with N digits, not text."
         ),
     ] = None,
+    strings_as: Annotated[
+        Literal["string", "binary"],
+        typer.Option("--strings-as", help="Column type of string fields: binary takes what is not UTF-8."),
+    ] = "string",
     show_secrets: Annotated[
         bool, typer.Option("--show-secrets", help="Show password hashes of users; they are hidden otherwise.")
     ] = False,
@@ -95,10 +104,13 @@ def cat(
     """Print the rows of log files (.xlog, .snap), with the names of spaces and fields as of each row.
 
     Rows of system spaces are left out unless --show-system or --space asks for them. --to and --timestamp are
-    exclusive bounds, as in `tt cat`. One --space gives csv, parquet and table a column per field.
+    exclusive bounds, as in `tt cat`. One --space gives csv, parquet and table a column per field. Where lua holds
+    VARBINARY, a server needs Tarantool 3.0 to read it back.
     """
-    selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system)
-    wanted = options.Wanted(paths, selection, settled, recursive, force)
+    # What a server is to execute must be true, and all of it.
+    for_server = format is Format.lua
+    selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system, truncates=for_server)
+    wanted = options.Wanted(paths, selection, for_server if settled is None else settled, recursive, force)
     wanted_columns = tuple(name.strip() for name in columns.split(",")) if columns is not None else None
     default_names = format in (Format.yaml, Format.table)
     style = Style(
@@ -109,9 +121,11 @@ def cat(
         wanted_columns,
         unsigned_as,
         decimal_scale,
+        strings_as,
     )
     _check(style)
-    return show(wanted, style)
+    with options.advice(force=force):
+        return show(wanted, style)
 
 
 def _check(style: Style) -> None:
@@ -121,9 +135,11 @@ def _check(style: Style) -> None:
         raise UsageError(
             f"{style.format.value} has no columns to choose", hint="--columns is for table, csv and parquet"
         )
-    if style.format not in COLUMNAR and (style.unsigned_as != "int64" or style.decimal_scale is not None):
+    types = (style.unsigned_as, style.decimal_scale, style.strings_as)
+    if style.format not in COLUMNAR and types != ("int64", None, "string"):
         raise UsageError(
-            "--unsigned-as and --decimal-scale choose types of columns", hint="they are for csv and parquet"
+            "--unsigned-as, --decimal-scale and --strings-as choose types of columns",
+            hint="they are for csv and parquet",
         )
     if style.names and style.format in (Format.lua, *COLUMNAR):
         raise UsageError(f"{style.format.value} has no form with field names", hint="--names is for yaml and json")
@@ -147,8 +163,7 @@ def show(wanted: options.Wanted, style: Style) -> int:
                 _write_columns(outside, reading, wanted, files, style, sink)
             else:
                 _write_text(outside, reading, style, sink, len(wanted.selection.spaces) == 1)
-    options.warn(reading.report)
-    return SKIPPED if reading.report.skipped else OK
+    return options.finish(reading.report)
 
 
 def _shown(pieces: Iterable[Piece], style: Style) -> Iterator[Piece]:
@@ -166,12 +181,13 @@ def _write_text(outside: Outside, reading: Reading, style: Style, sink: BinaryIO
         return
     from flowstone.history.records import records
 
-    rows = records(pieces)
     if style.format is Format.lua:
         from flowstone.history.text_lua import lua_statements
 
-        _write_all(lua_statements(rows), sink)
-    elif style.format is Format.yaml:
+        _write_all(lua_statements(records(_without_counters(pieces))), sink)
+        return
+    rows = records(pieces)
+    if style.format is Format.yaml:
         from flowstone.history.text_yaml import yaml_documents
 
         _write_all(yaml_documents(rows, names=style.names), sink)
@@ -183,6 +199,21 @@ def _write_text(outside: Outside, reading: Reading, style: Style, sink: BinaryIO
         width, height = (size.columns, max(size.lines - 2, 5)) if is_screen else (None, SCREENFUL)
         text = table_text(rows, fields=one_space, wanted=style.columns, width=width, height=height)
         _write_all(text, sink)
+
+
+def _without_counters(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """A snapshot's rows of `_truncate` count what happened once; as statements they would empty the spaces again."""
+    from flowstone.box.system import TRUNCATE_ID
+    from flowstone.iproto.scan import SPACE_ID
+    from flowstone.xlog.meta import FileType
+
+    for piece in pieces:
+        if piece.meta.file_type is FileType.SNAP:
+            rows = piece.rows[piece.slab.cells[SPACE_ID, piece.rows] != TRUNCATE_ID]
+            if len(rows):
+                yield replace(piece, rows=rows)
+        else:
+            yield piece
 
 
 def _write_all(texts: Iterable[str], sink: BinaryIO) -> None:
@@ -204,12 +235,12 @@ def _write_columns(
     outside: Outside, reading: Reading, wanted: options.Wanted, files: Sequence[str], style: Style, sink: BinaryIO
 ) -> None:
     from flowstone.history.columnar import GenericShape, TypedShape
-    from flowstone.xlog.columns import ColumnError, ColumnOptions
+    from flowstone.xlog.columns import ColumnOptions
 
     pieces = _shown(reading.pieces(), style)
     batches: Iterator[pa.RecordBatch]
     if len(wanted.selection.spaces) == 1:
-        typed = TypedShape(ColumnOptions(style.unsigned_as, style.decimal_scale), style.columns)
+        typed = TypedShape(ColumnOptions(style.unsigned_as, style.decimal_scale, style.strings_as), style.columns)
         # A file has one schema, and a space may be altered along the log: all of it is read first for its definitions.
         schema = typed.schema(wanted.reading(outside, files, None).pieces())
         batches = typed.batches(pieces, schema)
@@ -217,18 +248,7 @@ def _write_columns(
         generic = GenericShape(style.columns)
         schema, batches = generic.schema(), generic.batches(pieces)
     write = _write_csv if style.format is Format.csv else _write_parquet
-    try:
-        write(batches, schema, sink)
-    except ColumnError as error:
-        raise ColumnError(error.message, hint=_by_option(error.hint)) from error
-
-
-def _by_option(hint: str | None) -> str | None:
-    """The advice of the decoder, whose options are spelled as in Spark, in the spelling of the command line."""
-    names = {"unsignedAs=": "--unsigned-as=", "decimalScale": "--decimal-scale"}
-    for name, option in names.items():
-        hint = hint.replace(name, option) if hint is not None else None
-    return hint
+    write(batches, schema, sink)
 
 
 def _write_csv(batches: Iterator[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO) -> None:

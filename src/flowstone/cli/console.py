@@ -87,14 +87,14 @@ def silence(stream: TextIO | None) -> None:
 
 @cache
 def note_compilation() -> None:
-    """From now on says, once, that kernels are being compiled: it takes seconds, at the first run on a machine."""
+    """From now on says, once, that kernels are being compiled: it takes seconds, and each kind of data has its own."""
     from flowstone.kernels import on_compile
 
     told: list[str] = []
 
     def tell(name: str) -> None:
         if not told:
-            say("flowstone: compiling decoders, once per machine; this takes some seconds")
+            say("flowstone: compiling decoders for this kind of data (kept for next time)…")
         told.append(name)
 
     on_compile(tell)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
-from collections.abc import Callable, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowstone.cli.console import UsageError, say
+from flowstone.cli.console import OK, SKIPPED, UsageError, say
+from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
     from flowstone.history.reading import Reading, Report
@@ -37,7 +41,8 @@ Spaces = Annotated[
     typer.Option("--space", metavar="ID|NAME", help="Rows of this space, by number or name. May be repeated."),
 ]
 Replicas = Annotated[
-    list[int] | None, typer.Option("--replica", metavar="ID", min=0, help="Rows of this origin. May be repeated.")
+    list[int] | None,
+    typer.Option("--replica", metavar="ID", min=0, max=31, help="Rows of this origin. May be repeated."),
 ]
 ShowSystem = Annotated[bool, typer.Option("--show-system", help="Rows of Tarantool's own spaces, too.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Look into subdirectories.")]
@@ -59,7 +64,12 @@ class Wanted:
     def files(self, outside: Outside) -> list[str]:
         from flowstone.history.files import find_logs
 
-        return find_logs(outside.disk, self.paths, recursive=self.recursive)
+        for path in self.paths:
+            _refuse_special(path)
+        files = find_logs(outside.disk, self.paths, recursive=self.recursive)
+        for path in files:
+            _refuse_vinyl(outside, path)
+        return files
 
     def reading(
         self, outside: Outside, files: Sequence[str], on_progress: Callable[[int, str], None] | None
@@ -76,6 +86,33 @@ class Wanted:
         )
 
 
+def _refuse_special(path: str) -> None:
+    """A device or a pipe is there, but it can hold no log."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return  # told by whoever reads it
+    kinds = {stat.S_ISCHR: "a device", stat.S_ISBLK: "a device", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+    kind = next((kind for is_one, kind in kinds.items() if is_one(mode)), None)
+    if kind is not None:
+        raise UsageError(f"{path}: {kind}, not a log file", hint="log files end in .xlog or .snap")
+
+
+def _refuse_vinyl(outside: Outside, path: str) -> None:
+    """Files of vinyl look like logs, but their rows mean other things."""
+    from flowstone.xlog.errors import XlogError
+    from flowstone.xlog.meta import FileType
+    from flowstone.xlog.reader import LogFile
+
+    try:
+        with LogFile.open(outside.disk, path, force=True) as log:
+            kind = log.meta.file_type
+    except (XlogError, OSError):
+        return  # told when it is read, behind the rows of the files before it
+    if kind not in (FileType.XLOG, FileType.SNAP):
+        raise UsageError(f"{path}: a {kind.value} file of the vinyl engine", hint="only XLOG and SNAP files are logs")
+
+
 def make_selection(
     from_lsn: int | None,
     to_lsn: int | None,
@@ -83,9 +120,13 @@ def make_selection(
     spaces: list[str] | None,
     replicas: list[int] | None,
     show_system: bool,
+    *,
+    truncates: bool = False,
 ) -> Selection:
     from flowstone.history.selection import Selection
 
+    if from_lsn is not None and to_lsn is not None and from_lsn > to_lsn:
+        raise UsageError(f"--from {from_lsn} is above --to {to_lsn}", hint="no row is between them")
     return Selection(
         from_lsn=from_lsn,
         to_lsn=to_lsn,
@@ -93,11 +134,19 @@ def make_selection(
         spaces=tuple(int(space) if space.isdecimal() else space for space in spaces or ()),
         replicas=tuple(replicas or ()),
         show_system=show_system,
+        truncates=truncates,
     )
 
 
 def parse_timestamp(text: str) -> float:
     """Seconds since 1970 of `text`, which is such a number or a moment in the form of RFC 3339."""
+    seconds = _seconds(text)
+    if seconds < 0:
+        raise UsageError(f"--timestamp {text!r} is before 1970", hint="no log is that old")
+    return seconds
+
+
+def _seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
@@ -114,25 +163,44 @@ def parse_timestamp(text: str) -> float:
     except ValueError as error:
         raise UsageError(f"--timestamp {text!r} is no moment: {error}", hint=hint) from None
     # By way of text: the double nearest to the digits, which a sum of two doubles may miss.
-    whole = int(moment.timestamp())
-    fraction = f"0.{match[2] or 0}"
-    return float(f"{whole}.{match[2] or 0}") if whole >= 0 else whole + float(fraction)
+    return float(f"{int(moment.timestamp())}.{match[2] or 0}")
 
 
-def warn(report: Report) -> None:
-    """What the reading met, a line each."""
-    from flowstone.xlog.reader import EndingKind
-
-    for path, ending in report.endings.items():
-        if ending.kind is EndingKind.TORN:
-            say(f"warning: {path}: torn at byte {ending.offset} ({ending.what}); {ending.lost} bytes are lost")
-    for skipped in report.skipped:
-        say(f"warning: {skipped.path}: skipped bytes {skipped.offset} to {skipped.end}: {skipped.why}")
-    if report.rows_rolled_back:
-        say(f"note: {_rows(report.rows_rolled_back)} left out: rolled back")
-    if report.rows_pending:
-        say(f"note: {_rows(report.rows_pending)} held back: no verdict in this log yet")
+SPELLINGS = {
+    "with force": "with --force",
+    "read without settling": "read with --no-settled",
+    "read the space in the generic shape": "leave --space out to get tuples as they are",
+    "unsignedAs=": "--unsigned-as=",
+    "decimalScale": "--decimal-scale",
+    "stringsAs=": "--strings-as=",
+}
+"""How errors name what a caller may choose, and how the command line does."""
 
 
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
+@contextmanager
+def advice(*, force: bool) -> Iterator[None]:
+    """Puts the advice of errors in the spelling of the command line, and leaves out what was done already."""
+    try:
+        yield
+    except FlowstoneError as error:
+        error.hint = spelled(error.hint, force=force)
+        raise
+
+
+def spelled(hint: str | None, *, force: bool) -> str | None:
+    if hint is None:
+        return None
+    if force:
+        hint = ", or ".join(way for way in hint.split(", or ") if "with force" not in way)
+    for name, option in SPELLINGS.items():
+        hint = hint.replace(name, option)
+    return hint or None
+
+
+def finish(report: Report) -> int:
+    """Says what the reading met, a line each; the exit code."""
+    for line in report.warnings():
+        say(f"warning: {line}")
+    for line in report.notes():
+        say(f"note: {line}")
+    return SKIPPED if report.skipped or report.gaps else OK

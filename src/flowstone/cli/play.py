@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowstone.cli import options
-from flowstone.cli.console import OK, SKIPPED, UsageError, note_compilation, progress_bar
+from flowstone.cli.console import INTERRUPTED, UsageError, note_compilation, progress_bar, say
+from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
     from flowstone.history.reading import Piece
@@ -49,13 +51,15 @@ def play(
 ) -> int:
     """Replay log files into a live server, in order, transaction by transaction.
 
-    Stops at the first row that the server refuses: everything before its transaction is applied, nothing from it on,
-    and the message says where to resume with --from. Rows of system spaces are left out unless --show-system or
-    --space asks for them, so the spaces have to exist. --to and --timestamp are exclusive bounds, as in `tt play`.
+    Stops at the first row that the server refuses, or whose space has another name there: everything before its
+    transaction is applied, nothing from it on, and the message says where to resume with --from. Rows of system
+    spaces are left out unless --show-system or --space asks for them, so the spaces have to exist. --to and
+    --timestamp are exclusive bounds, as in `tt play`.
     """
-    selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system)
+    selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system, truncates=True)
     wanted = options.Wanted(paths, selection, settled, recursive, force)
-    return _replay(_address(uri, username, password), wanted, as_json)
+    with options.advice(force=force):
+        return _replay(_address(uri, username, password), wanted, as_json)
 
 
 def _address(text: str, username: str | None, password: str | None) -> Uri:
@@ -77,22 +81,45 @@ def _address(text: str, username: str | None, password: str | None) -> Uri:
 
 @dataclass
 class _Source:
-    """The transactions of a reading, and the file that the last one came from."""
+    """The transactions of a reading, the file that the last one came from, and what the log calls their spaces."""
 
     pieces: Iterable[Piece]
     path: str | None = None
+    names: dict[int, str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Transaction]:
         from flowstone.history.transactions import transactions
 
-        for transaction, path in transactions(self.pieces):
+        for transaction, path in transactions(self._named()):
             self.path = path
             yield transaction
 
+    def _named(self) -> Iterator[Piece]:
+        """Notes the name that each space has when its first row comes."""
+        for piece in self.pieces:
+            for space_id in _changed_spaces(piece):
+                space = piece.schema.get(space_id)
+                if space is not None:
+                    self.names.setdefault(space_id, space.name)
+            yield piece
+
+
+def _changed_spaces(piece: Piece) -> Iterator[int]:
+    import numpy as np
+
+    from flowstone.box.system import TRUNCATE_ID
+    from flowstone.iproto.scan import SPACE_ID
+    from flowstone.node.statement import statement_of
+
+    space_ids = piece.slab.cells[SPACE_ID, piece.rows]
+    yield from np.unique(space_ids).tolist()
+    for row in piece.slab.rows(piece.rows[space_ids == TRUNCATE_ID]):
+        statement = statement_of(row)
+        if statement is not None:
+            yield statement.changed_space_id
+
 
 def _replay(uri: Uri, wanted: options.Wanted, as_json: bool) -> int:
-    import asyncio
-
     from flowstone.node import play as player
     from flowstone.outside import production
 
@@ -100,22 +127,70 @@ def _replay(uri: Uri, wanted: options.Wanted, as_json: bool) -> int:
     note_compilation()
     files = wanted.files(outside)
     begun = time.monotonic()
+    result = player.PlayResult()
+
+    def tell() -> None:
+        bar.close()
+        print(_told(result, time.monotonic() - begun, as_json))
+
+    def note(done: PlayResult) -> None:
+        nonlocal result
+        result = done
+
     with progress_bar(sum(map(outside.disk.size, files))) as bar:
         reading = wanted.reading(outside, files, bar.advance)
         source = _Source(reading.pieces())
+        replay = player.play(
+            outside,
+            uri,
+            source,
+            on_progress=note,
+            file=lambda: source.path,
+            names=source.names.get,
+        )
         try:
-            result = asyncio.run(player.play(outside, uri, source, file=lambda: source.path))
-        except player.PlayError as error:
-            bar.close()
-            print(_told(error.result, time.monotonic() - begun, as_json))
+            _run(replay)
+        except (KeyboardInterrupt, player.PlayInterrupted) as error:
+            tell()
+            say(f"flowstone: {error}" if isinstance(error, player.PlayInterrupted) else _interrupted(result))
+            return INTERRUPTED
+        except FlowstoneError as error:
+            # Where nothing was done, the error says it all.
+            if isinstance(error, player.PlayError) or result.transactions:
+                tell()
             raise
-    print(_told(result, time.monotonic() - begun, as_json))
-    options.warn(reading.report)
-    return SKIPPED if reading.report.skipped else OK
+    tell()
+    return options.finish(reading.report)
+
+
+def _run(replay: Coroutine[Any, Any, object]) -> None:
+    """On the faster loop where it is installed."""
+    import asyncio
+
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with suppress(ImportError):
+        from uvloop import new_event_loop
+
+        loop_factory = new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(replay)
+
+
+def _interrupted(result: PlayResult) -> str:
+    return f"flowstone: interrupted{_resume(result)}"
+
+
+def _resume(result: PlayResult) -> str:
+    positions = dict(sorted(result.positions.items()))
+    if len(positions) == 1:
+        return f"; to go on later: --from {max(positions.values()) + 1}"
+    if positions:
+        each = ", ".join(f"--replica {replica_id} --from {lsn + 1}" for replica_id, lsn in positions.items())
+        return f"; to go on later, for each replica: {each}"
+    return ""
 
 
 def _told(result: PlayResult, seconds: float, as_json: bool) -> str:
-    positions = dict(sorted(result.positions.items()))
     if as_json:
         return json.dumps(
             {
@@ -123,15 +198,10 @@ def _told(result: PlayResult, seconds: float, as_json: bool) -> str:
                 "rows": result.rows,
                 "skipped": result.skipped,
                 "seconds": round(seconds, 3),
-                "positions": positions,
+                "positions": dict(sorted(result.positions.items())),
             }
         )
     text = f"replayed {result.transactions} transactions with {result.rows} rows in {seconds:.1f} s"
     if result.skipped:
         text += f"; {result.skipped} rows change no space and were left out"
-    if len(positions) == 1:
-        text += f"; to go on later: --from {max(positions.values()) + 1}"
-    elif positions:
-        each = ", ".join(f"--replica {replica_id} --from {lsn + 1}" for replica_id, lsn in positions.items())
-        text += f"; to go on later, for each replica: {each}"
-    return text
+    return text + _resume(result)

@@ -8,6 +8,8 @@ request that waits gets that error. Errors that a server answers leave the conne
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +34,7 @@ ID_SINCE = (2, 10, 0)
 
 _OUR_FEATURES = (Feature.STREAMS, Feature.TRANSACTIONS, Feature.ERROR_EXTENSION)
 _OUR_PROTOCOL_VERSION = 2  # the one that brought ERROR_EXTENSION
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 # A push and an event carry the sync of a request without being its answer.
 _NO_ANSWERS = (RequestType.CHUNK, RequestType.EVENT)
 
@@ -68,7 +71,7 @@ class Connection:
         except OSError as error:
             if connection is not None:
                 await connection.close()
-            reason = str(error) or f"no answer within {timeout:g} s"
+            reason = _reason(error) or f"no answer within {timeout:g} s"
             raise ConnectionFailed(f"cannot connect to {uri.address}: {reason}") from error
         except BaseException:
             if connection is not None:
@@ -193,6 +196,14 @@ class Connection:
             if not answer.done():
                 answer.set_exception(failure)
                 answer.exception()  # marks it as seen: of a hundred requests only one may be waited for
+
+
+def _reason(error: OSError) -> str:
+    """In words; a name with several addresses gives one error that holds the texts of all."""
+    numbers = {int(number) for number in _ERRNO.findall(str(error))}
+    if isinstance(error, ConnectionRefusedError) or numbers == {errno.ECONNREFUSED}:
+        return "connection refused"
+    return error.strerror or str(error)
 
 
 async def _greeting(stream: Stream) -> Greeting:

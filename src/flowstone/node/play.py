@@ -4,6 +4,9 @@ Many transactions of the log become one on the server, which is what makes it fa
 it is rolled back and its parts are sent one by one, so that exactly the transactions before the refused one
 are there. Transactions that touch Tarantool's own spaces always go alone. Servers with interactive
 transactions get BEGIN, rows, COMMIT on a stream; all others one EVAL per batch (see `LUA`).
+
+Rows name their space by number only, so a number that means another space on the server is found out by name,
+before the first row of it is sent.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import msgspec
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto.constants import Feature, Key, RequestType
 from flowstone.iproto.errors import AccessDenied, TarantoolError, TransactionYield, error_of
+from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node.connection import Connection, ConnectionFailed
-from flowstone.node.statement import SYSTEM_SPACES_END, Statement, statement_of
+from flowstone.node.statement import SYSTEM_SPACES_END, Statement, is_of_snapshot, statement_of
 from flowstone.outside import Outside
 from flowstone.xlog.transactions import Transaction
 
@@ -32,7 +36,13 @@ BATCH_BYTES = 1024**2
 ANSWER_SECONDS = 300.0
 """A batch may build an index or wait for a quorum, so it gets longer than an ordinary request."""
 
+INTERRUPT_SECONDS = 5.0
+"""Who cancels the replay wants to know what is applied, but not to wait for long."""
+
 STREAM_ID = 1
+VSPACE_ID = 281
+"""`_vspace`: the definitions of those spaces that the user may see."""
+
 TAKEN_PER_TURN = 64
 """Transactions read before the loop gets its turn, so that the batch under way moves on meanwhile."""
 
@@ -82,11 +92,15 @@ because some changes of the schema cannot be made inside of one.
 """
 
 Progress = Callable[["PlayResult"], None]
+Names = Callable[[int], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class PlayResult:
-    """What was applied, rows `skipped` because they change no space, and the last LSN per replica id."""
+    """What was applied, rows `skipped` because they change no space, and the last LSN per replica id.
+
+    Rows of a snapshot have no LSN, so they leave no position.
+    """
 
     transactions: int = 0
     rows: int = 0
@@ -112,14 +126,20 @@ class PlayError(FlowstoneError):
         self.error = error
 
 
+class PlayInterrupted(PlayError):
+    """Replay was cancelled, and the server did not say in time what became of the batch under way."""
+
+
 class _Piece(msgspec.Struct, frozen=True, gc=False):
-    """A transaction of the log, ready to be sent."""
+    """A transaction of the log, ready to be sent; `space_ids` are those whose tuples it changes."""
 
     transaction: Transaction
     statements: tuple[Statement, ...]
+    space_ids: frozenset[int]
     file: str | None
     size: int
     is_alone: bool
+    is_of_snapshot: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,32 +163,38 @@ async def play(
     *,
     on_progress: Progress | None = None,
     file: Callable[[], str | None] | None = None,
+    names: Names | None = None,
 ) -> PlayResult:
     """Replays `transactions` into the server at `uri`, in their order, and says how far it came.
 
     `on_progress` is called after every batch with the result so far. `file` is asked after each transaction
-    is taken from `transactions` for the file that it came from, to be named in an error.
+    is taken from `transactions` for the file that it came from, to be named in an error. `names` says what the
+    log calls a space when its first row comes, None if it does not say.
 
-    Raises PlayError at the first row that the server refuses: everything before that row's transaction is
-    applied, nothing from it on. Raises what `transactions` raises, after applying what came before.
+    Raises PlayError at the first row that the server refuses, or whose space has another name there: everything
+    before that row's transaction is applied, nothing from it on. Raises what `transactions` raises, after
+    applying what came before. A cancelled replay ends when the batch under way is applied and told to
+    `on_progress`; with PlayInterrupted if that takes too long.
     """
     where = parse_uri(uri) if isinstance(uri, str) else uri
     async with await Connection.open(outside, where) as connection:
-        player = _Player(connection, on_progress)
+        player = _Player(connection, on_progress, names)
         await player.run(_batches(outside, transactions, file))
         return player.result
 
 
 def _piece(transaction: Transaction, file: str | None) -> _Piece:
     size, is_alone = 0, False
-    statements = []
+    statements, space_ids = [], set()
     for row in transaction.rows:
         statement = statement_of(row)
         if statement is not None:
             statements.append(statement)
+            space_ids.add(statement.changed_space_id)
             size += len(row.body)
             is_alone = is_alone or statement.space_id < SYSTEM_SPACES_END
-    return _Piece(transaction, tuple(statements), file, size, is_alone)
+    from_snapshot = is_of_snapshot(transaction.rows[0])
+    return _Piece(transaction, tuple(statements), frozenset(space_ids), file, size, is_alone, from_snapshot)
 
 
 async def _async(items: AsyncIterable[Transaction] | Iterable[Transaction]) -> AsyncIterator[Transaction]:
@@ -193,7 +219,7 @@ async def _batches(
         async for transaction in _async(transactions):
             piece = _piece(transaction, file() if file is not None else None)
             full = rows + len(piece.statements) > BATCH_ROWS or size + piece.size > BATCH_BYTES
-            if batch and (full or piece.is_alone or batch[-1].is_alone):
+            if batch and (full or not _go_together(batch[-1], piece)):
                 yield batch
                 batch, rows, size = [], 0, 0
             batch.append(piece)
@@ -208,13 +234,20 @@ async def _batches(
         raise failure
 
 
+def _go_together(piece: _Piece, next: _Piece) -> bool:
+    # Where a snapshot ends, another way to resume begins.
+    return not (piece.is_alone or next.is_alone) and piece.is_of_snapshot == next.is_of_snapshot
+
+
 class _Player:
     """Applies batch after batch, the next one being prepared while the server works on the last."""
 
-    def __init__(self, connection: Connection, on_progress: Progress | None) -> None:
+    def __init__(self, connection: Connection, on_progress: Progress | None, names: Names | None) -> None:
         self.result = PlayResult()
         self._connection = connection
         self._on_progress = on_progress
+        self._names: Names = names if names is not None else lambda _: None
+        self._known: set[int] = set()
         self._way: _Way = _by_eval
         if connection.has(Feature.STREAMS, Feature.TRANSACTIONS):
             self._way = _by_stream
@@ -224,16 +257,35 @@ class _Player:
         while batch is not None:
             under_way = asyncio.create_task(self._settle(batch))
             try:
-                batch = await anext(batches, None)
+                following = await anext(batches, None)
+                await asyncio.shield(under_way)
+            except asyncio.CancelledError:
+                await self._finish(under_way, batch)
+                raise
             except Exception:
                 await under_way
                 raise
-            except BaseException:
-                under_way.cancel()
-                raise
-            await under_way
+            batch = following
+
+    async def _finish(self, under_way: asyncio.Task[None], batch: list[_Piece]) -> None:
+        """What the server was asked for happens, wanted or not; so that it can be told, it is waited for."""
+        try:
+            async with asyncio.timeout(INTERRUPT_SECONDS):
+                await asyncio.shield(under_way)
+        except TimeoutError:
+            under_way.cancel()
+            what, hint = _under_way(batch)
+            raise PlayInterrupted(f"interrupted while {what}", self.result, hint=hint) from None
 
     async def _settle(self, batch: list[_Piece]) -> None:
+        for number, piece in enumerate(batch):
+            difference = await self._difference(piece)
+            if difference is not None:
+                await self._settle_known(batch[:number])
+                raise self._another_space(piece, *difference)
+        await self._settle_known(batch)
+
+    async def _settle_known(self, batch: list[_Piece]) -> None:
         refusal = await self._apply(batch)
         if refusal is None:
             self._count(batch)
@@ -245,6 +297,36 @@ class _Player:
             if refusal is not None:
                 raise self._refused(piece, refusal)
             self._count([piece])
+
+    async def _difference(self, piece: _Piece) -> tuple[int, str, str] | None:
+        """Of the first space of `piece` that the server calls otherwise: number, our name, its name."""
+        for space_id in sorted(piece.space_ids - self._known):
+            self._known.add(space_id)
+            name = self._names(space_id) if space_id >= SYSTEM_SPACES_END else None
+            if name is None:
+                continue
+            found = await self._name_there(space_id)
+            # A space that is not there, or not to be seen, is for the server to refuse.
+            if found is not None and found != name:
+                return space_id, name, found
+        return None
+
+    async def _name_there(self, space_id: int) -> str | None:
+        keys = {Key.SPACE_ID: VSPACE_ID, Key.INDEX_ID: 0, Key.LIMIT: 1, Key.KEY: (space_id,)}
+        try:
+            answer = await self._connection.request(
+                RequestType.SELECT, pack({key.value: value for key, value in keys.items()})
+            )
+        except AccessDenied:
+            return None
+        except TarantoolError as error:
+            raise self._impossible(error) from error
+        except (ConnectionFailed, RemoteProtocolError) as error:
+            raise PlayError(str(error), self.result, hint="nothing was under way") from error
+        match answer.get(Key.DATA):
+            case ((_, _, str(name), *_),):
+                return name
+        return None
 
     async def _apply(self, batch: list[_Piece]) -> _Refusal | None:
         statements = [statement for piece in batch for statement in piece.statements]
@@ -258,12 +340,8 @@ class _Player:
                 refusal = await self._way(self._connection, statements)
             return refusal
         except (ConnectionFailed, RemoteProtocolError) as error:
-            first, last = batch[0].transaction, batch[-1].transaction
-            raise PlayError(
-                f"{error}; transactions with LSN {first.tsn} to {last.lsn} were under way",
-                self.result,
-                hint=f"see if they arrived, then resume with --from {first.tsn} or --from {last.lsn + 1}",
-            ) from error
+            what, hint = _under_way(batch)
+            raise PlayError(f"{error}, while {what}", self.result, hint=hint) from error
         except TarantoolError as error:
             raise self._impossible(error) from error
 
@@ -276,31 +354,45 @@ class _Player:
             self.result.skipped + total - rows,
             {
                 **self.result.positions,
-                **{piece.transaction.replica_id: piece.transaction.lsn for piece in pieces},
+                **{piece.transaction.replica_id: piece.transaction.lsn for piece in pieces if not piece.is_of_snapshot},
             },
         )
         if self._on_progress is not None:
             self._on_progress(self.result)
 
     def _refused(self, piece: _Piece, refusal: _Refusal) -> PlayError:
-        transaction, error = piece.transaction, refusal.error
+        error = refusal.error
         file = f"{piece.file}: " if piece.file else ""
+        row = piece.statements[refusal.at].row if refusal.at is not None else None
         if refusal.at is None:
-            row, what = None, f"the commit of the transaction with LSN {transaction.tsn} to {transaction.lsn}"
+            what = f"the commit of the {_place(piece)}"
         else:
             statement = piece.statements[refusal.at]
-            row = statement.row
-            type_ = RequestType(row.type).name
-            what = f"row with LSN {row.lsn} of replica {row.replica_id} ({type_}, space {statement.space_id})"
-        resume = f"nothing from there on was applied, resume with --from {transaction.tsn}"
-        said = f"{error.message} ({error.name}, {error.code})"
+            kind = RequestType(statement.row.type).name
+            what = f"{_row(statement.row)} ({kind}, {self._space(statement.space_id)})"
         return PlayError(
-            f"{file}{what} was refused by {self._connection.address}: {said}",
+            f"{file}{what} was refused by {self._connection.address}: {error.message} ({error.name}, {error.code})",
             self.result,
-            hint=f"{error.hint}; {resume}" if error.hint else resume,
+            hint=f"{error.hint}; {_resume(piece)}" if error.hint else _resume(piece),
             row=row,
             error=error,
         )
+
+    def _another_space(self, piece: _Piece, space_id: int, name: str, found: str) -> PlayError:
+        statement = next(each for each in piece.statements if each.changed_space_id == space_id)
+        file = f"{piece.file}: " if piece.file else ""
+        return PlayError(
+            f"{file}{_row(statement.row)} is for space {space_id} named {name!r}, which is named {found!r} at "
+            f"{self._connection.address}; nothing from there on was applied",
+            self.result,
+            hint=f"replay into a server where {name!r} has number {space_id}: "
+            f"box.schema.space.create({name!r}, {{id = {space_id}}}), or rename it there if it is the same space",
+            row=statement.row,
+        )
+
+    def _space(self, space_id: int) -> str:
+        name = self._names(space_id)
+        return f"space {name!r}, number {space_id}" if name is not None else f"space {space_id}"
 
     def _impossible(self, error: TarantoolError) -> PlayError:
         """The server refuses the way we ask, not a row."""
@@ -309,6 +401,47 @@ class _Player:
             hint = "let the user run transactions: box.schema.user.grant(user, 'execute', 'universe')"
         message = f"{self._connection.address} does not let us replay: {error.message} ({error.name}, {error.code})"
         return PlayError(message, self.result, hint=hint, error=error)
+
+
+def _row(row: Row) -> str:
+    if is_of_snapshot(row):
+        return f"row {row.lsn} of the snapshot"
+    return f"row with LSN {row.lsn} of replica {row.replica_id}"
+
+
+def _place(piece: _Piece) -> str:
+    transaction = piece.transaction
+    if piece.is_of_snapshot:
+        return _row(transaction.rows[0])
+    return f"transaction with LSN {transaction.tsn} to {transaction.lsn} of replica {transaction.replica_id}"
+
+
+_SNAPSHOT_AGAIN = "a snapshot cannot be resumed: empty its spaces, then replay it from the start"
+
+
+def _resume(piece: _Piece) -> str:
+    if piece.is_of_snapshot:
+        return f"nothing from there on was applied; {_SNAPSHOT_AGAIN}"
+    again, behind = piece.transaction.tsn, piece.transaction.lsn + 1
+    return f"nothing from there on was applied: --from {again} to try it again, --from {behind} to leave it out"
+
+
+def _under_way(batch: list[_Piece]) -> tuple[str, str]:
+    """Which part of the log `batch` is, and what to do if nobody knows whether it was applied."""
+    first, last = batch[0].transaction, batch[-1].transaction
+    if batch[0].is_of_snapshot:
+        return f"rows {first.lsn} to {last.lsn} of the snapshot were under way", _SNAPSHOT_AGAIN
+    ranges: dict[int, tuple[int, int]] = {}
+    for piece in batch:
+        transaction = piece.transaction
+        start, _ = ranges.get(transaction.replica_id, (transaction.tsn, 0))
+        ranges[transaction.replica_id] = start, transaction.lsn
+    what = ", ".join(f"LSN {start} to {end} of replica {number}" for number, (start, end) in ranges.items())
+    ways = (
+        f"{f'--replica {number} ' if len(ranges) > 1 else ''}--from {start} or --from {end + 1}"
+        for number, (start, end) in ranges.items()
+    )
+    return f"transactions with {what} were under way", f"see if they arrived, then resume with {', '.join(ways)}"
 
 
 async def _by_eval(connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgpack
 import msgspec
 
+from flowstone.box.system import TRUNCATE_ID
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.row import Row, RowError
 
@@ -32,6 +33,7 @@ _PLAYED = {
 
 _BODY = msgspec.msgpack.Decoder(dict[int, msgspec.Raw])
 _NUMBER = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)])
+_FIELDS = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _ZERO = b"\x00"
 _SPACE_ID, _INDEX_ID, _INDEX_BASE = Key.SPACE_ID.value, Key.INDEX_ID.value, Key.INDEX_BASE.value
 
@@ -46,6 +48,17 @@ class Statement(msgspec.Struct, frozen=True, gc=False):
     subject: bytes
     operations: bytes
 
+    @property
+    def changed_space_id(self) -> int:
+        """The space whose tuples change: for a row of `_truncate` the one that it empties."""
+        if self.space_id != TRUNCATE_ID:
+            return self.space_id
+        try:
+            space_id: int = _NUMBER.decode(_FIELDS.decode(self.subject)[0])
+        except (msgspec.DecodeError, IndexError):
+            return self.space_id
+        return space_id
+
     def for_lua(self) -> tuple[int, int, int, bytes, bytes]:
         """Type, space, index, subject and operations as Lua's own functions count fields."""
         operations = rebase(self.operations, self.index_base) if self.operations else b""
@@ -53,7 +66,10 @@ class Statement(msgspec.Struct, frozen=True, gc=False):
 
 
 def statement_of(row: Row) -> Statement | None:
-    """The statement that `row` is; None for a row that changes no space (NOP, RAFT, CONFIRM and so on)."""
+    """The statement that `row` is; None for a row that changes no space (NOP, RAFT, CONFIRM and so on).
+
+    Neither does a row of `_truncate` in a snapshot: it counts what happened once, and would empty the space here.
+    """
     keys = _PLAYED.get(row.type)
     if keys is None:
         return None
@@ -70,7 +86,14 @@ def statement_of(row: Row) -> Statement | None:
         raise RowError(f"row with LSN {row.lsn}: body is broken: {error}") from error
     if not (_is_array(subject) and (keys[1] is None or _is_array(operations))):
         raise RowError(f"row with LSN {row.lsn}: {RequestType(row.type).name} of something that is no array")
+    if space_id == TRUNCATE_ID and is_of_snapshot(row):
+        return None
     return Statement(row, space_id, index_id, index_base, subject, operations)
+
+
+def is_of_snapshot(row: Row) -> bool:
+    """Rows of a snapshot have no origin, and a number in place of an LSN."""
+    return row.replica_id == 0 and row.group_id == 0
 
 
 def _is_array(raw: bytes) -> bool:
