@@ -195,6 +195,14 @@ def test_kernel_and_plain_python_agree_on_any_row(rows: list[tuple[int, Any, int
     lines(*packed)
 
 
+def test_of_two_space_ids_the_last_one_names_the_space() -> None:
+    head = encode_header(Row(type=RequestType.INSERT, lsn=1))
+    (line,) = lines(head + b"\x82\x10\xcd\x02\x00\x10\xcd\x02\x58")
+    assert '"space":' not in line
+    (line,) = lines(head + b"\x82\x10\xcd\x02\x58\x10\xcd\x02\x00")
+    assert line.count('"space":"users"') == 2
+
+
 def test_a_space_that_no_row_can_be_of_is_no_error() -> None:
     table = scanned(row(RequestType.INSERT, {Key.SPACE_ID: 512, Key.TUPLE: [1]}))
     names = {512: "users", 1 << 63: "huge", (1 << 64) - 1: "largest"}

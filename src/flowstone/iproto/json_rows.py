@@ -234,11 +234,12 @@ def plain_row(buf: Bytes, cells: scan.Cells, row: int, names: Mapping[int, str])
     if cell(scan.TIMESTAMP):
         header.append(f'"timestamp":{json_double(cells[scan.TIMESTAMP, row : row + 1].view(np.float64)[0])}')
     body = buf[cell(scan.BODY_AT) : cell(scan.ROW_END)].tobytes()
-    text = f',"BODY":{{{",".join(_plain_fields(body, kind, names))}}}' if body else ""
+    space = names.get(cell(scan.SPACE_ID))
+    text = f',"BODY":{{{",".join(_plain_fields(body, kind, space))}}}' if body else ""
     return f'{{"HEADER":{{{",".join(header)}}}{text}}}'
 
 
-def _plain_fields(body: bytes, kind: int, names: Mapping[int, str]) -> list[str]:
+def _plain_fields(body: bytes, kind: int, space: str | None) -> list[str]:
     known = _RAFT_KEYS if kind == _RAFT else _KEYS
     fields = []
     for key, value in json_pairs(body):
@@ -246,8 +247,8 @@ def _plain_fields(body: bytes, kind: int, names: Mapping[int, str]) -> list[str]
         if kind == _RAFT and code == _STATE and value.isdigit():
             value = f'"{_RAFT_STATES[int(value)]}"' if int(value) in _RAFT_STATES else value
         fields.append(f'"{known[code]}":{value}' if code in known else f"{json_key(key)}:{value}")
-        if kind != _RAFT and code == _SPACE_ID and value.isdigit() and int(value) in names:
-            fields.append(f'"space":{json_string(names[int(value)].encode("utf-8", "surrogateescape"))}')
+        if kind != _RAFT and code == _SPACE_ID and space is not None:
+            fields.append(f'"space":{json_string(space.encode("utf-8", "surrogateescape"))}')
     return fields
 
 
