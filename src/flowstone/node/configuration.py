@@ -1,0 +1,353 @@
+"""The options of a node: names, defaults and checks of `box.cfg`, and a few of our own.
+
+`Configuration` is the one table of them: whoever adds an option adds one field, and the command line, the environment,
+the file, reloading and the documentation know it. Values are checked as a Tarantool checks them, with its error (59);
+whether an option may change while the node runs is Tarantool's choice, too (error 58). Applies nothing itself.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Final
+
+from flowstone.iproto import errors
+from flowstone.iproto.uri import Uri, UriError, parse_uri
+
+ANY_ADDRESS: Final = "0.0.0.0"
+"""Where a bare port listens, as in Tarantool."""
+
+LOG_LEVELS: Final = ("fatal", "syserror", "error", "crit", "warn", "info", "verbose", "debug")
+"""By their numbers."""
+
+WAL_MODES: Final = ("none", "write", "fsync")
+DIALECTS: Final = ("2.6", "2.11")
+
+INTEGER_MAX: Final = 2**31 - 1
+
+Check = Callable[[Any], str | None]
+"""What is wrong with a value; None: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `types` are Lua's names for what may be given; `is_dynamic`: it may change while the node runs."""
+
+    name: str
+    types: tuple[str, ...]
+    default: Any
+    check: Check | None
+    is_dynamic: bool
+    help: str
+    is_integral: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The environment variable for it."""
+        return f"FLOWSTONE_{self.name.upper()}"
+
+    @property
+    def dashed(self) -> str:
+        """The option of the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def parse(self, text: str) -> Any:
+        """The value that a command line or the environment means by `text`; the empty text is the default."""
+        if text == "":
+            return None
+        if self.types == ("boolean",):
+            return {"true": True, "false": False}.get(text.lower(), text)
+        if "number" in self.types:
+            return _number(text)
+        return text
+
+    def accept(self, value: Any) -> Any:
+        """The checked value for the configuration, or error 59."""
+        if value is None or value == "":
+            return self.default
+        if not any(_is_of(value, kind) for kind in self.types):
+            wanted = ", ".join(self.types)
+            raise self.refuse(
+                f"should be of type {wanted}" if len(self.types) == 1 else f"should be one of types {wanted}"
+            )
+        if "string" in self.types and not isinstance(value, str):
+            value = str(value)
+        if self.is_integral:
+            if value != int(value):
+                raise self.refuse("should be a whole number")
+            value = int(value)
+        problem = self.check(value) if self.check is not None else None
+        if problem is not None:
+            raise self.refuse(problem)
+        return value
+
+    def refuse(self, problem: str) -> errors.TarantoolError:
+        return incorrect(self.name, problem)
+
+
+def incorrect(name: str, problem: str) -> errors.TarantoolError:
+    """Error 59, about option `name`."""
+    return errors.Cfg(f"Incorrect value for option '{name}': {problem}")
+
+
+def _number(text: str) -> Any:
+    """Text that is no number stays text, and is refused by its type."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _is_of(value: object, kind: str) -> bool:
+    if kind == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    return isinstance(value, {"string": str, "boolean": bool}[kind])
+
+
+# --- checks ------------------------------------------------------------------------------------------------
+
+
+def _below(minimum: float, problem: str) -> Check:
+    return lambda value: problem if value < minimum else None
+
+
+def _not_above(bound: float, problem: str) -> Check:
+    return lambda value: problem if value <= bound else None
+
+
+def _outside(minimum: float, maximum: float, problem: str) -> Check:
+    return lambda value: None if minimum <= value <= maximum else problem
+
+
+def _not_among(names: tuple[str, ...], problem: str | None = None) -> Check:
+    """Tarantool's own complaint about a name is the name."""
+    return lambda value: None if value in names else problem or str(value)
+
+
+def _no_listen_address(value: str) -> str | None:
+    try:
+        listen_uri(value)
+    except UriError:
+        return "expected host:service or /unix.socket"
+    return None
+
+
+def _no_uuid(value: str) -> str | None:
+    try:
+        parsed = uuid.UUID(value)
+    except ValueError:
+        return value
+    if str(parsed) != value.lower():
+        return value
+    return "nil UUID is reserved" if parsed.int == 0 else None
+
+
+def _no_log_level(value: str) -> str | None:
+    if value in LOG_LEVELS or (value.isdecimal() and int(value) < len(LOG_LEVELS)):
+        return None
+    return f"expected one of {', '.join(LOG_LEVELS)}, or 0 to {len(LOG_LEVELS) - 1}"
+
+
+def listen_uri(text: str) -> Uri:
+    """Where `listen` asks to listen: `host:port`, `*:port` or a bare port for all interfaces, `unix/:/path`.
+
+    Port 0 means any that is free.
+    """
+    place = text.strip()
+    if place.startswith("/"):
+        place = f"unix/:{place}"
+    if place.isdecimal():
+        place = f"{ANY_ADDRESS}:{place}"
+    elif place.startswith(("*:", ":")):
+        place = f"{ANY_ADDRESS}{place.removeprefix('*')}"
+    host, colon, port = place.rpartition(":")
+    if colon and port.isdecimal() and int(port) == 0:
+        return replace(parse_uri(f"{host}:1"), port=0)
+    return parse_uri(place)
+
+
+# --- the table ---------------------------------------------------------------------------------------------
+
+
+def _option(
+    types: str,
+    default: Any,
+    help: str,
+    check: Check | None = None,
+    *,
+    dynamic: bool = False,
+) -> Any:
+    settings = {"types": tuple(types.split(", ")), "check": check, "dynamic": dynamic, "help": help}
+    return field(default=default, metadata=settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What a node was told. Make it with `configure`, which checks; `changed` gives another one for a running node."""
+
+    listen: str | None = _option(
+        "string, number",
+        None,
+        "Address to listen on: host:port, a port, unix/:/path.",
+        _no_listen_address,
+        dynamic=True,
+    )
+    work_dir: str = _option("string", "data", "Directory of the node's files.")
+    memtx_dir: str = _option("string", ".", "Directory of snapshots, from work_dir.")
+    wal_dir: str = _option("string", ".", "Directory of logs, from work_dir.")
+    wal_mode: str = _option(
+        "string",
+        "write",
+        "When a change is answered: none (no log), write (survives the process), fsync (survives power loss).",
+        _not_among(WAL_MODES),
+    )
+    wal_max_size: int = _option(
+        "number",
+        256 * 1024 * 1024,
+        "Bytes after which a new log begins.",
+        _not_above(1, "the value must be greater than one"),
+    )
+    wal_queue_max_size: int = _option(
+        "number",
+        16 * 1024 * 1024,
+        "Bytes that may wait for the log before writers have to.",
+        _below(0, "wal_queue_max_size must be >= 0"),
+        dynamic=True,
+    )
+    checkpoint_interval: float = _option("number", 3600.0, "Seconds between snapshots; 0: none by time.", dynamic=True)
+    checkpoint_count: int = _option(
+        "number",
+        2,
+        "Snapshots that are kept, with the logs behind them.",
+        _below(1, "the value must not be less than one"),
+        dynamic=True,
+    )
+    checkpoint_wal_threshold: int = _option(
+        "number", 10**18, "Bytes of log after which a snapshot is made.", dynamic=True
+    )
+    force_recovery: bool = _option(
+        "boolean", False, "Start over damage in snapshots and logs, and say what was skipped.", dynamic=True
+    )
+    read_only: bool = _option("boolean", False, "Refuse changes by clients.", dynamic=True)
+    instance_uuid: str | None = _option(
+        "string", None, "Name of this instance; default: a new one, or that of the snapshot.", _no_uuid
+    )
+    replicaset_uuid: str | None = _option(
+        "string", None, "Name of the replica set; default: a new one, or that of the snapshot.", _no_uuid
+    )
+    net_msg_max: int = _option(
+        "number", 768, "Requests in flight, of all connections.", _below(2, "minimal value is 2"), dynamic=True
+    )
+    readahead: int = _option(
+        "number",
+        16320,
+        "Bytes of requests that are read ahead from one connection.",
+        _outside(128, INTEGER_MAX, "specified value is out of bounds"),
+        dynamic=True,
+    )
+    connections_max: int = _option(
+        "number",
+        10000,
+        "Connections at a time; more are closed at once.",
+        _below(1, "the value must not be less than one"),
+        dynamic=True,
+    )
+    txn_timeout: float = _option(
+        "number",
+        365 * 100 * 86400.0,
+        "Seconds after which an open transaction is rolled back.",
+        _not_above(0, "the value must be greather than 0"),
+        dynamic=True,
+    )
+    too_long_threshold: float = _option(
+        "number", 0.5, "Seconds after which a request is named in the log.", dynamic=True
+    )
+    memtx_max_tuple_size: int = _option(
+        "number",
+        1024 * 1024,
+        "Bytes of the largest tuple.",
+        _not_above(0, "specified value is out of bounds"),
+        dynamic=True,
+    )
+    log_level: str = _option(
+        "number, string",
+        "info",
+        "What is logged: fatal, error, warn, info, verbose, debug, or 0 to 7.",
+        _no_log_level,
+        dynamic=True,
+    )
+    ssl_cert_file: str | None = _option("string", None, "Certificate for TLS on the listener, with its chain (PEM).")
+    ssl_key_file: str | None = _option("string", None, "Private key of the certificate (PEM).")
+    ssl_ca_file: str | None = _option("string", None, "Authorities whose clients are let in (PEM).")
+    ssl_ciphers: str | None = _option("string", None, "Ciphers for TLS up to 1.2, as OpenSSL lists them.")
+    dialect: str | None = _option(
+        "string",
+        None,
+        "Age of server to be: 2.6 or 2.11; chosen when the data is born (default 2.11).",
+        _not_among(DIALECTS, f"expected one of {', '.join(DIALECTS)}"),
+    )
+
+    def changed(self, options: Mapping[str, Any]) -> Configuration:
+        """This one with `options` set, all of them checked; error 58 for what a running node cannot change."""
+        accepted = _accepted(options)
+        for name, value in accepted.items():
+            if value != getattr(self, name) and not OPTIONS[name].is_dynamic:
+                raise errors.ReloadCfg(f"Can't set option '{name}' dynamically")
+        return _consistent(replace(self, **accepted))
+
+    def differences(self, other: Configuration) -> list[str]:
+        """Names of the options that `other` has other values for, in the order of the table."""
+        return [name for name in OPTIONS if getattr(self, name) != getattr(other, name)]
+
+
+def configure(options: Mapping[str, Any]) -> Configuration:
+    """The configuration that `options` ask for; None and the empty string mean an option's default."""
+    return _consistent(Configuration(**_accepted(options)))
+
+
+def _accepted(options: Mapping[str, Any]) -> dict[str, Any]:
+    accepted = {}
+    for name, value in options.items():
+        option = OPTIONS.get(name)
+        if option is None:
+            raise incorrect(name, "unexpected option")
+        accepted[name] = option.accept(value)
+    return accepted
+
+
+def _consistent(configuration: Configuration) -> Configuration:
+    if (configuration.ssl_cert_file is None) != (configuration.ssl_key_file is None):
+        missing, given = ("ssl_key_file", "ssl_cert_file")
+        if configuration.ssl_cert_file is None:
+            missing, given = given, missing
+        raise incorrect(missing, f"needed with {given}")
+    for name in ("ssl_ca_file", "ssl_ciphers"):
+        if getattr(configuration, name) is not None and configuration.ssl_cert_file is None:
+            raise incorrect("ssl_cert_file", f"needed with {name}")
+    return configuration
+
+
+def _read_table() -> dict[str, Option]:
+    table = {}
+    for entry in fields(Configuration):
+        settings = entry.metadata
+        assert entry.default is not MISSING, entry.name
+        table[entry.name] = Option(
+            name=entry.name,
+            types=settings["types"],
+            default=entry.default,
+            check=settings["check"],
+            is_dynamic=settings["dynamic"],
+            help=settings["help"],
+            is_integral=entry.type == "int",
+        )
+    return table
+
+
+OPTIONS: Final[Mapping[str, Option]] = _read_table()
+"""Every option by its name."""

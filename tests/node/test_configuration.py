@@ -1,0 +1,160 @@
+"""Options: Tarantool's defaults, checks and texts, and which of them a running node may change."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flowstone.iproto import errors
+from flowstone.node.configuration import OPTIONS, Configuration, configure, listen_uri
+
+UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
+
+REFUSED: tuple[dict[str, Any], ...] = (
+    {"checkpoint_count": 0},
+    {"wal_mode": "sometimes"},
+    {"readahead": 1},
+    {"listen": "a b"},
+    {"listen": "localhost"},
+    {"listen": True},
+    {"no_such_option": 1},
+    {"read_only": 1},
+    {"wal_mode": 1},
+    {"wal_max_size": 1},
+    {"wal_max_size": "many"},
+    {"instance_uuid": "zz"},
+    {"replicaset_uuid": "00000000-0000-0000-0000-000000000000"},
+)
+
+NOT_DYNAMIC: tuple[dict[str, Any], ...] = (
+    {"wal_mode": "fsync"},
+    {"wal_max_size": 5000},
+    {"wal_dir": "elsewhere"},
+    {"instance_uuid": UUID},
+)
+
+ASK = """
+local json, msgs = require('json'), {}
+local function ask(options)
+    local ok, err = pcall(box.cfg, options)
+    table.insert(msgs, ok and box.NULL or {err.code, err.message})
+end
+for _, options in ipairs(json.decode([=[%s]=])) do ask(options) end
+box.cfg{log='server.log'}
+for _, options in ipairs(json.decode([=[%s]=])) do ask(options) end
+local defaults = {}
+for _, name in ipairs(json.decode([=[%s]=])) do
+    defaults[name] = box.cfg[name]
+end
+print(json.encode({msgs, defaults}))
+os.exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def real(tarantool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the real server says to REFUSED and NOT_DYNAMIC, and its defaults."""
+    script = ASK % (json.dumps(REFUSED), json.dumps(NOT_DYNAMIC), json.dumps(list(OPTIONS)))
+    return json.loads(tarantool.run(script, tmp_path_factory.mktemp("options")))
+
+
+def refusal(call: Any) -> list[Any]:
+    with pytest.raises(errors.TarantoolError) as refused:
+        call()
+    return [refused.value.code, refused.value.message]
+
+
+@pytest.mark.real
+def test_refuses_what_a_real_server_refuses_with_its_code_and_text(real: Any) -> None:
+    ours = [refusal(lambda: configure(options)) for options in REFUSED]  # noqa: B023
+    assert ours == real[0][: len(REFUSED)]
+
+
+@pytest.mark.real
+def test_changes_nothing_that_a_real_server_cannot_change_while_it_runs(real: Any) -> None:
+    ours = [refusal(lambda: configure({}).changed(options)) for options in NOT_DYNAMIC]  # noqa: B023
+    assert ours == real[0][len(REFUSED) :]
+
+
+@pytest.mark.real
+def test_has_the_defaults_of_a_real_server(real: Any) -> None:
+    theirs = real[1]
+    # A level has a number and a name; the real one shows the number.
+    assert theirs.pop("log_level") == 5
+    ours = {name: OPTIONS[name].default for name in theirs}
+    assert ours == theirs
+
+
+def test_none_and_the_empty_string_mean_the_default() -> None:
+    assert configure({"wal_mode": None, "checkpoint_count": ""}) == Configuration()
+
+
+def test_a_port_may_be_a_number() -> None:
+    assert configure({"listen": 3301}).listen == "3301"
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:3301", "127.0.0.1", 3301),
+        ("localhost:0", "localhost", 0),
+        ("3301", "0.0.0.0", 3301),
+        ("*:3301", "0.0.0.0", 3301),
+        ("[::1]:3301", "::1", 3301),
+        ("unix/:/tmp/node.sock", "/tmp/node.sock", None),
+        ("/tmp/node.sock", "/tmp/node.sock", None),
+    ],
+)
+def test_listens_where_tarantool_would(text: str, host: str, port: int | None) -> None:
+    uri = listen_uri(text)
+    assert (uri.host, uri.port) == (host, port)
+
+
+def test_whole_numbers_may_be_written_as_floats_but_not_be_broken() -> None:
+    assert configure({"checkpoint_wal_threshold": 1e18}).checkpoint_wal_threshold == 10**18
+    with pytest.raises(errors.TarantoolError, match="'checkpoint_count': should be a whole number"):
+        configure({"checkpoint_count": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("read_only", "true", True),
+        ("read_only", "FALSE", False),
+        ("checkpoint_count", "3", 3),
+        ("txn_timeout", "0.5", 0.5),
+        ("wal_mode", "fsync", "fsync"),
+        ("listen", "3301", "3301"),
+    ],
+)
+def test_text_of_the_command_line_becomes_a_value(name: str, text: str, value: object) -> None:
+    option = OPTIONS[name]
+    assert option.accept(option.parse(text)) == value
+
+
+@pytest.mark.parametrize(("name", "text"), [("read_only", "maybe"), ("checkpoint_count", "few")])
+def test_text_of_another_type_is_refused(name: str, text: str) -> None:
+    option = OPTIONS[name]
+    with pytest.raises(errors.TarantoolError, match=f"'{name}': should be of type"):
+        option.accept(option.parse(text))
+
+
+def test_an_option_is_spelled_alike_everywhere() -> None:
+    option = OPTIONS["wal_max_size"]
+    assert (option.dashed, option.variable) == ("--wal-max-size", "FLOWSTONE_WAL_MAX_SIZE")
+
+
+def test_a_certificate_comes_with_its_key() -> None:
+    with pytest.raises(errors.TarantoolError, match="'ssl_key_file': needed with ssl_cert_file"):
+        configure({"ssl_cert_file": "node.crt"})
+    with pytest.raises(errors.TarantoolError, match="'ssl_cert_file': needed with ssl_ca_file"):
+        configure({"ssl_ca_file": "ca.crt"})
+
+
+def test_a_changed_configuration_says_what_differs() -> None:
+    before = configure({})
+    after = before.changed({"read_only": True, "checkpoint_count": 2, "wal_mode": "write"})
+    assert before.differences(after) == ["read_only"]
