@@ -1,0 +1,281 @@
+"""The load: requests of one size each, encoded beforehand, and a driver that sends and counts at machine speed.
+
+A run is one thread that holds no interpreter lock: it polls, receives, counts whole replies and sends as many further
+requests as the window allows. So it takes one core at most, and what it measures is the server. Replies are checked as
+they are counted: the header of real servers, type 0, and at least the size that an answer with a tuple has.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.greeting import GREETING_SIZE
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.packet import decode_response, encode_request
+
+SPACE_ID = 512
+FIRST_KEY = 100_000
+"""Keys from here to 2^32 take five bytes of MessagePack each, so all requests of a kind have one size."""
+
+REPLY_HEADER_SIZE = 28
+BUFFER_SIZE = 1 << 20
+SILENCE_SECONDS = 60
+EVERYTHING = 1 << 40
+"""A window that never closes: the server's own limits hold the sender back."""
+
+Keys = NDArray[np.int64]
+Blob = NDArray[np.uint8]
+
+
+# --- requests ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Requests:
+    """`count` packets of `size` bytes each, one after the other in `blob`, and the least size of a good answer."""
+
+    blob: Blob
+    count: int
+    size: int
+    answer_size: int
+
+
+def sequential(count: int, start: int = FIRST_KEY) -> Keys:
+    return np.arange(start, start + count, dtype=np.int64)
+
+
+def shuffled(count: int, seed: int, start: int = FIRST_KEY) -> Keys:
+    return np.random.default_rng(seed).permutation(sequential(count, start))
+
+
+def person(key: int) -> tuple[Any, ...]:
+    """A tuple of the benchmark's space: five fields, and the same size for every key."""
+    return (key, f"name{key:010d}", f"user{key:010d}@example.com", key % 9999991 + 0.25, key % 90)
+
+
+def statements(type: RequestType, keys: Keys) -> Requests:
+    """INSERT or REPLACE of a `person` for each key."""
+    raw = pack(person(FIRST_KEY))
+    table = _packets(type, b"\x82\x10" + pack(SPACE_ID) + b"\x21" + raw, len(keys))
+    at = table.shape[1] - len(raw)
+    table[:, at + 2 : at + 6] = _bytes(keys, ">u4")
+    digits = keys[:, None] // 10 ** np.arange(9, -1, -1) % 10 + ord("0")
+    for match in re.finditer(rb"%010d" % FIRST_KEY, raw):
+        table[:, at + match.start() : at + match.end()] = digits
+    table[:, -9:-1] = _bytes(keys % 9999991 + 0.25, ">f8")
+    table[:, -1] = keys % 90
+    return Requests(table.reshape(-1), len(keys), table.shape[1], REPLY_HEADER_SIZE + len(raw))
+
+
+def selects(keys: Keys) -> Requests:
+    """SELECT of one tuple by its primary key, for each key, with all that clients say in one."""
+    key = b"\x91\xce" + bytes(4)
+    body = b"\x86\x10" + pack(SPACE_ID) + b"\x11\x00\x12\xce\xff\xff\xff\xff\x13\x00\x14\x00\x20" + key
+    table = _packets(RequestType.SELECT, body, len(keys))
+    table[:, -4:] = _bytes(keys, ">u4")
+    return Requests(table.reshape(-1), len(keys), table.shape[1], REPLY_HEADER_SIZE + len(pack(person(FIRST_KEY))))
+
+
+def pings(count: int) -> Requests:
+    table = _packets(RequestType.PING, b"\x80", count)
+    return Requests(table.reshape(-1), count, table.shape[1], REPLY_HEADER_SIZE)
+
+
+def _packets(type: RequestType, body: bytes, count: int) -> Blob:
+    """A row per packet, which differ in nothing but their sync."""
+    sync = 0x10000
+    packet = encode_request(type, sync, body)
+    table = np.tile(np.frombuffer(packet, np.uint8), (count, 1))
+    at = len(packet) - len(body) - 4
+    table[:, at : at + 4] = _bytes(np.arange(sync, sync + count), ">u4")
+    return table
+
+
+def _bytes(values: NDArray[Any], kind: str) -> Blob:
+    return values.astype(kind).view(np.uint8).reshape(len(values), -1)
+
+
+# --- the driver -------------------------------------------------------------------------------------
+
+POLLIN, POLLOUT, ENDED = 1, 4, 8 | 16 | 32
+MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
+DONE, CLOSED, SILENT, WRONG = 0, 1, 2, 3
+CLOCK_MONOTONIC = 1
+
+_word, _int = types.intp, types.int32
+_poll = types.ExternalFunction("poll", _int(_word, _word, _int))
+_recv = types.ExternalFunction("recv", _word(_int, _word, _word, _int))
+_send = types.ExternalFunction("send", _word(_int, _word, _word, _int))
+_clock_gettime = types.ExternalFunction("clock_gettime", _int(_int, _word))
+
+
+def _now(place: NDArray[np.int64]) -> int:
+    _clock_gettime(CLOCK_MONOTONIC, place.ctypes.data)
+    return place[0] * 1_000_000_000 + place[1]  # type: ignore[no-any-return]
+
+
+def _whole(buffer: Blob, end: int, answer_size: int) -> tuple[int, int]:
+    """Whole replies up to `end` and the bytes they take; at a wrong one the count is negative, and bytes say where."""
+    at, count = 0, 0
+    while end - at >= 5:
+        size = 5 + (buffer[at + 1] << 24 | buffer[at + 2] << 16 | buffer[at + 3] << 8 | buffer[at + 4])
+        if buffer[at] != 0xCE:
+            return -1, at
+        if end - at < size:
+            break
+        is_plain = buffer[at + 5] == 0x83 and buffer[at + 7] == 0xCE
+        is_ok = buffer[at + 8] | buffer[at + 9] | buffer[at + 10] | buffer[at + 11] == 0
+        if size < answer_size or not is_plain or not is_ok:
+            return -1, at
+        at += size
+        count += 1
+    return count, at
+
+
+def _drive(
+    files: NDArray[np.int64],
+    shares: NDArray[np.int64],
+    blob: Blob,
+    size: int,
+    window: int,
+    answer_size: int,
+    buffers: Blob,
+    pauses: NDArray[np.int64],
+) -> tuple[int, int, int, int]:
+    """How it ended, replies seen, nanoseconds, and the place of a wrong reply (connection << 32 | offset).
+
+    `shares` has first request and end of each connection; `pauses`, where not empty, takes how long each connection
+    waited between two moments at which replies arrived.
+    """
+    count = len(files)
+    polled = np.zeros((count, 4), np.int16)  # struct pollfd: the file in two halves, events, what happened
+    fill, answered = np.zeros(count, np.int64), shares[:, 0].copy()
+    sent, heard = shares[:, 0] * size, np.zeros(count, np.int64)
+    place = np.zeros(2, np.int64)
+    base, total, seen, waits = blob.ctypes.data, (shares[:, 1] - shares[:, 0]).sum(), 0, 0
+    for c in range(count):
+        polled[c, 0], polled[c, 1], polled[c, 2] = files[c] & 0xFFFF, files[c] >> 16, POLLIN | POLLOUT
+    started = latest = _now(place)
+    heard[:] = started
+    while seen < total:
+        _poll(polled.ctypes.data, count, 1000)
+        now = _now(place)
+        if now - latest > SILENCE_SECONDS * 1_000_000_000:
+            return SILENT, seen, now - started, 0
+        for c in range(count):
+            if polled[c, 3] == 0:
+                continue
+            if polled[c, 3] & (POLLIN | ENDED):
+                room = buffers.shape[1] - fill[c]
+                got = _recv(files[c], buffers[c].ctypes.data + fill[c], room, MSG_DONTWAIT)
+                if got == 0:
+                    return CLOSED, seen, now - started, 0
+                if got > 0:
+                    fill[c] += got
+                    replies, end = _whole(buffers[c], fill[c], answer_size)
+                    if replies < 0:
+                        return WRONG, seen, now - started, c << 32 | end
+                    buffers[c, : fill[c] - end] = buffers[c, end : fill[c]]
+                    fill[c] -= end
+                    if replies:
+                        answered[c] += replies
+                        seen += replies
+                        latest = now
+                        if waits < len(pauses):
+                            pauses[waits] = now - heard[c]
+                            waits += 1
+                        heard[c] = now
+            limit = min(answered[c] + window, shares[c, 1]) * size
+            if sent[c] < limit:
+                wrote = _send(files[c], base + sent[c], limit - sent[c], MSG_DONTWAIT | MSG_NOSIGNAL)
+                if wrote > 0:
+                    sent[c] += wrote
+            polled[c, 2] = POLLIN | POLLOUT if sent[c] < limit else POLLIN
+    return DONE, seen, _now(place) - started, 0
+
+
+_now = njit(nogil=True)(_now)
+_whole = njit(nogil=True)(_whole)
+_drive = njit(nogil=True)(_drive)
+
+
+class LoadError(Exception):
+    """The server refused, closed or fell silent: there is nothing to measure."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run took, and for each arrival of replies how long its connection had waited for it."""
+
+    replies: int
+    seconds: float
+    pauses: NDArray[np.float64]
+
+    @property
+    def rate(self) -> float:
+        return self.replies / self.seconds
+
+
+class Connections:
+    """Some connections of guest to one server, kept over many runs."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self._stack = ExitStack()
+        self._sockets = [self._stack.enter_context(_connected(port)) for _ in range(count)]
+        self._buffers = np.zeros((count, BUFFER_SIZE if count == 1 else BUFFER_SIZE // 8), np.uint8)
+
+    def run(self, requests: Requests, window: int, *, keep_pauses: bool = False) -> Run:
+        """All `requests`, shared out evenly, with at most `window` in flight on each connection."""
+        count = len(self._sockets)
+        bounds = [requests.count * number // count for number in range(count + 1)]
+        shares = np.array([bounds[:-1], bounds[1:]], np.int64).T.copy()
+        files = np.array([each.fileno() for each in self._sockets], np.int64)
+        pauses = np.zeros(requests.count if keep_pauses else 0, np.int64)
+        how, seen, nanoseconds, wrong = _drive(
+            files, shares, requests.blob, requests.size, window, requests.answer_size, self._buffers, pauses
+        )
+        if how == WRONG:
+            raise LoadError(f"reply {seen} is wrong: {self._reply(wrong >> 32, wrong & 0xFFFFFFFF)}")
+        if how != DONE:
+            what = "closed a connection" if how == CLOSED else f"was silent for {SILENCE_SECONDS} s"
+            raise LoadError(f"the server {what} after {seen} of {requests.count} replies")
+        return Run(int(seen), nanoseconds / 1e9, pauses[np.flatnonzero(pauses)] / 1e9)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reply(self, connection: int, at: int) -> str:
+        raw = self._buffers[connection, at:].tobytes()
+        try:
+            size = int.from_bytes(raw[1:5], "big")
+            response = decode_response(raw[5 : 5 + size])
+            return str(response.error()) if response.is_error else f"{response.values()}"
+        except Exception:
+            return raw[:80].hex()
+
+
+def _connected(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    greeting = b""
+    while len(greeting) < GREETING_SIZE:
+        piece = connection.recv(GREETING_SIZE - len(greeting))
+        if not piece:
+            raise LoadError("the server closed the connection without a greeting")
+        greeting += piece
+    return connection
