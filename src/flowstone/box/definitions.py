@@ -54,6 +54,8 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     type: str
     unique: bool
     parts: tuple[IndexPart, ...]
+    is_functional: bool = False
+    """Keys are computed by a function of `_func`, in Lua."""
 
 
 class SpaceDefinition(msgspec.Struct, frozen=True):
@@ -125,6 +127,7 @@ def read_index(row: tuple[Any, ...], fields: tuple[FieldDefinition, ...] = ()) -
         type=_text(row, 3, "index type").lower(),
         unique=unique,
         parts=tuple(_read_part(part, fields) for part in parts),
+        is_functional=bool(options.get("func")),
     )
 
 

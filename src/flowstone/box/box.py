@@ -1,0 +1,91 @@
+"""The box: all spaces of an instance, who may use them, and the transactions on them.
+
+Pure: no file, no socket, no clock. Rows go in through transactions and statements; what has to be written down comes
+out as the transactions' statements.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from flowstone.box import system
+from flowstone.box.access import Access
+from flowstone.box.collation import Collation
+from flowstone.box.definitions import read_index, read_space, with_indexes
+from flowstone.box.dialect import Dialect
+from flowstone.box.function import FunctionDefinition
+from flowstone.box.read_view import ReadView
+from flowstone.box.sequence import Sequence
+from flowstone.box.space import Space
+from flowstone.box.transaction import ADMIN, InteractiveTransaction, Isolation, Transaction
+from flowstone.iproto import errors
+
+
+class Box:
+    """`schema_version` grows with every change of a definition; clients see it in each reply.
+
+    `is_recovering` is set while rows come from a log or a peer that has accepted them: nobody's rights are asked then,
+    and definitions of things that we do not serve are kept.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.spaces: dict[int, Space] = {}
+        self.names: dict[str, Space] = {}
+        self.schema_version = 1
+        self.access = Access()
+        self.sequences: dict[int, Sequence] = {}
+        self.collations: dict[int, Collation] = {}
+        self.functions: dict[str, FunctionDefinition] = {}
+        self.is_recovering = False
+        self.is_read_only = False
+        self.tuple_size_max = 1024 * 1024
+        self.views: list[ReadView] = []
+        self.in_flight: deque[Transaction] = deque()
+        """Transactions that are visible and not yet in the log, in the order of their LSNs."""
+        self._put_system_spaces()
+
+    def _put_system_spaces(self) -> None:
+        """The core definitions, with which a snapshot's own can be read; its rows replace them."""
+        indexes = [read_index(row) for row in system.index_rows()]
+        for row in system.space_rows():
+            definition = read_space(row)
+            mine = [index for index in indexes if index.space_id == definition.id]
+            self.put_space(Space(with_indexes(definition, mine), self.collations, self.views))
+
+    def space(self, space: int | str) -> Space:
+        """The space with this id or name."""
+        found = self.spaces.get(space) if isinstance(space, int) else self.names.get(space)
+        if found is None:
+            raise errors.NoSuchSpace(f"Space '{space if isinstance(space, str) else f'#{space}'}' does not exist")
+        return found
+
+    def put_space(self, space: Space) -> None:
+        """Makes `space` the valid one of its id."""
+        old = self.spaces.get(space.id)
+        if old is not None:
+            self.names.pop(old.name, None)
+        space.claim_indexes()
+        self.spaces[space.id] = space
+        self.names[space.name] = space
+        self.schema_version += 1
+
+    def remove_space(self, space_id: int) -> None:
+        self.names.pop(self.spaces.pop(space_id).name, None)
+        self.schema_version += 1
+
+    def begin(self, user: int = ADMIN) -> Transaction:
+        """A transaction whose statements take effect at once. It must not be held over an `await`."""
+        return Transaction(self, user)
+
+    def begin_interactive(self, user: int = ADMIN, isolation: Isolation = Isolation.DEFAULT) -> InteractiveTransaction:
+        """A transaction that may take its time: `prepare` or `rollback` ends it."""
+        return InteractiveTransaction(self, user, isolation)
+
+    def open_view(self, *, confirmed: bool = False) -> ReadView:
+        """All spaces as they are now; with `confirmed`, without what is not in the log yet."""
+        view = ReadView(dict(self.spaces), self.views)
+        if confirmed:
+            for transaction in reversed(self.in_flight):
+                transaction.hide_from(view)
+        return view

@@ -1,0 +1,152 @@
+"""A space: its definition, the format its tuples obey, and its indexes, the first of which holds the tuples.
+
+Altering makes another `Space` that shares the indexes which stay as they are, so that going back is putting the old
+one back. Knows nothing of transactions, users or logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flowstone.box.collation import Collation
+from flowstone.box.definitions import IndexDefinition, SpaceDefinition
+from flowstone.box.format import TupleFormat
+from flowstone.box.index import Index
+from flowstone.box.keys import Key
+from flowstone.iproto import errors
+from flowstone.iproto.msgpack import unpack
+
+if TYPE_CHECKING:
+    from flowstone.box.read_view import ReadView
+    from flowstone.box.sequence import SpaceSequence
+
+Values = tuple[Any, ...]
+
+
+class Space:
+    """Spaces are compared by identity: an altered one is another."""
+
+    __slots__ = ("definition", "format", "indexes", "primary", "sequence", "served", "views")
+
+    def __init__(self, definition: SpaceDefinition, collations: Mapping[int, Collation], views: list[ReadView]) -> None:
+        self.definition = definition
+        self.format = TupleFormat(definition)
+        self.views = views
+        self.sequence: SpaceSequence | None = None
+        self.indexes: dict[int, Index] = {}
+        self._set_indexes(
+            {index.id: Index(index, _primary_of(definition, index), collations, views) for index in definition.indexes}
+        )
+
+    def _set_indexes(self, indexes: dict[int, Index]) -> None:
+        self.indexes = indexes
+        self.primary = indexes.get(0)
+        self.served = tuple(index for index in indexes.values() if index.is_served)
+
+    def claim_indexes(self) -> None:
+        """Makes shared indexes go by the names they have in this space, which becomes the valid one."""
+        for definition in self.definition.indexes:
+            self.indexes[definition.id].definition = definition
+
+    @property
+    def id(self) -> int:
+        return self.definition.id
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    def __len__(self) -> int:
+        return len(self.primary) if self.primary is not None else 0
+
+    def __repr__(self) -> str:
+        return f"<Space {self.name!r} of {len(self)} tuples>"
+
+    def index(self, index: int | str) -> Index:
+        """The index with this id or name."""
+        if isinstance(index, int):
+            found = self.indexes.get(index)
+            if found is None:
+                raise errors.NoSuchIndexId(f"No index #{index} is defined in space '{self.name}'")
+            return found
+        for candidate in self.indexes.values():
+            if candidate.definition.name == index:
+                return candidate
+        raise errors.NoSuchIndexName(f"No index '{index}' is defined in space '{self.name}'")
+
+    def empty(self, collations: Mapping[int, Collation]) -> Space:
+        """The same space without tuples: what truncation leaves."""
+        emptied = Space(self.definition, collations, self.views)
+        emptied.sequence = self.sequence
+        return emptied
+
+    def altered(self, definition: SpaceDefinition, collations: Mapping[int, Collation]) -> Space:
+        """A space with the same tuples, defined by `definition`.
+
+        Indexes whose definition stays are shared, others are built from the tuples; raises what the tuples break.
+        """
+        altered = Space(definition, collations, self.views)
+        altered.sequence = self.sequence
+        kept = self._kept_indexes(altered)
+        altered._set_indexes({number: kept.get(number, index) for number, index in altered.indexes.items()})
+        built = tuple(index for index in altered.served if index.definition.id not in kept)
+        is_checked = definition.fields != self.definition.fields or definition.field_count != (
+            self.definition.field_count
+        )
+        if built or is_checked:
+            altered._build(self.tuples(), built)
+        return altered
+
+    def _kept_indexes(self, altered: Space) -> dict[int, Index]:
+        old_primary, new_primary = self.definition.primary_key, altered.definition.primary_key
+        if old_primary is None or new_primary is None or old_primary.parts != new_primary.parts:
+            return {}  # entries of other indexes end in the primary key
+        kept: dict[int, Index] = {}
+        for number, index in self.indexes.items():
+            other = altered.indexes.get(number)
+            if other is None or not _places_alike(index.definition, other.definition):
+                continue
+            kept[number] = index
+        return kept
+
+    def _build(self, tuples: Iterator[bytes], indexes: tuple[Index, ...]) -> None:
+        """Checks `tuples` against the format and puts them into `indexes`."""
+        for raw in tuples:
+            values = unpack(raw)
+            self.format.check(raw, values)
+            for index in indexes:
+                for entry in index.key.entries(values):
+                    if index.set(entry, raw) is not None:
+                        raise self.duplicate(index)
+
+    def tuples(self) -> Iterator[bytes]:
+        """All tuples, in the order of the primary key; not to be held over a write."""
+        if self.primary is None:
+            return iter(())
+        return (raw for _, raw in self.primary.scan())
+
+    def duplicate(self, index: Index) -> errors.TarantoolError:
+        """The error for a key that is there already."""
+        return errors.TupleFound(
+            f"Duplicate key exists in unique index '{index.definition.name}' in space '{self.name}'"
+        )
+
+    def entries(self, old: Values | None, new: Values | None) -> Iterator[tuple[Index, list[Key], list[Key]]]:
+        """Per index: the entries that `old` has and `new` has not, and those of `new`."""
+        for index in self.served:
+            added = index.key.entries(new) if new is not None else []
+            removed = index.key.entries(old) if old is not None else []
+            if removed and added:
+                removed = [entry for entry in removed if entry not in added]
+            yield index, removed, added
+
+
+def _primary_of(definition: SpaceDefinition, index: IndexDefinition) -> IndexDefinition | None:
+    primary = definition.primary_key
+    return None if primary is None or index.id == 0 else primary
+
+
+def _places_alike(old: IndexDefinition, new: IndexDefinition) -> bool:
+    """True if entries of an index that is redefined so stay where they are."""
+    return (old.type, old.unique, old.parts) == (new.type, new.unique, new.parts)

@@ -1,0 +1,337 @@
+"""The statements: SELECT, INSERT, REPLACE, UPDATE, UPSERT, DELETE, with the checks and errors of a real server.
+
+Each takes a transaction, works on raw tuples and keys, and adds to the transaction the row that a real server would
+log. Order of the checks: space, read-only, rights, index, key, format, unique keys (box.cc, memtx_space.c of 2.6.0).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+from flowstone.box import sysview
+from flowstone.box.access import Privilege
+from flowstone.box.index import Index
+from flowstone.box.keys import Key, KeyKind, Span
+from flowstone.box.read_view import contains, successor
+from flowstone.box.space import Space, Values
+from flowstone.box.transaction import ADMIN, Statement, Transaction
+from flowstone.box.update import decode_operations, update_raw, upsert_raw
+from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.row import encode_uint
+
+EMPTY_KEY: Final = b"\x90"
+LIMIT_MAX: Final = 0xFFFFFFFF
+EQ, REQ, ALL, LT, LE, GE, GT = range(7)
+ITERATOR_COUNT: Final = 12
+_REVERSE: Final = frozenset((REQ, LT, LE))
+_OF_HASH: Final = frozenset((EQ, ALL, GT))
+
+# Plain numbers: looking into an enum costs more than many a statement.
+_READ, _WRITE = Privilege.READ.value, Privilege.WRITE.value
+INSERT, REPLACE, UPDATE = RequestType.INSERT.value, RequestType.REPLACE.value, RequestType.UPDATE.value
+DELETE, UPSERT = RequestType.DELETE.value, RequestType.UPSERT.value
+
+
+def select(
+    txn: Transaction,
+    space: Space,
+    index_id: int,
+    *,
+    iterator: int = EQ,
+    offset: int = 0,
+    limit: int = LIMIT_MAX,
+    key: bytes = EMPTY_KEY,
+    after: bytes | None = None,
+) -> list[bytes]:
+    """The tuples; `after` is a position that `position_of` has given."""
+    if not 0 <= iterator < ITERATOR_COUNT:
+        raise errors.IllegalParams("Illegal parameters, Invalid iterator type")
+    check_access(txn, space, _READ)
+    index = space.index(index_id)
+    values = unpack(key)
+    if _is_point(index, iterator, values) and after is None:
+        found = _find_visible(txn, space, index, index.key.exact(values))
+        return [found] if found is not None and not offset and limit else []
+    span = _span(space, index, iterator, values)
+    if after is not None:
+        span = _behind(index, span, after)
+    found_tuples: list[bytes] = []
+    if not limit:
+        return found_tuples
+    for _, value in _visible(txn, space, index, span):
+        if offset:
+            offset -= 1
+            continue
+        found_tuples.append(value)
+        if len(found_tuples) >= limit:
+            break
+    return found_tuples
+
+
+def count(txn: Transaction, space: Space, index_id: int, *, iterator: int = EQ, key: bytes = EMPTY_KEY) -> int:
+    """How many tuples a select would give."""
+    check_access(txn, space, _READ)
+    index = space.index(index_id)
+    values = unpack(key)
+    if space.definition.engine == "sysview":
+        return len(select(txn, space, index_id, iterator=iterator, key=key))
+    if _is_point(index, iterator, values):
+        return int(txn.find(index, index.key.exact(values)) is not None)
+    return txn.count(index, _span(space, index, iterator, values))
+
+
+def get(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes | None:
+    """The one tuple with this key of a unique index."""
+    check_access(txn, space, _READ)
+    index = space.index(index_id)
+    return _find_visible(txn, space, index, _exact(space, index, key))
+
+
+def position_of(index: Index, tuple_: bytes) -> bytes:
+    """An opaque text from which a later `select` goes on behind `tuple_`."""
+    entry = index.key.entries(unpack(tuple_))
+    if len(entry) != 1:
+        raise errors.Unsupported(f"Index '{index.definition.name}' does not support pagination")
+    return base64.b64encode(pack(entry[0]))
+
+
+def insert(txn: Transaction, space: Space, raw: bytes) -> bytes:
+    raw, values = _checked_tuple(txn, space, raw)
+    primary = _primary(space)
+    key = primary.key.entries(values)[0]
+    if txn.find(primary, key) is not None:
+        raise space.duplicate(primary)
+    txn.write(space, None, raw, None, values)
+    txn.log(Statement(INSERT, space, tuple_body(space, raw)))
+    return raw
+
+
+def replace(txn: Transaction, space: Space, raw: bytes) -> bytes:
+    raw, values = _checked_tuple(txn, space, raw)
+    primary = _primary(space)
+    old = txn.find_to_replace(space, primary, primary.key.entries(values)[0])
+    txn.write(space, old, raw, None, values)
+    txn.log(Statement(REPLACE, space, tuple_body(space, raw)))
+    return raw
+
+
+def delete(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes | None:
+    """The tuple that went; without one a row is logged all the same."""
+    index = _index_to_write(txn, space, index_id)
+    old = txn.find(index, _exact(space, index, key))
+    if old is not None:
+        txn.write(space, old, None, None, None)
+    txn.log(Statement(DELETE, space, key_body(space, index, 0, key)))
+    return old
+
+
+def update(
+    txn: Transaction, space: Space, index_id: int, key: bytes, operations: bytes, index_base: int = 0
+) -> bytes | None:
+    """The new tuple, or None where no tuple has the key."""
+    index = _index_to_write(txn, space, index_id)
+    exact = _exact(space, index, key)
+    decoded = decode_operations(unpack(operations), index_base=index_base, field_names=space.format.field_names)
+    old = txn.find(index, exact)
+    new = None
+    if old is not None:
+        new = update_raw(old, decoded)
+        new_values, old_values = unpack(new), unpack(old)
+        _check_size(txn, new)
+        space.format.check(new, new_values)
+        primary = _primary(space)
+        if primary.key.entries(new_values) != primary.key.entries(old_values):
+            raise errors.CantUpdatePrimaryKey(
+                f"Attempt to modify a tuple field which is part of index '{primary.definition.name}'"
+                f" in space '{space.name}'"
+            )
+        txn.write(space, old, new, old_values, new_values)
+    txn.log(Statement(UPDATE, space, key_body(space, index, index_base, key, operations)))
+    return new
+
+
+def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_base: int = 0) -> None:
+    """Inserts the tuple, or changes by the operations the one that has its primary key."""
+    raw, values = _checked_tuple(txn, space, raw, fill=False)
+    primary = _primary(space)
+    if any(index.key.is_unique for index in space.served[1:]) and space.definition.engine == "vinyl":
+        raise errors.Unsupported("Vinyl does not support upsert with unique secondary indexes")
+    decoded = decode_operations(unpack(operations), index_base=index_base, field_names=space.format.field_names)
+    key = primary.key.entries(values)[0]
+    old = txn.find(primary, key)
+    if old is None:
+        raw, values = _filled(txn, space, raw, values)
+        txn.write(space, None, raw, None, values)
+    else:
+        new = upsert_raw(old, decoded)
+        new_values = unpack(new)
+        _check_size(txn, new)
+        space.format.check(new, new_values)
+        # A change of the primary key is left out, as everything that an upsert cannot do.
+        if primary.key.entries(new_values) == [key]:
+            txn.write(space, old, new, None, new_values)
+    txn.log(Statement(UPSERT, space, upsert_body(space, index_base, operations, raw)))
+
+
+def check_access(txn: Transaction, space: Space, privilege: int) -> None:
+    user = txn.user
+    if user == ADMIN:
+        return
+    access = txn.box.access
+    if not privilege & ~access.allows(user, space.id):
+        return
+    definition = space.definition
+    if definition.engine == "sysview" and privilege == _READ:
+        return  # views are for everybody: they show what one may see
+    access.check(user, privilege, "space", definition.id, definition.owner, definition.name)
+
+
+def check_writable(txn: Transaction, space: Space) -> None:
+    box = txn.box
+    if box.is_recovering:
+        return
+    definition = space.definition
+    if box.is_read_only and not definition.is_temporary and not definition.is_local:
+        raise errors.Readonly("Can't modify data because this instance is in read-only mode.")
+    check_access(txn, space, _WRITE)
+    if definition.engine == "sysview":
+        raise errors.ViewIsRo(f"View '{space.name}' is read-only")
+
+
+def _checked_tuple(txn: Transaction, space: Space, raw: bytes, *, fill: bool = True) -> tuple[bytes, Values]:
+    check_writable(txn, space)
+    _primary(space)
+    values = unpack(raw)
+    if not isinstance(values, tuple):
+        raise errors.TupleNotArray("Tuple/Key must be MsgPack array")
+    if fill:
+        raw, values = _filled(txn, space, raw, values)
+    _check_size(txn, raw)
+    space.format.check(raw, values)
+    return raw, values
+
+
+def _filled(txn: Transaction, space: Space, raw: bytes, values: Values) -> tuple[bytes, Values]:
+    """The tuple with its sequence's next value, where it has none."""
+    if space.sequence is None:
+        return raw, values
+    return space.sequence.fill(txn, raw, values)
+
+
+def _check_size(txn: Transaction, raw: bytes) -> None:
+    if len(raw) > txn.box.tuple_size_max and not txn.box.is_recovering:
+        raise errors.MemtxMaxTupleSize(
+            f"Failed to allocate {len(raw)} bytes for tuple: tuple is too large. "
+            "Check 'memtx_max_tuple_size' configuration option."
+        )
+
+
+def _primary(space: Space) -> Index:
+    if space.primary is None:
+        raise errors.NoSuchIndexId(f"No index #0 is defined in space '{space.name}'")
+    return space.primary
+
+
+def _index_to_write(txn: Transaction, space: Space, index_id: int) -> Index:
+    check_writable(txn, space)
+    _primary(space)
+    return space.index(index_id)
+
+
+def _exact(space: Space, index: Index, key: bytes) -> Key:
+    _check_served(space, index)
+    if not index.definition.unique:
+        raise errors.MoreThanOneTuple("Get() doesn't support partial keys and non-unique indexes")
+    return index.key.exact(unpack(key))
+
+
+def _is_point(index: Index, iterator: int, values: Any) -> bool:
+    """Whether at most one tuple can match, at an entry that is known without looking."""
+    return (
+        iterator in (EQ, REQ)
+        and index.is_served
+        and index.definition.unique
+        and isinstance(values, tuple)
+        and len(values) == len(index.definition.parts)
+        and None not in values
+    )
+
+
+def _span(space: Space, index: Index, iterator: int, values: Values) -> Span:
+    _check_served(space, index)
+    if not index.is_ordered and iterator not in _OF_HASH:
+        raise errors.UnsupportedIndexFeature(
+            f"Index '{index.definition.name}' ({index.definition.type.upper()}) of space '{space.name}'"
+            f" ({space.definition.engine}) does not support requested iterator type"
+        )
+    if iterator > GT:
+        raise errors.UnsupportedIndexFeature(
+            f"Index '{index.definition.name}' ({index.definition.type.upper()}) of space '{space.name}'"
+            f" ({space.definition.engine}) does not support requested iterator type"
+        )
+    return index.key.span(iterator, values)
+
+
+def _check_served(space: Space, index: Index) -> None:
+    if not index.is_served:
+        kind = "functional" if index.definition.is_functional else index.definition.type.upper()
+        raise errors.Unsupported(
+            f"Flowstone does not support reading through {kind} index '{index.definition.name}'"
+            f" of space '{space.name}': use another index"
+        )
+
+
+def _behind(index: Index, span: Span, position: bytes) -> Span:
+    try:
+        entry = unpack(base64.b64decode(position, validate=True))
+    except (binascii.Error, ValueError, errors.FlowstoneError):
+        entry = None
+    kind = int if index.key.kind is KeyKind.INTEGER else bytes
+    if type(entry) is not kind or not index.is_ordered:
+        raise errors.IteratorPosition("Iterator position is invalid")
+    if not contains(span, entry):
+        raise errors.IteratorPosition("Iterator position is invalid")
+    if span.reverse:
+        return Span(span.low, entry, True)
+    return Span(successor(entry), span.high, False)
+
+
+def _visible(txn: Transaction, space: Space, index: Index, span: Span) -> Any:
+    if space.definition.engine != "sysview":
+        return txn.scan(index, span)
+    return sysview.scan(txn, space, index, span)
+
+
+def _find_visible(txn: Transaction, space: Space, index: Index, key: Key) -> bytes | None:
+    if space.definition.engine != "sysview":
+        return txn.find(index, key)
+    return sysview.find(txn, space, index, key)
+
+
+def tuple_body(space: Space, raw: bytes) -> bytes:
+    """The body of an INSERT or REPLACE row."""
+    return b"\x82\x10" + encode_uint(space.id) + b"\x21" + raw
+
+
+def key_body(space: Space, index: Index, index_base: int, key: bytes, operations: bytes = b"") -> bytes:
+    """The body of a DELETE or UPDATE row."""
+    parts = [b"\x10" + encode_uint(space.id)]
+    if index.definition.id:
+        parts.append(b"\x11" + encode_uint(index.definition.id))
+    if index_base:
+        parts.append(b"\x15" + encode_uint(index_base))
+    parts.append(b"\x20" + key)
+    if operations:
+        parts.append(b"\x21" + operations)
+    return bytes((0x80 + len(parts),)) + b"".join(parts)
+
+
+def upsert_body(space: Space, index_base: int, operations: bytes, raw: bytes) -> bytes:
+    """The body of an UPSERT row."""
+    base = b"\x15" + encode_uint(index_base) if index_base else b""
+    head = bytes((0x83 + bool(index_base),))
+    return head + b"\x10" + encode_uint(space.id) + base + b"\x28" + operations + b"\x21" + raw

@@ -1,0 +1,284 @@
+"""Transactions: statements that become true together, and how they are taken back.
+
+`Transaction` changes the live indexes at once and remembers how to undo it: autocommit, recovery, replication and DDL,
+none of which gives way to others before it ends. `InteractiveTransaction` may wait for its client between statements:
+it reads a view of the moment it began, keeps its writes to itself, and at commit finds out whether what it read still
+holds; the first committer wins. Both only collect the rows for the log: who writes them, and when, is the node's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from flowstone.box.alter import on_change
+from flowstone.box.index import Index
+from flowstone.box.keys import Key, Span
+from flowstone.box.read_view import Changes, Layer, ReadView, contains, successor
+from flowstone.box.space import Space, Values
+from flowstone.box.system import FIRST_SYSTEM_SPACE_ID, FIRST_USER_SPACE_ID
+from flowstone.iproto import errors
+from flowstone.iproto.msgpack import unpack
+
+if TYPE_CHECKING:
+    from flowstone.box.box import Box
+
+ADMIN: Final = 1
+"""The user that may do everything: who embeds a node, and whatever the node does by itself."""
+
+Undo = tuple[Index, Key, bytes | None] | Callable[[], None]
+
+
+class Statement(NamedTuple):
+    """One row for the log. `body` is its MessagePack map; `space` is None for a row that is about none (NOP)."""
+
+    type: int
+    space: Space | None
+    body: bytes
+
+    @property
+    def is_local(self) -> bool:
+        return self.space is not None and self.space.definition.is_local
+
+
+class Isolation(IntEnum):
+    """What a transaction may see, by the numbers of the protocol."""
+
+    DEFAULT = 0
+    READ_COMMITTED = 1
+    READ_CONFIRMED = 2
+    BEST_EFFORT = 3
+    LINEARIZABLE = 4
+
+
+class Transaction:
+    """Statements whose effect is there at once; `rollback` takes all of it back, the newest first."""
+
+    is_interactive = False
+
+    def __init__(self, box: Box, user: int = ADMIN) -> None:
+        self.box = box
+        self.user = user
+        self.statements: list[Statement] = []
+        self.is_sync = False
+        self._undo: list[Undo] = []
+
+    def space(self, space: int | str) -> Space:
+        return self.box.space(space)
+
+    def find(self, index: Index, key: Key) -> bytes | None:
+        return index.map.get(key)
+
+    def find_to_replace(self, space: Space, index: Index, key: Key) -> bytes | None:
+        """As `find`, for who overwrites the tuple without having looked at it."""
+        return index.map.get(key)
+
+    def scan(self, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
+        return index.scan(span)
+
+    def count(self, index: Index, span: Span) -> int:
+        return index.count(span)
+
+    def log(self, statement: Statement) -> None:
+        """Adds a row for the log; temporary spaces have none."""
+        space = statement.space
+        if space is None:
+            self.statements.append(statement)
+        elif not space.definition.is_temporary:
+            self.statements.append(statement)
+            if space.definition.is_sync:
+                self.is_sync = True
+
+    def write(
+        self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
+    ) -> None:
+        """Replaces tuple `old` by `new`, either of which may be missing; a taken unique key changes nothing."""
+        if old_values is None and old is not None:
+            old_values = unpack(old)
+        planned = list(space.entries(old_values, new_values))
+        for index, _, added in planned:
+            # Of the primary index the statement knows already: it found `old` there, or nothing.
+            if index.key.is_unique and index is not space.primary:
+                for entry in added:
+                    found = self.find(index, entry)
+                    if found is not None and found != old:
+                        raise space.duplicate(index)
+        mark = len(self._undo)
+        for index, removed, added in planned:
+            for entry in removed:
+                self._set(index, entry, None)
+            for entry in added:
+                self._set(index, entry, new)
+        if FIRST_SYSTEM_SPACE_ID <= space.definition.id < FIRST_USER_SPACE_ID:
+            self._alter(space, old, new, mark)
+
+    def _set(self, index: Index, key: Key, value: bytes | None) -> None:
+        self._undo.append((index, key, index.set(key, value)))
+
+    def _alter(self, space: Space, old: bytes | None, new: bytes | None, mark: int) -> None:
+        try:
+            undo = on_change(self, space, old, new)
+        except BaseException:
+            self._undo_to(mark)
+            raise
+        if undo is not None:
+            self._undo.append(undo)
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        """`undo` takes back something that is no entry of an index, in its turn."""
+        self._undo.append(undo)
+
+    def savepoint(self) -> tuple[int, int]:
+        """A point to go back to with `rollback_to`."""
+        return len(self._undo), len(self.statements)
+
+    def rollback_to(self, savepoint: tuple[int, int]) -> None:
+        self._undo_to(savepoint[0])
+        del self.statements[savepoint[1] :]
+
+    def rollback(self) -> None:
+        """Takes everything back; the transaction is empty afterwards."""
+        self.rollback_to((0, 0))
+        self.is_sync = False
+
+    def _undo_to(self, mark: int) -> None:
+        while len(self._undo) > mark:
+            entry = self._undo.pop()
+            if isinstance(entry, tuple):
+                index, key, before = entry
+                index.set(key, before)
+            else:
+                entry()
+
+    def hide_from(self, view: ReadView) -> None:
+        """Makes `view`, just opened, see what was there before this transaction."""
+        for entry in reversed(self._undo):
+            if isinstance(entry, tuple):
+                index, key, before = entry
+                view.changes.setdefault(index, {})[key] = before
+
+
+class InteractiveTransaction(Transaction):
+    """Statements with time between them; nobody else sees them before `prepare`."""
+
+    is_interactive = True
+
+    def __init__(self, box: Box, user: int = ADMIN, isolation: Isolation = Isolation.DEFAULT) -> None:
+        super().__init__(box, user)
+        self.isolation = isolation
+        self._view: ReadView = box.open_view(confirmed=isolation is Isolation.READ_CONFIRMED)
+        self._writes: dict[Index, Changes] = {}
+        self._spaces: dict[int, Space] = {}
+        self._keys_read: dict[Index, dict[Key, None]] = {}
+        self._spans_read: dict[Index, list[Span]] = {}
+
+    def space(self, space: int | str) -> Space:
+        current = self.box.space(space)
+        found = self._view.spaces.get(current.id)
+        if found is not current:
+            self.rollback()
+            raise conflict()
+        self._spaces[current.id] = current
+        return current
+
+    def find(self, index: Index, key: Key) -> bytes | None:
+        self._keys_read.setdefault(index, {})[key] = None
+        return self._find(index, key)
+
+    def _find(self, index: Index, key: Key) -> bytes | None:
+        writes = self._writes.get(index)
+        if writes is not None and key in writes:
+            return writes[key]
+        return self._view.get(index, key)
+
+    def find_to_replace(self, space: Space, index: Index, key: Key) -> bytes | None:
+        """That alone is no conflict, unless the old tuple says which entries of other indexes must go."""
+        return self._find(index, key) if len(space.served) == 1 else self.find(index, key)
+
+    def scan(self, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
+        """Reads the part of `span` that is taken from the iterator, to its end if the iterator ends."""
+        source = self._view.source(index)
+        writes = self._writes.get(index)
+        if writes is not None:
+            source = Layer(source, writes, index.is_ordered)
+        spans = self._spans_read.setdefault(index, [])
+        place = len(spans)
+        spans.append(Span(span.low, span.low, False) if span.low is not None else span)
+        for key, value in source.scan(span):
+            spans[place] = _covered(span, key) if index.is_ordered else span
+            yield key, value
+        spans[place] = span
+
+    def count(self, index: Index, span: Span) -> int:
+        return sum(1 for _ in self.scan(index, span))
+
+    def _set(self, index: Index, key: Key, value: bytes | None) -> None:
+        writes = self._writes.setdefault(index, {})
+        self._undo.append(_Overlay(writes, key))
+        writes[key] = value
+
+    def _alter(self, space: Space, old: bytes | None, new: bytes | None, mark: int) -> None:
+        self._undo_to(mark)
+        raise errors.Unsupported(
+            f"A stream's transaction does not support changes of '{space.name}', make them in a statement of their own"
+        )
+
+    def prepare(self) -> Transaction:
+        """Makes the writes live, as a transaction that can still be taken back; error 97 if what it read has changed."""
+        try:
+            if self.statements or self._writes:
+                self._validate()
+            prepared = Transaction(self.box, self.user)
+            prepared.statements = self.statements
+            prepared.is_sync = self.is_sync
+            for index, writes in self._writes.items():
+                for key, value in writes.items():
+                    prepared._set(index, key, value)
+            return prepared
+        finally:
+            self._view.close()
+            self._undo = []
+
+    def _validate(self) -> None:
+        for number, space in self._spaces.items():
+            if self.box.spaces.get(number) is not space:
+                raise conflict()
+        for index, changed in self._view.changes.items():
+            if any(key in changed for key in self._keys_read.get(index, ())):
+                raise conflict()
+            for span in self._spans_read.get(index, ()):
+                if any(contains(span, key) for key in changed):
+                    raise conflict()
+
+    def rollback(self) -> None:
+        super().rollback()
+        self._view.close()
+
+
+class _Overlay:
+    """How to take back one write of an interactive transaction."""
+
+    __slots__ = ("_before", "_key", "_was_there", "_writes")
+
+    def __init__(self, writes: Changes, key: Key) -> None:
+        self._writes = writes
+        self._key = key
+        self._was_there = key in writes
+        self._before = writes.get(key)
+
+    def __call__(self) -> None:
+        if self._was_there:
+            self._writes[self._key] = self._before
+        else:
+            del self._writes[self._key]
+
+
+def _covered(span: Span, last: Key) -> Span:
+    """The part of `span` up to and with `last`."""
+    return Span(last, span.high, True) if span.reverse else Span(span.low, successor(last), False)
+
+
+def conflict() -> errors.TarantoolError:
+    """The error of a transaction that was not the first to commit."""
+    return errors.TransactionConflict("Transaction has been aborted by conflict")
