@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -120,6 +119,7 @@ def _changed_spaces(piece: Piece) -> Iterator[int]:
 
 
 def _replay(uri: Uri, wanted: options.Wanted, as_json: bool) -> int:
+    from flowstone.cli import event_loop
     from flowstone.node import play as player
     from flowstone.outside import production
 
@@ -149,7 +149,7 @@ def _replay(uri: Uri, wanted: options.Wanted, as_json: bool) -> int:
             names=source.names.get,
         )
         try:
-            _run(replay)
+            event_loop.run(replay)
         except (KeyboardInterrupt, player.PlayInterrupted) as error:
             tell()
             say(f"flowstone: {error}" if isinstance(error, player.PlayInterrupted) else _interrupted(result))
@@ -161,19 +161,6 @@ def _replay(uri: Uri, wanted: options.Wanted, as_json: bool) -> int:
             raise
     tell()
     return options.finish(reading.report)
-
-
-def _run(replay: Coroutine[Any, Any, object]) -> None:
-    """On the faster loop where it is installed."""
-    import asyncio
-
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with suppress(ImportError):
-        from uvloop import new_event_loop
-
-        loop_factory = new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(replay)
 
 
 def _interrupted(result: PlayResult) -> str:

@@ -1,0 +1,23 @@
+"""The commands' event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from flowstone.cli.event_loop import run
+
+
+async def loop_module() -> str:
+    return type(asyncio.get_running_loop()).__module__
+
+
+def test_commands_run_on_uvloop() -> None:
+    assert run(loop_module()).startswith("uvloop")
+
+
+def test_without_uvloop_they_run_on_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert run(loop_module()).startswith("asyncio")
