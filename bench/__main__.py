@@ -6,18 +6,22 @@ import argparse
 import re
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from bench import logs
+from bench import logs, serving
 from bench.measure import Result
 from tests import real_tarantool
 
+PARTS = ("logs", "serving")
 README = Path(__file__).parent.parent / "README.md"
 MARKERS = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--only", choices=PARTS, help="measure one part, and leave the README alone")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows per log (default: %(default)s)")
     parser.add_argument("--no-readme", action="store_true", help="leave the README alone")
     options = parser.parse_args()
@@ -25,11 +29,16 @@ def main() -> None:
         sys.exit("bench: the real Tarantool (Debian package tarantool) is missing, so there is nothing to compare with")
     results = []
     with tempfile.TemporaryDirectory(prefix="flowstone-bench-") as work:
-        for result in logs.run(Path(work), options.rows):
-            print(line(result), flush=True)
-            results.append(result)
+        runs: dict[str, Callable[[Path], Iterator[Result]]] = {
+            "logs": partial(logs.run, rows=options.rows),
+            "serving": serving.run,
+        }
+        for part in [options.only] if options.only else PARTS:
+            for result in runs[part](Path(work) / part):
+                print(line(result), flush=True)
+                results.append(result)
     table = "\n".join([*HEAD, *(line(result) for result in results)]) + "\n"
-    if not options.no_readme:
+    if not options.no_readme and not options.only:
         text, count = MARKERS.subn(lambda match: match[1] + table + match[2], README.read_text())
         if count != 1:
             sys.exit("bench: the README has no place for the table (<!-- bench --> … <!-- /bench -->)")
@@ -43,7 +52,7 @@ HEAD = ["| what | Flowstone | beside it | ratio | promised |", "|---|---|---|---
 
 
 def line(result: Result) -> str:
-    ratio = "" if result.ratio is None else f"**{result.ratio:.1f}×**"
+    ratio = "" if result.ratio is None else f"**{result.ratio:.{2 if result.ratio < 2 else 1}f}×**"
     return f"| {result.what} | {result.ours} | {result.peer} | {ratio} | {result.target} |"
 
 

@@ -1,0 +1,136 @@
+"""`flowstone serve` as a process, for tests and benchmarks: started, found ready, killed, started again.
+
+Its log goes to `node.log` beside its data. The first super user is `USER`; `grant_guest` lets strangers do everything,
+as the fixture of the real server does.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.uri import Uri, parse_uri
+from flowstone.node.connection import Connection
+from flowstone.outside import production
+from tests.real_tarantool import free_port
+
+USER, PASSWORD = "first", "secret"
+START_SECONDS = 60
+STOP_SECONDS = 30
+
+SPACE, INDEX, PRIVILEGE = 280, 288, 312
+GUEST_IS_SUPER = (1, 0, "role", 31, 4)
+
+
+@dataclass
+class ServedNode:
+    """A running node: `port` to connect to, `directory` with its files, `process` to end."""
+
+    port: int
+    directory: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def uri(self) -> Uri:
+        return parse_uri(f"{USER}:{PASSWORD}@127.0.0.1:{self.port}")
+
+    def log(self) -> str:
+        return (self.directory / "node.log").read_text(errors="replace")
+
+    def kill(self) -> None:
+        """As a crash does it: the process gets no chance to say goodbye."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """As an operator does it; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def resident_bytes(self) -> int:
+        return resident_bytes(self.process.pid)
+
+
+def resident_bytes(pid: int) -> int:
+    """How much memory of a process is in use now."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(pid)
+
+
+def start(
+    directory: Path, *options: str, dialect: str = "2.6", port: int | None = None, command: Sequence[str] = ()
+) -> ServedNode:
+    """A node that says it is ready, on a new directory or on one that an earlier node left."""
+    directory.mkdir(parents=True, exist_ok=True)
+    port = free_port() if port is None else port
+    arguments = ["serve", f"--listen=127.0.0.1:{port}", f"--work-dir={directory}", f"--dialect={dialect}"]
+    arguments += [f"--user={USER}:{PASSWORD}", *options]
+    with (directory / "node.log").open("wb") as log:
+        process = subprocess.Popen([*(command or COMMAND), *arguments], stdout=log, stderr=subprocess.STDOUT)
+    node = ServedNode(port, directory, process)
+    deadline = time.monotonic() + START_SECONDS
+    while not any(line.endswith("ready") for line in node.log().splitlines()):
+        if process.poll() is not None:
+            raise RuntimeError(f"flowstone serve exited with {process.returncode}:\n{node.log()[-4000:]}")
+        if time.monotonic() > deadline:
+            node.kill()
+            raise RuntimeError(f"flowstone serve was not ready within {START_SECONDS} s:\n{node.log()[-4000:]}")
+        time.sleep(0.01)
+    return node
+
+
+COMMAND = (sys.executable, "-m", "flowstone.cli")
+
+
+@contextmanager
+def serve(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] = ()) -> Iterator[ServedNode]:
+    node = start(directory, *options, dialect=dialect, command=command)
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+async def connect(node: ServedNode) -> Connection:
+    """As the first super user."""
+    return await Connection.open(production(), node.uri)
+
+
+async def insert(connection: Connection, space_id: int, row: tuple[Any, ...]) -> None:
+    await connection.request(RequestType.INSERT, pack({Key.SPACE_ID.value: space_id, Key.TUPLE.value: row}))
+
+
+async def create_space(
+    connection: Connection,
+    space_id: int,
+    name: str,
+    fields: Sequence[tuple[str, str]],
+    *indexes: tuple[str, bool, Sequence[tuple[int, str]]],
+    options: dict[str, Any] | None = None,
+) -> None:
+    """A space with a format; an index is its name, whether it is unique, and its parts."""
+    format = tuple({"name": field, "type": type} for field, type in fields)
+    await insert(connection, SPACE, (space_id, 1, name, "memtx", 0, options or {}, format))
+    for number, (index, unique, parts) in enumerate(indexes or [("pk", True, [(0, fields[0][1])])]):
+        await insert(connection, INDEX, (space_id, number, index, "tree", {"unique": unique}, tuple(parts)))
+
+
+async def grant_guest(connection: Connection) -> None:
+    """Guests may do everything from now on."""
+    await insert(connection, PRIVILEGE, GUEST_IS_SUPER)
