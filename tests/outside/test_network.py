@@ -1,16 +1,18 @@
-"""Byte streams against a real server on this machine, over TCP and a Unix socket."""
+"""Byte streams against real ends on this machine, over TCP, a Unix socket and TLS."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from flowstone.outside.network import SystemNetwork
+from flowstone.outside.network import QUEUE_MAX, Client, Listener, SystemNetwork, Tls
 
 
 async def shout_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,3 +92,184 @@ async def test_a_connection_that_takes_too_long_says_to_whom(monkeypatch: pytest
     monkeypatch.setattr(asyncio, "open_connection", never)
     with pytest.raises(TimeoutError, match=r"no connection to db1:3301 within 0\.01 s"):
         await SystemNetwork().connect("db1", 3301, timeout=0.01)
+
+
+class Recorder:
+    """A server's side of one connection, written down; answers in upper case."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.events: list[str] = []
+
+    def received(self, data: bytes) -> None:
+        self.events.append(data.decode())
+        self.client.write(data.upper())
+
+    def congested(self) -> None:
+        self.events.append("congested")
+
+    def drained(self) -> None:
+        self.events.append("drained")
+
+    def closed(self) -> None:
+        self.events.append("closed")
+
+
+class Listening:
+    def __init__(self) -> None:
+        self.accepted: list[Recorder] = []
+        self.listener: Listener
+
+    def __call__(self, client: Client) -> Recorder:
+        self.accepted.append(Recorder(client))
+        return self.accepted[-1]
+
+
+@asynccontextmanager
+async def listening(
+    host: str = "127.0.0.1", port: int | None = 0, tls: Tls | None = None
+) -> AsyncIterator[tuple[Listening, int | None]]:
+    server = Listening()
+    server.listener = await SystemNetwork().listen(host, port, server, tls=tls)
+    try:
+        yield server, server.listener.port
+    finally:
+        await server.listener.close()
+        for recorder in server.accepted:
+            recorder.client.abort()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  any state of the two ends is waited for
+            await asyncio.sleep(0.001)
+
+
+async def test_a_listener_hands_out_clients_and_what_they_send() -> None:
+    async with listening() as (server, port):
+        stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
+        stream.write(b"ping")
+        assert await stream.read(100) == b"PING"
+        (recorder,) = server.accepted
+        assert recorder.events == ["ping"]
+        assert recorder.client.peer.startswith("127.0.0.1:")
+        await stream.close()
+        await until(lambda: recorder.events == ["ping", "closed"])
+        recorder.client.write(b"nobody hears this")
+
+
+async def test_a_listener_takes_a_unix_socket(tmp_path: Path) -> None:
+    async with listening(str(tmp_path / "s"), None) as (server, port):
+        assert port is None
+        stream = await SystemNetwork().connect(str(tmp_path / "s"), None, timeout=10)
+        stream.write(b"ping")
+        assert await stream.read(100) == b"PING"
+        assert server.accepted[0].client.peer == "unix/:"
+        await stream.close()
+
+
+async def test_an_accepted_client_is_answered_without_delay() -> None:
+    async with listening() as (server, port):
+        stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
+        await until(lambda: server.accepted)
+        transport = server.accepted[0].client._transport  # type: ignore[attr-defined]
+        assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        await stream.close()
+
+
+async def test_a_client_that_reads_nothing_is_congested_and_drained_when_it_reads() -> None:
+    async with listening() as (server, port):
+        stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
+        await until(lambda: server.accepted)
+        recorder = server.accepted[0]
+        size = QUEUE_MAX * 16
+        recorder.client.write(bytes(size))
+        assert recorder.events == ["congested"]
+        assert recorder.client.queued > QUEUE_MAX
+        while size:
+            size -= len(await stream.read(1 << 20))
+        await until(lambda: recorder.events == ["congested", "drained"])
+        await stream.close()
+
+
+async def test_a_paused_client_is_heard_when_reading_resumes() -> None:
+    async with listening() as (server, port):
+        stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
+        await until(lambda: server.accepted)
+        recorder = server.accepted[0]
+        recorder.client.pause_reading()
+        recorder.client.pause_reading()
+        stream.write(b"ping")
+        await stream.drain()
+        recorder.client.resume_reading()
+        assert await stream.read(100) == b"PING"
+        await stream.close()
+
+
+async def test_closing_a_client_sends_what_is_queued_and_aborting_does_not() -> None:
+    async with listening() as (server, port):
+        first = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
+        second = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
+        await until(lambda: len(server.accepted) == 2)
+        for recorder in server.accepted:
+            recorder.client.write(b"bye")
+            recorder.client.close()
+        assert await first.read(100) == b"bye"
+        assert await first.read(100) == b""
+        assert await second.read(100) == b"bye"
+        await first.close()
+        await second.close()
+
+
+async def test_a_taken_port_is_an_os_error() -> None:
+    async with listening() as (_, port):
+        with pytest.raises(OSError, match="address already in use"):
+            await SystemNetwork().listen("127.0.0.1", port, Listening())
+
+
+async def test_a_closed_listener_accepts_nobody() -> None:
+    async with listening() as (server, port):
+        await server.listener.close()
+        with pytest.raises(ConnectionRefusedError):
+            await SystemNetwork().connect("127.0.0.1", port, timeout=10)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """A certificate signed by itself, so it is its own authority, and its key under a password."""
+    directory = tmp_path_factory.mktemp("tls")
+    cert, key = str(directory / "cert.pem"), str(directory / "key.pem")
+    command = (
+        f"openssl req -x509 -newkey rsa:2048 -days 2 -subj /CN=test -passout pass:secret -keyout {key} -out {cert}"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return Tls(cert_file=cert, key_file=key, password="secret")
+
+
+async def test_bytes_go_out_and_come_back_encrypted(certificate: Tls) -> None:
+    async with listening(tls=certificate) as (_, port):
+        for tls in (Tls(), Tls(ca_file=certificate.cert_file)):
+            stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10, tls=tls)
+            stream.write(b"ping")
+            assert await stream.read(100) == b"PING"
+            await stream.close()
+
+
+async def test_a_listener_with_an_authority_takes_only_clients_it_signed(certificate: Tls) -> None:
+    strict = Tls(certificate.cert_file, certificate.key_file, certificate.cert_file, None, certificate.password)
+    async with listening(tls=strict) as (_, port):
+        stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10, tls=strict)
+        stream.write(b"ping")
+        assert await stream.read(100) == b"PING"
+        await stream.close()
+        stranger = await SystemNetwork().connect("127.0.0.1", port, timeout=10, tls=Tls())
+        with pytest.raises(ssl.SSLError, match="certificate required"):
+            await stranger.read(1)
+        await stranger.close()
+
+
+async def test_a_wrong_password_of_a_key_is_an_os_error_and_never_shown(certificate: Tls) -> None:
+    wrong = Tls(certificate.cert_file, certificate.key_file, password="hidden-word")
+    with pytest.raises(ssl.SSLError):
+        await SystemNetwork().listen("127.0.0.1", 0, Listening(), tls=wrong)
+    assert "hidden-word" not in repr(wrong)

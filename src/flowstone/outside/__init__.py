@@ -12,20 +12,24 @@ from dataclasses import dataclass
 from flowstone.outside.blocking import Blocking, ThreadBlocking
 from flowstone.outside.clock import Clock, SystemClock
 from flowstone.outside.disk import AlreadyLocked, Disk, File, Lock, SystemDisk
-from flowstone.outside.network import Network, Stream, SystemNetwork
+from flowstone.outside.network import Client, Listener, Network, Receiver, Stream, SystemNetwork, Tls
 from flowstone.outside.random import Random, SystemRandom
 
 __all__ = [
     "AlreadyLocked",
     "Blocking",
+    "Client",
     "Clock",
     "Disk",
     "File",
+    "Listener",
     "Lock",
     "Network",
     "Outside",
     "Random",
+    "Receiver",
     "Stream",
+    "Tls",
     "production",
 ]
 
