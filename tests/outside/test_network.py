@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import subprocess
@@ -257,15 +258,16 @@ async def test_bytes_go_out_and_come_back_encrypted(certificate: Tls) -> None:
 
 async def test_a_listener_with_an_authority_takes_only_clients_it_signed(certificate: Tls) -> None:
     strict = Tls(certificate.cert_file, certificate.key_file, certificate.cert_file, None, certificate.password)
-    async with listening(tls=strict) as (_, port):
+    async with listening(tls=strict) as (server, port):
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10, tls=strict)
         stream.write(b"ping")
         assert await stream.read(100) == b"PING"
         await stream.close()
         stranger = await SystemNetwork().connect("127.0.0.1", port, timeout=10, tls=Tls())
-        with pytest.raises(ssl.SSLError, match="certificate required"):
-            await stranger.read(1)
+        with contextlib.suppress(ssl.SSLError):  # whether the alert is seen before the end depends on the moment
+            assert await stranger.read(1) == b""
         await stranger.close()
+        assert all("closed" in recorder.events for recorder in server.accepted)
 
 
 async def test_a_wrong_password_of_a_key_is_an_os_error_and_never_shown(certificate: Tls) -> None:
