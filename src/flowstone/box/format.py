@@ -1,0 +1,283 @@
+"""The format of a space's tuples: what each field must be, by the format's own word and by the indexes' parts.
+
+The rules, the order in which they are applied and the words are those of the server's tuple format: types are checked
+in the order of the tuple, down the JSON paths of index parts, and what is missing is told last. A tuple is looked at
+twice at most: quickly by its decoded values, and, where these do not settle it, by its bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowstone.box.definitions import IndexPart, SpaceDefinition
+from flowstone.box.field_types import (
+    ACCEPTS,
+    KIND_ARRAY,
+    KIND_EXT,
+    KIND_MAP,
+    KIND_NIL,
+    KIND_STR,
+    PYTHON_TYPES,
+    children_of,
+    contains,
+    end_of,
+    is_accepted,
+    kind_at,
+)
+from flowstone.box.paths import EVERY, INDEX_BASE, Step, format_path, parse_path
+from flowstone.iproto import errors
+from flowstone.iproto.extensions import Extension
+from flowstone.iproto.msgpack import unpack
+
+_SIGNED_BUT_NOT_NEGATIVE: Final = re.compile(rb"[\xd0-\xd3][\x00-\x7f]", re.DOTALL)
+"""A number so written is no unsigned to the server. Such bytes in strings and doubles only cost a closer look."""
+
+_SINGLE_FLOAT: Final = b"\xca"
+
+
+class _Field:
+    """A field of the format, or a place inside one that a JSON path leads to."""
+
+    __slots__ = ("children", "id", "is_key_part", "is_nullable", "path", "type")
+
+    def __init__(self, id: int, path: tuple[Step, ...], type: str = "any", is_nullable: bool = True) -> None:
+        self.id = id
+        self.path = path
+        self.type = type
+        self.is_nullable = is_nullable
+        self.is_key_part = False
+        self.children: dict[Step, _Field] = {}
+
+    @property
+    def where(self) -> str:
+        """The field as messages name it."""
+        first = self.path[0]
+        assert isinstance(first, int)
+        return str(first + INDEX_BASE) if len(self.path) == 1 else format_path(self.path)
+
+    @property
+    def accepted(self) -> int:
+        return ACCEPTS[self.type] | (KIND_NIL if self.is_nullable else 0)
+
+    @property
+    def is_required(self) -> bool:
+        return not self.children and not self.is_nullable
+
+    def child_at(self, step: Step) -> _Field | None:
+        return self.children.get(EVERY) or self.children.get(step)
+
+    def make_room_for(self, step: Step) -> None:
+        """Becomes the array or map that a path's next step needs, unless it is something else already."""
+        needed = "map" if isinstance(step, str) else "array"
+        if not contains(self.type, needed):
+            raise errors.IndexPartTypeMismatch(
+                f"Field {self.where} has type '{self.type}' in one index, but type '{needed}' in another"
+            )
+        self.type = needed
+        if self.children and (step is EVERY) != (EVERY in self.children):
+            raise errors.MultikeyIndexMismatch(
+                f"Field {self.where} is used as multikey in one index and as single key in another"
+            )
+
+    def demand_container(self) -> None:
+        """Arrays and maps on the way of a path must be there, whatever they are by default."""
+        if self.type in ("array", "map"):
+            self.is_nullable = False
+
+
+class TupleFormat:
+    """What the tuples of a space must look like. Never changes.
+
+    `masks` has, per field from 0, the kinds it accepts (`field_types.py`), or is None where the fields' own kinds
+    do not settle whether a tuple is right. Extensions that only a closer look tells apart are in no mask.
+    """
+
+    field_names: tuple[str, ...]
+    field_count_exact: int  # 0: any
+    field_count_min: int
+    masks: NDArray[np.int64] | None
+
+    def __init__(self, space: SpaceDefinition) -> None:
+        self.field_names = space.field_names
+        self.field_count_exact = space.field_count
+        self.field_count_min = _field_count_min(space)
+        self._fields = _fields_of(space)
+        self._nested_count = len(self._fields)
+        for index in space.indexes:
+            if not index.is_functional:
+                for part in index.parts:
+                    self._use(part, len(space.fields))
+        self._required = tuple(field for field in self._fields if field.is_required)
+        self._is_nested = any(field.children for field in self._fields)
+        self.masks = None if self._is_nested else self._make_masks()
+        self._is_surely_right = self._compile()
+
+    def check(self, raw: bytes, values: tuple[Any, ...]) -> None:
+        """Raises what the server says to a tuple that does not fit. `values` is what `raw` decodes to."""
+        if not self._is_surely_right(raw, values):
+            self._check_closely(raw)
+
+    # --- from definition to fields -------------------------------------------------------------------------------
+
+    def _use(self, part: IndexPart, defined: int) -> None:
+        field = self._fields[part.field]
+        if part.path:
+            field = self._descend(field, parse_path(part.path))
+        if part.field >= defined and not field.is_key_part:
+            field.is_nullable = part.is_nullable
+        # Of two opinions the stricter one holds; that of a path is the only one there is about its end.
+        if not field.is_nullable:
+            field.is_nullable = part.is_nullable and part.path is not None
+        elif not part.is_nullable:
+            field.is_nullable = False
+        if contains(field.type, part.type):
+            field.type = part.type
+        elif not contains(part.type, field.type):
+            raise _mismatch(field, part)
+        field.is_key_part = True
+
+    def _descend(self, field: _Field, steps: tuple[Step, ...]) -> _Field:
+        for step in steps:
+            field.make_room_for(step)
+            child = field.child_at(step)
+            if child is None:
+                child = field.children[step] = _Field(self._nested_count, (*field.path, step))
+                self._nested_count += 1
+            field.demand_container()
+            field.is_key_part = True
+            field = child
+        field.demand_container()
+        return field
+
+    def _make_masks(self) -> NDArray[np.int64]:
+        return np.array([field.accepted & ~KIND_EXT for field in self._fields], np.int64)
+
+    # --- the quick look ------------------------------------------------------------------------------------------
+
+    def _compile(self) -> Callable[[bytes, tuple[Any, ...]], bool]:
+        """A test that says True of most tuples that fit, and of no other."""
+        allowed = tuple(_python_types(field) for field in self._fields)
+        unsigned = tuple(field.id for field in self._fields if field.type == "unsigned")
+        has_doubles = any(field.type == "double" for field in self._fields)
+        minimum, exact = self.field_count_min, self.field_count_exact
+        suspicious = _SIGNED_BUT_NOT_NEGATIVE.search
+
+        def is_surely_right(raw: bytes, values: tuple[Any, ...]) -> bool:
+            count = len(values)
+            if count < minimum or (exact and count != exact):
+                return False
+            for value, types in zip(values, allowed, strict=False):
+                if type(value) not in types:
+                    return False
+            for number in unsigned:
+                if number < count and (value := values[number]) is not None and value < 0:
+                    return False
+            return not ((unsigned and suspicious(raw)) or (has_doubles and _SINGLE_FLOAT in raw))
+
+        return (lambda raw, values: False) if self._is_nested else is_surely_right
+
+    # --- the close look ------------------------------------------------------------------------------------------
+
+    def _check_closely(self, raw: bytes) -> None:
+        count, at = children_of(raw, 0)
+        if self.field_count_exact and count != self.field_count_exact:
+            raise errors.ExactFieldCount(
+                f"Tuple field count {count} does not match space field count {self.field_count_exact}"
+            )
+        found: dict[int, None] = {}
+        for number in range(min(count, len(self._fields))):
+            at = _check_value(raw, at, self._fields[number], found)
+        _check_missing(self._all_fields(), found)
+
+    def _all_fields(self) -> Iterator[_Field]:
+        """The fields and what is inside of them, without the insides of multikey arrays."""
+        level = self._fields
+        while level:
+            yield from level
+            level = [child for field in level for step, child in field.children.items() if step is not EVERY]
+
+
+def _field_count_min(space: SpaceDefinition) -> int:
+    fields = [number for number, field in enumerate(space.fields, 1) if not field.is_nullable]
+    parts = [part.field + 1 for index in space.indexes for part in index.parts if not part.is_nullable]
+    return max([0, *fields, *parts])
+
+
+def _fields_of(space: SpaceDefinition) -> list[_Field]:
+    fields = [_Field(number, (number,), field.type, field.is_nullable) for number, field in enumerate(space.fields)]
+    indexed = [part.field + 1 for index in space.indexes if not index.is_functional for part in index.parts]
+    return fields + [_Field(number, (number,)) for number in range(len(fields), max([0, *indexed]))]
+
+
+def _mismatch(field: _Field, part: IndexPart) -> errors.TarantoolError:
+    if field.is_key_part:
+        return errors.IndexPartTypeMismatch(
+            f"Field {field.where} has type '{field.type}' in one index, but type '{part.type}' in another"
+        )
+    return errors.FormatMismatchIndexPart(
+        f"Field {field.where} has type '{field.type}' in space format, but type '{part.type}' in index definition"
+    )
+
+
+def _python_types(field: _Field) -> frozenset[type]:
+    types = PYTHON_TYPES[field.type] - {Extension}  # whose code decides
+    return types | {type(None)} if field.is_nullable else types
+
+
+def _check_value(raw: bytes, at: int, field: _Field, found: dict[int, None]) -> int:
+    """Checks the value at `at` and all inside that paths lead to; where it ends."""
+    if not is_accepted(field.accepted, raw, at):
+        raise errors.FieldType(
+            f"Tuple field {field.where} type does not match one required by operation: expected {field.type}"
+        )
+    found[field.id] = None
+    kind = kind_at(raw, at) if field.children else 0
+    if kind == KIND_ARRAY:
+        return _check_array(raw, at, field, found)
+    if kind == KIND_MAP:
+        return _check_map(raw, at, field, found)
+    return end_of(raw, at)
+
+
+def _check_array(raw: bytes, at: int, field: _Field, found: dict[int, None]) -> int:
+    count, at = children_of(raw, at)
+    every = field.children.get(EVERY)
+    for position in range(count):
+        child = every or field.children.get(position)
+        if child is None:
+            at = end_of(raw, at)
+        elif every is not None:
+            inside: dict[int, None] = {}
+            at = _check_value(raw, at, child, inside)
+            _check_missing(_below(every), inside)
+        else:
+            at = _check_value(raw, at, child, found)
+    return at
+
+
+def _check_map(raw: bytes, at: int, field: _Field, found: dict[int, None]) -> int:
+    count, at = children_of(raw, at)
+    for _ in range(count // 2):
+        value_at = end_of(raw, at)
+        key = unpack(raw[at:value_at]) if kind_at(raw, at) == KIND_STR else None
+        child = field.children.get(key) if key is not None else None
+        at = _check_value(raw, value_at, child, found) if child is not None else end_of(raw, value_at)
+    return at
+
+
+def _below(field: _Field) -> Iterator[_Field]:
+    yield field
+    for child in field.children.values():
+        yield from _below(child)
+
+
+def _check_missing(fields: Iterator[_Field], found: dict[int, None]) -> None:
+    missing = [field for field in fields if field.is_required and field.id not in found]
+    if missing:
+        first = min(missing, key=lambda field: field.id)
+        raise errors.FieldMissing(f"Tuple field {first.where} required by space format is missing")

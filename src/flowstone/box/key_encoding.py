@@ -1,0 +1,198 @@
+"""Single values as bytes that order as the server orders the values.
+
+Every encoding is prefix-free and starts with a byte below 0xff, so that encodings can follow each other in a key, and
+a key with 0xff behind it stands above all that begin with the key. The first byte is the class of the value, in the
+order of a scalar index: nil, boolean, number, string, varbinary, uuid, datetime.
+
+Numbers of every kind compare by their exact value. A double that is not in the range of integers, or is none, and has
+a decimal form of at most 15 digits stands for that decimal, as servers convert it: 0.1 equals the decimal 0.1. NaN is
+below every number.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+from flowstone.box.collation import Collation
+from flowstone.iproto.errors import IllegalParams
+from flowstone.iproto.extensions import Datetime
+
+Encoder = Callable[[Any], bytes]
+
+ABOVE: Final = b"\xff"
+"""What a key is followed by to stand above all keys that begin with it."""
+
+NIL: Final = b"\x01"
+_FALSE: Final = b"\x08"
+_TRUE: Final = b"\x09"
+_NAN: Final = b"\x10"
+_MINUS_INFINITY: Final = b"\x20"
+_LARGE_NEGATIVE: Final = b"\x30"
+_INTEGER_BIAS: Final = 0x40 << 64  # integers, and what has an integer part in their range, begin with 0x3f or 0x40
+_LARGE: Final = b"\x50"
+_INFINITY: Final = b"\x60"
+_STRING: Final = b"\x80"
+_BINARY: Final = b"\x90"
+_UUID: Final = b"\xa0"
+_DATETIME: Final = b"\xb0"
+
+_INTEGERS_END: Final = 1 << 64
+_SHORT_DIGITS: Final = 15
+"""DBL_DIG: decimal digits that every double keeps, and that servers convert it to a decimal by."""
+
+# What follows the integer part of a number.
+_NO_FRACTION: Final = b"\x00"
+_FRACTION: Final = b"\x01"
+_NEGATIVE_FRACTION: Final = b"\x02"
+
+_COMPLEMENT: Final = bytes(255 - byte for byte in range(256))
+_EXPONENT_BIAS: Final = 1 << 31
+_DOUBLE_BIG: Final = struct.Struct(">d")
+_QUIET_BIT: Final = 1 << 51
+
+
+def encode_integer(value: int) -> bytes:
+    """-2^63 to 2^64-1, always of nine bytes."""
+    return (value + _INTEGER_BIAS).to_bytes(9, "big")
+
+
+def encode_number(value: float | Decimal) -> bytes:
+    if type(value) is int:
+        return (value + _INTEGER_BIAS).to_bytes(9, "big") + _NO_FRACTION
+    if type(value) is Decimal:
+        return _encode_decimal(value)
+    return _encode_float(value)  # type: ignore[arg-type]  # neither an int nor a Decimal
+
+
+def _encode_float(value: float) -> bytes:
+    if value != value:
+        return _encode_nan(value)
+    if math.isinf(value):
+        return _INFINITY if value > 0 else _MINUS_INFINITY
+    if value.is_integer() and -_INTEGERS_END < value < _INTEGERS_END:
+        return (int(value) + _INTEGER_BIAS).to_bytes(9, "big") + _NO_FRACTION
+    short = f"{value:.15g}"
+    return _encode_decimal(Decimal(short) if float(short) == value else Decimal(value))
+
+
+def _encode_nan(value: float) -> bytes:
+    (bits,) = struct.unpack(">Q", _DOUBLE_BIG.pack(value))
+    return _NAN + (b"\x01" if bits & _QUIET_BIT else b"\x00")
+
+
+def _encode_decimal(value: Decimal) -> bytes:
+    sign, digit_tuple, exponent = value.as_tuple()
+    digits = "".join(map(str, digit_tuple)).strip("0")
+    if not digits:
+        return encode_integer(0) + _NO_FRACTION
+    point = value.adjusted() + 1  # how many digits stand before the point
+    assert isinstance(exponent, int)
+    if point > 20 or (point == 20 and abs(int(value)) >= _INTEGERS_END):
+        large = _digits(point, digits)
+        return _LARGE_NEGATIVE + large.translate(_COMPLEMENT) if sign else _LARGE + large
+    whole = int(digits[:point].ljust(point, "0")) if point > 0 else 0
+    fraction = digits[max(point, 0) :]
+    if not fraction:
+        return encode_integer(-whole if sign else whole) + _NO_FRACTION
+    leading = min(point, 0)
+    if point > 0:
+        leading = len(fraction.lstrip("0")) - len(fraction)
+        fraction = fraction.lstrip("0")
+    encoded = _digits(leading, fraction)
+    if sign:
+        return encode_integer(-whole - 1) + _NEGATIVE_FRACTION + encoded.translate(_COMPLEMENT)
+    return encode_integer(whole) + _FRACTION + encoded
+
+
+def _digits(exponent: int, digits: str) -> bytes:
+    """0.digits × 10^exponent; the first and the last digit are not 0."""
+    return (exponent + _EXPONENT_BIAS).to_bytes(4, "big") + digits.encode() + b"\x00"
+
+
+def encode_double(value: float) -> bytes:
+    """Of an index that holds doubles only."""
+    if value != value:
+        return _encode_nan(value)
+    bits = _DOUBLE_BIG.pack(value + 0.0)  # makes 0.0 of -0.0
+    if bits[0] & 0x80:
+        return _LARGE_NEGATIVE + bits.translate(_COMPLEMENT)
+    return _LARGE + bits
+
+
+def encode_boolean(value: bool) -> bytes:
+    return _TRUE if value else _FALSE
+
+
+def encode_string(value: str) -> bytes:
+    data = value.encode("utf-8", "surrogateescape")
+    if b"\x00" in data:
+        data = data.replace(b"\x00", b"\x00\xff")
+    return b"\x80%b\x00\x00" % data
+
+
+def encode_binary(value: bytes) -> bytes:
+    return _BINARY + value.replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+
+
+def encode_uuid(value: uuid.UUID) -> bytes:
+    return _UUID + value.bytes
+
+
+def encode_datetime(value: Datetime) -> bytes:
+    """By the moment; the zone does not matter."""
+    return _DATETIME + (value.seconds + (1 << 63)).to_bytes(8, "big") + value.nsec.to_bytes(4, "big")
+
+
+def _encode_unordered(value: object) -> bytes:
+    raise IllegalParams(f"Illegal parameters, values of type {type(value).__name__} have no order")
+
+
+def _collated(collation: Collation) -> Encoder:
+    sort_key = collation.sort_key  # whose only zero byte is the last
+    return lambda value: b"\x80" + sort_key(value)
+
+
+def _scalar(encode_text: Encoder) -> Encoder:
+    encoders: dict[type, Encoder] = {
+        bool: encode_boolean,
+        int: encode_number,
+        float: _encode_float,
+        Decimal: _encode_decimal,
+        str: encode_text,
+        bytes: encode_binary,
+        uuid.UUID: encode_uuid,
+        Datetime: encode_datetime,
+    }
+    return lambda value: encoders.get(type(value), _encode_unordered)(value)
+
+
+def _nullable(encode: Encoder) -> Encoder:
+    return lambda value: NIL if value is None else encode(value)
+
+
+_ENCODERS: Final[dict[str, Encoder]] = {
+    "unsigned": encode_integer,
+    "integer": encode_integer,
+    "number": encode_number,
+    "double": encode_double,
+    "decimal": _encode_decimal,
+    "boolean": encode_boolean,
+    "varbinary": encode_binary,
+    "uuid": encode_uuid,
+    "datetime": encode_datetime,
+}
+
+
+def encoder(type: str, is_nullable: bool, collation: Collation | None) -> Encoder:
+    """The encoder for values of a field type; of another type nothing has an order."""
+    if type in ("string", "scalar"):
+        text = encode_string if collation is None or collation.is_binary else _collated(collation)
+        encode = text if type == "string" else _scalar(text)
+    else:
+        encode = _ENCODERS.get(type, _encode_unordered)
+    return _nullable(encode) if is_nullable else encode

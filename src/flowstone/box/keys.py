@@ -1,0 +1,326 @@
+"""Where tuples stand in an index: the keys of tuples and of requests, as values that Python's own `<` orders.
+
+A key is the number itself in a unique index of one integer, the bytes themselves in one of one string, else the
+encodings of its parts (`key_encoding.py`), one after the other. In an index that is not unique, or at a key that holds
+nil, the primary key follows, so that entries are distinct and equal keys stand in the order of the primary key.
+`KeyDefinition` takes tuples that their format has checked and requests that nobody has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, IntEnum
+from typing import Any, Final, NamedTuple
+
+from flowstone.box.collation import Collation
+from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
+from flowstone.box.field_types import PYTHON_TYPES
+from flowstone.box.key_encoding import ABOVE, Encoder, encoder
+from flowstone.box.paths import EVERY, Step, find, parse_path
+from flowstone.iproto import errors
+
+Key = int | bytes
+Values = tuple[Any, ...]
+
+
+class Iterator(IntEnum):
+    """Iterator types of SELECT that ordered indexes have."""
+
+    EQ = 0
+    REQ = 1
+    ALL = 2
+    LT = 3
+    LE = 4
+    GE = 5
+    GT = 6
+
+
+_REVERSE: Final = (Iterator.REQ, Iterator.LT, Iterator.LE)
+_HASH_ITERATORS: Final = (Iterator.EQ, Iterator.ALL, Iterator.GT)
+
+
+class KeyKind(Enum):
+    """What a key is: the number, the string's bytes, or encoded parts."""
+
+    INTEGER = "integer"
+    STRING = "string"
+    ENCODED = "encoded"
+
+
+class Span(NamedTuple):
+    """The entries from `low` up to but without `high`, None being open; to be read backwards if `reverse`."""
+
+    low: Key | None
+    high: Key | None
+    reverse: bool
+
+
+_Getter = Callable[[Values], Any]
+
+
+class _Part(NamedTuple):
+    """A part, ready to use. `steps` lead on from the field; behind EVERY they are those within an element."""
+
+    definition: IndexPart
+    get: _Getter
+    encode: Encoder
+    types: frozenset[type]
+    is_unsigned: bool
+    steps: tuple[Step, ...]
+
+
+class KeyDefinition:
+    """How tuples are placed in one index. Never changes.
+
+    `entries` gives the keys of a decoded, format-checked tuple: one; several, distinct and ordered, in a multikey
+    index. `exact` gives the key of a request that must name one tuple of a unique index.
+    """
+
+    kind: KeyKind
+    parts: tuple[IndexPart, ...]
+    is_unique: bool
+    is_multikey: bool
+    entries: Callable[[Values], list[Key]]
+    exact: Callable[[Values], Key]
+
+    def __init__(
+        self,
+        index: IndexDefinition,
+        primary: IndexDefinition | None,
+        collations: Mapping[int, Collation],
+        space: SpaceDefinition | None = None,
+    ) -> None:
+        self._index = index
+        self._space = space
+        self.parts = index.parts
+        self.is_unique = index.unique
+        self._parts = tuple(_part(part, collations) for part in index.parts)
+        self._tail = tuple(_part(part, collations) for part in primary.parts) if primary is not None else ()
+        self.is_multikey = any(EVERY in part.steps for part in self._parts)
+        self.kind = _kind_of(index, self._parts)
+        self._is_tree = index.type == "tree"
+        self._encoders = tuple(part.encode for part in self._parts)
+        self.entries = self._compile_entries()
+        self.exact = self._compile_exact()
+
+    def span(self, iterator: int, values: Values) -> Span:
+        """What a SELECT with this iterator and key reads."""
+        count = len(values)
+        if not count and self._takes_no_parts(iterator):
+            return Span(None, None, iterator in _REVERSE)
+        self._check_count(count)
+        self._check_parts(values, takes_nil=True)
+        if iterator > Iterator.GT or not (self._is_tree or iterator in _HASH_ITERATORS):
+            raise self._unsupported("requested iterator type")
+        if not self._is_tree and iterator == Iterator.ALL:
+            return Span(None, None, False)
+        at, above = self._bounds(values)
+        match iterator:
+            case Iterator.EQ:
+                return Span(at, above, False)
+            case Iterator.REQ:
+                return Span(at, above, True)
+            case Iterator.LT:
+                return Span(None, at, True)
+            case Iterator.LE:
+                return Span(None, above, True)
+            case Iterator.GT:
+                return Span(above, None, False)
+        return Span(at, None, False)
+
+    def extract(self, values: Values) -> Values:
+        """The values of the key's parts in a tuple."""
+        return tuple(part.get(values) for part in self._parts)
+
+    def describe_key(self, values: Values) -> Values:
+        """What tells the tuple's place in the index: its key, and its primary key where that is part of the order."""
+        key = self.extract(values)
+        if self.is_unique and None not in key:
+            return key
+        known = [(part.definition.field, part.steps) for part in self._parts]
+        tail = [part for part in self._tail if (part.definition.field, part.steps) not in known]
+        return key + tuple(part.get(values) for part in tail)
+
+    def _bounds(self, values: Values) -> tuple[Key, Key]:
+        """The first place at or above the key, and the first above all that begin with it."""
+        if self.kind is KeyKind.INTEGER:
+            number: int = values[0]
+            return number, number + 1
+        if self.kind is KeyKind.STRING:
+            text = _string_key(values[0])
+            return text, text + b"\x00"
+        encoded = self._encode(values)
+        return encoded, encoded + ABOVE
+
+    def _encode(self, values: Sequence[Any]) -> bytes:
+        return b"".join([encode(value) for encode, value in zip(self._encoders, values, strict=False)])
+
+    # --- the keys of tuples --------------------------------------------------------------------------------------
+
+    def _compile_entries(self) -> Callable[[Values], list[Key]]:
+        if self.is_multikey:
+            return self._multikey_entries
+        first = self._parts[0]
+        if self.kind is KeyKind.INTEGER:
+            field = first.definition.field
+            return lambda values: [values[field]]
+        if self.kind is KeyKind.STRING:
+            field = first.definition.field
+            return lambda values: [values[field].encode("utf-8", "surrogateescape")]
+        if not self.is_unique:
+            return _joined((*self._parts, *self._tail))
+        if any(part.definition.is_nullable for part in self._parts):
+            return self._nullable_entries
+        return _joined(self._parts)
+
+    def _nullable_entries(self, values: Values) -> list[Key]:
+        key = [part.get(values) for part in self._parts]
+        return [self._encode(key) + self._tail_of(values) if None in key else self._encode(key)]
+
+    def _multikey_entries(self, values: Values) -> list[Key]:
+        """An entry per element of the array; none where there is no array."""
+        elements = _elements(self._parts, values)
+        plain = [None if EVERY in part.steps else part.get(values) for part in self._parts]
+        tail: bytes | None = None
+        entries: dict[Key, None] = {}
+        for element in elements:
+            key = [
+                find(element, part.steps[part.steps.index(EVERY) + 1 :]) if EVERY in part.steps else value
+                for part, value in zip(self._parts, plain, strict=True)
+            ]
+            encoded = self._encode(key)
+            if not self.is_unique or None in key:
+                tail = self._tail_of(values) if tail is None else tail
+                encoded += tail
+            entries[encoded] = None
+        return sorted(entries)
+
+    def _tail_of(self, values: Values) -> bytes:
+        return b"".join([part.encode(part.get(values)) for part in self._tail])
+
+    # --- the keys of requests ------------------------------------------------------------------------------------
+
+    def _compile_exact(self) -> Callable[[Values], Key]:
+        if self.kind is KeyKind.INTEGER:
+            lowest = 0 if self._parts[0].is_unsigned else -(1 << 63)
+
+            def exact_integer(values: Values) -> Key:
+                if len(values) == 1 and type(values[0]) is int and values[0] >= lowest:
+                    return values[0]
+                raise self._not_exact(values)
+
+            return exact_integer
+        if self.kind is KeyKind.STRING:
+
+            def exact_string(values: Values) -> Key:
+                if len(values) == 1 and type(values[0]) is str:
+                    return values[0].encode("utf-8", "surrogateescape")
+                raise self._not_exact(values)
+
+            return exact_string
+        return self._exact_encoded
+
+    def _exact_encoded(self, values: Values) -> Key:
+        if len(values) != len(self._parts):
+            raise self._not_exact(values)
+        self._check_parts(values, takes_nil=False)
+        return self._encode(values)
+
+    def _not_exact(self, values: Values) -> errors.TarantoolError:
+        if len(values) != len(self._parts):
+            return errors.ExactMatch(
+                f"Invalid key part count in an exact match (expected {len(self._parts)}, got {len(values)})"
+            )
+        return _wrong_part(0, self._parts[0])
+
+    def _check_parts(self, values: Values, takes_nil: bool) -> None:
+        for number, (part, value) in enumerate(zip(self._parts, values, strict=False)):
+            if type(value) in part.types and not (part.is_unsigned and value < 0):
+                continue
+            if value is None and takes_nil and part.definition.is_nullable:
+                continue
+            raise _wrong_part(number, part)
+
+    def _takes_no_parts(self, iterator: int) -> bool:
+        return self._is_tree or iterator == Iterator.ALL or (self._index.type == "hash" and iterator == Iterator.GT)
+
+    def _check_count(self, count: int) -> None:
+        expected = len(self._parts)
+        if count > expected:
+            raise errors.KeyPartCount(f"Invalid key part count (expected [0..{expected}], got {count})")
+        if count < expected and not self._is_tree:
+            raise errors.PartialKey(
+                f"{self._index.type.upper()} index  does not support selects via a partial key"
+                f" (expected {expected} parts, got {count}). Please Consider changing index type to TREE."
+            )
+
+    def _unsupported(self, what: str) -> errors.TarantoolError:
+        space, engine = (self._space.name, self._space.engine) if self._space else (str(self._index.space_id), "memtx")
+        return errors.UnsupportedIndexFeature(
+            f"Index '{self._index.name}' ({self._index.type.upper()}) of space '{space}' ({engine})"
+            f" does not support {what}"
+        )
+
+
+def _kind_of(index: IndexDefinition, parts: tuple[_Part, ...]) -> KeyKind:
+    part = parts[0].definition
+    if len(parts) > 1 or not index.unique or part.is_nullable or parts[0].steps:
+        return KeyKind.ENCODED
+    if part.type in ("unsigned", "integer"):
+        return KeyKind.INTEGER
+    return KeyKind.STRING if part.type == "string" and part.collation is None else KeyKind.ENCODED
+
+
+def _part(part: IndexPart, collations: Mapping[int, Collation]) -> _Part:
+    collation = collations.get(part.collation) if part.collation is not None else None
+    steps = parse_path(part.path) if part.path else ()
+    return _Part(
+        part,
+        _getter(part, steps),
+        encoder(part.type, part.is_nullable, collation),
+        PYTHON_TYPES.get(part.type, frozenset()),
+        part.type == "unsigned",
+        steps,
+    )
+
+
+def _getter(part: IndexPart, steps: tuple[Step, ...]) -> _Getter:
+    field = part.field
+    if steps:
+        return lambda values: find(values[field], steps) if field < len(values) else None
+    if part.is_nullable:
+        return lambda values: values[field] if field < len(values) else None
+    return lambda values: values[field]
+
+
+def _joined(parts: tuple[_Part, ...]) -> Callable[[Values], list[Key]]:
+    """Entries of one key each; the shapes that most indexes have are spelled out, for speed."""
+    if all(not part.steps and not part.definition.is_nullable for part in parts):
+        fields, encoders = [part.definition.field for part in parts], [part.encode for part in parts]
+        if len(parts) == 1:
+            (a,), (encode_a,) = fields, encoders
+            return lambda values: [encode_a(values[a])]
+        if len(parts) == 2:
+            (a, b), (encode_a, encode_b) = fields, encoders
+            return lambda values: [encode_a(values[a]) + encode_b(values[b])]
+        pairs = tuple(zip(fields, encoders, strict=True))
+        return lambda values: [b"".join([encode(values[field]) for field, encode in pairs])]
+    return lambda values: [b"".join([part.encode(part.get(values)) for part in parts])]
+
+
+def _elements(parts: tuple[_Part, ...], values: Values) -> tuple[Any, ...]:
+    """The array that the `[*]` of a multikey index stands for."""
+    part = next(part for part in parts if EVERY in part.steps)
+    field = part.definition.field
+    array = find(values[field], part.steps[: part.steps.index(EVERY)]) if field < len(values) else None
+    return array if type(array) is tuple else ()
+
+
+def _string_key(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _wrong_part(number: int, part: _Part) -> errors.TarantoolError:
+    return errors.KeyPartType(
+        f"Supplied key type of part {number} does not match index part type: expected {part.definition.type}"
+    )

@@ -1,0 +1,129 @@
+"""JSON paths into documents: `name`, `.name`, `["name"]`, `[1]`, and `[*]` for every element of an array.
+
+The syntax and the positions of its errors are those of the server's lexer. Positions in paths count from 1, steps
+from 0. Used for index parts and for update operations; pure text and values.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final, Literal
+
+from flowstone.errors import FlowstoneError
+
+INDEX_BASE: Final = 1
+"""Positions in paths count from 1."""
+
+
+class Every(Enum):
+    """The step `[*]`."""
+
+    ELEMENT = "*"
+
+
+EVERY: Final = Every.ELEMENT
+Step = int | str | Literal[Every.ELEMENT]
+"""A position from 0 in an array, a key of a map, or EVERY."""
+
+
+class PathError(FlowstoneError):
+    """Not a path. `position` is that of the first wrong character, counted from 1."""
+
+    def __init__(self, path: str, position: int) -> None:
+        super().__init__(f"{path!r} is no JSON path: wrong at character {position}")
+        self.position = position
+
+
+def parse_path(path: str) -> tuple[Step, ...]:
+    """The steps of `path`; none for an empty one."""
+    steps = []
+    at = 0
+    while at < len(path):
+        step, at = _step(path, at)
+        steps.append(step)
+    return tuple(steps)
+
+
+def _step(path: str, at: int) -> tuple[Step, int]:
+    first = path[at]
+    if first == "[":
+        return _bracket(path, at + 1)
+    if first == ".":
+        return _identifier(path, at + 1)
+    if at:
+        raise PathError(path, at + 1)
+    return _identifier(path, at)
+
+
+def _bracket(path: str, at: int) -> tuple[Step, int]:
+    """What follows `[`, and where its `]` ends."""
+    if at == len(path):
+        raise PathError(path, at)
+    step: Step
+    if path[at] in "\"'":
+        end = path.find(path[at], at + 1)
+        if end < 0:
+            raise PathError(path, len(path) + 1)
+        step, end = path[at + 1 : end], end + 1
+        if not step:
+            raise PathError(path, end)
+    elif path[at] == "*":
+        step, end = EVERY, at + 1
+    else:
+        step, end = _position(path, at)
+    if path[end : end + 1] != "]":
+        raise PathError(path, end + 1)
+    return step, end + 1
+
+
+def _position(path: str, at: int) -> tuple[int, int]:
+    end = at
+    while end < len(path) and path[end] in "0123456789":
+        end += 1
+    position = int(path[at:end] or "0")
+    if position < INDEX_BASE:
+        raise PathError(path, at + 1)
+    return position - INDEX_BASE, end
+
+
+def _identifier(path: str, at: int) -> tuple[str, int]:
+    if at == len(path) or not (path[at].isalpha() or path[at] == "_"):
+        raise PathError(path, at + 1)
+    end = at + 1
+    while end < len(path) and _continues_identifier(path[end]):
+        end += 1
+    return path[at:end], end
+
+
+def _continues_identifier(character: str) -> bool:
+    if character == "_" or character.isalpha() or character.isdecimal():
+        return True
+    # Letter numbers and spacing marks are alphabetic to Unicode though no letters.
+    return unicodedata.category(character) in ("Nl", "Mc")
+
+
+def format_path(steps: Sequence[Step]) -> str:
+    """The one spelling that messages use: `[1]["name"][*]`."""
+    return "".join(_format_step(step) for step in steps)
+
+
+def _format_step(step: Step) -> str:
+    if isinstance(step, int):
+        return f"[{step + INDEX_BASE}]"
+    return f'["{step}"]' if isinstance(step, str) else "[*]"
+
+
+def find(document: Any, steps: Sequence[Step]) -> Any:
+    """What is at the end of the steps, or None where there is nothing. The steps lead through no EVERY."""
+    for step in steps:
+        if isinstance(step, int):
+            if type(document) is not tuple or step >= len(document):
+                return None
+            document = document[step]
+        else:
+            if type(document) is not dict:
+                return None
+            document = document.get(step)
+    return document
