@@ -7,6 +7,7 @@ out as the transactions' statements.
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
 from flowstone.box import system
 from flowstone.box.access import Access
@@ -19,6 +20,14 @@ from flowstone.box.sequence import Sequence
 from flowstone.box.space import Space
 from flowstone.box.transaction import ADMIN, InteractiveTransaction, Isolation, Transaction
 from flowstone.iproto import errors
+
+
+class Visible(Protocol):
+    """A transaction, or several written together, that others see already."""
+
+    def hide_from(self, view: ReadView) -> None:
+        """Makes `view`, just opened, see what was there before."""
+        ...
 
 
 class Box:
@@ -41,8 +50,8 @@ class Box:
         self.is_read_only = False
         self.tuple_size_max = 1024 * 1024
         self.views: list[ReadView] = []
-        self.in_flight: deque[Transaction] = deque()
-        """Transactions that are visible and not yet in the log, in the order of their LSNs."""
+        self.in_flight: deque[Visible] = deque()
+        """What is visible and not yet in the log, in the order of its LSNs."""
         self._put_system_spaces()
 
     def _put_system_spaces(self) -> None:

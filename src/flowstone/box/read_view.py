@@ -8,7 +8,7 @@ Checkpoints, joins, interactive transactions and confirmed reads all stand on th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from flowstone.box.index import WHOLE, Index
 from flowstone.box.keys import Key, Span
@@ -128,7 +128,7 @@ class ReadView:
             self._views.remove(self)
         self.changes = {}
 
-    def __enter__(self) -> ReadView:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

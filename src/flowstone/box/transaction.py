@@ -225,7 +225,7 @@ class InteractiveTransaction(Transaction):
         )
 
     def prepare(self) -> Transaction:
-        """Makes the writes live, as a transaction that can still be taken back; error 97 if what it read has changed."""
+        """Makes the writes live, as a transaction that can be taken back; error 97 if what it read has changed."""
         try:
             if self.statements or self._writes:
                 self._validate()

@@ -1,0 +1,164 @@
+"""Statements in bulk: many plain statements on one space, checked by a compiled pass and put in place together.
+
+A space has a lane if its only index is on one field that is a number or a string, and its format looks at nothing
+below the top level: then key and checks are found by kernels, and Python only fills the dictionary. Everything here
+has the effect of `statements.py`, one by one; what a kernel cannot vouch for is refused as a whole, with nothing done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from flowstone.box.field_types import ACCEPTS
+from flowstone.box.index import Index
+from flowstone.box.keys import Key, KeyKind
+from flowstone.box.read_view import ReadView
+from flowstone.box.space import Space
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.box.tuple_kernels import STACK_SIZE, check_keys, check_tuples
+from flowstone.iproto.msgpack import unpack
+from flowstone.iproto.scan import Bytes, Cells
+
+
+class Lane(NamedTuple):
+    """What the kernels need to know of a space."""
+
+    space: Space
+    index: Index
+    masks: Cells
+    count_min: int
+    count_exact: int
+    key_field: int
+    key_kinds: int
+    is_text: int
+
+
+_KINDS: Final = (KeyKind.INTEGER, KeyKind.STRING)
+
+
+def lane_of(space: Space) -> Lane | None:
+    """The lane of `space`, if it has one."""
+    index, format = space.primary, space.format
+    if index is None or format.masks is None or index.key.kind not in _KINDS or space.id < FIRST_USER_SPACE_ID:
+        return None
+    part = index.definition.parts[0]
+    return Lane(
+        space,
+        index,
+        format.masks,
+        format.field_count_min,
+        format.field_count_exact,
+        part.field,
+        ACCEPTS[part.type],
+        int(index.key.kind is KeyKind.STRING),
+    )
+
+
+def tuple_keys(lane: Lane, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> list[Key] | None:
+    """The keys of the tuples, all of which fit the format; None if one may not."""
+    keys: Cells = np.empty((2, len(ats)), np.int64)
+    stack: Cells = np.empty(STACK_SIZE, np.int64)
+    wrong = check_tuples(
+        buf, ats, ends, lane.masks, lane.count_min, lane.count_exact, lane.key_field, lane.is_text, keys, stack
+    )
+    return None if wrong >= 0 else _python_keys(lane, data, keys)
+
+
+def request_keys(lane: Lane, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> list[Key] | None:
+    """The keys that requests name; None if one is not a whole key of the lane's index."""
+    keys: Cells = np.empty((2, len(ats)), np.int64)
+    wrong = check_keys(buf, ats, ends, lane.key_kinds, lane.is_text, keys)
+    return None if wrong >= 0 else _python_keys(lane, data, keys)
+
+
+def _python_keys(lane: Lane, data: bytes, keys: Cells) -> list[Key]:
+    if lane.is_text:
+        return [data[at:end] for at, end in zip(keys[0].tolist(), keys[1].tolist(), strict=True)]
+    found: list[Key] = keys[0].tolist()
+    return found
+
+
+class BulkWrite:
+    """Writes that took effect together and can be taken back until they are in the log."""
+
+    __slots__ = ("_index", "_keys", "olds")
+
+    def __init__(self, index: Index, keys: Sequence[Key], olds: Sequence[bytes | None]) -> None:
+        self._index = index
+        self._keys = keys
+        self.olds = olds
+
+    def rollback(self) -> None:
+        for key, old in zip(reversed(self._keys), reversed(self.olds), strict=True):
+            self._index.set(key, old)
+
+    def hide_from(self, view: ReadView) -> None:
+        """Makes `view`, just opened, see what was there before."""
+        changes = view.changes.setdefault(self._index, {})
+        for key, old in zip(reversed(self._keys), reversed(self.olds), strict=True):
+            changes[key] = old
+
+
+def slices(data: bytes, ats: Cells, ends: Cells) -> list[bytes]:
+    """The tuples, each as bytes of its own: this is what the index keeps."""
+    return [data[at:end] for at, end in zip(ats.tolist(), ends.tolist(), strict=True)]
+
+
+def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes]) -> BulkWrite:
+    index = lane.index
+    entries = index.map
+    olds = list(map(entries.get, keys))
+    _keep(index, keys, olds)
+    entries.update(zip(keys, tuples, strict=True))
+    if None in olds:
+        # A key may stand there twice, and be new both times.
+        index.add_fresh(list(dict.fromkeys(key for key, old in zip(keys, olds, strict=True) if old is None)))
+    return BulkWrite(index, keys, olds)
+
+
+def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes]) -> BulkWrite | None:
+    """None, with nothing done, if one of the keys is there already or stands there twice."""
+    index = lane.index
+    entries = index.map
+    if not entries.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
+        return None
+    olds: list[bytes | None] = [None] * len(keys)
+    _keep(index, keys, olds)
+    entries.update(zip(keys, tuples, strict=True))
+    index.add_fresh(keys)
+    return BulkWrite(index, keys, olds)
+
+
+def delete_many(lane: Lane, keys: list[Key]) -> BulkWrite:
+    """`olds` of the result are the tuples that went."""
+    index = lane.index
+    return BulkWrite(index, keys, [index.set(key, None) for key in keys])
+
+
+def _keep(index: Index, keys: list[Key], olds: Sequence[bytes | None]) -> None:
+    for view in index.views:
+        for key, old in zip(keys, olds, strict=True):
+            view.keep(index, key, old)
+
+
+def load(space: Space, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> bool:
+    """Inserts tuples of a snapshot, into all indexes; False, with nothing done, if that needs a closer look."""
+    lane = lane_of(space)
+    keys = tuple_keys(lane, data, buf, ats, ends) if lane is not None else None
+    if lane is None or keys is None:
+        return False
+    tuples = slices(data, ats, ends)
+    written = insert_many(lane, keys, tuples)
+    if written is None:
+        return False
+    others = tuple(index for index in space.served if index is not lane.index)
+    for raw in tuples if others else ():
+        values = unpack(raw)
+        for index in others:
+            for entry in index.key.entries(values):
+                if index.set(entry, raw) is not None:
+                    raise space.duplicate(index)
+    return True

@@ -1,0 +1,132 @@
+"""Many rows for the log, and many replies, laid out by compiled passes over a table of requests.
+
+The bytes are those of `row.encode_header` and `replies.encode_data`; the tests hold them against each other. Output
+buffers are the caller's and large enough: `rows_bound` and `replies_bound` say how large.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flowstone.iproto.request_scan import KEY_AT, KEY_END, SYNC, TUPLE_AT, TUPLE_END
+from flowstone.iproto.scan import Bytes, Cells
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import copy, poke
+
+ROW_OVERHEAD = 64
+"""What a row has besides its tuple or key: at most 11 bytes of LSN, 10 of the timestamp, ids, markers."""
+
+REPLY_OVERHEAD = 40
+"""A reply's header and the head of its data."""
+
+
+def rows_bound(count: int, content: int) -> int:
+    """Bytes for `count` rows with `content` bytes of tuples or keys among them."""
+    return count * ROW_OVERHEAD + content
+
+
+def replies_bound(count: int, content: int) -> int:
+    """Bytes for `count` replies with `content` bytes of tuples among them."""
+    return count * REPLY_OVERHEAD + content
+
+
+@inlined
+def put_uint(out: Bytes, at: int, value: int) -> int:
+    """MessagePack of an unsigned number, as short as it can be; the offset behind it."""
+    if value < 0x80:
+        return poke(out, at, value)
+    if value < 0x100:
+        return poke(out, poke(out, at, 0xCC), value)
+    if value < 0x10000:
+        return put_big(out, poke(out, at, 0xCD), value, 2)
+    if value < 0x1_0000_0000:
+        return put_big(out, poke(out, at, 0xCE), value, 4)
+    return put_big(out, poke(out, at, 0xCF), value, 8)
+
+
+@inlined
+def put_big(out: Bytes, at: int, value: int, width: int) -> int:
+    """The `width` lowest bytes of `value`, most significant first; the offset behind them."""
+    for i in range(width):
+        poke(out, at + i, (value >> (8 * (width - 1 - i))) & 0xFF)
+    return at + width
+
+
+@kernel
+def build_rows(
+    buf: Bytes,
+    cells: Cells,
+    start: int,
+    end: int,
+    out: Bytes,
+    kind: int,
+    replica_id: int,
+    lsn: int,
+    timestamp: int,
+    space_id: int,
+    part: int,
+) -> int:
+    """Rows of single-statement transactions for the requests `start` to `end`, LSNs from `lsn`; the bytes written.
+
+    `timestamp` has the bits of a float64. `part` is the key of the body: TUPLE, or KEY of a DELETE.
+    """
+    at = 0
+    first, last = (KEY_AT, KEY_END) if part == 0x20 else (TUPLE_AT, TUPLE_END)
+    for row in range(start, end):
+        at = poke(out, at, 0x84)
+        at = poke(out, poke(out, at, 0x00), kind)
+        at = put_uint(out, poke(out, at, 0x02), replica_id)
+        at = put_uint(out, poke(out, at, 0x03), lsn + row - start)
+        at = poke(out, poke(out, at, 0x04), 0xCB)
+        at = put_big(out, at, timestamp, 8)
+        at = poke(out, poke(out, at, 0x82), 0x10)
+        at = put_uint(out, at, space_id)
+        at = poke(out, at, part)
+        source, behind = int(cells[first, row]), int(cells[last, row])
+        at = copy(out, at, buf, source, behind - source)
+    return at
+
+
+@kernel
+def build_replies(
+    source: Bytes,
+    ats: Cells,
+    sizes: Cells,
+    cells: Cells,
+    start: int,
+    end: int,
+    out: Bytes,
+    schema_version: int,
+    wide: int,
+    edges: Cells,
+) -> int:
+    """Replies to the requests `start` to `end`, each with the tuple `sizes[i]` bytes long at `ats[i]` of `source`.
+
+    A size of -1 is a reply without a tuple. `edges[i]` gets the offset of reply i. Returns the bytes written.
+    """
+    at = 0
+    width = 8 if wide else 4
+    for row in range(start, end):
+        i = row - start
+        edges[i] = at
+        size = int(sizes[i])
+        present = 1 if size >= 0 else 0
+        content = size if present else 0
+        at = put_big(out, poke(out, at, 0xCE), 1 + 6 + 10 + 2 + width + 2 + 5 + content, 4)
+        at = poke(out, poke(out, at, 0x83), 0x00)
+        at = put_big(out, poke(out, at, 0xCE), 0, 4)
+        at = poke(out, poke(out, at, 0x01), 0xCF)
+        at = put_big(out, at, int(cells[SYNC, row]), 8)
+        at = poke(out, poke(out, at, 0x05), 0xCF if wide else 0xCE)
+        at = put_big(out, at, schema_version, width)
+        at = poke(out, poke(out, at, 0x81), 0x30)
+        at = put_big(out, poke(out, at, 0xDD), present, 4)
+        if present:
+            at = copy(out, at, source, int(ats[i]), content)
+    edges[end - start] = at
+    return at
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float64, as a number that kernels take."""
+    return int(np.float64(value).view(np.int64))
