@@ -27,7 +27,7 @@ class Lane(NamedTuple):
     """What the kernels need to know of a space."""
 
     space: Space
-    index: Index
+    primary: Index
     masks: Cells
     count_min: int
     count_exact: int
@@ -108,7 +108,7 @@ def slices(data: bytes, ats: Cells, ends: Cells) -> list[bytes]:
 
 
 def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes]) -> BulkWrite:
-    index = lane.index
+    index = lane.primary
     entries = index.map
     olds = list(map(entries.get, keys))
     _keep(index, keys, olds)
@@ -121,7 +121,7 @@ def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes]) -> BulkWrite:
 
 def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes]) -> BulkWrite | None:
     """None, with nothing done, if one of the keys is there already or stands there twice."""
-    index = lane.index
+    index = lane.primary
     entries = index.map
     if not entries.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
         return None
@@ -134,7 +134,7 @@ def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes]) -> BulkWrite |
 
 def delete_many(lane: Lane, keys: list[Key]) -> BulkWrite:
     """`olds` of the result are the tuples that went."""
-    index = lane.index
+    index = lane.primary
     return BulkWrite(index, keys, [index.set(key, None) for key in keys])
 
 
@@ -154,7 +154,7 @@ def load(space: Space, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> bool
     written = insert_many(lane, keys, tuples)
     if written is None:
         return False
-    others = tuple(index for index in space.served if index is not lane.index)
+    others = tuple(index for index in space.served if index is not lane.primary)
     for raw in tuples if others else ():
         values = unpack(raw)
         for index in others:

@@ -58,7 +58,7 @@ class Layer:
             return
         added.sort(key=lambda entry: entry[0], reverse=not span.reverse)  # the next one last
         for entry in present:
-            while added and (added[-1][0] < entry[0]) is not span.reverse:
+            while added and (added[-1][0] < entry[0]) is not span.reverse:  # type: ignore[operator]
                 yield added.pop()
             yield entry
         yield from reversed(added)

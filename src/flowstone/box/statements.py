@@ -14,10 +14,13 @@ from flowstone.box import sysview
 from flowstone.box.access import Privilege
 from flowstone.box.index import Index
 from flowstone.box.keys import Key, KeyKind, Span
+from flowstone.box.paths import parse_path
 from flowstone.box.read_view import contains, successor
+from flowstone.box.sequence import SpaceSequence
 from flowstone.box.space import Space, Values
 from flowstone.box.transaction import ADMIN, Statement, Transaction
-from flowstone.box.update import decode_operations, update_raw, upsert_raw
+from flowstone.box.update import Operation, decode_operations, update_raw, upsert_raw
+from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
@@ -156,7 +159,7 @@ def update(
 
 def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_base: int = 0) -> None:
     """Inserts the tuple, or changes by the operations the one that has its primary key."""
-    raw, values = _checked_tuple(txn, space, raw, fill=False)
+    raw, values = _checked_tuple(txn, space, raw)
     primary = _primary(space)
     if any(index.key.is_unique for index in space.served[1:]) and space.definition.engine == "vinyl":
         raise errors.Unsupported("Vinyl does not support upsert with unique secondary indexes")
@@ -164,7 +167,6 @@ def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_
     key = primary.key.entries(values)[0]
     old = txn.find(primary, key)
     if old is None:
-        raw, values = _filled(txn, space, raw, values)
         txn.write(space, None, raw, None, values)
     else:
         new = upsert_raw(old, decoded)
@@ -202,24 +204,38 @@ def check_writable(txn: Transaction, space: Space) -> None:
         raise errors.ViewIsRo(f"View '{space.name}' is read-only")
 
 
-def _checked_tuple(txn: Transaction, space: Space, raw: bytes, *, fill: bool = True) -> tuple[bytes, Values]:
+def _checked_tuple(txn: Transaction, space: Space, raw: bytes) -> tuple[bytes, Values]:
     check_writable(txn, space)
     _primary(space)
     values = unpack(raw)
     if not isinstance(values, tuple):
         raise errors.TupleNotArray("Tuple/Key must be MsgPack array")
-    if fill:
-        raw, values = _filled(txn, space, raw, values)
+    if space.sequence is not None:
+        raw, values = _numbered(space.sequence, raw, values)
     _check_size(txn, raw)
     space.format.check(raw, values)
     return raw, values
 
 
-def _filled(txn: Transaction, space: Space, raw: bytes, values: Values) -> tuple[bytes, Values]:
-    """The tuple with its sequence's next value, where it has none."""
-    if space.sequence is None:
+def _numbered(numbering: SpaceSequence, raw: bytes, values: Values) -> tuple[bytes, Values]:
+    """The tuple with its sequence's next number where it has nil; a number that it came with moves the sequence.
+
+    Numbers are never taken back: a transaction that is rolled back leaves a gap.
+    """
+    steps = (numbering.field, *parse_path(numbering.path or ""))
+    value: Any = values
+    for step in steps:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return raw, values  # the format will say what is missing
+    if type(value) is int:
+        numbering.sequence.update(value)
+    if value is not None:
         return raw, values
-    return space.sequence.fill(txn, raw, values)
+    assign = Operation("=", numbering.field, (numbering.sequence.next(),), steps[1:])
+    raw = update_raw(raw, (assign,))
+    return raw, unpack(raw)
 
 
 def _check_size(txn: Transaction, raw: bytes) -> None:
@@ -288,7 +304,7 @@ def _check_served(space: Space, index: Index) -> None:
 def _behind(index: Index, span: Span, position: bytes) -> Span:
     try:
         entry = unpack(base64.b64decode(position, validate=True))
-    except (binascii.Error, ValueError, errors.FlowstoneError):
+    except (binascii.Error, ValueError, FlowstoneError):
         entry = None
     kind = int if index.key.kind is KeyKind.INTEGER else bytes
     if type(entry) is not kind or not index.is_ordered:

@@ -16,7 +16,6 @@ import numpy as np
 from flowstone.box import bulk
 from flowstone.box.box import Box
 from flowstone.box.bulk import BulkWrite, Lane
-from flowstone.box.keys import Key
 from flowstone.box.transaction import ADMIN, Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import batches
@@ -241,7 +240,7 @@ class Turns:
         keys = bulk.request_keys(lane, run.data, run.buf, run.line(scan.KEY_AT), run.line(scan.KEY_END))
         if keys is None:
             return False
-        found = list(map(lane.index.map.get, keys))
+        found = list(map(lane.primary.map.get, keys))
         self._reply_tuples(run, found, outbox)
         return True
 
