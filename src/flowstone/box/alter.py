@@ -1,0 +1,245 @@
+"""DDL: what a changed row of a system space means for the box.
+
+`on_change` is called when the row is in its space already; it does what the row says, or raises what a real server
+would (alter.cc of 2.6.0) and changes nothing. This module has `_space`, `_index` and `_truncate`, the others have one
+of their own each. While the box recovers, rows are believed: nobody's rights are asked and unknown things are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from flowstone.box import system
+from flowstone.box.access import Privilege
+from flowstone.box.alter_access import change_collation, change_function, change_privilege, change_user
+from flowstone.box.alter_replica_set import change_cluster, change_schema
+from flowstone.box.alter_sequence import change_sequence, change_sequence_data, change_space_sequence, check_part
+from flowstone.box.definition_checks import check_part_types, checked_index, checked_space
+from flowstone.box.definitions import SpaceDefinition, read_index, read_space, with_indexes
+from flowstone.box.space import Space
+from flowstone.box.system_rows import has_grants, has_rows
+from flowstone.iproto import errors
+from flowstone.iproto.msgpack import unpack
+
+if TYPE_CHECKING:
+    from flowstone.box.transaction import Transaction
+
+Row = tuple[Any, ...] | None
+Undo = Callable[[], None] | None
+Change = Callable[["Transaction", Row, Row], Undo]
+
+
+def on_change(transaction: Transaction, space: Space, old: bytes | None, new: bytes | None) -> Undo:
+    """Does what the change of a row of `space` from `old` to `new` means; gives what takes it back."""
+    change = _CHANGES.get(space.id)
+    if change is None:
+        return None
+    return change(transaction, _row(old), _row(new))
+
+
+def _row(raw: bytes | None) -> Row:
+    return None if raw is None else unpack(raw)
+
+
+# --- _space ---------------------------------------------------------------------------------------
+
+
+def _change_space(transaction: Transaction, old: Row, new: Row) -> Undo:
+    row = old or new
+    assert row is not None
+    space = transaction.box.spaces.get(row[0])
+    if new is None:
+        return None if space is None else _drop_space(transaction, space)
+    if space is None:
+        return _create_space(transaction, new)
+    return _alter_space(transaction, space, new)
+
+
+def _create_space(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
+    box = transaction.box
+    if box.is_recovering:
+        definition = read_space(row)
+    else:
+        definition = checked_space(row, errors.CreateSpace, box.dialect)
+        _check_ddl(transaction, definition, Privilege.CREATE)
+    box.put_space(Space(definition, box.collations, box.views))
+    box.access.put_owner(definition.id, definition.owner)
+
+    def undo() -> None:
+        box.access.put_owner(definition.id, None)
+        box.remove_space(definition.id)
+
+    return undo
+
+
+def _drop_space(transaction: Transaction, space: Space) -> Undo:
+    box = transaction.box
+    if not box.is_recovering:
+        _check_ddl(transaction, space.definition, Privilege.DROP)
+        reason = _why_not_dropped(transaction, space)
+        if reason is not None:
+            raise errors.DropSpace(f"Can't drop space '{space.name}': {reason}")
+    box.remove_space(space.id)
+    box.access.put_owner(space.id, None)
+
+    def undo() -> None:
+        box.put_space(space)
+        box.access.put_owner(space.id, space.definition.owner)
+
+    return undo
+
+
+def _why_not_dropped(transaction: Transaction, space: Space) -> str | None:
+    if space.indexes:
+        return "the space has indexes"
+    if has_grants(transaction, "space", space.id):
+        return "the space has grants"
+    if has_rows(transaction, system.TRUNCATE_ID, 0, space.id):
+        return "the space has truncate record"
+    if has_rows(transaction, system.FK_CONSTRAINT_ID, 1, space.id):
+        return "the space has foreign key constraints"
+    if has_rows(transaction, system.CK_CONSTRAINT_ID, 0, space.id):
+        return "the space has check constraints"
+    return None
+
+
+def _alter_space(transaction: Transaction, space: Space, row: tuple[Any, ...]) -> Undo:
+    box, before = transaction.box, space.definition
+    if box.is_recovering:
+        definition = read_space(row)
+    else:
+        definition = checked_space(row, errors.AlterSpace, box.dialect)
+        _check_ddl(transaction, definition, Privilege.ALTER)
+        for is_changed, reason in (
+            (definition.id != before.id, "space id is immutable"),
+            (definition.engine != before.engine, "can not change space engine"),
+            (definition.is_local != before.is_local, "replication group is immutable"),
+            (definition.is_view != before.is_view, "can not convert a space to a view and vice versa"),
+        ):
+            if is_changed:
+                raise errors.AlterSpace(f"Can't modify space '{space.name}': {reason}")
+    definition = with_indexes(definition, before.indexes)
+    if not box.is_recovering:
+        check_part_types(definition)
+    undo = _put_altered(transaction, space, definition)
+    box.access.put_owner(definition.id, definition.owner)
+
+    def undo_all() -> None:
+        box.access.put_owner(before.id, before.owner)
+        undo()
+
+    return undo_all
+
+
+# --- _index ---------------------------------------------------------------------------------------
+
+
+def _change_index(transaction: Transaction, old: Row, new: Row) -> Undo:
+    row = old or new
+    assert row is not None
+    box = transaction.box
+    space, index_id = box.space(row[0]), row[1]
+    if not box.is_recovering:
+        _check_index_change(transaction, space, index_id, old, new)
+    others = [index for index in space.definition.indexes if index.id != index_id]
+    if new is None:
+        return _put_altered(transaction, space, with_indexes(space.definition, others))
+    if box.is_recovering:
+        index = read_index(new, space.definition.fields)
+    else:
+        index = checked_index(new, space.definition, box.collations, box.dialect)
+        if index_id == 0 and space.sequence is not None:
+            check_part(index, space.name, space.sequence.field, space.sequence.path)
+    definition = with_indexes(space.definition, [*others, index])
+    if not box.is_recovering:
+        check_part_types(definition)
+    return _put_altered(transaction, space, definition)
+
+
+def _check_index_change(transaction: Transaction, space: Space, index_id: int, old: Row, new: Row) -> None:
+    if space.definition.is_view:
+        raise errors.AlterSpace(f"Can't modify space '{space.name}': can not add index on a view")
+    privilege = Privilege.CREATE if old is None else Privilege.DROP if new is None else Privilege.ALTER
+    _check_ddl(transaction, space.definition, privilege)
+    if index_id == 0 and new is None:
+        if space.id < system.FIRST_USER_SPACE_ID:
+            raise errors.LastDrop(f"Can't drop the primary key in a system space, space '{space.name}'")
+        if len(space.indexes) > 1:
+            raise errors.DropPrimaryKey(f"Can't drop primary key in space '{space.name}' while secondary keys exist")
+        if space.sequence is not None:
+            raise errors.AlterSpace(
+                f"Can't modify space '{space.name}': can not drop primary key while space sequence exists"
+            )
+    if index_id != 0 and 0 not in space.indexes:
+        raise errors.AlterSpace(f"Can't modify space '{space.name}': can not add a secondary key before primary")
+
+
+def _put_altered(transaction: Transaction, space: Space, definition: SpaceDefinition) -> Callable[[], None]:
+    box = transaction.box
+    box.put_space(space.altered(definition, box.collations))
+    return lambda: box.put_space(space)
+
+
+def _check_ddl(transaction: Transaction, space: SpaceDefinition, privilege: Privilege) -> None:
+    transaction.box.access.check_ddl(transaction.user, space.name, space.id, space.owner, "space", privilege)
+
+
+# --- _truncate ------------------------------------------------------------------------------------
+
+
+def _change_truncate(transaction: Transaction, _: Row, new: Row) -> Undo:
+    if new is None:
+        return None
+    box = transaction.box
+    space = box.space(new[0])
+    if not box.is_recovering:
+        if space.id < system.FIRST_USER_SPACE_ID:
+            raise errors.TruncateSystemSpace(f"Can't truncate a system space, space '{space.name}'")
+        owner = space.definition.owner
+        box.access.check(transaction.user, Privilege.WRITE, "space", space.id, owner, space.name)
+    emptied = space.empty(box.collations)
+
+    def put(replacement: Space) -> None:
+        # Nothing that clients know of the schema has changed.
+        version = box.schema_version
+        box.put_space(replacement)
+        box.schema_version = version
+
+    put(emptied)
+    return lambda: put(space)
+
+
+# --- what we keep and do not do -------------------------------------------------------------------
+
+
+def _keep(what: str) -> Change:
+    """Rows of what only real servers do: taken from a log or a peer and handed on, not made here."""
+
+    def change(transaction: Transaction, _: Row, new: Row) -> Undo:
+        if new is not None and not transaction.box.is_recovering:
+            raise errors.Unsupported(f"Flowstone does not support {what}")
+        return None
+
+    return change
+
+
+_CHANGES: Final[dict[int, Change]] = {
+    system.SCHEMA_ID: change_schema,
+    system.COLLATION_ID: change_collation,
+    system.SPACE_ID: _change_space,
+    system.SEQUENCE_ID: change_sequence,
+    system.SEQUENCE_DATA_ID: change_sequence_data,
+    system.INDEX_ID: _change_index,
+    system.FUNC_ID: change_function,
+    system.USER_ID: change_user,
+    system.PRIV_ID: change_privilege,
+    system.CLUSTER_ID: change_cluster,
+    system.TRIGGER_ID: _keep("SQL triggers"),
+    system.TRUNCATE_ID: _change_truncate,
+    system.SPACE_SEQUENCE_ID: change_space_sequence,
+    system.FK_CONSTRAINT_ID: _keep("foreign key constraints"),
+    system.CK_CONSTRAINT_ID: _keep("check constraints"),
+    system.FUNC_INDEX_ID: _keep("functional indexes"),
+}
+"""What a change means, by the id of the system space."""

@@ -1,0 +1,58 @@
+"""DDL on `_schema` and `_cluster`: the replica set's UUID and its registered members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from flowstone.iproto import errors
+
+if TYPE_CHECKING:
+    from flowstone.box.transaction import Transaction
+
+VCLOCK_MAX: Final = 32
+"""Components of a vclock, of which 0 is for local rows."""
+
+_UUID_KEYS: Final = ("cluster", "replicaset_uuid")
+"""Up to 2.11, and since 3.0."""
+
+Row = tuple[Any, ...] | None
+Undo = Callable[[], None] | None
+
+
+def change_schema(transaction: Transaction, old: Row, new: Row) -> Undo:
+    """A replica set keeps its UUID for life; other keys are anybody's."""
+    row = old or new
+    if transaction.box.is_recovering or row is None or row[0] not in _UUID_KEYS:
+        return None
+    if new is None or (old is not None and old[1:] != new[1:]):
+        raise errors.ReplicasetUuidIsRo("Can't reset replica set UUID: it is already assigned")
+    _check_uuid(new[1] if len(new) > 1 else None)
+    return None
+
+
+def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
+    """Members come and go; none changes its UUID."""
+    row = new or old
+    if transaction.box.is_recovering or row is None:
+        return None
+    if row[0] == 0:
+        raise errors.ReplicaIdIsReserved("Can't initialize replica id with a reserved value 0")
+    if row[0] >= VCLOCK_MAX:
+        raise errors.ReplicaMax(f"Replica count limit reached: {row[0]}")
+    if new is None:
+        return None
+    _check_uuid(new[1])
+    if UUID(new[1]).int == 0:
+        raise errors.InvalidUuid(f"Invalid UUID: {new[1]}")
+    if old is not None and UUID(old[1]) != UUID(new[1]):
+        raise errors.Unsupported("Space _cluster does not support updates of instance uuid")
+    return None
+
+
+def _check_uuid(text: object) -> None:
+    try:
+        UUID(str(text))
+    except ValueError:
+        raise errors.InvalidUuid(f"Invalid UUID: {text}") from None

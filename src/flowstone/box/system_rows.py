@@ -1,0 +1,29 @@
+"""Looking into system spaces: whether rows exist that refer to an object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowstone.box import system
+
+if TYPE_CHECKING:
+    from flowstone.box.transaction import Transaction
+
+_EQ = 0
+_PRIVILEGES_BY_OBJECT = 2
+
+
+def has_rows(transaction: Transaction, space_id: int, index_id: int, *key: Any) -> bool:
+    """Whether the system space has a row with this key, or beginning of one; no space or index has none."""
+    space = transaction.box.spaces.get(space_id)
+    index = space.indexes.get(index_id) if space is not None else None
+    if index is None:
+        return False
+    if not index.is_ordered:
+        return transaction.find(index, index.key.exact(key)) is not None
+    return next(iter(transaction.scan(index, index.key.span(_EQ, key))), None) is not None
+
+
+def has_grants(transaction: Transaction, object_type: str, object_id: int) -> bool:
+    """Whether somebody has a privilege on the object."""
+    return has_rows(transaction, system.PRIV_ID, _PRIVILEGES_BY_OBJECT, object_type, object_id)
