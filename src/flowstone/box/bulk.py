@@ -7,7 +7,7 @@ has the effect of `statements.py`, one by one; what a kernel cannot vouch for is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -84,22 +84,32 @@ def _python_keys(lane: Lane, data: bytes, keys: Cells) -> list[Key]:
 class BulkWrite:
     """Writes that took effect together and can be taken back until they are in the log."""
 
-    __slots__ = ("_index", "_keys", "olds")
+    __slots__ = ("_changes",)
 
-    def __init__(self, index: Index, keys: Sequence[Key], olds: Sequence[bytes | None]) -> None:
-        self._index = index
-        self._keys = keys
-        self.olds = olds
+    def __init__(self) -> None:
+        self._changes: list[tuple[Index, Sequence[Key], Sequence[bytes | None]]] = []
+
+    def add(self, index: Index, keys: Sequence[Key], olds: Sequence[bytes | None]) -> None:
+        """Notes what stood at `keys` before each of them was written."""
+        self._changes.append((index, keys, olds))
+
+    def __bool__(self) -> bool:
+        """True if anything was written."""
+        return bool(self._changes)
+
+    def _newest_first(self) -> Iterator[tuple[Index, Key, bytes | None]]:
+        for index, keys, olds in reversed(self._changes):
+            for key, old in zip(reversed(keys), reversed(olds), strict=True):
+                yield index, key, old
 
     def rollback(self) -> None:
-        for key, old in zip(reversed(self._keys), reversed(self.olds), strict=True):
-            self._index.set(key, old)
+        for index, key, old in self._newest_first():
+            index.set(key, old)
 
     def hide_from(self, view: ReadView) -> None:
         """Makes `view`, just opened, see what was there before."""
-        changes = view.changes.setdefault(self._index, {})
-        for key, old in zip(reversed(self._keys), reversed(self.olds), strict=True):
-            changes[key] = old
+        for index, key, old in self._newest_first():
+            view.changes.setdefault(index, {})[key] = old
 
 
 def slices(data: bytes, ats: Cells, ends: Cells) -> list[bytes]:
@@ -107,7 +117,8 @@ def slices(data: bytes, ats: Cells, ends: Cells) -> list[bytes]:
     return [data[at:end] for at, end in zip(ats.tolist(), ends.tolist(), strict=True)]
 
 
-def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes]) -> BulkWrite:
+def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkWrite) -> bool:
+    """Always True, as every REPLACE succeeds that was checked."""
     index = lane.primary
     entries = index.map
     olds = list(map(entries.get, keys))
@@ -116,26 +127,30 @@ def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes]) -> BulkWrite:
     if None in olds:
         # A key may stand there twice, and be new both times.
         index.add_fresh(list(dict.fromkeys(key for key, old in zip(keys, olds, strict=True) if old is None)))
-    return BulkWrite(index, keys, olds)
+    written.add(index, keys, olds)
+    return True
 
 
-def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes]) -> BulkWrite | None:
-    """None, with nothing done, if one of the keys is there already or stands there twice."""
+def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkWrite) -> bool:
+    """False, with nothing done, if one of the keys is there already or stands there twice."""
     index = lane.primary
     entries = index.map
     if not entries.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
-        return None
+        return False
     olds: list[bytes | None] = [None] * len(keys)
     _keep(index, keys, olds)
     entries.update(zip(keys, tuples, strict=True))
     index.add_fresh(keys)
-    return BulkWrite(index, keys, olds)
+    written.add(index, keys, olds)
+    return True
 
 
-def delete_many(lane: Lane, keys: list[Key]) -> BulkWrite:
-    """`olds` of the result are the tuples that went."""
+def delete_many(lane: Lane, keys: list[Key], written: BulkWrite) -> list[bytes | None]:
+    """The tuples that went, None where there was none."""
     index = lane.primary
-    return BulkWrite(index, keys, [index.set(key, None) for key in keys])
+    olds = [index.set(key, None) for key in keys]
+    written.add(index, keys, olds)
+    return olds
 
 
 def _keep(index: Index, keys: list[Key], olds: Sequence[bytes | None]) -> None:
@@ -151,8 +166,7 @@ def load(space: Space, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> bool
     if lane is None or keys is None:
         return False
     tuples = slices(data, ats, ends)
-    written = insert_many(lane, keys, tuples)
-    if written is None:
+    if not insert_many(lane, keys, tuples, BulkWrite()):
         return False
     others = tuple(index for index in space.served if index is not lane.primary)
     for raw in tuples if others else ():

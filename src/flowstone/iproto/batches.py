@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowstone.iproto.request_scan import KEY_AT, KEY_END, SYNC, TUPLE_AT, TUPLE_END
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.request_scan import KEY_AT, KEY_END, SPACE_ID, SYNC, TUPLE_AT, TUPLE_END, TYPE
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import copy, poke
@@ -54,37 +55,34 @@ def put_big(out: Bytes, at: int, value: int, width: int) -> int:
 
 @kernel
 def build_rows(
-    buf: Bytes,
-    cells: Cells,
-    start: int,
-    end: int,
-    out: Bytes,
-    kind: int,
-    replica_id: int,
-    lsn: int,
-    timestamp: int,
-    space_id: int,
-    part: int,
-) -> int:
-    """Rows of single-statement transactions for the requests `start` to `end`, LSNs from `lsn`; the bytes written.
+    buf: Bytes, cells: Cells, start: int, end: int, out: Bytes, replica_id: int, lsn: int, timestamp: int
+) -> tuple[int, int]:
+    """A row for each write among the requests `start` to `end`, each a transaction of its own, LSNs from `lsn`.
 
-    `timestamp` has the bits of a float64. `part` is the key of the body: TUPLE, or KEY of a DELETE.
+    `timestamp` has the bits of a float64. Returns the bytes written and the number of rows.
     """
-    at = 0
-    first, last = (KEY_AT, KEY_END) if part == 0x20 else (TUPLE_AT, TUPLE_END)
+    at = count = 0
     for row in range(start, end):
+        kind = int(cells[TYPE, row])
+        if kind == RequestType.SELECT:
+            continue
         at = poke(out, at, 0x84)
         at = poke(out, poke(out, at, 0x00), kind)
         at = put_uint(out, poke(out, at, 0x02), replica_id)
-        at = put_uint(out, poke(out, at, 0x03), lsn + row - start)
+        at = put_uint(out, poke(out, at, 0x03), lsn + count)
         at = poke(out, poke(out, at, 0x04), 0xCB)
         at = put_big(out, at, timestamp, 8)
         at = poke(out, poke(out, at, 0x82), 0x10)
-        at = put_uint(out, at, space_id)
-        at = poke(out, at, part)
-        source, behind = int(cells[first, row]), int(cells[last, row])
+        at = put_uint(out, at, int(cells[SPACE_ID, row]))
+        if kind == RequestType.DELETE:
+            at = poke(out, at, Key.KEY)
+            source, behind = int(cells[KEY_AT, row]), int(cells[KEY_END, row])
+        else:
+            at = poke(out, at, Key.TUPLE)
+            source, behind = int(cells[TUPLE_AT, row]), int(cells[TUPLE_END, row])
         at = copy(out, at, buf, source, behind - source)
-    return at
+        count += 1
+    return at, count
 
 
 @kernel

@@ -16,11 +16,13 @@ import numpy as np
 from flowstone.box import bulk
 from flowstone.box.box import Box
 from flowstone.box.bulk import BulkWrite, Lane
+from flowstone.box.index import Index
+from flowstone.box.keys import Key
+from flowstone.box.space import Space
 from flowstone.box.transaction import ADMIN, Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import batches
 from flowstone.iproto import request_scan as scan
-from flowstone.iproto.constants import Key as BodyKey
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.packet import PacketError, split
@@ -39,10 +41,15 @@ BULK_SIZE_MIN: Final = 400
 TURN_REQUESTS_MAX: Final = 16384
 """Requests per scan. What a turn has beyond that waits for the next, so that others get their turn, too."""
 
+NOT_SIMPLE, MIXED = -1, -2
+"""In the place of a code: requests for their sessions; plain statements of several kinds."""
+
+SPACE_ID_MASK: Final = (1 << scan.TYPE_SHIFT) - 1
+
 SELECT, INSERT, REPLACE = RequestType.SELECT.value, RequestType.INSERT.value, RequestType.REPLACE.value
 DELETE = RequestType.DELETE.value
 _READ, _WRITE = 1, 2  # of box.access.Privilege
-_TUPLE, _KEY = BodyKey.TUPLE.value, BodyKey.KEY.value
+_PACKET_LINES: Final = (scan.SPAN, scan.PACKET_AT, scan.PACKET_END)
 
 
 class Reply(NamedTuple):
@@ -152,18 +159,21 @@ class Turns:
         spans[:, scan.AT] = spans[:, scan.START]
         spans[:, scan.SIZE_MAX] = [peer.packet_size_max for peer in peers]
         count = scan.scan_requests(buf, spans, self._table)
-        cells = self._table[:, :count]
-        for code, start, end in scan.runs(cells[scan.CODE]):
-            if (
-                code < 0
-                or end - start < BULK_COUNT_MIN
-                or not self._run_bulk(_Run(code, start, end, data, buf, cells, peers), outbox)
-            ):
-                for i in range(start, end):
-                    packet = data[cells[scan.PACKET_AT, i] : cells[scan.PACKET_END, i]]
-                    self._handle(peers[cells[scan.SPAN, i]], packet, outbox)
+        batch = _Batch(data, buf, self._table, peers)
+        for code, start, end in _stretches(scan.runs(self._table[scan.CODE, :count])):
+            if code == NOT_SIMPLE:
+                self._one_by_one(batch, start, end, outbox)
+            elif code == MIXED:
+                self._run_mixed(batch, start, end, outbox)
+            elif not self._run_bulk(code, batch.part(start, end), outbox):
+                self._one_by_one(batch, start, end, outbox)
         self.request_count += count
         return self._leave(peers, spans, is_full=count == TURN_REQUESTS_MAX)
+
+    def _one_by_one(self, batch: _Batch, start: int, end: int, outbox: _Outbox) -> None:
+        spans, ats, ends = (batch.cells[line, start:end].tolist() for line in _PACKET_LINES)
+        for span, at, behind in zip(spans, ats, ends, strict=True):
+            self._handle(batch.peers[span], batch.data[at:behind], outbox)
 
     def _leave(self, peers: Sequence[Peer], spans: Cells, *, is_full: bool) -> list[Peer]:
         """Takes from each connection what was executed; those that may have more for a next turn."""
@@ -208,150 +218,213 @@ class Turns:
     def _error(self, sync: int, error: TarantoolError) -> bytes:
         return encode_error(sync, self._box.schema_version, error, self._wide)
 
-    def _run_bulk(self, run: _Run, outbox: _Outbox) -> bool:
-        """Executes the run, all of it; False, with nothing done, if it has to go one by one."""
-        box = self._box
-        space = box.spaces.get(run.space_id)
+    def _lane(self, code: int, part: _Part) -> Lane | None:
+        """The lane of requests that can be executed in bulk, with the rights of those who sent them."""
+        box, kind = self._box, code >> scan.TYPE_SHIFT
+        space = box.spaces.get(code & SPACE_ID_MASK)
         lane = bulk.lane_of(space) if space is not None else None
-        if lane is None or not self._may(run, _READ if run.type == SELECT else _WRITE):
-            return False
-        if run.type == SELECT:
-            return self._select(run, lane, outbox)
-        definition = lane.space.definition
-        if (
-            len(lane.space.served) > 1
-            or lane.space.sequence is not None
-            or definition.is_temporary
-            or definition.is_local
-            or definition.is_sync
-            or box.is_read_only
-            or self._commits.on_commit
-            or self._commits.on_rollback
-        ):
-            return False
-        return self._delete(run, lane, outbox) if run.type == DELETE else self._put(run, lane, outbox)
+        if lane is None or not self._may(lane.space, part, _READ if kind == SELECT else _WRITE):
+            return None
+        if kind == SELECT:
+            return lane
+        definition, commits = lane.space.definition, self._commits
+        is_special = definition.is_temporary or definition.is_local or definition.is_sync
+        if is_special or len(lane.space.served) > 1 or lane.space.sequence is not None:
+            return None
+        if box.is_read_only or commits.on_commit or commits.on_rollback:
+            return None
+        return lane
 
-    def _may(self, run: _Run, privilege: int) -> bool:
-        users = {peer.user for peer in run.peers_of()} - {ADMIN}
+    def _may(self, space: Space, part: _Part, privilege: int) -> bool:
         allows = self._box.access.allows
-        return all(allows(user, run.space_id) & privilege for user in sorted(users))
+        users = dict.fromkeys(peer.user for peer in part.peers_of())
+        return all(user == ADMIN or allows(user, space.id) & privilege for user in users)
 
-    def _select(self, run: _Run, lane: Lane, outbox: _Outbox) -> bool:
-        keys = bulk.request_keys(lane, run.data, run.buf, run.line(scan.KEY_AT), run.line(scan.KEY_END))
-        if keys is None:
+    def _keys(self, code: int, lane: Lane, part: _Part) -> list[Key] | None:
+        """The keys of all requests of the part; None if one of them needs a closer look."""
+        if code >> scan.TYPE_SHIFT in (SELECT, DELETE):
+            ats, ends = part.line(scan.KEY_AT), part.line(scan.KEY_END)
+            return bulk.request_keys(lane, part.data, part.buf, ats, ends)
+        ats, ends = part.line(scan.TUPLE_AT), part.line(scan.TUPLE_END)
+        if int((ends - ats).max()) > self._box.tuple_size_max:
+            return None
+        return bulk.tuple_keys(lane, part.data, part.buf, ats, ends)
+
+    def _run_bulk(self, code: int, part: _Part, outbox: _Outbox) -> bool:
+        """Executes requests of one type on one space, all of them; False, with nothing done, if that cannot be."""
+        lane = self._lane(code, part)
+        keys = self._keys(code, lane, part) if lane is not None else None
+        if lane is None or keys is None:
             return False
-        found = list(map(lane.primary.map.get, keys))
-        self._reply_tuples(run, found, outbox)
+        kind = code >> scan.TYPE_SHIFT
+        if kind == SELECT:
+            self._reply_tuples(part, list(map(lane.primary.map.get, keys)), outbox)
+            return True
+        written = BulkWrite()
+        if kind == DELETE:
+            replace = self._reply_tuples(part, bulk.delete_many(lane, keys, written), outbox)
+        else:
+            ats, ends = part.line(scan.TUPLE_AT), part.line(scan.TUPLE_END)
+            put = bulk.insert_many if kind == INSERT else bulk.replace_many
+            if not put(lane, keys, bulk.slices(part.data, ats, ends), written):
+                return False
+            replace = self._reply(part, part.buf, ats, ends - ats, outbox)
+        self._log(part, written, replace, outbox)
         return True
 
-    def _reply_tuples(self, run: _Run, tuples: list[bytes | None], outbox: _Outbox) -> list[Callable[[bytes], None]]:
+    def _run_mixed(self, batch: _Batch, start: int, end: int, outbox: _Outbox) -> None:
+        """Executes plain statements of several kinds in their order; those that need more go one by one."""
+        plan = self._plan(batch.part(start, end))
+        if plan is None:
+            self._one_by_one(batch, start, end, outbox)
+            return
+        while start < end:
+            written = BulkWrite()
+            results = self._execute(plan, written)
+            part = batch.part(start, start + len(results))
+            if results:
+                replace = self._reply_tuples(part, results, outbox)
+                if written:
+                    self._log(part, written, replace, outbox)
+            start += len(results)
+            if start < end:  # what stopped it is an INSERT of a key that is there
+                self._one_by_one(batch, start, start + 1, outbox)
+                start += 1
+            plan = plan[len(results) + 1 :]
+
+    def _plan(self, part: _Part) -> list[_Step] | None:
+        """What each request does to which index; None if one of them needs a closer look."""
+        codes = part.line(scan.CODE)
+        steps: list[_Step | None] = [None] * len(codes)
+        for code in np.unique(codes).tolist():
+            which = np.flatnonzero(codes == code)
+            chosen = part.choose(which)
+            lane = self._lane(code, chosen)
+            keys = self._keys(code, lane, chosen) if lane is not None else None
+            if lane is None or keys is None:
+                return None
+            kind = code >> scan.TYPE_SHIFT
+            tuples: Sequence[bytes | None] = [None] * len(keys)
+            if kind in (INSERT, REPLACE):
+                tuples = bulk.slices(part.data, chosen.line(scan.TUPLE_AT), chosen.line(scan.TUPLE_END))
+            for i, key, raw in zip(which.tolist(), keys, tuples, strict=True):
+                steps[i] = (kind, lane.primary, key, raw)
+        return [step for step in steps if step is not None]
+
+    def _execute(self, plan: Sequence[_Step], written: BulkWrite) -> list[bytes | None]:
+        """Does the steps up to the first that cannot be done here; their results."""
+        results: list[bytes | None] = []
+        for kind, index, key, raw in plan:
+            old = index.map.get(key)
+            if kind == SELECT:
+                results.append(old)
+                continue
+            if kind == INSERT and old is not None:
+                break
+            index.set(key, raw)
+            written.add(index, (key,), (old,))
+            results.append(old if kind == DELETE else raw)
+        return results
+
+    def _reply_tuples(self, part: _Part, tuples: list[bytes | None], outbox: _Outbox) -> list[Callable[[bytes], None]]:
         sizes = np.array([-1 if raw is None else len(raw) for raw in tuples], np.int64)
+        content = np.maximum(sizes, 0)
         source = b"".join([raw for raw in tuples if raw is not None])
-        ats = np.cumsum(np.maximum(sizes, 0)) - np.maximum(sizes, 0)
-        return self._reply(run, np.frombuffer(source, np.uint8), ats, sizes, outbox)
-
-    def _put(self, run: _Run, lane: Lane, outbox: _Outbox) -> bool:
-        ats, ends = run.line(scan.TUPLE_AT), run.line(scan.TUPLE_END)
-        sizes = ends - ats
-        if int(sizes.max()) > self._box.tuple_size_max:
-            return False
-        keys = bulk.tuple_keys(lane, run.data, run.buf, ats, ends)
-        if keys is None:
-            return False
-        tuples = bulk.slices(run.data, ats, ends)
-        put = bulk.insert_many if run.type == INSERT else bulk.replace_many
-        written = put(lane, keys, tuples)
-        if written is None:
-            return False
-        replace = self._reply(run, run.buf, ats, sizes, outbox)
-        self._log(run, written, _TUPLE, replace, outbox)
-        return True
-
-    def _delete(self, run: _Run, lane: Lane, outbox: _Outbox) -> bool:
-        keys = bulk.request_keys(lane, run.data, run.buf, run.line(scan.KEY_AT), run.line(scan.KEY_END))
-        if keys is None:
-            return False
-        written = bulk.delete_many(lane, keys)
-        replace = self._reply_tuples(run, list(written.olds), outbox)
-        self._log(run, written, _KEY, replace, outbox)
-        return True
+        return self._reply(part, np.frombuffer(source, np.uint8), np.cumsum(content) - content, sizes, outbox)
 
     def _reply(
-        self, run: _Run, source: Bytes, ats: Cells, sizes: Cells, outbox: _Outbox
+        self, part: _Part, source: Bytes, ats: Cells, sizes: Cells, outbox: _Outbox
     ) -> list[Callable[[bytes], None]]:
-        """Queues a reply to each request of the run; one replacer per connection."""
-        count = run.end - run.start
+        """Queues a reply to each request; one replacer per connection."""
+        count = part.end - part.start
         out: Bytes = np.empty(batches.replies_bound(count, int(np.maximum(sizes, 0).sum())), np.uint8)
         edges: Cells = np.empty(count + 1, np.int64)
-        end = batches.build_replies(
-            source, ats, sizes, run.cells, run.start, run.end, out, self._box.schema_version, int(self._wide), edges
-        )
-        replies = memoryview(out.data)[:end]
-        return [outbox.add(peer, bytes(replies[edges[first] : edges[behind]])) for peer, first, behind in run.by_peer()]
+        version, wide = self._box.schema_version, int(self._wide)
+        batches.build_replies(source, ats, sizes, part.cells, part.start, part.end, out, version, wide, edges)
+        return [outbox.add(peer, out[edges[first] : edges[behind]].tobytes()) for peer, first, behind in part.by_peer()]
 
-    def _log(
-        self, run: _Run, written: BulkWrite, part: int, replace: list[Callable[[bytes], None]], outbox: _Outbox
-    ) -> None:
+    def _log(self, part: _Part, written: BulkWrite, replace: list[Callable[[bytes], None]], outbox: _Outbox) -> None:
         journal = self._journal
-        first, last = (scan.KEY_AT, scan.KEY_END) if part == _KEY else (scan.TUPLE_AT, scan.TUPLE_END)
-        count = run.end - run.start
-        content = int((run.line(last) - run.line(first)).sum())
+        count = part.end - part.start
+        # The content of a packet is more than that of its row.
+        content = int((part.line(scan.PACKET_END) - part.line(scan.PACKET_AT)).sum())
         out: Bytes = np.empty(batches.rows_bound(count, content), np.uint8)
-        size = batches.build_rows(
-            run.buf,
-            run.cells,
-            run.start,
-            run.end,
-            out,
-            run.type,
-            journal.replica_id,
-            journal.next_lsn(journal.replica_id),
-            batches.float_bits(self._clock.wall()),
-            run.space_id,
-            part,
-        )
+        lsn, now = journal.next_lsn(journal.replica_id), batches.float_bits(self._clock.wall())
+        size, rows = batches.build_rows(part.buf, part.cells, part.start, part.end, out, journal.replica_id, lsn, now)
 
         def done(error: FlowstoneError | None) -> None:
             self._commits.settle(written, error)
             if error is not None:
-                self._refuse(run, replace, wal_error(error))
+                self._refuse(part, replace, wal_error(error))
             outbox.release()
 
         outbox.hold()
         self._box.in_flight.append(written)
-        journal.submit(out[:size].tobytes(), count, done)
+        journal.submit(out[:size].tobytes(), rows, done)
 
-    def _refuse(self, run: _Run, replace: list[Callable[[bytes], None]], error: TarantoolError) -> None:
-        syncs = run.line(scan.SYNC).astype(np.uint64).tolist()
-        for instead, (_, first, behind) in zip(replace, run.by_peer(), strict=True):
+    def _refuse(self, part: _Part, replace: list[Callable[[bytes], None]], error: TarantoolError) -> None:
+        """Turns the replies of a part into errors: reads among its writes have seen what was taken back."""
+        syncs = part.syncs.astype(np.uint64).tolist()
+        for instead, (_, first, behind) in zip(replace, part.by_peer(), strict=True):
             instead(b"".join(self._error(sync, error) for sync in syncs[first:behind]))
 
 
-class _Run(NamedTuple):
-    """A stretch of requests of one type on one space: columns `start` to `end` of the table."""
+_Step = tuple[int, Index, Key, bytes | None]
 
-    code: int
-    start: int
-    end: int
+
+class _Part:
+    """Requests of a batch: columns `start` to `end` of `cells`, or the chosen ones of them."""
+
+    __slots__ = ("_peers", "_spans", "buf", "cells", "data", "end", "start", "syncs")
+
+    def __init__(self, data: bytes, buf: Bytes, cells: Cells, start: int, end: int, peers: Sequence[Peer]) -> None:
+        self.data = data
+        self.buf = buf
+        self.cells = cells
+        self.start = start
+        self.end = end
+        self._peers = peers
+        self._spans = [(peers[span], first, behind) for span, first, behind in scan.runs(self.line(scan.SPAN))]
+        # The table belongs to the next turn by the time that a write may fail.
+        self.syncs: Cells = self.line(scan.SYNC).copy()
+
+    def line(self, number: int) -> Cells:
+        return self.cells[number, self.start : self.end]
+
+    def choose(self, which: Cells) -> _Part:
+        """Some of the requests, by their numbers from the start."""
+        cells = np.ascontiguousarray(self.cells[:, self.start + which])
+        return _Part(self.data, self.buf, cells, 0, len(which), self._peers)
+
+    def by_peer(self) -> list[tuple[Peer, int, int]]:
+        """The connections, and which of the requests are theirs, counted from the start."""
+        return self._spans
+
+    def peers_of(self) -> list[Peer]:
+        return [peer for peer, _, _ in self._spans]
+
+
+class _Batch(NamedTuple):
+    """What a turn has scanned."""
+
     data: bytes
     buf: Bytes
     cells: Cells
     peers: Sequence[Peer]
 
-    @property
-    def type(self) -> int:
-        return self.code >> scan.TYPE_SHIFT
+    def part(self, start: int, end: int) -> _Part:
+        return _Part(self.data, self.buf, self.cells, start, end, self.peers)
 
-    @property
-    def space_id(self) -> int:
-        return self.code & 0xFFFFFFFF
 
-    def line(self, number: int) -> Cells:
-        return self.cells[number, self.start : self.end]
-
-    def by_peer(self) -> list[tuple[Peer, int, int]]:
-        """The connections, and which of the run's requests are theirs, counted from its start."""
-        return [(self.peers[span], first, behind) for span, first, behind in scan.runs(self.line(scan.SPAN))]
-
-    def peers_of(self) -> list[Peer]:
-        return [peer for peer, _, _ in self.by_peer()]
+def _stretches(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Runs of equal code that are long enough for themselves; between them MIXED and NOT_SIMPLE ones."""
+    stretches: list[tuple[int, int, int]] = []
+    for code, start, end in runs:
+        kind = code if code >= 0 and end - start >= BULK_COUNT_MIN else MIXED if code >= 0 else NOT_SIMPLE
+        if kind < 0 and stretches and stretches[-1][0] == kind:
+            start = stretches.pop()[1]
+        stretches.append((kind, start, end))
+    return [
+        (NOT_SIMPLE if kind == MIXED and end - start < BULK_COUNT_MIN else kind, start, end)
+        for kind, start, end in stretches
+    ]
