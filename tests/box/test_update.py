@@ -136,7 +136,7 @@ def test_paths_lead_into_documents() -> None:
         ((("=", 0, 1),), errors.NoSuchFieldNo),
         ((("=", 2**31, 1),), errors.UpdateArgType),
         ((("=", "nobody", 1),), errors.NoSuchFieldName),
-        ((("=", "map[", 1),), errors.UpdateField),
+        ((("=", "[", 1),), errors.UpdateField),
         ((("=", "", 1),), errors.NoSuchFieldName),
         ((("+", 1, "1"),), errors.UpdateArgType),
         ((("#", 1, -1),), errors.UpdateArgType),

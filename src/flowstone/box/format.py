@@ -40,7 +40,7 @@ _SIGNED_BUT_NOT_NEGATIVE: Final = re.compile(rb"[\xd0-\xd3][\x00-\x7f]", re.DOTA
 _SINGLE_FLOAT: Final = b"\xca"
 
 
-class _Field:
+class FormatField:
     """A field of the format, or a place inside one that a JSON path leads to."""
 
     __slots__ = ("children", "id", "is_key_part", "is_nullable", "path", "type")
@@ -51,7 +51,7 @@ class _Field:
         self.type = type
         self.is_nullable = is_nullable
         self.is_key_part = False
-        self.children: dict[Step, _Field] = {}
+        self.children: dict[Step, FormatField] = {}
 
     @property
     def where(self) -> str:
@@ -68,7 +68,7 @@ class _Field:
     def is_required(self) -> bool:
         return not self.children and not self.is_nullable
 
-    def child_at(self, step: Step) -> _Field | None:
+    def child_at(self, step: Step) -> FormatField | None:
         return self.children.get(EVERY) or self.children.get(step)
 
     def make_room_for(self, step: Step) -> None:
@@ -117,6 +117,15 @@ class TupleFormat:
         self.masks = None if self._is_nested else self._make_masks()
         self._is_surely_right = self._compile()
 
+    @property
+    def type(self) -> str:
+        """A tuple is an array, and its fields are its children."""
+        return "array"
+
+    def child_at(self, step: Step) -> FormatField | None:
+        """The field of that number, if the format knows it."""
+        return self._fields[step] if isinstance(step, int) and step < len(self._fields) else None
+
     def check(self, raw: bytes, values: tuple[Any, ...]) -> None:
         """Raises what the server says to a tuple that does not fit. `values` is what `raw` decodes to."""
         if not self._is_surely_right(raw, values):
@@ -141,12 +150,12 @@ class TupleFormat:
             raise _mismatch(field, part)
         field.is_key_part = True
 
-    def _descend(self, field: _Field, steps: tuple[Step, ...]) -> _Field:
+    def _descend(self, field: FormatField, steps: tuple[Step, ...]) -> FormatField:
         for step in steps:
             field.make_room_for(step)
             child = field.child_at(step)
             if child is None:
-                child = field.children[step] = _Field(self._nested_count, (*field.path, step))
+                child = field.children[step] = FormatField(self._nested_count, (*field.path, step))
                 self._nested_count += 1
             field.demand_container()
             field.is_key_part = True
@@ -194,7 +203,7 @@ class TupleFormat:
             at = _check_value(raw, at, self._fields[number], found)
         _check_missing(self._all_fields(), found)
 
-    def _all_fields(self) -> Iterator[_Field]:
+    def _all_fields(self) -> Iterator[FormatField]:
         """The fields and what is inside of them, without the insides of multikey arrays."""
         level = self._fields
         while level:
@@ -208,13 +217,15 @@ def _field_count_min(space: SpaceDefinition) -> int:
     return max([0, *fields, *parts])
 
 
-def _fields_of(space: SpaceDefinition) -> list[_Field]:
-    fields = [_Field(number, (number,), field.type, field.is_nullable) for number, field in enumerate(space.fields)]
+def _fields_of(space: SpaceDefinition) -> list[FormatField]:
+    fields = [
+        FormatField(number, (number,), field.type, field.is_nullable) for number, field in enumerate(space.fields)
+    ]
     indexed = [part.field + 1 for index in space.indexes if not index.is_functional for part in index.parts]
-    return fields + [_Field(number, (number,)) for number in range(len(fields), max([0, *indexed]))]
+    return fields + [FormatField(number, (number,)) for number in range(len(fields), max([0, *indexed]))]
 
 
-def _mismatch(field: _Field, part: IndexPart) -> errors.TarantoolError:
+def _mismatch(field: FormatField, part: IndexPart) -> errors.TarantoolError:
     if field.is_key_part:
         return errors.IndexPartTypeMismatch(
             f"Field {field.where} has type '{field.type}' in one index, but type '{part.type}' in another"
@@ -224,12 +235,12 @@ def _mismatch(field: _Field, part: IndexPart) -> errors.TarantoolError:
     )
 
 
-def _python_types(field: _Field) -> frozenset[type]:
+def _python_types(field: FormatField) -> frozenset[type]:
     types = PYTHON_TYPES[field.type] - {Extension}  # whose code decides
     return types | {type(None)} if field.is_nullable else types
 
 
-def _check_value(raw: bytes, at: int, field: _Field, found: dict[int, None]) -> int:
+def _check_value(raw: bytes, at: int, field: FormatField, found: dict[int, None]) -> int:
     """Checks the value at `at` and all inside that paths lead to; where it ends."""
     if not is_accepted(field.accepted, raw, at):
         raise errors.FieldType(
@@ -244,7 +255,7 @@ def _check_value(raw: bytes, at: int, field: _Field, found: dict[int, None]) -> 
     return end_of(raw, at)
 
 
-def _check_array(raw: bytes, at: int, field: _Field, found: dict[int, None]) -> int:
+def _check_array(raw: bytes, at: int, field: FormatField, found: dict[int, None]) -> int:
     count, at = children_of(raw, at)
     every = field.children.get(EVERY)
     for position in range(count):
@@ -260,7 +271,7 @@ def _check_array(raw: bytes, at: int, field: _Field, found: dict[int, None]) -> 
     return at
 
 
-def _check_map(raw: bytes, at: int, field: _Field, found: dict[int, None]) -> int:
+def _check_map(raw: bytes, at: int, field: FormatField, found: dict[int, None]) -> int:
     count, at = children_of(raw, at)
     for _ in range(count // 2):
         value_at = end_of(raw, at)
@@ -270,13 +281,13 @@ def _check_map(raw: bytes, at: int, field: _Field, found: dict[int, None]) -> in
     return at
 
 
-def _below(field: _Field) -> Iterator[_Field]:
+def _below(field: FormatField) -> Iterator[FormatField]:
     yield field
     for child in field.children.values():
         yield from _below(child)
 
 
-def _check_missing(fields: Iterator[_Field], found: dict[int, None]) -> None:
+def _check_missing(fields: Iterator[FormatField], found: dict[int, None]) -> None:
     missing = [field for field in fields if field.is_required and field.id not in found]
     if missing:
         first = min(missing, key=lambda field: field.id)

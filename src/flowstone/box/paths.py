@@ -41,12 +41,13 @@ def parse_path(path: str) -> tuple[Step, ...]:
     steps = []
     at = 0
     while at < len(path):
-        step, at = _step(path, at)
+        step, at = parse_step(path, at)
         steps.append(step)
     return tuple(steps)
 
 
-def _step(path: str, at: int) -> tuple[Step, int]:
+def parse_step(path: str, at: int) -> tuple[Step, int]:
+    """The step that starts at `at`, and where it ends."""
     first = path[at]
     if first == "[":
         return _bracket(path, at + 1)

@@ -1,0 +1,223 @@
+"""One update operation: read from a request, checked as far as that needs no tuple, and what may be wrong with it.
+
+The texts are the server's. A path is read as far as it makes sense: the server reads on only while it finds something,
+so what is wrong further behind is an error of the operation on a tuple, not of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from flowstone.box.field_types import KIND_UINT, children_of, end_of, kind_at
+from flowstone.box.paths import EVERY, PathError, Step, parse_step
+from flowstone.iproto import errors
+from flowstone.iproto.msgpack import pack, unpack
+
+OPERATIONS_MAX: Final = 4000
+"""BOX_UPDATE_OP_CNT_MAX of the server."""
+
+INDEX_BASE_OF_TEXT: Final = 1
+"""Positions count from 1 in paths and in messages, whatever base the request has."""
+
+ARGUMENTS: Final = {"=": 1, "!": 1, "+": 1, "-": 1, "&": 1, "|": 1, "^": 1, "#": 1, ":": 3}
+_INT32: Final = range(-(1 << 31), 1 << 31)
+_UINT32_MAX: Final = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WrongStep:
+    """Where a path stops making sense, or says `[*]`, which no operation can follow; counted from 1."""
+
+    position: int
+    is_every: bool = False
+
+
+UpdateStep = Step | WrongStep
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One decoded operation. `field` counts from 0, or from the end if negative; `path` leads on from there."""
+
+    code: str
+    field: int
+    arguments: tuple[Any, ...]
+    path: tuple[UpdateStep, ...] = ()
+    text: str = ""
+    """The name or path that the request used for the field, if it was one."""
+    value: bytes = b""
+    """The MessagePack of what `=` or `!` writes."""
+
+    @property
+    def where(self) -> str:
+        """The field as messages name it."""
+        if self.text:
+            return f"'{self.text}'"
+        return str(self.field + INDEX_BASE_OF_TEXT if self.field >= 0 else self.field)
+
+
+def decode_operations(
+    operations: object, *, index_base: int = 0, field_names: Sequence[str] = ()
+) -> tuple[Operation, ...]:
+    """The operations of a request: its MessagePack, or what that decodes to, which may write values differently.
+
+    `index_base` is the request's INDEX_BASE; `field_names` are the format's.
+    """
+    raws: Sequence[bytes | None]
+    if isinstance(operations, bytes):
+        raws, operations = _split(operations), unpack(operations)
+    elif isinstance(operations, tuple):
+        raws = [None] * len(operations)
+    if not isinstance(operations, tuple):
+        raise errors.IllegalParams("Illegal parameters, update operations must be an array {{op,..}, {op,..}}")
+    if len(operations) > OPERATIONS_MAX:
+        raise errors.IllegalParams("Illegal parameters, too many operations for update")
+    numbered = enumerate(zip(operations, raws, strict=True), 1)
+    return tuple(_decode(number, operation, raw, index_base, field_names) for number, (operation, raw) in numbered)
+
+
+def _split(array: bytes) -> list[bytes]:
+    """The elements of an array; nothing of anything else."""
+    if not 0x90 <= array[0] < 0xA0 and array[0] not in (0xDC, 0xDD):
+        return []
+    count, at = children_of(array, 0)
+    elements = []
+    for _ in range(count):
+        end = end_of(array, at)
+        elements.append(array[at:end])
+        at = end
+    return elements
+
+
+def _decode(
+    number: int, operation: object, raw: bytes | None, index_base: int, field_names: Sequence[str]
+) -> Operation:
+    if not isinstance(operation, tuple):
+        raise errors.IllegalParams("Illegal parameters, update operation must be an array {op,..}")
+    if not operation:
+        raise errors.IllegalParams("Illegal parameters, update operation must be an array {op,..}, got empty array")
+    code = operation[0]
+    if not isinstance(code, str):
+        raise errors.IllegalParams("Illegal parameters, update operation name must be a string")
+    if code not in ARGUMENTS:
+        raise errors.UnknownUpdateOp(f'Unknown UPDATE operation #{number}: "{code}"')
+    expected = ARGUMENTS[code] + 2
+    if len(operation) != expected:
+        raise errors.UnknownUpdateOp(
+            f"Unknown UPDATE operation #{number}: wrong number of arguments, expected {expected}, got {len(operation)}"
+        )
+    field, path, text = _decode_field(code, operation[1], index_base, field_names)
+    if code in "=!":
+        value = pack(operation[2]) if raw is None else _split(raw)[2]
+        return Operation(code, field, operation[2:], path, text, value)
+    decoded = Operation(code, field, operation[2:], path, text)
+    is_unsigned = raw is None or code not in "&|^#" or kind_at(_split(raw)[2], 0) == KIND_UINT
+    return msgspec.structs.replace(decoded, arguments=_decode_arguments(decoded, is_unsigned, index_base))
+
+
+def _decode_field(
+    code: str, field: object, index_base: int, field_names: Sequence[str]
+) -> tuple[int, tuple[UpdateStep, ...], str]:
+    if type(field) is int:
+        if field not in _INT32:
+            raise wrong_type(Operation(code, 0, ()), "an integer")
+        if 0 <= field < index_base:
+            raise errors.NoSuchFieldNo(f"Field {field} was not found in the tuple")
+        return (field - index_base if field >= 0 else field), (), ""
+    if not isinstance(field, str):
+        raise errors.IllegalParams("Illegal parameters, field id must be a number or a string")
+    if field in field_names:
+        return field_names.index(field), (), field
+    steps = _parse(field)
+    first = steps[0] if steps else None
+    if isinstance(first, WrongStep) and not first.is_every:
+        raise wrong_path(Operation(code, 0, (), (), field), first)
+    if isinstance(first, str) and first in field_names:
+        first = field_names.index(first)
+    if not isinstance(first, int):
+        raise errors.NoSuchFieldName(f"Field '{field}' was not found in the tuple")
+    return first, steps[1:], field
+
+
+def _parse(path: str) -> tuple[UpdateStep, ...]:
+    steps: list[UpdateStep] = []
+    at = 0
+    while at < len(path):
+        try:
+            step, at = parse_step(path, at)
+        except PathError as error:
+            return (*steps, WrongStep(error.position))
+        if step is EVERY:
+            return (*steps, WrongStep(at - 1, is_every=True))
+        steps.append(step)
+    return tuple(steps)
+
+
+def _decode_arguments(operation: Operation, is_unsigned: bool, index_base: int) -> tuple[Any, ...]:
+    first = operation.arguments[0]
+    is_unsigned = is_unsigned and type(first) is int and first >= 0
+    match operation.code:
+        case "+" | "-" if not is_number(first):
+            raise wrong_type(operation, "a number")
+        case "&" | "|" | "^" | "#" if not is_unsigned:
+            raise wrong_type(operation, "a positive integer")
+        case "#":
+            if not first & _UINT32_MAX:
+                raise failed(operation, "cannot delete 0 fields")
+            return (first & _UINT32_MAX,)
+        case ":":
+            return _decode_splice(operation, index_base)
+    return operation.arguments
+
+
+def _decode_splice(operation: Operation, index_base: int) -> tuple[int, int, bytes]:
+    offset, cut, paste = operation.arguments
+    if type(offset) is not int or offset not in _INT32:
+        raise wrong_type(operation, "an integer")
+    if offset >= 0:
+        offset -= index_base
+        if offset < 0:
+            raise out_of_bound(operation)
+    if type(cut) is not int or cut not in _INT32:
+        raise wrong_type(operation, "an integer")
+    if not isinstance(paste, str):
+        raise wrong_type(operation, "a string")
+    return offset, cut, paste.encode("utf-8", "surrogateescape")
+
+
+def is_number(value: object) -> bool:
+    return type(value) is int or isinstance(value, float | Decimal)
+
+
+def wrong_type(operation: Operation, needed: str) -> errors.TarantoolError:
+    return errors.UpdateArgType(
+        f"Argument type in operation '{operation.code}' on field {operation.where}"
+        f" does not match field type: expected {needed}"
+    )
+
+
+def failed(operation: Operation, what: str) -> errors.TarantoolError:
+    return errors.UpdateField(f"Field {operation.where} UPDATE error: {what}")
+
+
+def wrong_path(operation: Operation, step: WrongStep) -> errors.TarantoolError:
+    return failed(operation, f"invalid JSON in position {step.position}")
+
+
+def changed_twice(operation: Operation) -> errors.TarantoolError:
+    return failed(operation, "double update of the same field")
+
+
+def out_of_bound(operation: Operation) -> errors.TarantoolError:
+    return errors.UpdateSplice(f"SPLICE error on field {operation.where}: offset is out of bound")
+
+
+def no_such_field(operation: Operation) -> errors.TarantoolError:
+    if operation.text:
+        # Quoted twice, as the server does.
+        return errors.NoSuchFieldName(f"Field '{operation.where}' was not found in the tuple")
+    return errors.NoSuchFieldNo(f"Field {operation.where} was not found in the tuple")
