@@ -59,6 +59,8 @@ class Box:
         indexes = [read_index(row) for row in system.index_rows()]
         for row in system.space_rows():
             definition = read_space(row)
+            if definition.id in system.NEWER_SPACE_IDS:
+                continue
             mine = [index for index in indexes if index.space_id == definition.id]
             self.put_space(Space(with_indexes(definition, mine), self.collations, self.views))
 

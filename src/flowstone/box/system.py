@@ -33,6 +33,9 @@ RECOVERY_POINT_ID: Final = 396
 FIRST_SYSTEM_SPACE_ID: Final = 256
 FIRST_USER_SPACE_ID: Final = 512
 
+NEWER_SPACE_IDS: Final = frozenset((341, GC_CONSUMERS_ID, RECOVERY_POINT_ID))
+"""Spaces that came after 2.6: where they exist, `_space` says so."""
+
 SCHEMA_SPACE_IDS: Final = frozenset((SPACE_ID, INDEX_ID))
 """The spaces whose rows are the schema."""
 
