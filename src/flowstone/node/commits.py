@@ -40,6 +40,7 @@ class Commits:
         self._box = box
         self._journal = journal
         self._clock = clock
+        self._is_flush_due = False
         self.on_commit: list[Listener] = []
         self.on_rollback: list[Listener] = []
 
@@ -88,8 +89,15 @@ class Commits:
                 written.set_exception(wal_error(error))
 
         self.submit(transaction, done)
-        self._journal.flush()
+        if not self._is_flush_due:
+            # Whoever else commits before the loop comes round again shares the write.
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
         await written
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        self._journal.flush()
 
     def _encode(self, transaction: Transaction, statements: tuple[Statement, ...]) -> tuple[bytes, int, int]:
         """The rows, how many of them are ours, and how many local."""
