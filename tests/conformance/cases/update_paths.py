@@ -1,0 +1,110 @@
+"""UPDATE by JSON paths: into arrays and maps, at their edges, and several at once."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from tests.conformance.case import PRIMARY, Space, column, group, update
+
+DOCUMENT = {"a": 1, "b": {"c": [10, 20, {"d": "deep"}]}, "list": [1, 2, 3], "text": "word", "é": 5, "": 6}
+SPACE = Space(
+    [PRIMARY],
+    [[1, DOCUMENT, [1, [2, 3], {"x": 4}], "tail"]],
+    format=[column("id", "unsigned"), column("doc", "map"), column("items", "array"), column("tail", "any")],
+)
+PLAIN = Space([PRIMARY], [[1, DOCUMENT, [1, [2, 3], {"x": 4}], "tail"]])
+
+CASES = [
+    *group(
+        "path",
+        SPACE,
+        {
+            "assigns in a map": update([1], ["=", "doc.a", "new"]),
+            "assigns with brackets and quotes": update([1], ["=", "doc['a']", "new"]),
+            "assigns with double quotes": update([1], ["=", 'doc["b"]["c"][1]', "new"]),
+            "adds a key to a map": update([1], ["=", "doc.z", 0]),
+            "adds a key to an inner map": update([1], ["=", "doc.b.z", 0]),
+            "assigns below an absent key": update([1], ["=", "doc.z.y", 0]),
+            "assigns in an array": update([1], ["=", "items[1]", "new"]),
+            "assigns deep in an array": update([1], ["=", "items[2][2]", "new"]),
+            "assigns behind the end of an array": update([1], ["=", "items[4]", "new"]),
+            "assigns far behind the end of an array": update([1], ["=", "items[6]", "new"]),
+            "index zero": update([1], ["=", "items[0]", "new"]),
+            "a negative index": update([1], ["=", "items[-1]", "new"]),
+            "a name into an array": update([1], ["=", "items.x", "new"]),
+            "an index into a map": update([1], ["=", "doc[1]", "new"]),
+            "into a string": update([1], ["=", "doc.text.x", "new"]),
+            "into a number": update([1], ["=", "doc.a[1]", "new"]),
+            "a letter outside ASCII": update([1], ["=", "doc.é", 50]),
+            "adds a number": update([1], ["+", "doc.b.c[1]", 5]),
+            "subtracts a number": update([1], ["-", "items[2][1]", 5]),
+            "adds a decimal": update([1], ["+", "doc.a", Decimal("0.5")]),
+            "adds to a string": update([1], ["+", "doc.text", 1]),
+            "adds to an absent key": update([1], ["+", "doc.z", 1]),
+            "adds behind an array": update([1], ["+", "items[4]", 1]),
+            "adds to a map": update([1], ["+", "doc.b", 1]),
+            "bits": update([1], ["|", "doc.list[2]", 5]),
+            "bits of a string": update([1], ["&", "doc.text", 5]),
+            "splices": update([1], [":", "doc.text", 0, 1, "W"]),
+            "splices a number": update([1], [":", "doc.a", 0, 1, "W"]),
+            "inserts into an array": update([1], ["!", "items[2]", "new"]),
+            "inserts at an array's end": update([1], ["!", "items[4]", "new"]),
+            "inserts behind an array's end": update([1], ["!", "items[5]", "new"]),
+            "inserts a key": update([1], ["!", "doc.z", "new"]),
+            "inserts a key that is there": update([1], ["!", "doc.a", "new"]),
+            "deletes a key": update([1], ["#", "doc.a", 1]),
+            "deletes two keys": update([1], ["#", "doc.a", 2]),
+            "deletes an absent key": update([1], ["#", "doc.z", 1]),
+            "deletes from an array": update([1], ["#", "items[1]", 2]),
+            "deletes more than an array holds": update([1], ["#", "items[2]", 10]),
+            "deletes behind an array": update([1], ["#", "items[4]", 1]),
+            "deletes nothing": update([1], ["#", "doc.a", 0]),
+            "a broken path": update([1], ["=", "doc.", 1]),
+            "an unclosed bracket": update([1], ["=", "doc['a'", 1]),
+            "two dots": update([1], ["=", "doc..a", 1]),
+            "an asterisk": update([1], ["=", "items[*]", 1]),
+            "a broken character": update([1], ["=", "doc.a b", 1]),
+            "an unknown field": update([1], ["=", "nothing.a", 1]),
+            "starting with a bracket": update([1], ["=", "[2].a", "new"]),
+            "starting with a quoted name": update([1], ["=", "['doc'].a", "new"]),
+            "starting with a dot": update([1], ["=", ".doc.a", "new"]),
+            "of the key field": update([1], ["=", "id.a", "new"]),
+            "of an absent top field": update([1], ["=", "[5].a", "new"]),
+            "a very long index": update([1], ["=", "items[99999999999999999999]", 1]),
+        },
+    ),
+    *group(
+        "several paths",
+        SPACE,
+        {
+            "in two fields": update([1], ["=", "doc.a", 0], ["=", "items[1]", 0]),
+            "in two keys of a map": update([1], ["=", "doc.a", 0], ["=", "doc.text", 0]),
+            "in two elements of an array": update([1], ["+", "items[1]", 1], ["=", "items[3].x", 0]),
+            "a new key twice": update([1], ["=", "doc.z", 1], ["=", "doc.z", 2]),
+            "one value twice": update([1], ["+", "doc.a", 1], ["+", "doc.a", 1]),
+            "a parent after its child": update([1], ["=", "doc.b.c[1]", 0], ["=", "doc.b", 0]),
+            "inserts twice at one place": update([1], ["!", "items[1]", "a"], ["!", "items[1]", "b"]),
+            "an insertion shifts": update([1], ["!", "items[1]", "a"], ["=", "items[2]", "b"]),
+            "a deletion shifts": update([1], ["#", "items[1]", 1], ["=", "items[1]", "b"]),
+            "deletes and inserts a key": update([1], ["#", "doc.a", 1], ["=", "doc.a", 9]),
+            "deep branches": update([1], ["=", "doc.b.c[3].d", 0], ["+", "doc.b.c[1]", 1], ["=", "doc.a", 0]),
+            "deep branch twice": update([1], ["=", "doc.b.c[3].d", 0], ["=", "doc.b.c[3].d", 1]),
+            "the inside and its field": update([1], ["=", "doc.a", 1], ["=", 1, {}]),
+            "the inside, then its field removed": update([1], ["=", "doc.a", 1], ["#", 1, 1]),
+            "the inside after a shift": update([1], ["!", 1, {"a": 0}], ["=", "doc.a", 1]),
+        },
+    ),
+    *group(
+        "path without a format",
+        PLAIN,
+        {
+            "by number": update([1], ["=", "[2].a", "new"]),
+            "by number, into an array": update([1], ["=", "[3][2][1]", "new"]),
+            "by number alone": update([1], ["=", "[4]", "new"]),
+            "by number behind the last": update([1], ["=", "[5]", "new"]),
+            "by number zero": update([1], ["=", "[0]", "new"]),
+            "by name": update([1], ["=", "doc.a", "new"]),
+            "by number far away": update([1], ["=", "[9]", "new"]),
+        },
+    ),
+]
