@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import posixpath
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -85,6 +86,25 @@ class LogWriter:
             raise
         return cls(disk, file, path, meta, vclock, end)
 
+    @classmethod
+    def resume(cls, disk: Disk, path: str, meta: Meta, vclock: Mapping[int, int], size: int) -> LogWriter:
+        """As `reopen`, for a caller who has just read the file: its rows end at `size`, with `vclock`."""
+        file = disk.append_to(path)
+        try:
+            if size != file.size():
+                file.truncate(size)
+            file.sync()
+            _sync_name(disk, path)
+        except OSError as error:
+            file.close()
+            raise WriteFailed(path, size, error, is_usable=False) from error
+        return cls(disk, file, path, meta, dict(vclock), size)
+
+    @property
+    def is_usable(self) -> bool:
+        """False after a failure that left the end of the file unknown (`mend` it), and once it was closed."""
+        return self._is_usable
+
     @property
     def vclock(self) -> dict[int, int]:
         """A copy of the position behind the last row."""
@@ -116,6 +136,38 @@ class LogWriter:
         self._write(parts)
         self._vclock = vclock
 
+    def append_encoded(self, transactions: Sequence[bytes], vclock: Mapping[int, int], *, sync: bool = False) -> None:
+        """As `append`, for rows that are bytes already: each item holds those of one or more whole transactions.
+
+        `vclock` is the position behind them, which the caller vouches for. With `sync` they are durable on return,
+        or cut off again as after any other failure.
+        """
+        parts: list[bytes] = []
+        for together in _batches(transactions):
+            parts += encode_block(together, self._compressor, self.path, self.size)
+        before = self.size
+        self._write(parts)
+        if sync:
+            try:
+                self._file.sync()
+            except OSError as error:
+                # What was synced before is safe, and is all that was promised: the rest must not come back one day.
+                self.size = before
+                self._is_usable = False
+                with suppress(WriteFailed):
+                    self.mend()
+                raise WriteFailed(self.path, before, error, is_usable=self._is_usable) from error
+        self._vclock = dict(vclock)
+
+    def mend(self) -> None:
+        """Makes a file usable whose end was unknown, by cutting it where its last sound block ends."""
+        try:
+            self._file.truncate(self.size)
+            self._file.sync()
+        except OSError as error:
+            raise WriteFailed(self.path, self.size, error, is_usable=False) from error
+        self._is_usable = True
+
     def sync(self) -> None:
         """Returns when everything appended survives a loss of power.
 
@@ -137,9 +189,7 @@ class LogWriter:
         if self._vclock == self.meta.vclock:
             return self
         end = self.size
-        self._write([EOF_MAGIC])
-        # The next file must not survive a loss of power that this one's rows do not: that would be a gap.
-        self.sync()
+        self._end()
         meta = Meta(
             FileType.XLOG,
             self.meta.instance_uuid,
@@ -159,8 +209,7 @@ class LogWriter:
         """Writes the end marker, syncs and gives the file back. Closing twice is harmless."""
         try:
             if self._is_usable:
-                self._write([EOF_MAGIC])
-                self.sync()
+                self._end()
         finally:
             self.abandon()
 
@@ -168,6 +217,16 @@ class LogWriter:
         """Gives the file back as it is, without an end marker."""
         self._is_usable = False
         self._file.close()
+
+    def _end(self) -> None:
+        """Writes the end marker. A later file must not survive a loss of power that this one does not: so it syncs."""
+        end = self.size
+        self._write([EOF_MAGIC])
+        try:
+            self.sync()
+        except WriteFailed:
+            self.size = end
+            raise
 
     def _write(self, parts: Sequence[bytes]) -> None:
         if not self._is_usable:
@@ -184,12 +243,11 @@ class LogWriter:
         self.size += sum(map(len, parts))
 
     def _cut(self, size: int) -> None:
+        self.size = size
         try:
             self._file.truncate(size)
         except OSError:
             self._is_usable = False
-        else:
-            self.size = size
 
     def __enter__(self) -> Self:
         return self
@@ -290,6 +348,22 @@ class SnapWriter:
             self.finish()
         else:
             self.abandon()
+
+
+def _batches(transactions: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
+    """Whole transactions, put together into what becomes one block each."""
+    if sum(map(len, transactions)) < FLUSH_THRESHOLD - FIXHEADER_SIZE:
+        if transactions:
+            yield transactions
+        return
+    first, size = 0, FIXHEADER_SIZE
+    for number, data in enumerate(transactions, 1):
+        size += len(data)
+        if size >= FLUSH_THRESHOLD:
+            yield transactions[first:number]
+            first, size = number, FIXHEADER_SIZE
+    if first < len(transactions):
+        yield transactions[first:]
 
 
 def _follow(log: LogFile) -> dict[int, int]:

@@ -1,0 +1,310 @@
+"""The write-ahead log of a running node: what is submitted in one turn is one write.
+
+Relies on `xlog.writer` for the files and on `outside.blocking` for everything that waits for a disk to sync. Rows come
+as bytes, numbered and grouped; what they mean, and undoing them when they could not be written, is their submitter's
+business. Nothing is ever reported as written that a crash of the process (mode `write`) or a loss of power (mode
+`fsync`) could take away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import posixpath
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.limits import BLOCK_SIZE_MAX
+from flowstone.outside import Outside
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.errors import BlockTooLarge, WriteFailed
+from flowstone.xlog.meta import FileType, Meta, file_name
+from flowstone.xlog.writer import LogWriter
+
+LOG = logging.getLogger("flowstone.node")
+
+WAL_MAX_SIZE = 256 * 1024**2
+"""As in `box.cfg`: a log of this size is ended before the next write."""
+
+Done = Callable[[FlowstoneError | None], None]
+
+
+class WalMode(Enum):
+    """`wal_mode`, spelled as in `box.cfg`."""
+
+    NONE = "none"
+    WRITE = "write"
+    FSYNC = "fsync"
+
+
+@dataclass(frozen=True, slots=True)
+class LastLog:
+    """The log that was read, or written, last: its rows end at byte `size`. `is_complete`: the end marker follows."""
+
+    path: str
+    meta: Meta
+    size: int
+    is_complete: bool
+
+
+class Journal:
+    """Takes rows, writes them in batches, says so.
+
+    `submit` queues; `flush`, once per turn, starts the write of all that is queued. Short work is done at once, in
+    `flush` itself; what has to wait for the disk (mode `fsync`, a new file, the end of a full one) is done by a worker,
+    one batch at a time, while later submissions gather for the next.
+    """
+
+    def __init__(
+        self,
+        outside: Outside,
+        directory: str,
+        *,
+        instance_uuid: str,
+        vclock: VClock,
+        replica_id: int = 0,
+        mode: WalMode = WalMode.WRITE,
+        wal_max_size: int = WAL_MAX_SIZE,
+        version: str = "Flowstone",
+        last: LastLog | None = None,
+    ) -> None:
+        """Continues at `vclock`, where recovery ended, behind its `last` log. Touches no file yet."""
+        self._outside = outside
+        self._directory = directory
+        self._instance_uuid = instance_uuid
+        self._version = version
+        self._last = last
+        self._prev_vclock = last.meta.vclock if last else None
+        self._writer: LogWriter | None = None
+        self._rows: list[bytes] = []
+        self._done: list[Done] = []
+        self._cuts: list[tuple[int, dict[int, int]]] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._lsns = vclock.to_mapping()
+        self._written = vclock
+        self.replica_id = replica_id
+        self.mode = mode
+        self.wal_max_size = wal_max_size
+        self.on_written: list[Callable[[bytes, VClock], None]] = []
+        """Called with the rows, and the vclock behind them, of every write that succeeded; for relays."""
+        self.written_bytes = 0
+        """Bytes of rows written since the start, before compression; `checkpoint_wal_threshold` looks at it."""
+
+    @property
+    def vclock(self) -> VClock:
+        """The position behind the last row submitted."""
+        return VClock(self._lsns)
+
+    @property
+    def written_vclock(self) -> VClock:
+        """The position behind the last row written."""
+        return self._written
+
+    @property
+    def is_idle(self) -> bool:
+        """Everything submitted is written, or has failed."""
+        return self._worker is None and not self._done
+
+    def next_lsn(self, replica_id: int) -> int:
+        """The LSN that the next row of `replica_id` submitted gets; 0 is for local rows."""
+        return self._lsns.get(replica_id, 0) + 1
+
+    def submit(self, rows: bytes, count: int, done: Done, *, local_count: int = 0) -> None:
+        """Queues the encoded rows of whole transactions, to be written together with whatever else this turn brings.
+
+        `count` of them are of this instance, numbered from `next_lsn(replica_id)`; `local_count` are local, from
+        `next_lsn(0)`. `done` is called once: with None when they are written, else with the error; the last submitted
+        is then told first, and all that was not yet written fails. It must not submit in that case.
+        """
+        if len(rows) > BLOCK_SIZE_MAX:
+            raise BlockTooLarge(self._directory, 0, len(rows), BLOCK_SIZE_MAX)
+        lsns = self._lsns
+        lsns[self.replica_id] = lsns.get(self.replica_id, 0) + count
+        if local_count:
+            lsns[0] = lsns.get(0, 0) + local_count
+        self._rows.append(rows)
+        self._done.append(done)
+
+    def flush(self) -> None:
+        """Writes what is queued, now if that is quick, else by a worker that calls every `done` when it is through."""
+        if self._worker is not None or not self._done:
+            return
+        if self._takes_long():
+            self._worker = asyncio.get_running_loop().create_task(self._work())
+            return
+        rows, done, after = self._take()
+        try:
+            self._write(rows, after)
+        except Exception as error:
+            self._fail(done, error)
+        else:
+            self._succeed(rows, done, after)
+
+    async def drain(self) -> None:
+        """Returns when everything submitted so far is written, or has failed."""
+        self.flush()
+        while (worker := self._worker) is not None:
+            await asyncio.shield(worker)
+
+    async def rotate(self) -> VClock:
+        """Ends the file behind everything submitted so far, and returns that position once all of it is written.
+
+        The next file begins with the next write. Raises what made the write of an earlier submission, or the ending
+        of the file, fail; the journal then goes on with the file it has.
+        """
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: FlowstoneError | None) -> None:
+            if written.cancelled():
+                return
+            if error is None:
+                written.set_result(None)
+            else:
+                written.set_exception(error)
+
+        position = self.vclock
+        self._rows.append(b"")
+        self._done.append(done)
+        self._cuts.append((len(self._done), dict(self._lsns)))
+        self.flush()
+        await written
+        return position
+
+    async def close(self) -> None:
+        """Writes what is queued and ends the file with its marker. Nothing may be submitted any more."""
+        await self.drain()
+        if self._writer is not None:
+            await self._outside.blocking(self._end_file)
+
+    def _takes_long(self) -> bool:
+        if self.mode is WalMode.NONE:
+            return False
+        writer = self._writer
+        return (
+            self.mode is WalMode.FSYNC
+            or writer is None
+            or not writer.is_usable
+            or writer.size >= self.wal_max_size
+            or bool(self._cuts)
+        )
+
+    async def _work(self) -> None:
+        """Writes batch after batch until nothing is queued."""
+        try:
+            while self._done:
+                ends_file = bool(self._cuts)
+                rows, done, after = self._take()
+                try:
+                    await self._outside.blocking(self._write, rows, after)
+                except Exception as error:
+                    self._fail(done, error)
+                    continue
+                whose_end = done.pop() if ends_file else None
+                self._succeed(rows, done, after)
+                if whose_end is not None:
+                    _tell(whose_end, await self._outside.blocking(self._try_to_end_file))
+        finally:
+            self._worker = None
+
+    def _take(self) -> tuple[list[bytes], list[Done], dict[int, int]]:
+        """The next batch: all that is queued, but not beyond a place where the file is to end."""
+        if self._cuts:
+            count, after = self._cuts.pop(0)
+            self._cuts = [(end - count, lsns) for end, lsns in self._cuts]
+            rows, self._rows = self._rows[:count], self._rows[count:]
+            done, self._done = self._done[:count], self._done[count:]
+            return rows, done, after
+        rows, done = self._rows, self._done
+        self._rows, self._done = [], []
+        return rows, done, dict(self._lsns)
+
+    def _write(self, rows: list[bytes], after: dict[int, int]) -> None:
+        if self.mode is WalMode.NONE or not any(rows):
+            return
+        self._ready_writer().append_encoded(rows, after, sync=self.mode is WalMode.FSYNC)
+
+    def _ready_writer(self) -> LogWriter:
+        """The file to write to: the open one, the next one where that is full, a new one where there is none."""
+        writer = self._writer
+        if writer is None:
+            writer = self._open()
+        elif not writer.is_usable:
+            writer.mend()
+        if writer.size >= self.wal_max_size:
+            writer = writer.rotate()
+        self._writer = writer
+        return writer
+
+    def _open(self) -> LogWriter:
+        disk, last, lsns = self._outside.disk, self._last, self._written.to_mapping()
+        if last is not None and last.path == posixpath.join(self._directory, file_name(lsns, FileType.XLOG)):
+            # The last log has no rows: the next would have its name.
+            writer = LogWriter.resume(disk, last.path, last.meta, lsns, last.size)
+        else:
+            if last is not None and not last.is_complete:
+                # Its rows must be as durable as the next file, and nothing torn may stand before that.
+                LogWriter.resume(disk, last.path, last.meta, lsns, last.size).close()
+            meta = Meta(FileType.XLOG, self._instance_uuid, lsns, prev_vclock=self._prev_vclock, version=self._version)
+            writer = LogWriter.create(disk, self._directory, meta)
+        self._last = None
+        return writer
+
+    def _try_to_end_file(self) -> FlowstoneError | None:
+        try:
+            self._end_file()
+        except Exception as error:
+            return self._as_failure(error)
+        return None
+
+    def _end_file(self) -> None:
+        writer = self._writer
+        if writer is None or writer.vclock == writer.meta.vclock:
+            # Without rows it goes on, for the next would have its name.
+            return
+        if not writer.is_usable:
+            writer.mend()
+        self._writer = None
+        self._prev_vclock = writer.meta.vclock
+        self._last = LastLog(writer.path, writer.meta, writer.size, is_complete=False)
+        writer.close()
+        self._last = None
+
+    def _succeed(self, rows: list[bytes], done: list[Done], after: dict[int, int]) -> None:
+        self._written = VClock(after)
+        self.written_bytes += sum(map(len, rows))
+        if self.on_written and any(rows):
+            together = b"".join(rows)
+            for callback in self.on_written:
+                callback(together, self._written)
+        for tell in done:
+            _tell(tell, None)
+
+    def _fail(self, done: list[Done], cause: Exception) -> None:
+        """Everything that is not written fails, the last submitted first; its LSNs are free again."""
+        error = self._as_failure(cause)
+        waiting = [*done, *self._done]
+        self._rows, self._done, self._cuts = [], [], []
+        self._lsns = self._written.to_mapping()
+        LOG.error("%d submissions rolled back: %s", len(waiting), error)
+        for tell in reversed(waiting):
+            _tell(tell, error)
+
+    def _as_failure(self, cause: Exception) -> FlowstoneError:
+        if isinstance(cause, FlowstoneError):
+            return cause
+        refused = cause if isinstance(cause, OSError) else OSError(errno.EIO, f"{type(cause).__name__}: {cause}")
+        path = refused.filename if isinstance(refused.filename, str) else self._directory
+        failure = WriteFailed(path, 0, refused, is_usable=False)
+        failure.__cause__ = cause
+        return failure
+
+
+def _tell(done: Done, error: FlowstoneError | None) -> None:
+    try:
+        done(error)
+    except Exception:
+        # One submitter's mistake must not keep the others waiting for ever.
+        LOG.exception("after a write to the log")
