@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from flowstone.box.field_types import KIND_ARRAY, KIND_MAP, KIND_STR, children_of, end_of, kind_at
-from flowstone.box.paths import Step
+from flowstone.box.field_types import KIND_ARRAY, KIND_INT, KIND_MAP, KIND_STR, KIND_UINT, children_of, end_of, kind_at
+from flowstone.box.paths import INDEX_BASE, Step
 from flowstone.box.update_operation import (
     Operation,
     UpdateStep,
@@ -53,8 +53,12 @@ class Node:
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
 
+    def opened(self, operation: Operation, steps: Steps) -> Node:
+        """What takes this node's place before the operation is done, and stays if that fails."""
+        return self
+
     def apply(self, operation: Operation, steps: Steps) -> Node:
-        """The node that takes this one's place when the operation is done at the end of `steps`."""
+        """What takes this node's place when the operation is done at the end of `steps`."""
         return Bar(self.raw, operation, steps)
 
     def packed(self, typed: Typed | None) -> bytes:
@@ -144,7 +148,7 @@ class Bar(Node):
         else:
             self.result = compute(self.operation, self.raw[self.point_at : self.point_end])
 
-    def apply(self, operation: Operation, steps: Steps) -> Node:
+    def opened(self, operation: Operation, steps: Steps) -> Node:
         return _branch(self, operation, steps)
 
     def moved_into(self, start: int, end: int, path: Steps) -> Bar:
@@ -208,9 +212,10 @@ class Route(Node):
         self.hop_at = hop_at
         self.hop_end = hop_end
 
+    def opened(self, operation: Operation, steps: Steps) -> Node:
+        return self if steps[: len(self.path)] == self.path else _branch(self, operation, steps)
+
     def apply(self, operation: Operation, steps: Steps) -> Node:
-        if steps[: len(self.path)] != self.path:
-            return _branch(self, operation, steps)
         if len(steps) == len(self.path):
             raise no_such_field(operation)
         self.next_hop = self.next_hop.apply(operation, steps[len(self.path) :])
@@ -252,6 +257,7 @@ class Array(Node):
             return self
         at = _position(operation, step, size)
         if rest:
+            self.items[at] = self.items[at].opened(operation, rest)
             self.items[at] = self.items[at].apply(operation, rest)
         elif code == "#":
             del self.items[at : at + operation.arguments[0]]
@@ -309,6 +315,7 @@ class Map(Node):
         if rest:
             if item is None:
                 raise no_such_field(operation)
+            item.node = item.node.opened(operation, rest)
             item.node = item.node.apply(operation, rest)
         elif operation.code == "#":
             if operation.arguments[0] != 1:
@@ -359,7 +366,7 @@ class Map(Node):
 
 
 def _branch(node: Bar | Route, operation: Operation, steps: Steps) -> Node:
-    """Takes apart the container in which the new operation's path leaves that of `node`."""
+    """`node` with the container taken apart in which the new operation's path leaves that of the old ones."""
     raw, at, common = node.raw, 0, 0
     while True:
         step = steps[common] if common < len(steps) else None
@@ -372,17 +379,18 @@ def _branch(node: Bar | Route, operation: Operation, steps: Steps) -> Node:
             raise changed_twice(operation)
         assert not isinstance(step, WrongStep)
         found = _child_at(raw, at, step)
-        assert found is not None, "the old operation has been there"
+        if found is None:
+            # The last step to what another operation has added. What is inside of that, no server defines.
+            raise changed_twice(operation)
         at = found
         common += 1
     end = end_of(raw, at)
     container = _container(operation, raw[at:end], step)
-    if old is None:
-        # Inside of what another operation has written. The server's behaviour is undefined here.
+    if old is None or (isinstance(container, Map) and not isinstance(old, str)):
+        # Inside of what another operation has written, or beside a key that is a number: again, not defined.
         raise changed_twice(operation)
     _put_child(container, node, at, node.path[common:])
-    changed = container.apply(operation, steps[common:])
-    return Route(raw, steps[:common], changed, at, end) if common else changed
+    return Route(raw, steps[:common], container, at, end) if common else container
 
 
 def _container(operation: Operation, raw: bytes, step: UpdateStep | None) -> Array | Map:
@@ -427,11 +435,13 @@ def _child_at(raw: bytes, at: int, step: Step) -> int | None:
         for _ in range(step):
             at = end_of(raw, at)
         return at
-    if kind == KIND_MAP and isinstance(step, str):
+    if kind == KIND_MAP:
+        # A number finds a key that is this number, as it is written in the path.
+        key, key_kind = (step + INDEX_BASE, KIND_UINT | KIND_INT) if isinstance(step, int) else (step, KIND_STR)
         count, at = children_of(raw, at)
         for _ in range(count // 2):
             value_at = end_of(raw, at)
-            if kind_at(raw, at) == KIND_STR and unpack(raw[at:value_at]) == step:
+            if kind_at(raw, at) & key_kind and unpack(raw[at:value_at]) == key:
                 return value_at
             at = end_of(raw, value_at)
     return None
