@@ -37,7 +37,7 @@ from flowstone.iproto.msgpack import unpack
 _SIGNED_BUT_NOT_NEGATIVE: Final = re.compile(rb"[\xd0-\xd3][\x00-\x7f]", re.DOTALL)
 """A number so written is no unsigned to the server. Such bytes in strings and doubles only cost a closer look."""
 
-_SINGLE_FLOAT: Final = b"\xca"
+_SINGLE_FLOAT: Final = 0xCA
 
 
 class FormatField:
@@ -172,7 +172,8 @@ class TupleFormat:
         """A test that says True of most tuples that fit, and of no other."""
         allowed = tuple(_python_types(field) for field in self._fields)
         unsigned = tuple(field.id for field in self._fields if field.type == "unsigned")
-        has_doubles = any(field.type == "double" for field in self._fields)
+        delicate = tuple(field.id for field in self._fields if field.type in ("unsigned", "double"))
+        has_doubles = len(delicate) > len(unsigned)
         minimum, exact = self.field_count_min, self.field_count_exact
         suspicious = _SIGNED_BUT_NOT_NEGATIVE.search
 
@@ -186,9 +187,25 @@ class TupleFormat:
             for number in unsigned:
                 if number < count and (value := values[number]) is not None and value < 0:
                     return False
-            return not ((unsigned and suspicious(raw)) or (has_doubles and _SINGLE_FLOAT in raw))
+            if (unsigned and suspicious(raw)) or (has_doubles and _SINGLE_FLOAT in raw):
+                return self._have_right_kinds(raw, delicate)
+            return True
 
         return (lambda raw, values: False) if self._is_nested else is_surely_right
+
+    def _have_right_kinds(self, raw: bytes, numbers: tuple[int, ...]) -> bool:
+        """True where the fields of these numbers, ascending, are written as the format demands."""
+        count, at = children_of(raw, 0)
+        here = 0
+        for number in numbers:
+            if number >= count:
+                break
+            for _ in range(number - here):
+                at = end_of(raw, at)
+            here = number
+            if not is_accepted(self._fields[number].accepted, raw, at):
+                return False
+        return True
 
     # --- the close look ------------------------------------------------------------------------------------------
 

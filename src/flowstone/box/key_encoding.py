@@ -129,8 +129,11 @@ def encode_boolean(value: bool) -> bytes:
 
 
 def encode_string(value: str) -> bytes:
-    data = value.encode("utf-8", "surrogateescape")
-    if b"\x00" in data:
+    try:
+        data = value.encode()
+    except UnicodeEncodeError:
+        data = value.encode("utf-8", "surrogateescape")
+    if "\x00" in value:
         data = data.replace(b"\x00", b"\x00\xff")
     return b"\x80%b\x00\x00" % data
 

@@ -9,13 +9,13 @@ nil, the primary key follows, so that entries are distinct and equal keys stand 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from flowstone.box.collation import Collation
 from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.box.field_types import PYTHON_TYPES
-from flowstone.box.key_encoding import ABOVE, Encoder, encoder
+from flowstone.box.key_encoding import ABOVE, NIL, Encoder, encoder
 from flowstone.box.paths import EVERY, Step, find, parse_path
 from flowstone.iproto import errors
 
@@ -23,20 +23,11 @@ Key = int | bytes
 Values = tuple[Any, ...]
 
 
-class Iterator(IntEnum):
-    """Iterator types of SELECT that ordered indexes have."""
+EQ, REQ, ALL, LT, LE, GE, GT = range(7)
+"""Iterator types of SELECT that ordered indexes have."""
 
-    EQ = 0
-    REQ = 1
-    ALL = 2
-    LT = 3
-    LE = 4
-    GE = 5
-    GT = 6
-
-
-_REVERSE: Final = (Iterator.REQ, Iterator.LT, Iterator.LE)
-_HASH_ITERATORS: Final = (Iterator.EQ, Iterator.ALL, Iterator.GT)
+_REVERSE: Final = (REQ, LT, LE)
+_HASH_ITERATORS: Final = (EQ, ALL, GT)
 
 
 class KeyKind(Enum):
@@ -100,33 +91,33 @@ class KeyDefinition:
         self.kind = _kind_of(index, self._parts)
         self._is_tree = index.type == "tree"
         self._encoders = tuple(part.encode for part in self._parts)
+        # Tuples of what is needed per part of a request's key: attributes cost as much as the encoding.
+        self._requested = tuple(
+            (part.types, part.is_unsigned, part.definition.is_nullable, part.encode) for part in self._parts
+        )
         self.entries = self._compile_entries()
         self.exact = self._compile_exact()
 
     def span(self, iterator: int, values: Values) -> Span:
         """What a SELECT with this iterator and key reads."""
-        count = len(values)
-        if not count and self._takes_no_parts(iterator):
+        if not values and self._takes_no_parts(iterator):
             return Span(None, None, iterator in _REVERSE)
-        self._check_count(count)
-        self._check_parts(values, takes_nil=True)
-        if iterator > Iterator.GT or not (self._is_tree or iterator in _HASH_ITERATORS):
-            raise self._unsupported("requested iterator type")
-        if not self._is_tree and iterator == Iterator.ALL:
-            return Span(None, None, False)
+        self._check_count(len(values))
         at, above = self._bounds(values)
-        match iterator:
-            case Iterator.EQ:
-                return Span(at, above, False)
-            case Iterator.REQ:
-                return Span(at, above, True)
-            case Iterator.LT:
-                return Span(None, at, True)
-            case Iterator.LE:
-                return Span(None, above, True)
-            case Iterator.GT:
-                return Span(above, None, False)
-        return Span(at, None, False)
+        if iterator > GT or not (self._is_tree or iterator in _HASH_ITERATORS):
+            raise self._unsupported("requested iterator type")
+        if iterator == EQ:
+            return Span(at, above, False)
+        if iterator == REQ:
+            return Span(at, above, True)
+        if iterator == LT:
+            return Span(None, at, True)
+        if iterator == LE:
+            return Span(None, above, True)
+        if iterator == GT:
+            return Span(above, None, False)
+        # ALL with a key is GE in a tree, and everything in a hash.
+        return Span(at if self._is_tree else None, None, False)
 
     def extract(self, values: Values) -> Values:
         """The values of the key's parts in a tuple."""
@@ -144,12 +135,14 @@ class KeyDefinition:
     def _bounds(self, values: Values) -> tuple[Key, Key]:
         """The first place at or above the key, and the first above all that begin with it."""
         if self.kind is KeyKind.INTEGER:
-            number: int = values[0]
+            number = self.exact(values)
+            assert isinstance(number, int)
             return number, number + 1
         if self.kind is KeyKind.STRING:
-            text = _string_key(values[0])
+            text = self.exact(values)
+            assert isinstance(text, bytes)
             return text, text + b"\x00"
-        encoded = self._encode(values)
+        encoded = self._encode_request(values, True)
         return encoded, encoded + ABOVE
 
     def _encode(self, values: Sequence[Any]) -> bytes:
@@ -166,7 +159,7 @@ class KeyDefinition:
             return lambda values: [values[field]]
         if self.kind is KeyKind.STRING:
             field = first.definition.field
-            return lambda values: [values[field].encode("utf-8", "surrogateescape")]
+            return lambda values: [_string_key(values[field])]
         if not self.is_unique:
             return _joined((*self._parts, *self._tail))
         if any(part.definition.is_nullable for part in self._parts):
@@ -214,7 +207,7 @@ class KeyDefinition:
 
             def exact_string(values: Values) -> Key:
                 if len(values) == 1 and type(values[0]) is str:
-                    return values[0].encode("utf-8", "surrogateescape")
+                    return _string_key(values[0])
                 raise self._not_exact(values)
 
             return exact_string
@@ -223,26 +216,40 @@ class KeyDefinition:
     def _exact_encoded(self, values: Values) -> Key:
         if len(values) != len(self._parts):
             raise self._not_exact(values)
-        self._check_parts(values, takes_nil=False)
-        return self._encode(values)
+        return self._encode_request(values, False)
+
+    def _encode_request(self, values: Values, takes_nil: bool) -> bytes:
+        """The encoded parts of a key that nobody has checked yet."""
+        encoded = b""
+        for value, (types, is_unsigned, is_nullable, encode) in zip(values, self._requested, strict=False):
+            if type(value) in types and not (is_unsigned and value < 0):
+                encoded += encode(value)
+            elif value is None and takes_nil and is_nullable:
+                encoded += NIL
+            else:
+                raise self._wrong_part(values, takes_nil)
+        return encoded
+
+    def _wrong_part(self, values: Values, takes_nil: bool) -> errors.TarantoolError:
+        """Of the first part that has no value of its type."""
+        for number, (part, value) in enumerate(zip(self._parts, values, strict=False)):
+            is_right = type(value) in part.types and not (part.is_unsigned and value < 0)
+            if not is_right and not (value is None and takes_nil and part.definition.is_nullable):
+                return errors.KeyPartType(
+                    f"Supplied key type of part {number} does not match index part type:"
+                    f" expected {part.definition.type}"
+                )
+        raise AssertionError("every part is right")
 
     def _not_exact(self, values: Values) -> errors.TarantoolError:
         if len(values) != len(self._parts):
             return errors.ExactMatch(
                 f"Invalid key part count in an exact match (expected {len(self._parts)}, got {len(values)})"
             )
-        return _wrong_part(0, self._parts[0])
-
-    def _check_parts(self, values: Values, takes_nil: bool) -> None:
-        for number, (part, value) in enumerate(zip(self._parts, values, strict=False)):
-            if type(value) in part.types and not (part.is_unsigned and value < 0):
-                continue
-            if value is None and takes_nil and part.definition.is_nullable:
-                continue
-            raise _wrong_part(number, part)
+        return self._wrong_part(values, takes_nil=False)
 
     def _takes_no_parts(self, iterator: int) -> bool:
-        return self._is_tree or iterator == Iterator.ALL or (self._index.type == "hash" and iterator == Iterator.GT)
+        return self._is_tree or iterator == ALL or (self._index.type == "hash" and iterator == GT)
 
     def _check_count(self, count: int) -> None:
         expected = len(self._parts)
@@ -317,10 +324,7 @@ def _elements(parts: tuple[_Part, ...], values: Values) -> tuple[Any, ...]:
 
 
 def _string_key(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _wrong_part(number: int, part: _Part) -> errors.TarantoolError:
-    return errors.KeyPartType(
-        f"Supplied key type of part {number} does not match index part type: expected {part.definition.type}"
-    )
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
