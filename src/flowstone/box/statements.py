@@ -233,7 +233,8 @@ def _numbered(numbering: SpaceSequence, raw: bytes, values: Values) -> tuple[byt
         numbering.sequence.update(value)
     if value is not None:
         return raw, values
-    assign = Operation("=", numbering.field, (numbering.sequence.next(),), steps[1:])
+    number = numbering.sequence.next()
+    assign = Operation("=", numbering.field, (number,), steps[1:], value=pack(number))
     raw = update_raw(raw, (assign,))
     return raw, unpack(raw)
 

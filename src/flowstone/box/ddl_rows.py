@@ -1,0 +1,83 @@
+"""Statements on system spaces, by values instead of MessagePack: what the functions of `ddl.py` are made of.
+
+They are those that a client could send: they ask for the user's rights and are logged as a real server's Lua layer
+logs them. Views are read, base spaces written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from flowstone.box import statements
+from flowstone.box.access import ADMIN
+from flowstone.box.transaction import Transaction
+from flowstone.iproto.msgpack import pack, unpack
+
+Row = tuple[Any, ...]
+
+BY_NAME: Final = 2
+"""The index by name of `_vspace`, `_vuser`, `_vfunc` and `_vsequence`."""
+
+BY_OWNER: Final = 1
+_LUA_BASE: Final = 1
+"""Field numbers in operations of Lua count from 1, in the log too."""
+
+
+def get(txn: Transaction, space: str, *key: Any, index: int = 0) -> Row | None:
+    raw = statements.get(txn, txn.space(space), index, pack(key))
+    return None if raw is None else unpack(raw)
+
+
+def select(txn: Transaction, space: str, *key: Any, index: int = 0) -> list[Row]:
+    return [unpack(raw) for raw in statements.select(txn, txn.space(space), index, key=pack(key))]
+
+
+def last(txn: Transaction, space: str, *key: Any) -> Row | None:
+    """The last row, by primary key, that is not behind `key`; without one, of all."""
+    found = statements.select(txn, txn.space(space), 0, iterator=statements.LE, limit=1, key=pack(key))
+    return unpack(found[0]) if found else None
+
+
+def insert(txn: Transaction, space: str, *row: Any) -> None:
+    statements.insert(txn, txn.space(space), pack(row))
+
+
+def replace(txn: Transaction, space: str, *row: Any) -> None:
+    statements.replace(txn, txn.space(space), pack(row))
+
+
+def update(txn: Transaction, space: str, key: Row, *operations: Row) -> Row | None:
+    """`operations` are `("=", field, value)`, fields counted from 1."""
+    raw = statements.update(txn, txn.space(space), 0, pack(key), pack(operations), _LUA_BASE)
+    return None if raw is None else unpack(raw)
+
+
+def delete(txn: Transaction, space: str, *key: Any) -> Row | None:
+    raw = statements.delete(txn, txn.space(space), 0, pack(key))
+    return None if raw is None else unpack(raw)
+
+
+def auto_increment(txn: Transaction, space: str, *values: Any) -> int:
+    """Inserts a row with the next free id before its values; the id."""
+    highest = last(txn, space)
+    new_id: int = 1 if highest is None else highest[0] + 1
+    insert(txn, space, new_id, *values)
+    return new_id
+
+
+@contextmanager
+def as_admin(txn: Transaction) -> Iterator[None]:
+    """Lets a user do the one thing that a server does with the rights of admin."""
+    user, txn.user = txn.user, ADMIN
+    try:
+        yield
+    finally:
+        txn.user = user
+
+
+def revoke_all(txn: Transaction, object_type: str, object_id: int) -> None:
+    """Takes away everybody's privileges on an object that is about to go."""
+    for row in select(txn, "_vpriv", object_type, object_id, index=2):
+        delete(txn, "_priv", row[1], object_type, object_id)
