@@ -68,7 +68,7 @@ class Box:
         """The space with this id or name."""
         found = self.spaces.get(space) if isinstance(space, int) else self.names.get(space)
         if found is None:
-            raise errors.NoSuchSpace(f"Space '{space if isinstance(space, str) else f'#{space}'}' does not exist")
+            raise errors.NoSuchSpace(f"Space '{space}' does not exist")
         return found
 
     def put_space(self, space: Space) -> None:

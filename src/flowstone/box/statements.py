@@ -28,8 +28,14 @@ from flowstone.iproto.row import encode_uint
 
 EMPTY_KEY: Final = b"\x90"
 LIMIT_MAX: Final = 0xFFFFFFFF
+BLACKHOLE: Final = "blackhole"
+"""The engine that logs and keeps nothing."""
+
 EQ, REQ, ALL, LT, LE, GE, GT = range(7)
 ITERATOR_COUNT: Final = 12
+TUPLE_HEAD_SIZE: Final = 14
+"""What a real server allocates beside the bytes of a tuple; `memtx_max_tuple_size` counts it."""
+
 _REVERSE: Final = frozenset((REQ, LT, LE))
 _OF_HASH: Final = frozenset((EQ, ALL, GT))
 
@@ -104,20 +110,19 @@ def position_of(index: Index, tuple_: bytes) -> bytes:
 
 def insert(txn: Transaction, space: Space, raw: bytes) -> bytes:
     raw, values = _checked_tuple(txn, space, raw)
-    primary = _primary(space)
-    key = primary.key.entries(values)[0]
-    if txn.find(primary, key) is not None:
-        raise space.duplicate(primary)
-    txn.write(space, None, raw, None, values)
+    if space.primary is not None:
+        if txn.find(space.primary, space.primary.key.entries(values)[0]) is not None:
+            raise space.duplicate(space.primary)
+        txn.write(space, None, raw, None, values)
     txn.log(Statement(INSERT, space, tuple_body(space, raw)))
     return raw
 
 
 def replace(txn: Transaction, space: Space, raw: bytes) -> bytes:
     raw, values = _checked_tuple(txn, space, raw)
-    primary = _primary(space)
-    old = txn.find_to_replace(space, primary, primary.key.entries(values)[0])
-    txn.write(space, old, raw, None, values)
+    if space.primary is not None:
+        old = txn.find_to_replace(space, space.primary, space.primary.key.entries(values)[0])
+        txn.write(space, old, raw, None, values)
     txn.log(Statement(REPLACE, space, tuple_body(space, raw)))
     return raw
 
@@ -135,19 +140,20 @@ def delete(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes |
 def update(
     txn: Transaction, space: Space, index_id: int, key: bytes, operations: bytes, index_base: int = 0
 ) -> bytes | None:
-    """The new tuple, or None where no tuple has the key."""
+    """The new tuple, or None where no tuple has the key; then nobody looks at the operations."""
     index = _index_to_write(txn, space, index_id)
-    exact = _exact(space, index, key)
-    decoded = decode_operations(unpack(operations), index_base=index_base, field_names=space.format.field_names)
-    old = txn.find(index, exact)
+    old = txn.find(index, _exact(space, index, key))
     new = None
     if old is not None:
-        new = update_raw(old, decoded)
+        new = update_raw(old, _operations(space, operations, index_base), space.format)
         new_values, old_values = unpack(new), unpack(old)
         _check_size(txn, new)
         space.format.check(new, new_values)
         primary = _primary(space)
-        if primary.key.entries(new_values) != primary.key.entries(old_values):
+        entries = primary.key.entries(new_values)
+        if entries != primary.key.entries(old_values):
+            if txn.find(primary, entries[0]) is not None:
+                raise space.duplicate(primary)
             raise errors.CantUpdatePrimaryKey(
                 f"Attempt to modify a tuple field which is part of index '{primary.definition.name}'"
                 f" in space '{space.name}'"
@@ -163,13 +169,13 @@ def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_
     primary = _primary(space)
     if any(index.key.is_unique for index in space.served[1:]) and space.definition.engine == "vinyl":
         raise errors.Unsupported("Vinyl does not support upsert with unique secondary indexes")
-    decoded = decode_operations(unpack(operations), index_base=index_base, field_names=space.format.field_names)
+    decoded = _operations(space, operations, index_base)
     key = primary.key.entries(values)[0]
     old = txn.find(primary, key)
     if old is None:
         txn.write(space, None, raw, None, values)
     else:
-        new = upsert_raw(old, decoded)
+        new = upsert_raw(old, decoded, space.format)
         new_values = unpack(new)
         _check_size(txn, new)
         space.format.check(new, new_values)
@@ -206,7 +212,8 @@ def check_writable(txn: Transaction, space: Space) -> None:
 
 def _checked_tuple(txn: Transaction, space: Space, raw: bytes) -> tuple[bytes, Values]:
     check_writable(txn, space)
-    _primary(space)
+    if space.definition.engine != BLACKHOLE:
+        _primary(space)
     values = unpack(raw)
     if not isinstance(values, tuple):
         raise errors.TupleNotArray("Tuple/Key must be MsgPack array")
@@ -239,10 +246,17 @@ def _numbered(numbering: SpaceSequence, raw: bytes, values: Values) -> tuple[byt
     return raw, unpack(raw)
 
 
+def _operations(space: Space, operations: bytes, index_base: int) -> tuple[Operation, ...]:
+    if index_base >= 1 << 31:
+        index_base -= 1 << 32  # the server reads it as a signed number of 32 bits
+    return decode_operations(operations, index_base=index_base, field_names=space.format.field_names)
+
+
 def _check_size(txn: Transaction, raw: bytes) -> None:
-    if len(raw) > txn.box.tuple_size_max and not txn.box.is_recovering:
+    size = len(raw) + TUPLE_HEAD_SIZE
+    if size > txn.box.tuple_size_max and not txn.box.is_recovering:
         raise errors.MemtxMaxTupleSize(
-            f"Failed to allocate {len(raw)} bytes for tuple: tuple is too large. "
+            f"Failed to allocate {size} bytes for tuple: tuple is too large. "
             "Check 'memtx_max_tuple_size' configuration option."
         )
 
@@ -269,7 +283,7 @@ def _exact(space: Space, index: Index, key: bytes) -> Key:
 def _is_point(index: Index, iterator: int, values: Any) -> bool:
     """Whether at most one tuple can match, at an entry that is known without looking."""
     return (
-        iterator in (EQ, REQ)
+        (iterator == EQ or (iterator == REQ and index.is_ordered))
         and index.is_served
         and index.definition.unique
         and isinstance(values, tuple)
@@ -280,17 +294,13 @@ def _is_point(index: Index, iterator: int, values: Any) -> bool:
 
 def _span(space: Space, index: Index, iterator: int, values: Values) -> Span:
     _check_served(space, index)
-    if not index.is_ordered and iterator not in _OF_HASH:
+    span = index.key.span(iterator, values)
+    if iterator > GT or (not index.is_ordered and iterator not in _OF_HASH):
         raise errors.UnsupportedIndexFeature(
             f"Index '{index.definition.name}' ({index.definition.type.upper()}) of space '{space.name}'"
             f" ({space.definition.engine}) does not support requested iterator type"
         )
-    if iterator > GT:
-        raise errors.UnsupportedIndexFeature(
-            f"Index '{index.definition.name}' ({index.definition.type.upper()}) of space '{space.name}'"
-            f" ({space.definition.engine}) does not support requested iterator type"
-        )
-    return index.key.span(iterator, values)
+    return span
 
 
 def _check_served(space: Space, index: Index) -> None:

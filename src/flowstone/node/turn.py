@@ -19,6 +19,7 @@ from flowstone.box.bulk import BulkWrite, Lane
 from flowstone.box.index import Index
 from flowstone.box.keys import Key
 from flowstone.box.space import Space
+from flowstone.box.statements import TUPLE_HEAD_SIZE
 from flowstone.box.transaction import ADMIN, Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import batches
@@ -246,7 +247,7 @@ class Turns:
             ats, ends = part.line(scan.KEY_AT), part.line(scan.KEY_END)
             return bulk.request_keys(lane, part.data, part.buf, ats, ends)
         ats, ends = part.line(scan.TUPLE_AT), part.line(scan.TUPLE_END)
-        if int((ends - ats).max()) > self._box.tuple_size_max:
+        if int((ends - ats).max()) + TUPLE_HEAD_SIZE > self._box.tuple_size_max:
             return None
         return bulk.tuple_keys(lane, part.data, part.buf, ats, ends)
 
