@@ -18,7 +18,7 @@ from flowstone.box.alter_sequence import change_sequence, change_sequence_data, 
 from flowstone.box.definition_checks import check_part_types, checked_index, checked_space
 from flowstone.box.definitions import SpaceDefinition, read_index, read_space, with_indexes
 from flowstone.box.space import Space
-from flowstone.box.system_rows import has_grants, has_rows
+from flowstone.box.system_rows import has_grants, has_rows, space_of
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import unpack
 
@@ -139,7 +139,7 @@ def _change_index(transaction: Transaction, old: Row, new: Row) -> Undo:
     row = old or new
     assert row is not None
     box = transaction.box
-    space, index_id = box.space(row[0]), row[1]
+    space, index_id = space_of(transaction, row[0]), row[1]
     if not box.is_recovering:
         _check_index_change(transaction, space, index_id, old, new)
     others = [index for index in space.definition.indexes if index.id != index_id]
@@ -192,7 +192,7 @@ def _change_truncate(transaction: Transaction, _: Row, new: Row) -> Undo:
     if new is None:
         return None
     box = transaction.box
-    space = box.space(new[0])
+    space = space_of(transaction, new[0])
     if not box.is_recovering:
         if space.id < system.FIRST_USER_SPACE_ID:
             raise errors.TruncateSystemSpace(f"Can't truncate a system space, space '{space.name}'")

@@ -186,7 +186,7 @@ def _check_exists(transaction: Transaction, object_type: str, target: int | None
             raise errors.NoSuchUser(f"User '{name}' is not found")
     if owner is None:
         if object_type == "space":
-            raise errors.NoSuchSpace(f"Space '#{target}' does not exist")
+            raise errors.NoSuchSpace(f"Space '{target}' does not exist")
         if object_type == "function":
             raise errors.NoSuchFunction(f"Function '{target}' does not exist")
         if object_type == "sequence":

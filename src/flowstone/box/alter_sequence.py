@@ -12,7 +12,7 @@ from flowstone.box.definition_checks import check_identifier, check_name_length
 from flowstone.box.definitions import IndexDefinition
 from flowstone.box.paths import parse_path
 from flowstone.box.sequence import Sequence, SequenceDefinition, SpaceSequence, read_sequence, store
-from flowstone.box.system_rows import has_grants, has_rows
+from flowstone.box.system_rows import has_grants, has_rows, space_of
 from flowstone.iproto import errors
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def change_space_sequence(transaction: Transaction, old: Row, new: Row) -> Undo:
     row = new or old
     assert row is not None
     box = transaction.box
-    space, sequence = box.space(row[0]), box.sequences.get(row[1])
+    space, sequence = space_of(transaction, row[0]), box.sequences.get(row[1])
     if sequence is None:
         raise errors.NoSuchSequence(f"Sequence '{row[1]}' does not exist")
     if not box.is_recovering:

@@ -49,7 +49,7 @@ def create_sequence(txn: Transaction, name: str, *, if_not_exists: bool = False,
     return sequence(txn, name)
 
 
-def alter_sequence(txn: Transaction, name: str | int, **options: Any) -> None:
+def alter_sequence(txn: Transaction, name: str | int, /, **options: Any) -> None:
     check_options(options, {**_SEQUENCE_OPTIONS, "name": "string"})
     row = _row(txn, name)
     if not options:

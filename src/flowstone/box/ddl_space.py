@@ -50,7 +50,6 @@ _CREATE_OPTIONS: Final = {**_ALTER_OPTIONS, "if_not_exists": "boolean"}
 _DEFAULT_PARTS: Final = {"rtree": (2, "array"), "bitset": (2, "unsigned")}
 _VINYL_OPTIONS: Final = {
     "page_size": 8192,
-    "range_size": 0,
     "run_count_per_level": 2,
     "run_size_ratio": 3.5,
     "bloom_fpr": 0.05,
@@ -58,7 +57,7 @@ _VINYL_OPTIONS: Final = {
 """Defaults of box.cfg, which a server writes into definitions of vinyl indexes."""
 
 
-def create_space(txn: Transaction, name: str, **options: Any) -> tuple[Space, str]:
+def create_space(txn: Transaction, name: str, /, **options: Any) -> tuple[Space, str]:
     """The new space and "created", or the one that there is and "not created"."""
     if not isinstance(name, str):
         raise illegal("name should be a string")
@@ -120,11 +119,9 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def drop_space(txn: Transaction, space: int | str, *, if_exists: bool = False) -> None:
     """Drops the space with its indexes, generated sequence and privileges."""
-    if space not in (txn.box.spaces if isinstance(space, int) else txn.box.names):
-        if if_exists:
-            return
-        raise errors.NoSuchSpace(f"Space '{space if isinstance(space, str) else f'#{space}'}' does not exist")
-    space_id = txn.space(space).id
+    if if_exists and space not in (txn.box.spaces if isinstance(space, int) else txn.box.names):
+        return
+    space_id = _space(txn, space).id
     _drop_space_sequence(txn, space_id)
     for row in rows.select(txn, "_trigger", space_id, index=1):
         rows.delete(txn, "_trigger", row[0])
@@ -142,6 +139,13 @@ def drop_space(txn: Transaction, space: int | str, *, if_exists: bool = False) -
     rows.delete(txn, "_space", space_id)
 
 
+def _space(txn: Transaction, space: int | str) -> Space:
+    if space not in (txn.box.spaces if isinstance(space, int) else txn.box.names):
+        name = space if isinstance(space, str) else f"#{space}"
+        raise errors.NoSuchSpace(f"Space '{name}' does not exist")
+    return txn.space(space)
+
+
 def _drop_space_sequence(txn: Transaction, space_id: int) -> None:
     row = rows.delete(txn, "_space_sequence", space_id)
     if row is not None and row[2]:
@@ -151,7 +155,7 @@ def _drop_space_sequence(txn: Transaction, space_id: int) -> None:
 def rename_space(txn: Transaction, space: int | str, name: str) -> None:
     if not isinstance(name, str):
         raise illegal("space_name should be a string")
-    rows.update(txn, "_space", (txn.space(space).id,), ("=", 3, name))
+    rows.update(txn, "_space", (_space(txn, space).id,), ("=", 3, name))
 
 
 def format_space(txn: Transaction, space: int | str, format: Any) -> None:
@@ -159,25 +163,25 @@ def format_space(txn: Transaction, space: int | str, format: Any) -> None:
     if lua_type(format) != "table":
         raise illegal("format should be a table")
     stored = stored_format(format, lambda text: _collation_id(txn, text))
-    rows.update(txn, "_space", (txn.space(space).id,), ("=", 7, stored))
+    rows.update(txn, "_space", (_space(txn, space).id,), ("=", 7, stored))
 
 
 def truncate(txn: Transaction, space: int | str) -> None:
     """Empties the space."""
-    truncated = txn.space(space)
+    truncated = _space(txn, space)
     statements.upsert(txn, txn.space(system.TRUNCATE_ID), pack((truncated.id, 1)), pack((("+", 1, 1),)))
 
 
 # --- indexes --------------------------------------------------------------------------------------
 
 
-def create_index(txn: Transaction, space: int | str, name: str, **options: Any) -> tuple[Index, str]:
+def create_index(txn: Transaction, space: int | str, name: str, /, **options: Any) -> tuple[Index, str]:
     """The new index and "created", or the one that there is and "not created"."""
     if not isinstance(name, str):
         raise illegal("name should be a string")
     options = _given(options)
     check_options(options, _CREATE_OPTIONS)
-    owner = txn.space(space)
+    owner = _space(txn, space)
     kind = options.get("type", "tree")
     format = _format(txn, owner)
     if owner.definition.engine == "vinyl":
@@ -187,7 +191,7 @@ def create_index(txn: Transaction, space: int | str, name: str, **options: Any) 
             return owner.index(name), "not created"
         raise errors.IndexExists(f"Index '{name}' already exists")
     index_id = options["id"] if "id" in options else _new_index_id(txn, owner)
-    parts = options.get("parts") or _default_parts(format, kind)
+    parts = options["parts"] if "parts" in options else _default_parts(format, kind)
     stored = stored_parts(format, parts, lambda text: _collation_id(txn, text))
     unique = kind not in _DEFAULT_PARTS
     stored_options = {option: options[option] for option in _STORED_INDEX_OPTIONS if option in options}
@@ -231,7 +235,7 @@ def _function_id(txn: Transaction, name: str) -> int:
 
 
 def drop_index(txn: Transaction, space: int | str, index: int | str) -> None:
-    owner = txn.space(space)
+    owner = _space(txn, space)
     index_id = owner.index(index).definition.id
     if index_id == 0:
         _drop_space_sequence(txn, owner.id)
@@ -243,14 +247,14 @@ def drop_index(txn: Transaction, space: int | str, index: int | str) -> None:
 def rename_index(txn: Transaction, space: int | str, index: int | str, name: str) -> None:
     if not isinstance(name, str):
         raise illegal("name should be a string")
-    owner = txn.space(space)
+    owner = _space(txn, space)
     rows.update(txn, "_index", (owner.id, owner.index(index).definition.id), ("=", 3, name))
 
 
-def alter_index(txn: Transaction, space: int | str, index: int | str, **options: Any) -> None:
+def alter_index(txn: Transaction, space: int | str, index: int | str, /, **options: Any) -> None:
     """Changes what `options` name; the rest stays."""
     options = _given(options)
-    owner = txn.space(space)
+    owner = _space(txn, space)
     index_id = owner.index(index).definition.id
     check_options(options, _ALTER_OPTIONS)
     if not options:

@@ -1,16 +1,26 @@
-"""Looking into system spaces: whether rows exist that refer to an object."""
+"""Looking for what rows of system spaces name: spaces, and rows that refer to an object."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from flowstone.box import system
+from flowstone.iproto import errors
 
 if TYPE_CHECKING:
+    from flowstone.box.space import Space
     from flowstone.box.transaction import Transaction
 
 _EQ = 0
 _PRIVILEGES_BY_OBJECT = 2
+
+
+def space_of(transaction: Transaction, space_id: int) -> Space:
+    """The space that a row is about."""
+    space = transaction.box.spaces.get(space_id)
+    if space is None:
+        raise errors.NoSuchSpace(f"Space '{space_id}' does not exist")
+    return space
 
 
 def has_rows(transaction: Transaction, space_id: int, index_id: int, *key: Any) -> bool:
