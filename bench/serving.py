@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -70,24 +70,24 @@ class Contender:
 def run(work: Path) -> Iterator[Result]:
     """Every benchmark of this module, with its files below `work`."""
     with ExitStack() as stack:
-        ours = stack.enter_context(_ours(work / "ours"))
+        node = stack.enter_context(served(work / "node"))
         real = stack.enter_context(_real(work / "real"))
-        yield _memory(ours, real)
-        yield from _rates(ours, real)
-        yield from _waits(ours, real)
+        yield _memory(node, real)
+        yield from _rates(node, real)
+        yield from _waits(node, real)
     yield _recovery(work)
     yield _reads_in_process(work / "recovery")
 
 
 @contextmanager
-def _ours(directory: Path) -> Iterator[Contender]:
+def served(directory: Path, *, command: Sequence[str] = served_node.COMMAND) -> Iterator[Contender]:
     async def set_up(node: served_node.ServedNode) -> None:
         async with await served_node.connect(node) as connection:
             await served_node.create_space(connection, SPACE_ID, "people", FIELDS)
             await served_node.grant_guest(connection)
 
     options = ("--wal-mode=write", f"--wal-max-size={8 << 30}", "--net-msg-max=100000")
-    with served_node.serve(directory, *options) as node:
+    with served_node.serve(directory, *options, command=command) as node:
         asyncio.run(set_up(node))
         with _contender(node.port, node.process.pid) as contender:
             yield contender

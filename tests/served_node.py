@@ -73,21 +73,27 @@ def resident_bytes(pid: int) -> int:
     raise ProcessLookupError(pid)
 
 
-def start(
-    directory: Path, *options: str, dialect: str = "2.6", port: int | None = None, command: Sequence[str] = ()
-) -> ServedNode:
-    """A node that says it is ready, on a new directory or on one that an earlier node left."""
+COMMAND = (sys.executable, "-m", "flowstone.cli")
+
+
+def launch(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] = COMMAND) -> ServedNode:
+    """A node that has just been started, on a new directory or on one that an earlier node left."""
     directory.mkdir(parents=True, exist_ok=True)
-    port = free_port() if port is None else port
+    port = free_port()
     arguments = ["serve", f"--listen=127.0.0.1:{port}", f"--work-dir={directory}", f"--dialect={dialect}"]
     arguments += [f"--user={USER}:{PASSWORD}", *options]
     with (directory / "node.log").open("wb") as log:
-        process = subprocess.Popen([*(command or COMMAND), *arguments], stdout=log, stderr=subprocess.STDOUT)
-    node = ServedNode(port, directory, process)
+        process = subprocess.Popen([*command, *arguments], stdout=log, stderr=subprocess.STDOUT)
+    return ServedNode(port, directory, process)
+
+
+def start(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] = COMMAND) -> ServedNode:
+    """A node that says it is ready."""
+    node = launch(directory, *options, dialect=dialect, command=command)
     deadline = time.monotonic() + START_SECONDS
     while not any(line.endswith("ready") for line in node.log().splitlines()):
-        if process.poll() is not None:
-            raise RuntimeError(f"flowstone serve exited with {process.returncode}:\n{node.log()[-4000:]}")
+        if node.process.poll() is not None:
+            raise RuntimeError(f"flowstone serve exited with {node.process.returncode}:\n{node.log()[-4000:]}")
         if time.monotonic() > deadline:
             node.kill()
             raise RuntimeError(f"flowstone serve was not ready within {START_SECONDS} s:\n{node.log()[-4000:]}")
@@ -95,11 +101,10 @@ def start(
     return node
 
 
-COMMAND = (sys.executable, "-m", "flowstone.cli")
-
-
 @contextmanager
-def serve(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] = ()) -> Iterator[ServedNode]:
+def serve(
+    directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] = COMMAND
+) -> Iterator[ServedNode]:
     node = start(directory, *options, dialect=dialect, command=command)
     try:
         yield node
