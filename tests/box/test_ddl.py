@@ -1,84 +1,14 @@
-"""DDL done here and on a real server gives the same rows and the same errors."""
+"""DDL done here and on a real server gives the same errors, the same rows and the same log."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from flowstone.box import ddl
-from flowstone.box.box import Box
-from flowstone.box.dialect import Dialect
-from flowstone.iproto.errors import TarantoolError
-from flowstone.iproto.msgpack import pack, unpack
-from tests.box.bootstrapped import bootstrapped, delete, insert, replace, rows
-
-Call = tuple[str, tuple[Any, ...], dict[str, Any]]
-
-
-def call(function: str, /, *arguments: Any, **options: Any) -> Call:
-    return function, arguments, options
-
-
-LUA = {
-    "create_space": "box.schema.space.create({args})",
-    "drop_space": "box.space[{0}]:drop()",
-    "rename_space": "box.space[{0}]:rename({1})",
-    "format_space": "box.space[{0}]:format({1})",
-    "truncate": "box.space[{0}]:truncate()",
-    "create_index": "box.space[{0}]:create_index({rest})",
-    "alter_index": "box.space[{0}].index[{1}]:alter({options})",
-    "rename_index": "box.space[{0}].index[{1}]:rename({2})",
-    "drop_index": "box.space[{0}].index[{1}]:drop()",
-    "create_user": "box.schema.user.create({args})",
-    "drop_user": "box.schema.user.drop({args})",
-    "grant": "box.schema.user.grant({padded})",
-    "revoke": "box.schema.user.revoke({padded})",
-    "create_role": "box.schema.role.create({args})",
-    "drop_role": "box.schema.role.drop({args})",
-    "grant_role": "box.schema.role.grant({padded})",
-    "revoke_role": "box.schema.role.revoke({padded})",
-    "create_sequence": "box.schema.sequence.create({args})",
-    "alter_sequence": "box.schema.sequence.alter({args})",
-    "drop_sequence": "box.schema.sequence.drop({args})",
-    "next_value": "box.sequence[{0}]:next()",
-    "set_value": "box.sequence[{0}]:set({1})",
-    "reset_sequence": "box.sequence[{0}]:reset()",
-    "create_function": "box.schema.func.create({args})",
-    "drop_function": "box.schema.func.drop({args})",
-    "insert": "box.space[{0}]:insert({1})",
-    "replace": "box.space[{0}]:replace({1})",
-    "delete": "box.space[{0}]:delete({1})",
-}
-
-
-def lua(value: Any) -> str:
-    if value is None:
-        return "box.NULL"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return "setmetatable({" + ", ".join(f"[{lua(k)}] = {lua(v)}" for k, v in value.items()) + "}, map)"
-    if isinstance(value, list | tuple):
-        return "{" + ", ".join(map(lua, value)) + "}"
-    return str(value)
-
-
-def as_lua(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
-    texts = [lua(argument) for argument in arguments]
-    table = [lua(options)] if options else []
-    padded = [*texts, *["nil"] * (4 - len(texts)), *table] if options else texts
-    return LUA[name].format(
-        *texts,
-        args=", ".join([*texts, *table]),
-        rest=", ".join([*texts[1:], *table]),
-        padded=", ".join(padded),
-        options=lua(options),
-    )
-
+from flowstone.iproto.constants import Key, RequestType
+from tests.box.ddl_steps import TABLES, Call, Outcome, call, differences, our_outcome, real_outcome
 
 STEPS: tuple[Call, ...] = (
     # spaces
@@ -348,73 +278,6 @@ STEPS: tuple[Call, ...] = (
     call("drop_space", "nowhere"),
 )
 
-TABLES = (
-    "_schema",
-    "_space",
-    "_index",
-    "_sequence",
-    "_sequence_data",
-    "_space_sequence",
-    "_user",
-    "_priv",
-    "_truncate",
-)
-
-SCRIPT = """
-box.cfg{{log='tarantool.log'}}
-local json = require('json')
-local map = {{__serialize = 'map'}}
-local results = {{}}
-local function try(f)
-    local ok, e = pcall(f)
-    if ok then table.insert(results, {{}})
-    elseif type(e) == 'cdata' then table.insert(results, {{e.code, e.message}})
-    else table.insert(results, {{-1, tostring(e)}}) end
-end
-{steps}
-local tables = {{}}
-for _, name in ipairs({{{tables}}}) do tables[name] = box.space[name]:select() end
-tables._func = box.space._func.index.primary:select({{67}}, {{iterator = 'GT'}})
-print(json.encode({{results, tables}}))
-os.exit(0)
-"""
-
-
-@pytest.fixture(scope="module")
-def real(tarantool: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], dict[str, Any]]:
-    steps = "\n".join(f"try(function() {as_lua(*step)} end)" for step in STEPS)
-    tables = ", ".join(f"'{table}'" for table in TABLES)
-    output = tarantool.run(SCRIPT.format(steps=steps, tables=tables), tmp_path_factory.mktemp("real"))
-    results, found = json.loads(output)
-    return results, found
-
-
-def here(box: Box, step: Call) -> list[Any]:
-    """Code and text of the error, or nothing.
-
-    What came before the statement that failed stays, as on a real server, where each is a transaction of its own.
-    """
-    name, arguments, options = step
-    straight = {"insert": insert, "replace": replace, "delete": delete}
-    transaction = box.begin()
-    try:
-        if name in straight:
-            straight[name](transaction, arguments[0], *arguments[1])
-        else:
-            getattr(ddl, name)(transaction, *arguments, **options)
-    except TarantoolError as error:
-        return [error.code, error.message]
-    return []
-
-
-@pytest.fixture(scope="module")
-def ours() -> tuple[list[list[Any]], Box]:
-    box = bootstrapped(Dialect.V2_6)
-    return [here(box, step) for step in STEPS], box
-
-
-LUA_ONLY = -1
-"""A Lua error without a code: `attempt to index a nil value` and the like, for which we have a better one."""
 
 DIFFERENT = {
     # Its bit operations make -2 of 4294967295 without read.
@@ -423,26 +286,54 @@ DIFFERENT = {
 """Where our error is better than the real one, and its code."""
 
 
-def test_every_step_gives_the_same_result(
-    real: tuple[list[Any], dict[str, Any]], ours: tuple[list[list[Any]], Box]
-) -> None:
-    differences = []
-    for step, theirs, mine in zip(STEPS, real[0], ours[0], strict=True):
-        text = as_lua(*step)
-        expected = [DIFFERENT[text]] if text in DIFFERENT else theirs
-        if mine[: len(expected) or None] != expected and not (mine and theirs and theirs[0] == LUA_ONLY):
-            differences.append(f"{text}\n  real: {theirs}\n  here: {mine}")
-    assert not differences, f"{len(differences)} of {len(STEPS)}\n" + "\n".join(differences)
+@pytest.fixture(scope="module")
+def real(tarantool: Any, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return real_outcome(tarantool, tmp_path_factory.mktemp("real"), STEPS)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Outcome:
+    return our_outcome(STEPS)
+
+
+def test_every_step_gives_the_same_result(real: Outcome, ours: Outcome) -> None:
+    found = differences(STEPS, real, ours, DIFFERENT)
+    assert not found, f"{len(found)} of {len(STEPS)}\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize("table", [*TABLES, "_func"])
-def test_the_rows_are_the_same(
-    real: tuple[list[Any], dict[str, Any]], ours: tuple[list[list[Any]], Box], table: str
-) -> None:
-    theirs = [unpack(pack(row)) for row in real[1][table]]
-    mine = rows(ours[1], table)
+def test_the_rows_are_the_same(real: Outcome, ours: Outcome, table: str) -> None:
+    mine, theirs = ours.tables[table], real.tables[table]
     if table == "_func":
-        mine, theirs = ([row[:17] for row in found if row[0] > 67] for found in (mine, theirs))
+        mine, theirs = ([without_times(row) for row in found if row[0] > 67] for found in (mine, theirs))
     if table == "_schema":
         mine, theirs = ([row for row in found if row[0] != "cluster"] for found in (mine, theirs))
     assert mine == theirs
+
+
+def without_times(row: Any) -> Any:
+    """A row of `_func` up to where it says when it was made."""
+    return row[:17]
+
+
+def test_the_log_is_the_same(real: Outcome, ours: Outcome) -> None:
+    def comparable(log: list[tuple[int, dict[int, Any]]]) -> list[Any]:
+        return [
+            (
+                type,
+                body | {Key.TUPLE: without_times(body[Key.TUPLE])}
+                if body[Key.SPACE_ID] == 296 and type == RequestType.INSERT
+                else body,
+            )
+            for type, body in log
+        ]
+
+    mine, theirs = comparable(ours.log), comparable(real.log)
+    for number, (left, right) in enumerate(zip(mine, theirs, strict=False)):
+        assert left == right, f"row {number}"
+    assert len(mine) == len(theirs)
+
+
+def test_every_function_is_offered_under_one_roof() -> None:
+    assert sorted(ddl.__all__) == ddl.__all__
+    assert all(callable(getattr(ddl, name)) for name in ddl.__all__)

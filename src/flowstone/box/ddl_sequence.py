@@ -84,8 +84,11 @@ def _row(txn: Transaction, name: str | int) -> rows.Row:
 
 
 def sequence(txn: Transaction, name: str | int) -> Sequence:
-    """The sequence of this name or id."""
-    return txn.box.sequences[_row(txn, name)[0]]
+    """The sequence of this name or id, whether the user can see it or not."""
+    for found in txn.box.sequences.values():
+        if name in (found.definition.name, found.definition.id):
+            return found
+    raise errors.NoSuchSequence(f"Sequence '{name}' does not exist")
 
 
 def next_value(txn: Transaction, name: str | int) -> int:
