@@ -1,0 +1,62 @@
+"""What `box.info` shows of an instance, under Tarantool's names and in the dialect's extent (reference section 23)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from flowstone.box.dialect import Dialect
+from flowstone.box.system import CLUSTER_ID
+from flowstone.iproto.msgpack import unpack
+from flowstone.node.instance import Instance
+
+PACKAGE = "Flowstone"
+
+
+def box_info(instance: Instance) -> dict[str, Any]:
+    """The whole table. What is a function in Tarantool (`gc`, `memory`, …) shows as an empty one there and here."""
+    own_lsn = instance.vclock.get(instance.id)
+    vclock = instance.vclock.to_mapping()
+    info: dict[str, Any] = {
+        "version": instance.box.dialect.version_text,
+        "id": instance.id,
+        "ro": instance.is_read_only,
+        "uuid": str(instance.uuid),
+        "package": PACKAGE,
+        "cluster": {"uuid": str(instance.replicaset_uuid)},
+        "listen": instance.listen,
+        "replication_anon": {"count": 0},
+        "replication": replication(instance),
+        "signature": sum(lsn for replica_id, lsn in vclock.items() if replica_id),
+        "status": instance.status,
+        "vclock": vclock,
+        "uptime": int(instance.uptime()),
+        "lsn": own_lsn if instance.id else -1,
+        "sql": [],
+        "gc": [],
+        "vinyl": [],
+        "memory": [],
+        "pid": instance.pid,
+    }
+    if instance.box.dialect is not Dialect.V2_6:
+        info["ro_reason"] = "config" if instance.is_read_only else None
+        info["schema_version"] = instance.box.schema_version
+        info["election"] = {"state": "follower", "vote": 0, "leader": 0, "term": 1}
+        info["synchro"] = {"queue": {"len": 0, "owner": 0, "term": 0, "busy": False}, "quorum": 1}
+    return info
+
+
+def replication(instance: Instance) -> dict[int, dict[str, Any]]:
+    """The members that are registered, by id."""
+    return {
+        replica_id: {"id": replica_id, "uuid": uuid, "lsn": instance.vclock.get(replica_id)}
+        for replica_id, uuid in members(instance)
+    }
+
+
+def members(instance: Instance) -> Iterator[tuple[int, str]]:
+    """Id and UUID of each row of `_cluster`."""
+    cluster = instance.box.spaces.get(CLUSTER_ID)
+    for raw in cluster.tuples() if cluster is not None else ():
+        replica_id, uuid, *_ = unpack(raw)
+        yield replica_id, uuid

@@ -1,0 +1,150 @@
+"""Watchers: telling clients of a change of what they asked to be told about (reference section 4.6).
+
+Values are computed when somebody looks, and compared with what a watcher saw last: whoever changes something has
+nothing to announce. `check` is called once per turn and costs nothing while nobody watches. A watcher that has not yet
+answered an event gets no other; when it answers, it gets the newest value, not the ones between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flowstone.box.dialect import Dialect
+from flowstone.iproto.constants import BallotKey, Key
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.replies import encode_event
+from flowstone.node.info import members
+from flowstone.node.instance import Instance
+from flowstone.replication.vclock import VClock
+
+BALLOT = "internal.ballot"
+
+Source = Callable[[], Any]
+"""The present value of a key."""
+
+Send = Callable[[bytes], None]
+"""Takes a whole packet to one client."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """One key of one client. `seen`: the value sent last; None before any, b"" for a key without a value."""
+
+    send: Send
+    sync: int
+    seen: bytes | None = None
+    is_waiting: bool = False
+    """An event was sent and not answered."""
+
+
+class Watchers:
+    """Who watches what on one node. Clients are told apart by any object of theirs, such as their session."""
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        self._sources = dict(sources)
+        self._values: dict[str, bytes] = {}
+        self._watches: dict[str, dict[object, _Watch]] = {}
+
+    def watch(self, client: object, send: Send, key: str, sync: int) -> None:
+        """Registers a watch, and sends the value at once; for one that exists it is the answer to the last event."""
+        watch = self._watches.setdefault(key, {}).get(client)
+        if watch is None:
+            watch = self._watches[key][client] = _Watch(send, sync)
+        watch.sync = sync
+        watch.is_waiting = False
+        self._tell(key, watch, self.value(key))
+
+    def unwatch(self, client: object, key: str) -> None:
+        watches = self._watches.get(key, {})
+        watches.pop(client, None)
+        if not watches:
+            self._watches.pop(key, None)
+
+    def forget(self, client: object) -> None:
+        """The client is gone."""
+        for key in list(self._watches):
+            self.unwatch(client, key)
+
+    def value(self, key: str) -> bytes | None:
+        """What the key stands at, as MessagePack; None without a value."""
+        source = self._sources.get(key)
+        return pack(source()) if source is not None else self._values.get(key)
+
+    def broadcast(self, key: str, value: Any) -> None:
+        """Gives a key of the user's own a value; None takes it away."""
+        self._values.pop(key, None)
+        if value is not None:
+            self._values[key] = pack(value)
+
+    def check(self, *, vclock_counts: bool = False) -> None:
+        """Sends what has changed. The ballot holds the vclock, which always moves: that alone counts now and then."""
+        for key, watches in self._watches.items():
+            if key == BALLOT and not vclock_counts:
+                continue
+            waiting = [watch for watch in watches.values() if not watch.is_waiting]
+            if waiting:
+                value = self.value(key)
+                for watch in waiting:
+                    self._tell(key, watch, value)
+
+    def _tell(self, key: str, watch: _Watch, value: bytes | None) -> None:
+        if watch.seen != (value or b""):
+            watch.seen = value or b""
+            watch.is_waiting = True
+            watch.send(encode_event(watch.sync, pack(key), value))
+
+
+def sources_of(instance: Instance) -> dict[str, Source]:
+    """The keys that every node has."""
+    return {
+        "box.id": lambda: _id(instance),
+        "box.status": lambda: _status(instance),
+        "box.election": lambda: _election(instance),
+        "box.schema": lambda: {"version": instance.box.schema_version},
+        BALLOT: lambda: {Key.BALLOT.value: ballot(instance)},
+    }
+
+
+def _id(instance: Instance) -> dict[str, Any]:
+    return {"id": instance.id, "instance_uuid": instance.uuid, "replicaset_uuid": instance.replicaset_uuid}
+
+
+def _status(instance: Instance) -> dict[str, Any]:
+    read_only = instance.configuration.read_only
+    return {"is_ro": instance.is_read_only, "is_ro_cfg": read_only, "status": instance.status}
+
+
+def _election(instance: Instance) -> dict[str, Any]:
+    """Of an instance that takes part in no elections: the first term, and nobody leads."""
+    return {"term": 1, "role": "follower", "is_ro": instance.is_read_only, "leader": 0}
+
+
+def ballot(instance: Instance) -> dict[int, Any]:
+    """What is answered to VOTE, by the keys of the dialect and in their order (reference section 4.3)."""
+    vclock, gc_vclock = _shown(instance.vclock), _shown(instance.files.gc_vclock)
+    read_only, is_loading = instance.configuration.read_only, instance.status == "loading"
+    if instance.box.dialect is Dialect.V2_6:
+        return {
+            BallotKey.IS_RO_CFG.value: read_only,
+            BallotKey.IS_RO.value: is_loading,  # the key's meaning in 2.6
+            BallotKey.VCLOCK.value: vclock,
+            BallotKey.GC_VCLOCK.value: gc_vclock,
+        }
+    return {
+        BallotKey.IS_RO_CFG.value: read_only,
+        BallotKey.IS_RO.value: instance.is_read_only,
+        BallotKey.IS_ANON.value: False,
+        BallotKey.IS_BOOTED.value: not is_loading,
+        BallotKey.VCLOCK.value: vclock,
+        BallotKey.GC_VCLOCK.value: gc_vclock,
+        BallotKey.CAN_LEAD.value: False,
+        BallotKey.BOOTSTRAP_LEADER_UUID.value: str(instance.uuid),
+        BallotKey.REGISTERED_REPLICA_UUIDS.value: [uuid for _, uuid in members(instance)],
+    }
+
+
+def _shown(vclock: VClock) -> dict[int, int]:
+    """Peers see no local rows."""
+    return {replica_id: lsn for replica_id, lsn in vclock if replica_id}

@@ -1,0 +1,37 @@
+"""box.info: the keys of a real server, with the facts of this one."""
+
+from __future__ import annotations
+
+from flowstone.box.dialect import Dialect
+from flowstone.node.info import box_info
+from tests.node.instances import REPLICASET_UUID, UUID, make_instance
+
+KEYS_2_6 = (
+    "version id ro uuid package cluster listen replication_anon replication signature status vclock uptime lsn sql gc "
+    "vinyl memory pid"
+)
+
+
+def test_the_keys_are_those_of_a_real_2_6() -> None:
+    assert list(box_info(make_instance(dialect=Dialect.V2_6))) == KEYS_2_6.split()
+
+
+def test_the_newer_dialect_adds_the_newer_keys() -> None:
+    info = box_info(make_instance())
+    assert [key for key in info if key not in KEYS_2_6.split()] == [
+        "ro_reason",
+        "schema_version",
+        "election",
+        "synchro",
+    ]
+    assert info["ro_reason"] is None
+    assert box_info(make_instance(read_only=True))["ro_reason"] == "config"
+
+
+def test_it_says_who_it_is_and_where() -> None:
+    info = box_info(make_instance())
+    assert info["uuid"] == str(UUID)
+    assert info["cluster"] == {"uuid": str(REPLICASET_UUID)}
+    assert info["replication"] == {1: {"id": 1, "uuid": str(UUID), "lsn": 1}}
+    assert (info["id"], info["lsn"], info["signature"], info["vclock"]) == (1, 1, 1, {1: 1})
+    assert info["status"] == "running"

@@ -1,0 +1,40 @@
+"""Facts of an instance that several others ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.iproto.errors import TarantoolError
+from flowstone.node.instance import NoFiles
+from tests.node.instances import make_instance
+
+
+def test_the_position_is_what_was_written() -> None:
+    instance = make_instance()
+    instance.journal.submit(b"", 3, lambda error: None)
+    assert instance.vclock.to_mapping() == {1: 1}
+    instance.journal.flush()
+    assert instance.vclock.to_mapping() == {1: 4}
+    assert instance.id == 1
+
+
+def test_read_only_is_what_the_box_says() -> None:
+    instance = make_instance(read_only=True)
+    assert instance.is_read_only
+    instance.box.is_read_only = False
+    assert not instance.is_read_only
+
+
+async def test_an_instance_without_files_refuses_what_needs_them() -> None:
+    files = NoFiles()
+    with pytest.raises(TarantoolError, match="does not support snapshots"):
+        await files.snapshot()
+    with pytest.raises(TarantoolError, match="does not support backups"):
+        files.start_backup(0)
+    files.stop_backup()
+    assert files.gc_info() == {}
+    assert not files.gc_vclock
+
+
+def test_time_passes() -> None:
+    assert 0 <= make_instance().uptime() < 100
