@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import struct
 from decimal import Decimal
 from typing import Any
 
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.limits import NESTING_MAX
 from flowstone.iproto.msgpack import pack
-from flowstone.iproto.packet import frame
-from tests.fuzz.targets import mutated
 
 SPACE_ID = 512
 SPACE_NAME = "target"
@@ -136,14 +132,3 @@ def deep(levels: int) -> tuple[bytes, ...]:
 
 JUST_DEEP_ENOUGH = deep(NESTING_MAX - 3)
 TOO_DEEP = deep(100_000)
-
-
-def mutated_packet(rng: random.Random) -> bytes:
-    """A mutated request, mostly in an honest frame, so that more than the first bytes of it are looked at."""
-    payload = mutated(rng.choice(CORPUS), rng)
-    kind = rng.random()
-    if kind < 0.02:
-        return mutated(frame(payload), rng)
-    if kind < 0.04:
-        return b"\xce" + struct.pack(">I", max(0, len(payload) + rng.randint(-3, 3))) + payload
-    return frame(payload or b"\x80")

@@ -1,0 +1,76 @@
+"""Targets for what a server reads: one request at a time, and many at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flowstone.iproto import request_scan as scan
+from flowstone.iproto.packet import PacketError, frame, split
+from flowstone.iproto.requests import decode_request, decode_uint
+from flowstone.iproto.scan import Cells
+from tests.fuzz import requests
+
+SIZE_MAX = 1 << 16
+ARRAYS = bytes((*range(0x90, 0xA0), 0xDC, 0xDD))
+
+
+def one_request(data: bytes) -> None:
+    """A broken request is one with an error; every field of the others can be read."""
+    for is_2_6 in (False, True):
+        request = decode_request(data, is_2_6=is_2_6)
+        assert 0 <= request.type <= 0xFFFFFFFFFFFFFFFF
+        assert request.error is None or not request.fields
+        for key in (0x22, 0x23, 0x27, 0x57):
+            if key in request.fields and request.error is None:
+                request.text(key)
+
+
+def many_requests(data: bytes) -> None:
+    """The scanner cuts packets where `split` does, and tells of plain statements what `decode_request` tells."""
+    buf = np.frombuffer(data, np.uint8)
+    middle = len(data) // 2
+    for bounds in ([(0, len(data))], [(0, middle), (middle, len(data))]):
+        spans = np.array([[start, end, start, SIZE_MAX, 0] for start, end in bounds], np.int64)
+        cells = np.full((scan.LINES, 64), -7, np.int64)
+        count = scan.scan_requests(buf, spans, cells)
+        _compare_cuts(data, spans, cells[:, :count])
+        for column in cells[:, :count].T.tolist():
+            if column[scan.CODE] >= 0:
+                _compare(data, column)
+
+
+def _compare_cuts(data: bytes, spans: Cells, cells: Cells) -> None:
+    for number, (start, end, at, _, status) in enumerate(spans.tolist()):
+        taken = cells[:, cells[scan.SPAN] == number]
+        found = [data[a:b] for a, b in zip(taken[scan.PACKET_AT], taken[scan.PACKET_END], strict=True)]
+        assert start <= at <= end
+        assert split(data[start:at], size_max=SIZE_MAX) == (found, at - start)
+        if cells.shape[1] == 64:
+            continue
+        try:
+            assert split(data[start:end], size_max=SIZE_MAX)[1] == at - start
+            assert status == scan.WAITING
+        except PacketError:
+            assert status != scan.WAITING
+
+
+def _compare(data: bytes, column: list[int]) -> None:
+    request = decode_request(data[column[scan.PACKET_AT] : column[scan.PACKET_END]])
+    parts = {
+        0x20: data[column[scan.KEY_AT] : column[scan.KEY_END]] if column[scan.KEY_AT] >= 0 else b"",
+        0x21: data[column[scan.TUPLE_AT] : column[scan.TUPLE_END]] if column[scan.TUPLE_AT] >= 0 else b"",
+    }
+    if request.error is not None:
+        assert any(raw and raw[0] not in ARRAYS for raw in parts.values()), request.error
+        return
+    assert (request.type, request.sync) == (column[scan.TYPE], column[scan.SYNC] & 0xFFFFFFFFFFFFFFFF)
+    assert decode_uint(request.fields[0x10]) == column[scan.SPACE_ID]
+    for key, raw in parts.items():
+        assert request.fields.get(key, b"") == raw
+
+
+ONE = requests.CORPUS
+MANY = (
+    b"".join(frame(each) for each in (*requests.CHANGES, *requests.SELECTS)),
+    *(frame(each) * 2 for each in (*requests.CHANGES, *requests.SELECTS, *requests.STREAMS)),
+)
