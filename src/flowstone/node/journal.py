@@ -91,7 +91,10 @@ class Journal:
         self.on_written: list[Callable[[bytes, VClock], None]] = []
         """Called with the rows, and the vclock behind them, of every write that succeeded; for relays."""
         self.written_bytes = 0
-        """Bytes of rows written since the start, before compression; `checkpoint_wal_threshold` looks at it."""
+        """What the files have grown by since the start."""
+        self.size_limit: int | None = None
+        self.on_size: Callable[[], None] | None = None
+        """Called after each write by which `written_bytes` is at or above `size_limit`; for checkpoints."""
 
     @property
     def vclock(self) -> VClock:
@@ -224,7 +227,10 @@ class Journal:
     def _write(self, rows: list[bytes], after: dict[int, int]) -> None:
         if self.mode is WalMode.NONE or not any(rows):
             return
-        self._ready_writer().append_encoded(rows, after, sync=self.mode is WalMode.FSYNC)
+        writer = self._ready_writer()
+        before = writer.size
+        writer.append_encoded(rows, after, sync=self.mode is WalMode.FSYNC)
+        self.written_bytes += writer.size - before
 
     def _ready_writer(self) -> LogWriter:
         """The file to write to: the open one, the next one where that is full, a new one where there is none."""
@@ -274,13 +280,14 @@ class Journal:
 
     def _succeed(self, rows: list[bytes], done: list[Done], after: dict[int, int]) -> None:
         self._written = VClock(after)
-        self.written_bytes += sum(map(len, rows))
         if self.on_written and any(rows):
             together = b"".join(rows)
             for callback in self.on_written:
                 callback(together, self._written)
         for tell in done:
             _tell(tell, None)
+        if self.on_size is not None and self.size_limit is not None and self.written_bytes >= self.size_limit:
+            self.on_size()
 
     def _fail(self, done: list[Done], cause: Exception) -> None:
         """Everything that is not written fails, the last submitted first; its LSNs are free again."""

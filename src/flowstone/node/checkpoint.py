@@ -1,0 +1,320 @@
+"""Checkpoints: the state of the box as a `.snap` file, by time, by size of the log, or on request.
+
+Reads a view of the moment it begins, ends the log at that position, and writes the file in slices, so that nobody waits
+for it. A checkpoint that fails leaves everything as it was. What becomes of older files is `node/gc.py`'s part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from heapq import heappop, heappush
+from itertools import islice
+from typing import Any
+
+from flowstone.box.box import Box
+from flowstone.box.dialect import Dialect
+from flowstone.box.index import Index
+from flowstone.box.keys import Key, Span
+from flowstone.box.read_view import ReadView, successor
+from flowstone.box.space import Space
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.constants import GROUP_LOCAL, RaftKey, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.node.gc import GarbageCollector
+from flowstone.node.journal import Journal
+from flowstone.node.replay import Synchro
+from flowstone.outside import Outside
+from flowstone.replication.synchro import RaftState
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.errors import WriteFailed
+from flowstone.xlog.meta import FileType, Meta
+from flowstone.xlog.writer import SnapWriter
+
+LOG = logging.getLogger("flowstone.node")
+
+CHECKPOINT_INTERVAL = 3600.0
+CHECKPOINT_WAL_THRESHOLD = 10**18
+
+SLICE = 500
+"""Tuples that are taken from a view at once: a fraction of a millisecond."""
+
+_KEPT_ENGINES = frozenset(("memtx", "vinyl"))
+"""Others have no tuples of their own. Vinyl's are in memory here, and nowhere else."""
+
+
+class Checkpointer:
+    """Makes the checkpoints of a node and keeps the files that they need: `node.instance.Files`."""
+
+    def __init__(
+        self,
+        outside: Outside,
+        box: Box,
+        journal: Journal,
+        collector: GarbageCollector,
+        *,
+        memtx_dir: str,
+        instance_uuid: str,
+        synchro: Synchro,
+        checkpoint_interval: float = CHECKPOINT_INTERVAL,
+        checkpoint_wal_threshold: int = CHECKPOINT_WAL_THRESHOLD,
+    ) -> None:
+        self._outside = outside
+        self._box = box
+        self._journal = journal
+        self._collector = collector
+        self._memtx_dir = memtx_dir
+        self._instance_uuid = instance_uuid
+        self._synchro = synchro
+        self._interval = checkpoint_interval
+        self._wal_threshold = checkpoint_wal_threshold
+        self._is_in_progress = False
+        self._timer: asyncio.Task[None] | None = None
+        self._by_size: asyncio.Task[None] | None = None
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Begins to make checkpoints by time and by size."""
+        self._journal.on_size = self._log_has_grown
+        self._watch_size()
+        self._schedule()
+
+    async def stop(self) -> None:
+        """Ends that; a checkpoint in progress is abandoned."""
+        self._journal.on_size = None
+        for task in (self._timer, self._by_size):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        self._timer = self._by_size = None
+
+    def reconfigure(
+        self,
+        *,
+        checkpoint_interval: float | None = None,
+        checkpoint_wal_threshold: int | None = None,
+        checkpoint_count: int | None = None,
+    ) -> None:
+        """Takes new values of these options into use; None leaves one as it is."""
+        if checkpoint_count is not None:
+            self._collector.checkpoint_count = checkpoint_count
+        if checkpoint_wal_threshold is not None:
+            self._wal_threshold = checkpoint_wal_threshold
+            self._watch_size()
+        if checkpoint_interval is not None:
+            self._interval = checkpoint_interval
+            self._schedule()
+
+    # --- what clients ask for ---
+
+    async def snapshot(self) -> None:
+        """Returns when there is a checkpoint of now, and what it made superfluous is gone."""
+        if self._is_in_progress:
+            raise errors.CheckpointInProgress("Snapshot is already in progress")
+        # Instances that are all told to make a snapshot would from then on make them together.
+        self._schedule()
+        await self._make()
+
+    def start_backup(self, checkpoint: int) -> list[str]:
+        return self._collector.start_backup(checkpoint)
+
+    def stop_backup(self) -> None:
+        self._collector.stop_backup()
+
+    def gc_info(self) -> dict[str, Any]:
+        return self._collector.info() | {"checkpoint_is_in_progress": self._is_in_progress}
+
+    @property
+    def gc_vclock(self) -> VClock:
+        return self._collector.vclock
+
+    @property
+    def is_in_progress(self) -> bool:
+        return self._is_in_progress
+
+    # --- making one ---
+
+    async def _make(self) -> None:
+        self._is_in_progress = True
+        try:
+            # The view and the position are of one moment: no row is submitted between these two lines.
+            with self._box.open_view() as view:
+                vclock = await self._journal.rotate()
+                checkpoints = self._collector.checkpoints
+                if not checkpoints or checkpoints[-1].vclock != vclock:
+                    path = await write_snapshot(
+                        self._outside,
+                        self._memtx_dir,
+                        view,
+                        self._box.dialect,
+                        self._instance_uuid,
+                        vclock,
+                        self._synchro,
+                    )
+                    LOG.info("checkpoint %s", path)
+                    self._collector.add_checkpoint(vclock)
+        finally:
+            self._is_in_progress = False
+            self._watch_size()
+        await self._collector.collect()
+
+    async def _make_unasked(self) -> None:
+        if self._is_in_progress:
+            return
+        try:
+            await self._make()
+        except FlowstoneError as error:
+            LOG.error("checkpoint failed: %s", error)
+
+    # --- when ---
+
+    def _watch_size(self) -> None:
+        self._journal.size_limit = self._journal.written_bytes + self._wal_threshold
+
+    def _log_has_grown(self) -> None:
+        if not self._is_in_progress and (self._by_size is None or self._by_size.done()):
+            self._by_size = asyncio.get_running_loop().create_task(self._make_unasked())
+
+    def _schedule(self) -> None:
+        """Starts the clock anew, unless it is just being served."""
+        if self._timer is not None:
+            if self._is_in_progress:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if self._interval > 0:
+            self._timer = asyncio.get_running_loop().create_task(self._keep_time())
+
+    async def _keep_time(self) -> None:
+        # Instances of one machine start together, and should not make their checkpoints so.
+        wait = self._interval + self._outside.random.uniform(0, self._interval)
+        while True:
+            LOG.info("next checkpoint in %.0f s", wait)
+            await self._outside.clock.sleep(wait)
+            await self._make_unasked()
+            wait = self._interval
+
+
+async def write_snapshot(
+    outside: Outside,
+    memtx_dir: str,
+    view: ReadView,
+    dialect: Dialect,
+    instance_uuid: str,
+    vclock: VClock,
+    synchro: Synchro,
+) -> str:
+    """Writes what `view` shows as the snapshot of `vclock`, piece by piece, and returns its path.
+
+    The loop is held only to take a slice of tuples; encoding, compression and disk are a worker's. If anything goes
+    wrong nothing of the file remains.
+    """
+    meta = Meta(FileType.SNAP, instance_uuid, vclock.to_mapping(), version=dialect.version_text)
+    blocking = outside.blocking
+    try:
+        writer = await blocking(SnapWriter, outside.disk, memtx_dir, meta, outside.clock.wall())
+    except OSError as error:
+        refused = error.filename if isinstance(error.filename, str) else memtx_dir
+        raise WriteFailed(refused, 0, error, is_usable=False) from error
+    try:
+        for space in _system_first(view):
+            if space is None:
+                await blocking(_add_states, writer, dialect, synchro)
+                continue
+            assert space.primary is not None
+            group_id = GROUP_LOCAL if space.definition.is_local else 0
+            for tuples in slices(view, space.primary, SLICE):
+                await blocking(writer.add_tuples, space.id, tuples, group_id)
+        path: str = await blocking(writer.finish)
+    except BaseException:
+        with suppress(OSError):
+            writer.abandon()
+        raise
+    return path
+
+
+def _system_first(view: ReadView) -> Iterator[Space | None]:
+    """The spaces of a snapshot by id; None stands where its rows of other types belong."""
+    kept = [
+        space
+        for _, space in sorted(view.spaces.items())
+        if space.primary is not None and not space.definition.is_temporary and space.definition.engine in _KEPT_ENGINES
+    ]
+    yield from (space for space in kept if space.id < FIRST_USER_SPACE_ID)
+    yield None
+    yield from (space for space in kept if space.id >= FIRST_USER_SPACE_ID)
+
+
+def _add_states(writer: SnapWriter, dialect: Dialect, synchro: Synchro) -> None:
+    for kind in dialect.snapshot_states:
+        if kind is RequestType.RAFT:
+            writer.add_row(kind, _raft_body(synchro.raft), GROUP_LOCAL)
+        else:
+            writer.add_row(kind, synchro.promote().encode())
+
+
+def _raft_body(raft: RaftState) -> bytes:
+    body = {int(RaftKey.TERM): raft.term}
+    if raft.vote:
+        body[int(RaftKey.VOTE)] = raft.vote
+    return pack(body)
+
+
+def slices(view: ReadView, index: Index, count: int) -> Iterator[list[bytes]]:
+    """All tuples of `index` as `view` shows them, in order, in lists of about `count`; writes may come between two.
+
+    Each list costs what it holds and what was written since the last one, however much was written before.
+    """
+    if not index.is_ordered:
+        yield from _unordered_slices(view, index, count)
+        return
+    gone: list[Key] = []
+    seen = 0
+    last: Key | None = None
+    is_end = False
+    while not is_end:
+        changes = view.changes.get(index, {})
+        # Changes are noted in order, so the new ones are the last.
+        for key, old in islice(reversed(changes.items()), len(changes) - seen):
+            if old is not None and (last is None or key > last):  # type: ignore[operator]
+                heappush(gone, key)
+        seen = len(changes)
+        piece: list[bytes] = []
+        start = None if last is None else successor(last)
+        taken = 0
+        for key, value in islice(index.scan(Span(start, None, False)), count):
+            while gone and gone[0] < key:  # type: ignore[operator]
+                piece += _old(changes, heappop(gone))
+            if gone and gone[0] == key:
+                heappop(gone)
+            piece += _old(changes, key) if key in changes else (value,)
+            last = key
+            taken += 1
+        is_end = taken < count
+        while is_end and gone:
+            piece += _old(changes, heappop(gone))
+        if piece:
+            yield piece
+
+
+def _unordered_slices(view: ReadView, index: Index, count: int) -> Iterator[list[bytes]]:
+    changes = view.changes.get(index, {})
+    keys = list(index.map)
+    keys += [key for key, old in changes.items() if old is not None and key not in index.map]
+    for at in range(0, len(keys), count):
+        found = (view.get(index, key) for key in keys[at : at + count])
+        piece = [value for value in found if value is not None]
+        if piece:
+            yield piece
+
+
+def _old(changes: dict[Key, bytes | None], key: Key) -> tuple[bytes, ...]:
+    """What a view has in the place of a changed key: its old tuple, or nothing."""
+    old = changes.get(key)
+    return () if old is None else (old,)

@@ -1,0 +1,172 @@
+"""Which files of a node may go: those before the oldest checkpoint that is kept and that nobody needs.
+
+`checkpoint_count` newest checkpoints are kept, older ones while something (a backup) refers to one of them or to one
+before it, and every log from the oldest kept checkpoint, or from the slowest consumer, on. Deletes through
+`outside.disk`; a file that cannot be deleted is a line in the log and tried again next time.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowstone.iproto import errors
+from flowstone.outside import Outside
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import scan_directory
+from flowstone.xlog.errors import XlogError
+from flowstone.xlog.meta import FileType, file_name
+
+LOG = logging.getLogger("flowstone.node")
+
+CHECKPOINT_COUNT = 2
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """A snapshot on disk. `references` names what it is needed for beyond its turn."""
+
+    vclock: VClock
+    references: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Consumer:
+    """Somebody who still reads logs from `vclock` on."""
+
+    name: str
+    vclock: VClock
+
+
+class GarbageCollector:
+    """The checkpoints and consumers of a node, and the files that they keep."""
+
+    def __init__(
+        self, outside: Outside, memtx_dir: str, wal_dir: str, *, checkpoint_count: int = CHECKPOINT_COUNT
+    ) -> None:
+        """Takes stock of the checkpoints that are there; deletes nothing yet."""
+        self._outside = outside
+        self._memtx_dir = memtx_dir
+        self._wal_dir = wal_dir
+        self.checkpoint_count = checkpoint_count
+        self.consumers: list[Consumer] = []
+        self.checkpoints: list[Checkpoint] = []
+        self._backup: Checkpoint | None = None
+        disk = outside.disk
+        for listed in scan_directory(disk, memtx_dir).snapshots:
+            try:
+                self.checkpoints.append(Checkpoint(VClock(listed.meta.vclock)))
+            except XlogError as error:
+                LOG.warning("not counted as a checkpoint: %s", error)
+        logs = scan_directory(disk, wal_dir).logs
+        self._log_start = VClock(logs[0].meta.vclock) if logs else self._newest_vclock()
+
+    @property
+    def vclock(self) -> VClock:
+        """Where the oldest log that is still there begins."""
+        return self._log_start
+
+    def add_checkpoint(self, vclock: VClock) -> None:
+        """A snapshot at `vclock` is on disk."""
+        if not self.checkpoints or self._newest_vclock() != vclock:
+            self.checkpoints.append(Checkpoint(vclock))
+
+    def add_consumer(self, name: str, vclock: VClock) -> Consumer:
+        """Keeps all logs from `vclock` on; set the consumer's `vclock` when it has advanced."""
+        consumer = Consumer(name, vclock)
+        self.consumers.append(consumer)
+        return consumer
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """Removing twice is harmless."""
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+
+    def start_backup(self, checkpoint: int = 0) -> list[str]:
+        """Keeps the files of a checkpoint, 0 being the newest, until `stop_backup`; gives their paths."""
+        if self._backup is not None:
+            raise errors.BackupInProgress("Backup is already in progress")
+        if not 0 <= checkpoint < len(self.checkpoints):
+            raise errors.MissingSnapshot("Can't find snapshot")
+        self._backup = self.checkpoints[-1 - checkpoint]
+        self._backup.references.append("backup")
+        return [posixpath.join(self._memtx_dir, file_name(self._backup.vclock.to_mapping(), FileType.SNAP))]
+
+    def stop_backup(self) -> None:
+        """Lets go of the files; harmless without a backup. The next collection deletes what is too old."""
+        if self._backup is not None:
+            self._backup.references.remove("backup")
+            self._backup = None
+
+    async def collect(self) -> None:
+        """Deletes what may go."""
+        while len(self.checkpoints) > self.checkpoint_count and not self.checkpoints[0].references:
+            del self.checkpoints[0]
+        if not self.checkpoints:
+            return
+        oldest = self.checkpoints[0].vclock
+        needed = oldest
+        for consumer in self.consumers:
+            needed = _earlier(needed, consumer.vclock)
+        self._log_start = await self._outside.blocking(self._delete, oldest, needed)
+
+    def info(self) -> dict[str, Any]:
+        """What `box.info.gc()` shows, but for the checkpoint in progress."""
+        return {
+            "vclock": self._log_start.to_mapping(),
+            "signature": self._log_start.signature,
+            "checkpoints": [
+                {
+                    "references": list(checkpoint.references),
+                    "vclock": checkpoint.vclock.to_mapping(),
+                    "signature": checkpoint.vclock.signature,
+                }
+                for checkpoint in self.checkpoints
+            ],
+            "consumers": [
+                {"name": consumer.name, "vclock": consumer.vclock.to_mapping(), "signature": consumer.vclock.signature}
+                for consumer in self.consumers
+            ],
+        }
+
+    def _newest_vclock(self) -> VClock:
+        return self.checkpoints[-1].vclock if self.checkpoints else VClock()
+
+    def _delete(self, oldest: VClock, needed: VClock) -> VClock:
+        """Deletes snapshots before `oldest` and logs that end before `needed`; where the logs begin now."""
+        disk = self._outside.disk
+        for snapshot in scan_directory(disk, self._memtx_dir).snapshots:
+            if snapshot.signature < oldest.signature:
+                self._unlink(snapshot.path)
+        logs = scan_directory(disk, self._wal_dir).logs
+        # The last log that begins at or before what is needed holds its first row; all before it may go.
+        starts: list[VClock | None] = []
+        for log in logs:
+            try:
+                starts.append(VClock(log.meta.vclock))
+            except XlogError:
+                starts.append(None)
+        kept = max((number for number, start in enumerate(starts) if start is not None and start <= needed), default=0)
+        for log in logs[:kept]:
+            self._unlink(log.path)
+        first = next((start for start in starts[kept:] if start is not None), None)
+        return first if first is not None else oldest
+
+    def _unlink(self, path: str) -> None:
+        try:
+            self._outside.disk.unlink(path)
+        except OSError as error:
+            LOG.warning("cannot delete %s: %s", path, error.strerror or error)
+        else:
+            LOG.info("deleted %s", path)
+
+
+def _earlier(needed: VClock, consumer: VClock) -> VClock:
+    """The position before both. Local rows are for nobody else, so a consumer has no say about component 0."""
+    common = needed.common(consumer).to_mapping()
+    common.pop(0, None)
+    if local := needed.get(0):
+        common[0] = local
+    return VClock(common)

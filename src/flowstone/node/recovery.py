@@ -1,0 +1,266 @@
+"""Recovery: a directory of files becomes the state of a box again; an empty one is where a replica set is born.
+
+Finds the newest snapshot and the logs behind it, checks that nothing is missing between them, and hands their rows to
+`node/replay.py`. Removes what a crash left half made and changes nothing else. What the node needs to go on (position,
+identity, the last log, the state of elections and of the limbo) is in `Recovered`.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from flowstone.box import statements, system
+from flowstone.box.bootstrap import FirstUser, bootstrap_rows
+from flowstone.box.box import Box
+from flowstone.box.dialect import Dialect, from_greeting
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.msgpack import unpack
+from flowstone.node.checkpoint import write_snapshot
+from flowstone.node.journal import LastLog
+from flowstone.node.replay import Applied, Replay, Synchro
+from flowstone.outside import AlreadyLocked, Disk, Lock, Outside
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
+from flowstone.xlog.errors import LogGap
+from flowstone.xlog.reader import Chunk, EndingKind, LogFile, Slab
+
+LOG = logging.getLogger("flowstone.node")
+
+LOCK_NAME = "flowstone.lock"
+FLAGS_SINCE = (2, 8, 1)
+"""Rows say themselves whether they are synchronous since this version; before, the definition of their space does."""
+
+Report = Callable[[str], None]
+
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)", re.ASCII)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was found. `replica_id` is 0 for an instance that is not (or no longer) registered in `_cluster`."""
+
+    vclock: VClock
+    instance_uuid: UUID
+    replicaset_uuid: UUID | None
+    replica_id: int
+    synchro: Synchro
+    pending: tuple[Applied, ...] = ()
+    """Synchronous transactions without a verdict, and what waits behind them: applied, and may have to be undone."""
+    last: LastLog | None = None
+    row_count: int = 0
+    left_out: list[str] = field(default_factory=list)
+    """What force_recovery went on without, one sentence each."""
+
+
+class NothingToRecover(FlowstoneError):
+    """Logs without the snapshot that they start from."""
+
+
+def lock_directory(disk: Disk, directory: str) -> Lock:
+    """Keeps every other process out of `directory`, which is made if need be, until released."""
+    disk.make_directory(directory)
+    try:
+        return disk.lock(posixpath.join(directory, LOCK_NAME))
+    except AlreadyLocked as error:
+        raise AlreadyLocked(
+            f"another node is running in {directory}", hint="stop it first, or choose another work_dir"
+        ) from error
+
+
+def find_files(disk: Disk, memtx_dir: str, wal_dir: str) -> LogDirectory:
+    """The snapshots of one directory and the logs of the other, which may be the same."""
+    snapshots = scan_directory(disk, memtx_dir)
+    if posixpath.normpath(memtx_dir) == posixpath.normpath(wal_dir):
+        return snapshots
+    logs = scan_directory(disk, wal_dir)
+    return LogDirectory(
+        memtx_dir,
+        snapshots.snapshots,
+        logs.logs,
+        snapshots.leftovers + logs.leftovers,
+        snapshots.vinyl_count + logs.vinyl_count,
+    )
+
+
+def is_empty(directory: LogDirectory) -> bool:
+    """Nothing to recover: this is where an instance is born."""
+    return not directory.snapshots and not directory.logs
+
+
+def dialect_of(directory: LogDirectory) -> Dialect | None:
+    """The dialect of who wrote here last; None where nobody did."""
+    newest = max((*directory.snapshots[-1:], *directory.logs[-1:]), key=lambda file: file.signature, default=None)
+    if newest is None:
+        return None
+    version = _version(newest.meta.version)
+    return Dialect.V2_11 if version is None else from_greeting(version)
+
+
+async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force: bool = False) -> Recovered:
+    """Brings `box`, which must be new, to the state that the files of `directory` describe.
+
+    Damage, gaps and rows that cannot be applied are errors that name file and place; with `force` they are left out
+    and reported.
+    """
+    snapshot = directory.newest_snapshot()
+    if snapshot is None:
+        raise NothingToRecover(
+            f"no snapshot in {directory.path}, but {len(directory.logs)} logs",
+            hint="bring the .snap file back that they start from",
+        )
+    if directory.vinyl_count:
+        LOG.warning("%d files of the vinyl engine in %s are not read", directory.vinyl_count, directory.path)
+    for leftover in directory.leftovers:
+        outside.disk.unlink(leftover)
+    left_out: list[str] = []
+
+    def report(what: str) -> None:
+        LOG.warning("force_recovery: %s", what)
+        left_out.append(what)
+
+    box.is_recovering = True
+    try:
+        replay = Replay(box, force=force, report=report)
+        await _read_snapshot(outside, snapshot, replay, force, report)
+        last = await _read_logs(outside, directory, snapshot, replay, force, report)
+    finally:
+        box.is_recovering = False
+    _settle_indexes(box)
+    instance_uuid = UUID(snapshot.meta.instance_uuid)
+    return Recovered(
+        replay.vclock,
+        instance_uuid,
+        replicaset_uuid_of(box),
+        replica_id_of(box, instance_uuid),
+        replay.synchro,
+        replay.pending,
+        last,
+        replay.row_count,
+        left_out,
+    )
+
+
+async def bootstrap(
+    outside: Outside,
+    memtx_dir: str,
+    box: Box,
+    *,
+    instance_uuid: UUID | None = None,
+    replicaset_uuid: UUID | None = None,
+    first_user: FirstUser | None = None,
+) -> Recovered:
+    """A replica set is born: fills `box`, which must be new, and writes the first snapshot, of vclock {}."""
+    instance = instance_uuid or outside.random.uuid()
+    replicaset = replicaset_uuid or outside.random.uuid()
+    now = int(outside.clock.wall())
+    box.is_recovering = True
+    try:
+        for space_id, row in bootstrap_rows(box.dialect, instance, replicaset, first_user, time=now):
+            statements.insert(box.begin(), box.space(space_id), row)
+    finally:
+        box.is_recovering = False
+    synchro = Synchro()
+    with box.open_view() as view:
+        await write_snapshot(outside, memtx_dir, view, box.dialect, str(instance), VClock(), synchro)
+    return Recovered(VClock(), instance, replicaset, replica_id_of(box, instance), synchro)
+
+
+def replicaset_uuid_of(box: Box) -> UUID | None:
+    """What `_schema` says, under its name of before or since 3.0."""
+    for key in ("cluster", "replicaset_uuid"):
+        for row in _rows(box, system.SCHEMA_ID):
+            if row[0] == key and len(row) > 1:
+                return UUID(str(row[1]))
+    return None
+
+
+def replica_id_of(box: Box, instance_uuid: UUID) -> int:
+    """The id under which `_cluster` knows the instance; 0 if it does not."""
+    for row in _rows(box, system.CLUSTER_ID):
+        if UUID(str(row[1])) == instance_uuid:
+            return int(row[0])
+    return 0
+
+
+def _rows(box: Box, space_id: int) -> Iterator[tuple[Any, ...]]:
+    return (unpack(raw) for raw in box.space(space_id).tuples())
+
+
+async def _read_snapshot(outside: Outside, listed: ListedFile, replay: Replay, force: bool, report: Report) -> None:
+    LOG.info("recovering from %s", listed.path)
+    vclock = VClock(listed.meta.vclock)
+    with LogFile.open(outside.disk, listed.path, force=force) as file:
+        async for slab in _slabs(outside, file):
+            replay.push_snapshot(slab)
+        _report_skipped(file, report)
+    replay.start_logs(vclock)
+    LOG.info("%d rows of the snapshot at %s", replay.row_count, vclock)
+
+
+async def _read_logs(
+    outside: Outside, directory: LogDirectory, snapshot: ListedFile, replay: Replay, force: bool, report: Report
+) -> LastLog | None:
+    last: LastLog | None = None
+    for listed in directory.files_from(snapshot.meta.vclock, force=force):
+        start = VClock(listed.meta.vclock)
+        if not start <= replay.vclock:
+            gap = _gap(listed, replay.vclock)
+            if not force:
+                raise gap
+            report(str(gap))
+        LOG.info("recovering from %s", listed.path)
+        version = _version(listed.meta.version)
+        replay.start_log(listed.path, start, has_flags=version is None or version >= FLAGS_SINCE)
+        with LogFile.open(outside.disk, listed.path, force=force) as file:
+            async for slab in _slabs(outside, file):
+                replay.push_log(slab)
+            _report_skipped(file, report)
+            ending = file.ending
+        assert ending is not None  # a log read to its end without an error has one
+        if ending.kind is EndingKind.TORN:
+            LOG.warning(
+                "%s: %d bytes from byte %d on were not written whole and are ignored: %s",
+                listed.path,
+                ending.lost,
+                ending.offset,
+                ending.what,
+            )
+        last = LastLog(listed.path, listed.meta, ending.offset, ending.kind is EndingKind.COMPLETE)
+    return last
+
+
+async def _slabs(outside: Outside, file: LogFile) -> AsyncIterator[Slab]:
+    """The decoded chunks of a file; the next one is decoded elsewhere while the caller works on this one."""
+    for chunk in file.chunks():
+        slab = await outside.blocking(Chunk.decode, chunk)
+        file.skipped.extend(slab.skipped)
+        yield slab
+
+
+def _report_skipped(file: LogFile, report: Report) -> None:
+    for skipped in file.skipped:
+        report(f"{skipped.path}: bytes {skipped.offset} to {skipped.end} left out: {skipped.why}")
+
+
+def _gap(listed: ListedFile, have: VClock) -> LogGap:
+    need = VClock(listed.meta.vclock)
+    missing = [(number, have.get(number) + 1, lsn) for number, lsn in need if lsn > have.get(number)]
+    return LogGap(listed.path, have.to_mapping(), need.to_mapping(), missing)
+
+
+def _settle_indexes(box: Box) -> None:
+    """Sorts now, while nobody waits, what the first range read would have to."""
+    for space in box.spaces.values():
+        for index in space.served:
+            index.settle()
+
+
+def _version(text: str) -> tuple[int, int, int] | None:
+    match = _VERSION.match(text)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None

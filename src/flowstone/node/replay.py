@@ -1,0 +1,395 @@
+"""Replay: rows of snapshots and logs become the state of the box, whole transactions at a time.
+
+Takes decoded slabs in the order of their files. Runs of plain rows go through `box/bulk.py`, everything else through
+the statements, one row after the other; both leave the same state. Synchronous transactions wait for their verdict in
+`replication/settled.py` and are undone if that is a rollback. With `force` what cannot be applied is left out and
+reported. Reads no file and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flowstone.box import bulk, statements
+from flowstone.box.box import Box
+from flowstone.box.space import Space
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.box.transaction import Transaction
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import scan
+from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType, type_name
+from flowstone.iproto.row import Row
+from flowstone.iproto.scan import Cells
+from flowstone.replication.settled import SettledTracker
+from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState, decode_control
+from flowstone.replication.vclock import VClock, VClockBuilder
+from flowstone.xlog.errors import DamagedFile, LsnUsedTwice
+from flowstone.xlog.reader import Slab
+from flowstone.xlog.transactions import CONTROL_TYPES, Grouping, TransactionError, first_global
+from flowstone.xlog.transactions import Transaction as Rows
+
+BULK_MIN = 8
+"""Rows of one space in a row from which on a compiled pass pays."""
+
+_CONTROL = frozenset(int(kind) for kind in CONTROL_TYPES)
+_NOP = int(RequestType.NOP)
+_INSERT, _REPLACE = int(RequestType.INSERT), int(RequestType.REPLACE)
+_WAIT = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
+_WAIT_ACK = Flag.WAIT_ACK.value
+
+
+class RecoveryError(FlowstoneError):
+    """A row that cannot be applied: `path` and the LSN say which."""
+
+    def __init__(self, path: str, what: str, cause: FlowstoneError) -> None:
+        super().__init__(f"{path}: cannot apply {what}: {cause}", hint="go on without it with force_recovery")
+        self.path = path
+
+
+@dataclass(slots=True)
+class Synchro:
+    """What the log says about elections and the queue of synchronous transactions."""
+
+    raft: RaftState = field(default_factory=lambda: RaftState(term=1))
+    owner_id: int = 0
+    term: int = 0
+    confirmed: dict[int, int] = field(default_factory=dict)
+    promote_terms: dict[int, int] = field(default_factory=dict)
+    """Per instance, the newest term of a PROMOTE or DEMOTE that it wrote."""
+
+    def promote(self) -> Promote:
+        """The state as a snapshot has it."""
+        return Promote(self.owner_id, self.confirmed.get(self.owner_id, 0), self.term, VClock(self.confirmed))
+
+    def follow(self, row: Row, *, in_snapshot: bool = False) -> None:
+        """Takes note of a row of CONTROL_TYPES."""
+        match decode_control(row.type, row.body):
+            case RaftState() as raft:
+                vote = raft.vote or (self.raft.vote if raft.term == self.raft.term else 0)
+                self.raft = RaftState(term=raft.term, vote=vote)
+            case Confirm() as confirm:
+                self._confirm(confirm.owner_id, confirm.lsn)
+            case Promote() as promote if in_snapshot:
+                self.owner_id, self.term = promote.owner_id, promote.term
+                self.confirmed = promote.confirmed_vclock.to_mapping() if promote.confirmed_vclock else {}
+                if promote.owner_id:
+                    self._confirm(promote.owner_id, promote.lsn)
+                    self.promote_terms[promote.owner_id] = promote.term
+            case Promote() | Demote() as transfer:
+                if self.term and transfer.term <= self.term:
+                    return
+                self._confirm(transfer.owner_id, transfer.lsn)
+                self.owner_id = row.replica_id if isinstance(transfer, Promote) else 0
+                self.term = transfer.term
+                self.promote_terms[row.replica_id] = transfer.term
+
+    def _confirm(self, owner_id: int, lsn: int) -> None:
+        if owner_id and lsn > self.confirmed.get(owner_id, 0):
+            self.confirmed[owner_id] = lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A transaction of the log that has taken effect in memory, and what takes it back."""
+
+    transaction: Rows
+    effect: Transaction
+    touches_synchronous: bool
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.transaction.rows
+
+    @property
+    def replica_id(self) -> int:
+        return self.transaction.replica_id
+
+    @property
+    def lsn(self) -> int:
+        return self.transaction.lsn
+
+    @property
+    def flags(self) -> int:
+        return self.transaction.flags
+
+
+class Replay:
+    """Slabs in, state out: `vclock` follows the rows, `synchro` the control rows, `pending` waits for a verdict."""
+
+    def __init__(self, box: Box, *, force: bool = False, report: Callable[[str], None] | None = None) -> None:
+        self._box = box
+        self._force = force
+        self._report = report or (lambda what: None)
+        self._vclock = VClockBuilder()
+        self._file_lsns: dict[int, int] = {}
+        self._by_schema = False
+        self._tracker: SettledTracker[Applied] = SettledTracker()
+        self.synchro = Synchro()
+        self.row_count = 0
+
+    @property
+    def vclock(self) -> VClock:
+        return self._vclock.vclock()
+
+    @property
+    def pending(self) -> tuple[Applied, ...]:
+        """Synchronous transactions without a verdict, and what waits behind them, in the order of the log."""
+        return self._tracker.pending
+
+    # --- snapshots ---
+
+    def push_snapshot(self, slab: Slab) -> None:
+        """Rows of a snapshot: tuples of spaces that exist by then, and the state of the limbo."""
+        cells = slab.cells
+        if not len(slab):
+            return
+        spaces, types = cells[scan.SPACE_ID], cells[scan.TYPE]
+        changes = np.flatnonzero((np.diff(spaces) != 0) | (np.diff(types) != 0)) + 1
+        for first, stop in zip([0, *changes.tolist()], [*changes.tolist(), len(slab)], strict=True):
+            if int(types[first]) in _CONTROL:
+                for row in slab.rows(np.arange(first, stop)):
+                    self._control_of_snapshot(slab, row)
+            elif not self._load_in_bulk(slab, first, stop):
+                for number in range(first, stop):
+                    self._insert(slab, number)
+        self.row_count += len(slab)
+
+    def start_logs(self, vclock: VClock) -> None:
+        """The snapshot is read; logs follow, from `vclock` on."""
+        self._vclock = VClockBuilder(vclock)
+        self._new_tracker(by_schema=False)
+
+    def _control_of_snapshot(self, slab: Slab, row: Row) -> None:
+        try:
+            self.synchro.follow(row, in_snapshot=True)
+        except FlowstoneError as error:
+            self._refuse(slab.path, f"a row of type {type_name(row.type)}", error)
+
+    def _load_in_bulk(self, slab: Slab, first: int, stop: int) -> bool:
+        cells = slab.cells
+        space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
+        if space is None or space.id < FIRST_USER_SPACE_ID or int(cells[scan.TYPE, first]) != _INSERT:
+            return False
+        if stop - first < BULK_MIN or (self._force and len(space.served) > 1):
+            return False  # where rows may have to be left out they are taken one by one
+        ats, ends = cells[scan.TUPLE_AT, first:stop], cells[scan.TUPLE_END, first:stop]
+        try:
+            return bool((ats >= 0).all()) and bulk.load(space, slab.payload, slab.buf, ats, ends)
+        except FlowstoneError as error:
+            raise RecoveryError(slab.path, f"rows of space '{space.name}'", error) from error
+
+    def _insert(self, slab: Slab, number: int) -> None:
+        cells = slab.cells
+        space_id = int(cells[scan.SPACE_ID, number])
+        at, end = int(cells[scan.TUPLE_AT, number]), int(cells[scan.TUPLE_END, number])
+        try:
+            if int(cells[scan.TYPE, number]) != _INSERT or space_id < 0 or at < 0:
+                raise DamagedFile(slab.path, _offset(slab, number), "a row of a snapshot that is no INSERT of a tuple")
+            statements.insert(self._box.begin(), self._box.space(space_id), slab.payload[at:end])
+        except FlowstoneError as error:
+            self._refuse(slab.path, f"row {int(cells[scan.LSN, number])} (space {space_id})", error)
+
+    # --- logs ---
+
+    def start_log(self, path: str, vclock: VClock, *, has_flags: bool) -> None:
+        """The next log begins at `vclock`. `has_flags`: its rows say themselves whether they are synchronous."""
+        self._file_lsns = vclock.to_mapping()
+        if self._tracker.is_quiet and has_flags is self._by_schema:
+            self._new_tracker(by_schema=not has_flags)
+
+    def push_log(self, slab: Slab) -> None:
+        """The next rows of the log; those that the state already has are passed over."""
+        if not len(slab):
+            return
+        self._check_lsns(slab)
+        behind = 0
+        for first, stop in _long_runs(slab):
+            self._apply_each(slab, behind, first)
+            if not (self._tracker.is_quiet and self._apply_in_bulk(slab, first, stop)):
+                self._apply_each(slab, first, stop)
+            behind = stop
+        self._apply_each(slab, behind, len(slab))
+        self.row_count += len(slab)
+
+    def _check_lsns(self, slab: Slab) -> None:
+        """Of each originator they grow from row to row, from the start of the file on."""
+        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+        for replica_id in np.unique(replica_ids).tolist():
+            if not 0 <= replica_id < VCLOCK_MAX:
+                raise DamagedFile(slab.path, _offset(slab, 0), f"replica id {replica_id} in a row")
+            mine = lsns[replica_ids == replica_id]
+            known = self._file_lsns.get(replica_id, 0)
+            steps = np.diff(mine, prepend=known)
+            if (steps <= 0).any() and not self._force:
+                at = int(np.argmax(steps <= 0))
+                before = int(mine[at - 1]) if at else known
+                raise LsnUsedTwice(slab.path, replica_id, int(mine[at]), before)
+            self._file_lsns[replica_id] = max(known, int(mine.max()))
+
+    def _apply_in_bulk(self, slab: Slab, first: int, stop: int) -> bool:
+        """Applies a run of plain REPLACEs or INSERTs; False, with nothing done, if that needs a closer look."""
+        cells = slab.cells
+        kind = int(cells[scan.TYPE, first])
+        space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
+        if space is None or not _is_plain(space):
+            return False
+        lane = bulk.lane_of(space)
+        ats, ends = cells[scan.TUPLE_AT, first:stop], cells[scan.TUPLE_END, first:stop]
+        if lane is None or (ats < 0).any() or (cells[scan.FLAGS, first:stop] & _WAIT).any():
+            return False
+        replica_ids, lsns = cells[scan.REPLICA_ID, first:stop], cells[scan.LSN, first:stop]
+        newest = _newest(replica_ids, lsns)
+        if any(int(lsns[replica_ids == number].min()) <= self._vclock.get(number) for number in newest):
+            return False
+        keys = bulk.tuple_keys(lane, slab.payload, slab.buf, ats, ends)
+        if keys is None:
+            return False
+        put = bulk.insert_many if kind == _INSERT else bulk.replace_many
+        if not put(lane, keys, bulk.slices(slab.payload, ats, ends), bulk.BulkWrite()):
+            return False
+        self._vclock.merge(VClock(newest))
+        return True
+
+    def _apply_each(self, slab: Slab, first: int, stop: int) -> None:
+        """Groups the rows from `first` to `stop` into transactions and applies them one after the other."""
+        grouping = Grouping()
+        begin = first
+        for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
+            if row.lsn <= self._vclock.get(row.replica_id):
+                begin = number + 1
+                continue
+            try:
+                transaction = grouping.push(row)
+            except TransactionError as error:
+                self._refuse(slab.path, f"the transaction of LSN {row.lsn} of replica {row.replica_id}", error)
+                for left_out in (*grouping.pending, row):
+                    self._follow(left_out)
+                grouping, begin = Grouping(), number + 1
+                continue
+            if transaction is not None:
+                self._apply(slab, transaction, begin)
+                begin = number + 1
+        if grouping.pending:
+            row = first_global(grouping.pending)
+            torn = DamagedFile(slab.path, _offset(slab, begin), "its block ends inside a transaction")
+            self._refuse(slab.path, f"the transaction of LSN {row.lsn} of replica {row.replica_id}", torn)
+            for left_out in grouping.pending:
+                self._follow(left_out)
+
+    def _apply(self, slab: Slab, transaction: Rows, first: int) -> None:
+        """Applies one transaction, whose rows stand in the slab from `first` on, and follows it with the vclock."""
+        before = self._tracker.is_quiet
+        effect = self._box.begin()
+        is_control = transaction.rows[0].type in _CONTROL
+        try:
+            if is_control:
+                self.synchro.follow(transaction.rows[0])
+            else:
+                for number in range(first, first + len(transaction.rows)):
+                    self._execute(effect, slab, number)
+        except FlowstoneError as error:
+            effect.rollback()
+            what = f"the transaction of LSN {transaction.lsn} of replica {transaction.replica_id}"
+            self._refuse(slab.path, what, error)
+            is_control = False
+            transaction = _emptied(transaction)
+        waits = transaction.flags & _WAIT_ACK or (self._by_schema and effect.is_sync)
+        if is_control or waits or not before:
+            self._decide(slab, Applied(transaction, effect, effect.is_sync))
+        for row in transaction.rows:
+            self._follow(row)
+
+    def _execute(self, effect: Transaction, slab: Slab, number: int) -> None:
+        cells, payload = slab.cells[:, number].tolist(), slab.payload
+        kind = cells[scan.TYPE]
+        if kind == _NOP:
+            return
+        space = self._box.space(cells[scan.SPACE_ID])
+        tuple_ = payload[cells[scan.TUPLE_AT] : cells[scan.TUPLE_END]]
+        key = payload[cells[scan.KEY_AT] : cells[scan.KEY_END]]
+        index_id, index_base = max(cells[scan.INDEX_ID], 0), max(cells[scan.INDEX_BASE], 0)
+        match kind:
+            case RequestType.INSERT:
+                statements.insert(effect, space, tuple_)
+            case RequestType.REPLACE:
+                statements.replace(effect, space, tuple_)
+            case RequestType.DELETE:
+                statements.delete(effect, space, index_id, key)
+            case RequestType.UPDATE:
+                statements.update(effect, space, index_id, key, tuple_, index_base)
+            case RequestType.UPSERT:
+                operations = payload[cells[scan.OPS_AT] : cells[scan.OPS_END]]
+                statements.upsert(effect, space, tuple_, operations, index_base)
+            case _:
+                what = f"a row of type {type_name(kind)}, which no log has"
+                raise DamagedFile(slab.path, _offset(slab, number), what)
+
+    def _decide(self, slab: Slab, applied: Applied) -> None:
+        """Asks the tracker; what it withdraws is undone, the newest first."""
+        if self._tracker.is_quiet:
+            self._tracker.skip_to(self.vclock)
+        try:
+            decisions = self._tracker.push(applied)
+        except FlowstoneError as error:
+            self._refuse(slab.path, f"the verdict of LSN {applied.lsn} of replica {applied.replica_id}", error)
+            return
+        for decided, kept in reversed(decisions):
+            if not kept:
+                decided.effect.rollback()
+
+    def _new_tracker(self, *, by_schema: bool) -> None:
+        self._by_schema = by_schema
+        self._tracker = SettledTracker(
+            is_synchronous=(lambda applied: applied.touches_synchronous) if by_schema else None
+        )
+        self._tracker.start(self.vclock, self.synchro.promote())
+
+    def _follow(self, row: Row) -> None:
+        if row.lsn > self._vclock.get(row.replica_id):
+            self._vclock.follow(row.replica_id, row.lsn)
+
+    def _refuse(self, path: str, what: str, error: FlowstoneError) -> None:
+        if not self._force:
+            raise RecoveryError(path, what, error) from error
+        self._report(f"{path}: {what} left out: {error}")
+
+
+def _is_plain(space: Space) -> bool:
+    """Rows of this space mean nothing beyond themselves."""
+    return (
+        space.id >= FIRST_USER_SPACE_ID
+        and len(space.served) == 1
+        and space.sequence is None
+        and not space.definition.is_sync
+    )
+
+
+def _long_runs(slab: Slab) -> list[tuple[int, int]]:
+    """Where many rows in succession insert or replace a tuple of one space, each a transaction of its own."""
+    cells = slab.cells
+    types = cells[scan.TYPE]
+    is_candidate = (cells[scan.SINGLE] == 1) & ((types == _INSERT) | (types == _REPLACE))
+    kind = np.where(is_candidate, cells[scan.SPACE_ID] * 256 + types, -1)
+    edges = np.concatenate(([0], np.flatnonzero(np.diff(kind)) + 1, [len(slab)]))
+    is_long = (np.diff(edges) >= BULK_MIN) & (kind[edges[:-1]] >= 0)
+    return list(zip(edges[:-1][is_long].tolist(), edges[1:][is_long].tolist(), strict=True))
+
+
+def _newest(replica_ids: Cells, lsns: Cells) -> dict[int, int]:
+    return {number: int(lsns[replica_ids == number].max()) for number in np.unique(replica_ids).tolist()}
+
+
+def _emptied(transaction: Rows) -> Rows:
+    """A transaction that moves the vclock as this one does, and nothing else."""
+    rows = (
+        Row(_NOP, row.replica_id, row.group_id, row.lsn, row.timestamp, row.tsn, row.flags) for row in transaction.rows
+    )
+    return Rows(tuple(rows))
+
+
+def _offset(slab: Slab, number: int) -> int:
+    """The file offset of the block that row `number` stands in."""
+    return int(slab.offsets[slab.cells[scan.SPAN, min(number, len(slab) - 1)]])
