@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from threading import Thread
 from typing import NamedTuple, Self
 
-from flowstone.box.field_types import children_of, end_of
+from flowstone.box.field_types import children_of, elements_of, end_of
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 
@@ -53,24 +53,13 @@ class RawClient:
         if code:
             return Answer(code, unpack(packet[body_at:])[Key.ERROR_24], [])
         pairs, at = children_of(packet, body_at)
-        return Answer(0, "", split(packet[end_of(packet, at) :]) if pairs else [])
+        return Answer(0, "", elements_of(packet[end_of(packet, at) :]) if pairs else [])
 
 
 def _packet(kind: int, body: dict[int, bytes]) -> bytes:
     content = pack({Key.REQUEST_TYPE: kind, Key.SYNC: 1}) + bytes((0x80 | len(body),))
     content += b"".join(pack(key) + value for key, value in body.items())
     return b"\xce" + struct.pack(">I", len(content)) + content
-
-
-def split(array: bytes) -> list[bytes]:
-    """The raw elements of a raw array."""
-    count, at = children_of(array, 0)
-    elements = []
-    for _ in range(count):
-        end = end_of(array, at)
-        elements.append(array[at:end])
-        at = end
-    return elements
 
 
 def insert(space: int, tuple_: bytes) -> Request:

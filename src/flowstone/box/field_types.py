@@ -178,11 +178,12 @@ def end_of(raw: bytes, at: int) -> int:
     return at
 
 
-def field_bounds(raw: bytes) -> list[int]:
-    """Where each field of the tuple `raw` starts, and, last, where the tuple ends."""
+def elements_of(raw: bytes) -> list[bytes]:
+    """The elements of the array `raw`, each as it is: the fields of a tuple."""
     count, at = children_of(raw, 0)
-    bounds = [at]
+    elements = []
     for _ in range(count):
-        at = end_of(raw, at)
-        bounds.append(at)
-    return bounds
+        end = end_of(raw, at)
+        elements.append(raw[at:end])
+        at = end
+    return elements

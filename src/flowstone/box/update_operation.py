@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from flowstone.box.field_types import KIND_UINT, children_of, end_of, kind_at
+from flowstone.box.field_types import KIND_ARRAY, KIND_UINT, elements_of, kind_at
 from flowstone.box.paths import EVERY, PathError, Step, parse_step
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack, unpack
@@ -69,7 +69,8 @@ def decode_operations(
     """
     raws: Sequence[bytes | None]
     if isinstance(operations, bytes):
-        raws, operations = _split(operations), unpack(operations)
+        is_array = kind_at(operations, 0) == KIND_ARRAY
+        raws, operations = elements_of(operations) if is_array else [], unpack(operations)
     elif isinstance(operations, tuple):
         raws = [None] * len(operations)
     if not isinstance(operations, tuple):
@@ -78,19 +79,6 @@ def decode_operations(
         raise errors.IllegalParams("Illegal parameters, too many operations for update")
     numbered = enumerate(zip(operations, raws, strict=True), 1)
     return tuple(_decode(number, operation, raw, index_base, field_names) for number, (operation, raw) in numbered)
-
-
-def _split(array: bytes) -> list[bytes]:
-    """The elements of an array; nothing of anything else."""
-    if not 0x90 <= array[0] < 0xA0 and array[0] not in (0xDC, 0xDD):
-        return []
-    count, at = children_of(array, 0)
-    elements = []
-    for _ in range(count):
-        end = end_of(array, at)
-        elements.append(array[at:end])
-        at = end
-    return elements
 
 
 def _decode(
@@ -112,10 +100,10 @@ def _decode(
         )
     field, path, text = _decode_field(code, operation[1], index_base, field_names)
     if code in "=!":
-        value = pack(operation[2]) if raw is None else _split(raw)[2]
+        value = pack(operation[2]) if raw is None else elements_of(raw)[2]
         return Operation(code, field, operation[2:], path, text, value)
     decoded = Operation(code, field, operation[2:], path, text)
-    is_unsigned = raw is None or code not in "&|^#" or kind_at(_split(raw)[2], 0) == KIND_UINT
+    is_unsigned = raw is None or code not in "&|^#" or kind_at(elements_of(raw)[2], 0) == KIND_UINT
     return msgspec.structs.replace(decoded, arguments=_decode_arguments(decoded, is_unsigned, index_base))
 
 

@@ -10,7 +10,17 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from flowstone.box.field_types import KIND_ARRAY, KIND_INT, KIND_MAP, KIND_STR, KIND_UINT, children_of, end_of, kind_at
+from flowstone.box.field_types import (
+    KIND_ARRAY,
+    KIND_INT,
+    KIND_MAP,
+    KIND_STR,
+    KIND_UINT,
+    children_of,
+    elements_of,
+    end_of,
+    kind_at,
+)
 from flowstone.box.paths import INDEX_BASE, Step
 from flowstone.box.update_operation import (
     Operation,
@@ -240,12 +250,7 @@ class Array(Node):
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(raw)
-        count, at = children_of(raw, 0)
-        self.items: list[Node] = []
-        for _ in range(count):
-            end = end_of(raw, at)
-            self.items.append(Node(raw[at:end]))
-            at = end
+        self.items = [Node(element) for element in elements_of(raw)]
 
     def apply(self, operation: Operation, steps: Steps) -> Node:
         step, rest = _first(operation, steps)
