@@ -141,7 +141,7 @@ class TupleFormat:
             field.is_nullable = part.is_nullable
         # Of two opinions the stricter one holds; that of a path is the only one there is about its end.
         if not field.is_nullable:
-            field.is_nullable = part.is_nullable and part.path is not None
+            field.is_nullable = part.is_nullable and bool(part.path)
         elif not part.is_nullable:
             field.is_nullable = False
         if contains(field.type, part.type):
