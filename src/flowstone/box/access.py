@@ -53,7 +53,8 @@ ALL: Final = 0xFFFF
 ENTITY: Final = None
 """In the place of an object's id: all objects of the type. `_priv` writes an empty string."""
 
-ObjectKey = tuple[str, int | None]
+ObjectKey = tuple[str, int | str | None]
+"""Type and id of an object."""
 
 UNIVERSE: Final[ObjectKey] = ("universe", 0)
 
@@ -95,7 +96,7 @@ class Access:
             del self._by_name[user.name]
         self.forget()
 
-    def put_grant(self, grantee: int, object_type: str, object_id: int | None, privilege: int) -> None:
+    def put_grant(self, grantee: int, object_type: str, object_id: int | str | None, privilege: int) -> None:
         """Makes `privilege` all that is granted on the object; 0 takes it away."""
         granted = self._granted.setdefault(grantee, {})
         granted.pop((object_type, object_id), None)
@@ -151,7 +152,7 @@ class Access:
         return sorted(
             object_id
             for (object_type, object_id), privilege in granted.items()
-            if object_type == "role" and object_id is not ENTITY and privilege & Privilege.EXECUTE
+            if object_type == "role" and isinstance(object_id, int) and privilege & Privilege.EXECUTE
         )
 
     def grantees(self, role: int) -> list[int]:

@@ -120,10 +120,11 @@ def change_privilege(transaction: Transaction, old: Row, new: Row) -> Undo:
     assert row is not None
     access = transaction.box.access
     _, grantee, object_type, object_id, privilege = row[:5]
-    if object_type not in OBJECT_TYPES:
-        raise errors.UnknownSchemaObject(f"Unknown object type '{object_type}'")
-    target = _target(object_id)
+    # Since 3.0 there are types of objects that have names for ids.
+    target = None if object_id == "" else object_id
     if not transaction.box.is_recovering:
+        if object_type not in OBJECT_TYPES:
+            raise errors.UnknownSchemaObject(f"Unknown object type '{object_type}'")
         _check_grant(transaction, row, Privilege.REVOKE if new is None else Privilege.GRANT)
         if grantee == ADMIN and object_type == "universe" and (new is None or privilege & ALL != ALL):
             raise errors.Grant("Incorrect grant arguments: can't revoke universe from the admin user")

@@ -169,7 +169,11 @@ def format_space(txn: Transaction, space: int | str, format: Any) -> None:
 def truncate(txn: Transaction, space: int | str) -> None:
     """Empties the space."""
     truncated = _space(txn, space)
-    statements.upsert(txn, txn.space(system.TRUNCATE_ID), pack((truncated.id, 1)), pack((("+", 1, 1),)))
+    row, operations = pack((truncated.id, 1)), pack((("+", 1, 1),))
+    statements.upsert(txn, txn.space(system.TRUNCATE_ID), row, operations)
+    if truncated.definition.is_local or truncated.definition.is_temporary:
+        # Others have a space of their own under this id: the row is as local as the space.
+        txn.statements[-1] = txn.statements[-1]._replace(space=truncated)
 
 
 # --- indexes --------------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""The replica set's UUID stays; members are registered and removed; newer servers' rows are believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flowstone.box.box import Box
+from flowstone.iproto import errors
+from flowstone.iproto.msgpack import pack
+from tests.box.bootstrapped import bootstrapped, delete, insert, recover, replace, rows, run
+
+A, B = "aaaaaaaa-0000-4000-8000-000000000001", "aaaaaaaa-0000-4000-8000-000000000002"
+
+
+@pytest.fixture
+def box() -> Box:
+    return bootstrapped()
+
+
+def test_the_uuid_of_a_replica_set_stays(box: Box) -> None:
+    for change, row in ((replace, ("cluster", A)), (delete, ("cluster",))):
+        with pytest.raises(errors.ReplicasetUuidIsRo, match="Can't reset replica set UUID"):
+            run(box, change, "_schema", *row)
+    run(box, insert, "_schema", "once something")
+    assert len(rows(box, "_schema")) == 4
+
+
+def test_members_come_and_go(box: Box) -> None:
+    run(box, insert, "_cluster", 2, A)
+    run(box, replace, "_cluster", 2, A.upper())
+    run(box, delete, "_cluster", 2)
+    assert [row[0] for row in rows(box, "_cluster")] == [1]
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        ((0, A), errors.ReplicaIdIsReserved, "Can't initialize replica id with a reserved value 0"),
+        ((32, A), errors.ReplicaMax, "Replica count limit reached: 32"),
+        ((2, "no uuid"), errors.InvalidUuid, "Invalid UUID: no uuid"),
+        ((2, "00000000-0000-0000-0000-000000000000"), errors.InvalidUuid, "Invalid UUID"),
+    ],
+)
+def test_a_member_needs_an_id_and_a_uuid(box: Box, row: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        run(box, insert, "_cluster", *row)
+
+
+def test_a_member_keeps_its_uuid(box: Box) -> None:
+    run(box, insert, "_cluster", 2, A)
+    with pytest.raises(errors.Unsupported, match="Space _cluster does not support updates of instance uuid"):
+        run(box, replace, "_cluster", 2, B)
+
+
+def test_recovery_takes_other_keys_and_ids(box: Box) -> None:
+    recover(box, [(272, pack(("replicaset_uuid", A))), (320, pack((2, B)))])
+    with pytest.raises(errors.ReplicasetUuidIsRo):
+        run(box, replace, "_schema", "replicaset_uuid", B)
