@@ -56,3 +56,11 @@ def test_a_format_that_the_tuples_do_not_fit_is_refused() -> None:
     with pytest.raises(errors.FieldType):
         run(box, ddl.format_space, "t", [("id", "unsigned"), ("note", "unsigned")])
     assert box.space("t").definition.field_names == ("id", "note")
+
+
+def test_a_part_of_2_11_has_the_collation_of_its_field() -> None:
+    for dialect, collation in ((Dialect.V2_6, None), (Dialect.V2_11, 2)):
+        box = bootstrapped(dialect)
+        run(box, ddl.create_space, "t", format=[{"name": "s", "type": "string", "collation": "unicode_ci"}])
+        index, _ = run(box, ddl.create_index, "t", "pk", parts=["s"])
+        assert index.definition.parts[0].collation == collation

@@ -90,9 +90,19 @@ def _collation(what: str, name: Any, collation_id: ResolveCollation) -> int:
     return found
 
 
-def stored_parts(format: Format, parts: Any, collation_id: ResolveCollation) -> list[Any]:
-    """Parts of an index on a space of `format`, pairs where nothing but field and type is said of any."""
+def stored_parts(
+    format: Format, parts: Any, collation_id: ResolveCollation, *, inherits_collation: bool = False
+) -> list[Any]:
+    """Parts of an index on a space of `format`, pairs where nothing but field and type is said of any.
+
+    `inherits_collation`: a part without one has that of its field, as in 2.11.
+    """
     result = [_with_known_type(part) for part in _full_parts(format, parts, collation_id)]
+    if inherits_collation:
+        for part in result:
+            collation = format[part["field"]].get("collation") if part["field"] < len(format) else None
+            if collation is not None:
+                part.setdefault("collation", collation)
     if any(part.keys() - {"field", "type"} for part in result):
         return result
     return [[part["field"], part["type"]] for part in result]

@@ -10,6 +10,7 @@ from flowstone.box import statements, system
 from flowstone.box.ddl_forms import check_options, illegal, lua_type, resolve_field, stored_format, stored_parts
 from flowstone.box.ddl_sequence import create_sequence, drop_sequence, find_sequence
 from flowstone.box.definition_checks import SPACE_ID_MAX
+from flowstone.box.dialect import Dialect
 from flowstone.box.index import Index
 from flowstone.box.space import Space
 from flowstone.box.transaction import Transaction
@@ -196,7 +197,7 @@ def create_index(txn: Transaction, space: int | str, name: str, /, **options: An
         raise errors.IndexExists(f"Index '{name}' already exists")
     index_id = options["id"] if "id" in options else _new_index_id(txn, owner)
     parts = options["parts"] if "parts" in options else _default_parts(format, kind)
-    stored = stored_parts(format, parts, lambda text: _collation_id(txn, text))
+    stored = _stored_parts(txn, format, parts)
     unique = kind not in _DEFAULT_PARTS
     stored_options = {option: options[option] for option in _STORED_INDEX_OPTIONS if option in options}
     stored_options.setdefault("unique", unique)
@@ -216,6 +217,11 @@ def _format(txn: Transaction, space: Space) -> tuple[dict[str, Any], ...]:
         raise errors.NoSuchSpace(f"Space '#{space.id}' does not exist")
     format: tuple[dict[str, Any], ...] = row[6]
     return format
+
+
+def _stored_parts(txn: Transaction, format: tuple[dict[str, Any], ...], parts: Any) -> list[Any]:
+    inherits = txn.box.dialect is Dialect.V2_11
+    return stored_parts(format, parts, lambda text: _collation_id(txn, text), inherits_collation=inherits)
 
 
 def _new_index_id(txn: Transaction, space: Space) -> int:
@@ -273,7 +279,7 @@ def alter_index(txn: Transaction, space: int | str, index: int | str, /, **optio
     stored_options = row[4] | {option: options[option] for option in _STORED_INDEX_OPTIONS if option in options}
     format, parts = _format(txn, owner), row[5]
     if "parts" in options:
-        parts = stored_parts(format, options["parts"], lambda text: _collation_id(txn, text))
+        parts = _stored_parts(txn, format, options["parts"])
     numbering = _prepare_sequence(txn, format, parts, options.get("sequence"), owner, index_id, name)
     rows.replace(txn, "_index", owner.id, index_id, name, kind, stored_options, parts)
     _attach_sequence(txn, owner.id, numbering)
