@@ -111,7 +111,7 @@ class TupleFormat:
         for index in space.indexes:
             if not index.is_functional:
                 for part in index.parts:
-                    self._use(part, len(space.fields))
+                    self._use(part)
         self._required = tuple(field for field in self._fields if field.is_required)
         self._is_nested = any(field.children for field in self._fields)
         self.masks = None if self._is_nested else self._make_masks()
@@ -133,17 +133,12 @@ class TupleFormat:
 
     # --- from definition to fields -------------------------------------------------------------------------------
 
-    def _use(self, part: IndexPart, defined: int) -> None:
+    def _use(self, part: IndexPart) -> None:
         field = self._fields[part.field]
         if part.path:
             field = self._descend(field, parse_path(part.path))
-        if part.field >= defined and not field.is_key_part:
-            field.is_nullable = part.is_nullable
-        # Of two opinions the stricter one holds; that of a path is the only one there is about its end.
-        if not field.is_nullable:
-            field.is_nullable = part.is_nullable and bool(part.path)
-        elif not part.is_nullable:
-            field.is_nullable = False
+        # Of two opinions the stricter one holds. 2.6.0 lets a nullable path overrule, and then crashes.
+        field.is_nullable = field.is_nullable and part.is_nullable
         if contains(field.type, part.type):
             field.type = part.type
         elif not contains(part.type, field.type):
