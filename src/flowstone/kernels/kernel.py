@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Callable
 from threading import Lock
 from typing import Any, Generic, ParamSpec, TypeVar, cast
@@ -82,27 +83,28 @@ class _Entry:
     """Loaded object code for arguments of one kind."""
 
     def __init__(self, code: cache.ObjectCode, kind: Kind) -> None:
-        self._returns = code.returns
-        self._count = len(code.returns.strip("()"))
-        self._result = ctypes.c_int64 * (self._count + 1)  # and the place of an exception
-        words = [ctypes.c_void_p, ctypes.c_void_p, *_words(kind)]
-        self._call = ctypes.CFUNCTYPE(ctypes.c_int32, *words)(cache.address(code))
+        self._returns = code.returns.strip("()")
+        self._is_tuple = code.returns.startswith("(")
+        self._result = ctypes.c_int64 * (len(self._returns) + 1)  # and the place of an exception
+        self._has_unsigned = "Q" in code.returns
+        self._pack = struct.Struct("=QQ" + _words(kind)).pack
+        self._call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p)(cache.address(code))
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
         result = self._result()
         start = ctypes.addressof(result)
-        flat = [start, start + 8 * self._count]
+        flat = [start, start + 8 * len(self._returns)]
         for arg in args:
             _flatten(arg, flat)
-        if self._call(*flat):
+        if self._call(self._pack(*flat)):
             raise AssertionError("a kernel raised, which none may do")
-        if self._returns == "":
-            return None
-        values = [
-            value & 0xFFFFFFFFFFFFFFFF if code == "Q" else value
-            for value, code in zip(result[: self._count], self._returns.strip("()"), strict=True)
-        ]
-        return tuple(values) if self._returns.startswith("(") else values[0]
+        values = result[: len(self._returns)]
+        if self._has_unsigned:
+            values = [
+                value & 0xFFFFFFFFFFFFFFFF if code == "Q" else value
+                for value, code in zip(values, self._returns, strict=True)
+            ]
+        return tuple(values) if self._is_tuple else values[0] if values else None
 
 
 def _looks(value: Any) -> object:
@@ -130,20 +132,19 @@ def _kind(value: Any) -> Kind:
     raise TypeError(f"{type(value).__name__} is nothing that a kernel takes")
 
 
-def _words(kind: Kind) -> list[Any]:
-    """The types of the machine words that an argument of this kind is passed in."""
+def _words(kind: Kind) -> str:
+    """The machine words that an argument of this kind is passed in, as the struct module names them."""
     match kind:
         case ("i",):
-            return [ctypes.c_int64]
+            return "q"
         case ("u",):
-            return [ctypes.c_uint64]
+            return "Q"
         case ("f",):
-            return [ctypes.c_double]
+            return "d"
         case (str(), int(dimensions), _):
-            owner, numbers = [ctypes.c_void_p] * 2, [ctypes.c_int64] * 2
-            return [*owner, *numbers, ctypes.c_void_p, *[ctypes.c_int64] * (2 * dimensions)]
+            return "QQqqQ" + "q" * (2 * dimensions)  # two owners, size, item size, data; shape and strides
         case _:
-            return [word for member in kind[1:] for word in _words(member)]
+            return "".join(map(_words, kind[1:]))
 
 
 def _data_by_interface(array: Any) -> int:
@@ -151,9 +152,9 @@ def _data_by_interface(array: Any) -> int:
     return address
 
 
-def _data_by_layout(array: Any) -> int | None:
+def _data_by_layout(array: Any) -> int:
     # `data` follows the object's head in NumPy's public PyArrayObject_fields.
-    return ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value
+    return ctypes.c_uint64.from_address(id(array) + object.__basicsize__).value
 
 
 _PROBE = np.empty(1)
@@ -163,7 +164,7 @@ _data = _data_by_layout if _data_by_layout(_PROBE) == _data_by_interface(_PROBE)
 
 def _flatten(value: Any, flat: list[Any]) -> None:
     if isinstance(value, np.ndarray):
-        flat += (None, None, value.size, value.itemsize, _data(value))
+        flat += (0, 0, value.size, value.itemsize, _data(value))
         flat += value.shape
         flat += value.strides
     elif isinstance(value, tuple):
