@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
 from flowstone.box import ddl
+from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
+from tests.box.bootstrapped import bootstrapped
 from tests.box.ddl_steps import TABLES, Call, Outcome, call, differences, our_outcome, real_outcome
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 STEPS: tuple[Call, ...] = (
     # spaces
@@ -337,3 +342,24 @@ def test_the_log_is_the_same(real: Outcome, ours: Outcome) -> None:
 def test_every_function_is_offered_under_one_roof() -> None:
     assert sorted(ddl.__all__) == ddl.__all__
     assert all(callable(getattr(ddl, name)) for name in ddl.__all__)
+
+
+@pytest.mark.parametrize(
+    "junk", [None, 0, -1, 1.5, True, "", "t", b"x", (), ("a",), {}, {"name": "a"}, {1: {}}, 10**19]
+)
+def test_arguments_of_any_kind_give_an_error_with_a_code(junk: Any) -> None:
+    box = bootstrapped()
+    for name in ddl.__all__:
+        function = getattr(ddl, name)
+        wanted = [
+            parameter
+            for parameter in list(inspect.signature(function).parameters.values())[1:]
+            if parameter.default is parameter.empty and parameter.kind in POSITIONAL
+        ]
+        transaction = box.begin()
+        try:
+            function(transaction, *[junk for _ in wanted])
+        except FlowstoneError:
+            pass
+        finally:
+            transaction.rollback()

@@ -114,6 +114,15 @@ def test_a_field_is_found_by_number_name_or_path(path: Any, resolved: Any) -> No
     assert resolve_field(FORMAT, path, "here") == resolved
 
 
+def test_a_lua_table_counts_up_to_its_first_gap() -> None:
+    assert stored_format({1: "a", 2: ("b", "string"), 4: "d"}, collation_id) == [
+        {"name": "a", "type": "any"},
+        {"name": "b", "type": "string"},
+    ]
+    assert stored_format({}, collation_id) == []
+    assert stored_parts(FORMAT, {1: "id"}, collation_id) == [[0, "unsigned"]]
+
+
 def test_options_are_checked_by_their_lua_types() -> None:
     check_options({"id": 1, "user": "x"}, {"id": "number", "user": "string, number"})
     for options, problem in (

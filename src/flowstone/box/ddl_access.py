@@ -109,6 +109,8 @@ def _set_password(txn: Transaction, uid: int, password: str, time: int) -> None:
 
 
 def _auth(password: str) -> dict[str, str]:
+    if not isinstance(password, str):
+        raise illegal("options parameter 'password' should be of type string")
     return {METHOD: base64.b64encode(hash_of_hash(password)).decode()}
 
 
@@ -322,10 +324,11 @@ def _revoke(
 
 def privilege_bits(privilege: str | int, object_type: str, dialect: Dialect) -> int:
     """The bits of privileges that are given by name, as far as they make sense on the type."""
-    if object_type not in _GRANTABLE:
+    grantable = _GRANTABLE.get(str(object_type))
+    if grantable is None:
         raise errors.UnknownSchemaObject(f"Unknown object type '{object_type}'")
-    bits = privilege if isinstance(privilege, int) else _parse(privilege.lower(), dialect)
-    if not bits or bits & _GRANTABLE[object_type] != bits:
+    bits = privilege if isinstance(privilege, int) else _parse(str(privilege).lower(), dialect)
+    if not bits or bits & grantable != bits:
         raise errors.UnsupportedPriv(f"Unsupported {object_type} privilege '{privilege}'")
     return bits
 

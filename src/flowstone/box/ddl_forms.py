@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count, takewhile
 from typing import Any, Final
 
 from flowstone.iproto import errors
@@ -50,13 +51,20 @@ def _pairs(table: Any) -> Iterable[tuple[Any, Any]]:
     return table.items() if isinstance(table, Mapping) else enumerate(table, 1)
 
 
+def _array(table: Any) -> list[Any]:
+    """What Lua's ipairs finds in a table."""
+    if not isinstance(table, Mapping):
+        return list(table)
+    return list(takewhile(lambda value: value is not None, (table.get(number) for number in count(1))))
+
+
 def _is_table(value: object) -> bool:
     return isinstance(value, Mapping | tuple | list)
 
 
-def stored_format(format: Sequence[Any], collation_id: ResolveCollation) -> list[dict[Any, Any]]:
+def stored_format(format: Any, collation_id: ResolveCollation) -> list[dict[Any, Any]]:
     """The format with each field as a map of at least name and type."""
-    return [_stored_field(number, field, collation_id) for number, field in enumerate(format, 1)]
+    return [_stored_field(number, field, collation_id) for number, field in enumerate(_array(format), 1)]
 
 
 def _stored_field(number: int, given: Any, collation_id: ResolveCollation) -> dict[Any, Any]:
@@ -111,7 +119,7 @@ def stored_parts(
 def _full_parts(format: Format, parts: Any, collation_id: ResolveCollation) -> list[dict[str, Any]]:
     if not _is_table(parts):
         raise illegal("options.parts parameter should be a table")
-    given = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
+    given = _array(parts)
     if not given:
         raise illegal("options.parts must have at least one part")
     if lua_type(given[0]) == "number" and len(given) > 1 and isinstance(given[1], str):

@@ -33,12 +33,12 @@ _FUNCTION_OPTIONS: Final = {
 }
 
 
-def create_sequence(txn: Transaction, name: str, *, if_not_exists: bool = False, **options: Any) -> Sequence:
+def create_sequence(txn: Transaction, name: str, /, **options: Any) -> Sequence:
     if not isinstance(name, str):
         raise illegal("name should be a string")
-    check_options(options, _SEQUENCE_OPTIONS)
+    check_options(options, {**_SEQUENCE_OPTIONS, "if_not_exists": "boolean"})
     if find_sequence(txn, name) is not None:
-        if if_not_exists:
+        if options.get("if_not_exists"):
             return sequence(txn, name)
         raise errors.SequenceExists(f"Sequence '{name}' already exists")
     is_ascending = options.get("step", 1) > 0
@@ -126,11 +126,11 @@ def _store(txn: Transaction, numbers: Sequence, value: int) -> None:
         rows.replace(txn, "_sequence_data", numbers.definition.id, value)
 
 
-def create_function(txn: Transaction, name: str, *, if_not_exists: bool = False, time: int = 0, **options: Any) -> None:
+def create_function(txn: Transaction, name: str, /, *, time: int = 0, **options: Any) -> None:
     """A row of `_func`, so that the right to call `name` can be granted. `time` is now, in seconds since 1970."""
-    check_options(options, _FUNCTION_OPTIONS)
+    check_options(options, {**_FUNCTION_OPTIONS, "if_not_exists": "boolean"})
     if _find_function(txn, name) is not None:
-        if if_not_exists:
+        if options.get("if_not_exists"):
             return
         raise errors.FunctionExists(f"Function '{name}' already exists")
     now = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -120,7 +120,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def drop_space(txn: Transaction, space: int | str, *, if_exists: bool = False) -> None:
     """Drops the space with its indexes, generated sequence and privileges."""
-    if if_exists and space not in (txn.box.spaces if isinstance(space, int) else txn.box.names):
+    if if_exists and not _is_there(txn, space):
         return
     space_id = _space(txn, space).id
     _drop_space_sequence(txn, space_id)
@@ -141,10 +141,14 @@ def drop_space(txn: Transaction, space: int | str, *, if_exists: bool = False) -
 
 
 def _space(txn: Transaction, space: int | str) -> Space:
-    if space not in (txn.box.spaces if isinstance(space, int) else txn.box.names):
+    if not _is_there(txn, space):
         name = space if isinstance(space, str) else f"#{space}"
         raise errors.NoSuchSpace(f"Space '{name}' does not exist")
     return txn.space(space)
+
+
+def _is_there(txn: Transaction, space: object) -> bool:
+    return space in txn.box.names if isinstance(space, str) else type(space) is int and space in txn.box.spaces
 
 
 def _drop_space_sequence(txn: Transaction, space_id: int) -> None:
