@@ -15,7 +15,12 @@ from flowstone.box.access import Privilege
 from flowstone.box.alter_access import change_collation, change_function, change_privilege, change_user
 from flowstone.box.alter_replica_set import change_cluster, change_schema
 from flowstone.box.alter_sequence import change_sequence, change_sequence_data, change_space_sequence, check_part
-from flowstone.box.definition_checks import check_part_types, checked_index, checked_space
+from flowstone.box.definition_checks import (
+    check_format_collations,
+    check_part_types,
+    checked_index,
+    checked_space,
+)
 from flowstone.box.definitions import SpaceDefinition, read_index, read_space, with_indexes
 from flowstone.box.space import Space
 from flowstone.box.system_rows import has_grants, has_rows, space_of
@@ -63,6 +68,7 @@ def _create_space(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
     else:
         definition = checked_space(row, errors.CreateSpace, box.dialect)
         _check_ddl(transaction, definition, Privilege.CREATE)
+        check_format_collations(definition, box.collations)
     box.put_space(Space(definition, box.collations, box.views))
     box.access.put_owner(definition.id, definition.owner)
 
@@ -111,11 +117,17 @@ def _alter_space(transaction: Transaction, space: Space, row: tuple[Any, ...]) -
     else:
         definition = checked_space(row, errors.AlterSpace, box.dialect)
         _check_ddl(transaction, definition, Privilege.ALTER)
+        check_format_collations(definition, box.collations)
+        is_filled = space.primary is not None and len(space) > 0
         for is_changed, reason in (
             (definition.id != before.id, "space id is immutable"),
             (definition.engine != before.engine, "can not change space engine"),
             (definition.is_local != before.is_local, "replication group is immutable"),
             (definition.is_view != before.is_view, "can not convert a space to a view and vice versa"),
+            (
+                is_filled and definition.is_temporary != before.is_temporary,
+                "can not switch temporary flag on a non-empty space",
+            ),
         ):
             if is_changed:
                 raise errors.AlterSpace(f"Can't modify space '{space.name}': {reason}")

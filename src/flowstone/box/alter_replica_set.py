@@ -41,6 +41,8 @@ def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
         raise errors.ReplicaIdIsReserved("Can't initialize replica id with a reserved value 0")
     if row[0] >= VCLOCK_MAX:
         raise errors.ReplicaMax(f"Replica count limit reached: {row[0]}")
+    if row[0] == transaction.box.replica_id:
+        raise errors.LocalInstanceIdIsReadOnly(f"The local instance id {row[0]} is read-only")
     if new is None:
         return None
     _check_uuid(new[1])

@@ -48,6 +48,8 @@ class Box:
         self.functions: dict[str, FunctionDefinition] = {}
         self.is_recovering = False
         self.is_read_only = False
+        self.replica_id = 0
+        """Our own number in `_cluster`; 0 before we have one."""
         self.tuple_size_max = 1024 * 1024
         self.views: list[ReadView] = []
         self.in_flight: deque[Visible] = deque()

@@ -287,6 +287,11 @@ def _check_collations(index: IndexDefinition, space: SpaceDefinition, collations
     for number, part in enumerate(index.parts, 1):
         if part.collation and part.collation not in collations:
             raise errors.WrongIndexOptions(f"Wrong index options (field {number}): collation was not found by ID")
+    check_format_collations(space, collations)
+
+
+def check_format_collations(space: SpaceDefinition, collations: Collations) -> None:
+    """Raises where a field of the format has a collation that is not there."""
     for number, field in enumerate(space.fields, 1):
         if field.collation and field.collation not in collations:
             raise errors.WrongCollationOptions(

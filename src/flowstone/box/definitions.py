@@ -177,7 +177,7 @@ def _read_part(part: object, fields: tuple[FieldDefinition, ...]) -> IndexPart:
     if path is not None and not isinstance(path, str):
         raise DefinitionError(f"path of an index part is {path!r}, not a string")
     return IndexPart(
-        _field_number(part.get("field")),
+        _field_number(part.get("field", 0)),  # a server takes the first field where none is named
         field_type(part.get("type")),
         _is_nullable(part),
         _collation(part),

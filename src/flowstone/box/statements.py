@@ -165,7 +165,7 @@ def update(
 
 def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_base: int = 0) -> None:
     """Inserts the tuple, or changes by the operations the one that has its primary key."""
-    raw, values = _checked_tuple(txn, space, raw)
+    raw, values = _checked_tuple(txn, space, raw, numbered=False)
     primary = _primary(space)
     if any(index.key.is_unique for index in space.served[1:]) and space.definition.engine == "vinyl":
         raise errors.Unsupported("Vinyl does not support upsert with unique secondary indexes")
@@ -210,14 +210,15 @@ def check_writable(txn: Transaction, space: Space) -> None:
         raise errors.ViewIsRo(f"View '{space.name}' is read-only")
 
 
-def _checked_tuple(txn: Transaction, space: Space, raw: bytes) -> tuple[bytes, Values]:
+def _checked_tuple(txn: Transaction, space: Space, raw: bytes, *, numbered: bool = True) -> tuple[bytes, Values]:
+    """The tuple to write, with its number from the space's sequence; an UPSERT takes none."""
     check_writable(txn, space)
     if space.definition.engine != BLACKHOLE:
         _primary(space)
     values = unpack(raw)
     if not isinstance(values, tuple):
         raise errors.TupleNotArray("Tuple/Key must be MsgPack array")
-    if space.sequence is not None:
+    if space.sequence is not None and numbered:
         raw, values = _numbered(space.sequence, raw, values)
     _check_size(txn, raw)
     space.format.check(raw, values)
@@ -294,13 +295,13 @@ def _is_point(index: Index, iterator: int, values: Any) -> bool:
 
 def _span(space: Space, index: Index, iterator: int, values: Values) -> Span:
     _check_served(space, index)
-    span = index.key.span(iterator, values)
-    if iterator > GT or (not index.is_ordered and iterator not in _OF_HASH):
-        raise errors.UnsupportedIndexFeature(
-            f"Index '{index.definition.name}' ({index.definition.type.upper()}) of space '{space.name}'"
-            f" ({space.definition.engine}) does not support requested iterator type"
-        )
-    return span
+    if iterator <= GT and (index.is_ordered or iterator in _OF_HASH):
+        return index.key.span(iterator, values)
+    index.key.span(EQ, values)  # what is wrong with the key is said first
+    raise errors.UnsupportedIndexFeature(
+        f"Index '{index.definition.name}' ({index.definition.type.upper()}) of space '{space.name}'"
+        f" ({space.definition.engine}) does not support requested iterator type"
+    )
 
 
 def _check_served(space: Space, index: Index) -> None:
