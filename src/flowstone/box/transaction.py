@@ -117,13 +117,14 @@ class Transaction:
         self._undo.append((index, key, index.set(key, value)))
 
     def _alter(self, space: Space, old: bytes | None, new: bytes | None, mark: int) -> None:
+        before = {} if self.box.is_recovering else dict(self.box.spaces)
         try:
             undo = on_change(self, space, old, new)
         except BaseException:
             self._undo_to(mark)
             raise
         if undo is not None:
-            self._undo.append(undo)
+            self._undo.append(_Altered(undo, before))
 
     def on_rollback(self, undo: Callable[[], None]) -> None:
         """`undo` takes back something that is no entry of an index, in its turn."""
@@ -157,6 +158,8 @@ class Transaction:
             if isinstance(entry, tuple):
                 index, key, before = entry
                 view.changes.setdefault(index, {})[key] = before
+            elif isinstance(entry, _Altered):
+                view.spaces = dict(entry.spaces)
 
 
 class InteractiveTransaction(Transaction):
@@ -244,16 +247,29 @@ class InteractiveTransaction(Transaction):
         for number, space in self._spaces.items():
             if self.box.spaces.get(number) is not space:
                 raise conflict()
-        for index, changed in self._view.changes.items():
-            if any(key in changed for key in self._keys_read.get(index, ())):
-                raise conflict()
-            for span in self._spans_read.get(index, ()):
-                if any(contains(span, key) for key in changed):
+        for index, before in self._view.changes.items():
+            keys, spans = self._keys_read.get(index, {}), self._spans_read.get(index, [])
+            for key, value in before.items() if keys or spans else ():
+                # What was changed and is as before, say because its log write failed, disturbs nobody.
+                if index.map.get(key) != value and (key in keys or any(contains(span, key) for span in spans)):
                     raise conflict()
 
     def rollback(self) -> None:
         super().rollback()
         self._view.close()
+
+
+class _Altered:
+    """How to take back what a row of a system space did, and which spaces there were before it."""
+
+    __slots__ = ("_undo", "spaces")
+
+    def __init__(self, undo: Callable[[], None], spaces: dict[int, Space]) -> None:
+        self._undo = undo
+        self.spaces = spaces
+
+    def __call__(self) -> None:
+        self._undo()
 
 
 class _Overlay:

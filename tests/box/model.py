@@ -1,0 +1,329 @@
+"""What the box must do, said once more and simply: tuples in a list, compared by rules of their own, found by looking.
+
+Shares nothing with `flowstone.box` but the definitions of spaces and MessagePack. A state never changes: statements
+give the next one, so that snapshots, rollbacks and serial replays cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from functools import cache, cmp_to_key
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
+from flowstone.iproto.msgpack import pack, unpack
+
+EQ, REQ, ALL, LT, LE, GE, GT = range(7)
+TUPLE_FOUND, KEY_PART_TYPE, EXACT_MATCH, FIELD_TYPE, UPDATE_ARG_TYPE = 3, 18, 19, 23, 26
+KEY_PART_COUNT, NO_SUCH_FIELD, FIELD_MISSING, MORE_THAN_ONE_TUPLE, CANT_UPDATE_PRIMARY_KEY = 31, 37, 39, 41, 94
+
+State = dict[int, tuple[bytes, ...]]
+"""The raw tuples of each space, by its id, in no order."""
+
+Values = tuple[Any, ...]
+
+
+class Refused(Exception):
+    """The statement fails with this code and changes nothing."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Entry(NamedTuple):
+    """A place in an index: the key, and the primary key of the tuple."""
+
+    key: Values
+    primary: Values
+    raw: bytes
+
+
+class Read(NamedTuple):
+    """What a statement looked at: the entries of an index for which `covers` is true."""
+
+    space: int
+    index_id: int
+    covers: Callable[[Entry], bool]
+
+
+# --- the order of values --------------------------------------------------------------------------
+
+
+def rank(value: Any) -> int:
+    """nil, booleans, numbers, strings, varbinary, uuid: the classes of a scalar index, in order."""
+    classes: tuple[Any, ...] = (type(None), bool, (int, float, Decimal), str, bytes, UUID)
+    return next(number for number, kind in enumerate(classes) if isinstance(value, kind))
+
+
+def compare(a: Any, b: Any) -> int:
+    """Below, at or above 0 as `a` is below, equal to or above `b`."""
+    if rank(a) != rank(b):
+        return rank(a) - rank(b)
+    if a is None:
+        return 0
+    if isinstance(a, str):
+        a, b = a.encode("utf-8", "surrogateescape"), b.encode("utf-8", "surrogateescape")
+    elif isinstance(a, UUID):
+        a, b = a.bytes, b.bytes
+    elif not isinstance(a, bytes | bool) and all(abs(value) != float("inf") for value in (a, b)):
+        a, b = Fraction(a), Fraction(b)
+    return int(a > b) - int(a < b)
+
+
+def compare_keys(a: Values, b: Values) -> int:
+    """As far as the shorter one goes: what is above it is not looked at."""
+    return next((order for x, y in zip(a, b, strict=False) if (order := compare(x, y))), 0)
+
+
+# --- tuples and their keys ------------------------------------------------------------------------
+
+decoded = cache(unpack)
+
+_TYPES: dict[str, tuple[Any, ...]] = {
+    "unsigned": (int,),
+    "integer": (int,),
+    "string": (str,),
+    "number": (int, float, Decimal),
+    "scalar": (bool, int, float, Decimal, str, bytes, UUID),
+    "array": (tuple,),
+    "any": (object,),
+}
+
+
+def fits(type_: str, value: Any) -> bool:
+    if isinstance(value, bool) and type_ not in ("scalar", "any"):
+        return False
+    return isinstance(value, _TYPES[type_]) and not (type_ == "unsigned" and value < 0)
+
+
+def check_format(space: SpaceDefinition, values: Values) -> None:
+    """The spaces of the model declare every field that an index uses, so the format has the last word."""
+    for field, value in zip(space.fields, values, strict=False):
+        if value is None and (field.is_nullable or field.type == "any"):
+            continue
+        if not fits(field.type, value):
+            raise Refused(FIELD_TYPE)
+        for part in multikey_parts(space):
+            if space.fields[part.field] is field and not all(fits(part.type, element) for element in value):
+                raise Refused(FIELD_TYPE)
+    arrays = [part.field for part in multikey_parts(space)]  # these may be left out, as on real servers
+    for number, field in enumerate(space.fields[len(values) :], len(values)):
+        if not field.is_nullable and number not in arrays:
+            raise Refused(FIELD_MISSING)
+
+
+def multikey_parts(space: SpaceDefinition) -> list[IndexPart]:
+    return [part for index in space.indexes for part in index.parts if part.path == "[*]"]
+
+
+def keys_of(index: IndexDefinition, values: Values) -> list[Values]:
+    """The keys of a tuple; several only in a multikey index, whose parts are `[*]` of one field."""
+    padded = values + (None,) * 8
+    if index.parts[0].path == "[*]":
+        return [(element,) for element in padded[index.parts[0].field] or ()]
+    return [tuple(padded[part.field] for part in index.parts)]
+
+
+def entries(space: SpaceDefinition, index_id: int, tuples: tuple[bytes, ...]) -> list[Entry]:
+    """All entries of an index, in its order."""
+    found: list[Entry] = []
+    for raw in tuples:
+        (primary,) = keys_of(space.indexes[0], decoded(raw))
+        for key in keys_of(space.indexes[index_id], decoded(raw)):
+            entry = Entry(key, primary, raw)
+            if not any(order(entry, other) == 0 for other in found):
+                found.append(entry)
+    return sorted(found, key=cmp_to_key(order))
+
+
+def order(a: Entry, b: Entry) -> int:
+    return compare_keys(a.key, b.key) or compare_keys(a.primary, b.primary)
+
+
+# --- statements -----------------------------------------------------------------------------------
+
+
+class Statement(NamedTuple):
+    """A request. What its type does not need is left at the defaults."""
+
+    type: str
+    space: int
+    index_id: int = 0
+    values: Values = ()
+    """The tuple, or the key."""
+    operations: Values = ()
+    iterator: int = EQ
+    offset: int = 0
+    limit: int = 100
+
+
+class Outcome(NamedTuple):
+    """What a statement gives: tuples, or the code of its error; the state after it; what it has looked at."""
+
+    result: list[bytes] | int
+    state: State
+    reads: list[Read]
+
+
+def execute(spaces: dict[int, SpaceDefinition], state: State, statement: Statement) -> Outcome:
+    space = spaces[statement.space]
+    reads: list[Read] = []
+    try:
+        result, tuples = _EXECUTE[statement.type](space, state[space.id], statement, reads)
+    except Refused as refused:
+        return Outcome(refused.code, state, reads)
+    return Outcome(result, {**state, space.id: tuples}, reads)
+
+
+Tuples = tuple[bytes, ...]
+Result = tuple[list[bytes], Tuples]
+
+
+def _select(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: list[Read]) -> Result:
+    index, key, iterator = space.indexes[statement.index_id], statement.values, statement.iterator
+    if len(key) > len(index.parts):
+        raise Refused(KEY_PART_COUNT)
+    for part, value in zip(index.parts, key, strict=False):
+        if not fits(part.type, value) and not (value is None and part.is_nullable):
+            raise Refused(KEY_PART_TYPE)
+    accepted = {EQ: (0,), REQ: (0,), ALL: (0, 1), GE: (0, 1), GT: (1,), LE: (0, -1), LT: (-1,)}[iterator]
+
+    def matches(entry: Entry) -> bool:
+        sign = compare_keys(entry.key, key)
+        return not key or (sign > 0) - (sign < 0) in accepted
+
+    found = [entry for entry in entries(space, index.id, tuples) if matches(entry)]
+    if iterator in (REQ, LE, LT):
+        found.reverse()
+    is_point = iterator in (EQ, REQ) and index.unique and len(key) == len(index.parts) and None not in key
+    if not statement.limit and not is_point:
+        return [], tuples
+    last = statement.offset + statement.limit
+    is_cut = len(found) >= last and index.type == "tree" and not is_point
+    direction = -1 if iterator in (REQ, LE, LT) else 1
+
+    def covers(entry: Entry) -> bool:
+        return matches(entry) and not (is_cut and order(entry, found[last - 1]) * direction > 0)
+
+    reads.append(Read(space.id, index.id, covers))
+    return [entry.raw for entry in found[statement.offset : last]], tuples
+
+
+def _find(space: SpaceDefinition, tuples: Tuples, index_id: int, key: Values, reads: list[Read]) -> bytes | None:
+    reads.append(Read(space.id, index_id, lambda entry: compare_keys(entry.key, key) == 0))
+    found = [entry.raw for entry in entries(space, index_id, tuples) if compare_keys(entry.key, key) == 0]
+    return found[0] if found else None
+
+
+def _exact(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: list[Read]) -> bytes | None:
+    """The tuple that a DELETE or UPDATE names."""
+    index = space.indexes[statement.index_id]
+    if not index.unique:
+        raise Refused(MORE_THAN_ONE_TUPLE)
+    if len(statement.values) != len(index.parts):
+        raise Refused(EXACT_MATCH)
+    if not all(fits(part.type, value) for part, value in zip(index.parts, statement.values, strict=True)):
+        raise Refused(KEY_PART_TYPE)
+    return _find(space, tuples, index.id, statement.values, reads)
+
+
+def _put(space: SpaceDefinition, tuples: Tuples, old: bytes | None, new: Values, reads: list[Read]) -> Result:
+    """`new` in the place of `old`; keys of unique indexes must be free."""
+    others = tuple(raw for raw in tuples if raw != old)
+    for index in space.indexes[1:]:
+        for key in keys_of(index, new):
+            if index.unique and None not in key and _find(space, others, index.id, key, reads) is not None:
+                raise Refused(TUPLE_FOUND)
+    raw = pack(new)
+    return [raw], (*others, raw)
+
+
+def _insert(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: list[Read]) -> Result:
+    check_format(space, statement.values)
+    (key,) = keys_of(space.indexes[0], statement.values)
+    if _find(space, tuples, 0, key, reads) is not None:
+        raise Refused(TUPLE_FOUND)
+    return _put(space, tuples, None, statement.values, reads)
+
+
+def _replace(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: list[Read]) -> Result:
+    check_format(space, statement.values)
+    (key,) = keys_of(space.indexes[0], statement.values)
+    looked_at: list[Read] = []
+    old = _find(space, tuples, 0, key, looked_at)
+    if len(space.indexes) > 1:  # else nothing of the old tuple matters to it
+        reads += looked_at
+    return _put(space, tuples, old, statement.values, reads)
+
+
+def _delete(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: list[Read]) -> Result:
+    old = _exact(space, tuples, statement, reads)
+    return [] if old is None else [old], tuple(raw for raw in tuples if raw != old)
+
+
+def _update(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: list[Read]) -> Result:
+    old = _exact(space, tuples, statement, reads)
+    if old is None:
+        return [], tuples
+    new = decoded(old)
+    for operation in statement.operations:
+        new = _changed(new, operation)
+    check_format(space, new)
+    before, after = (keys_of(space.indexes[0], values)[0] for values in (decoded(old), new))
+    if compare_keys(before, after):
+        is_taken = _find(space, tuples, 0, after, reads) is not None
+        raise Refused(TUPLE_FOUND if is_taken else CANT_UPDATE_PRIMARY_KEY)
+    return _put(space, tuples, old, new, reads)
+
+
+def _upsert(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: list[Read]) -> Result:
+    check_format(space, statement.values)
+    (key,) = keys_of(space.indexes[0], statement.values)
+    old = _find(space, tuples, 0, key, reads)
+    if old is None:
+        return [], _put(space, tuples, None, statement.values, reads)[1]
+    new = decoded(old)
+    for operation in statement.operations:
+        try:
+            new = _changed(new, operation)
+        except Refused:
+            continue
+    check_format(space, new)
+    if compare_keys(key, keys_of(space.indexes[0], new)[0]):
+        return [], tuples
+    return [], _put(space, tuples, old, new, reads)[1]
+
+
+def _changed(values: Values, operation: tuple[str, int, Any]) -> Values:
+    """One operation: `=` a field, or the one behind the last; `+` a number; `!` before a field; `#` some fields."""
+    sign, field, argument = operation
+    if field >= len(values) + (sign in "=!"):
+        raise Refused(NO_SUCH_FIELD)
+    head, tail = values[:field], values[field:]
+    if sign == "+":
+        if type(tail[0]) is not int:
+            raise Refused(UPDATE_ARG_TYPE)
+        argument += tail[0]
+    if sign == "#":
+        return head + tail[argument:]
+    return (*head, argument, *tail[int(sign != "!") :])
+
+
+_EXECUTE: dict[str, Callable[[SpaceDefinition, Tuples, Statement, list[Read]], Result]] = {
+    "select": _select,
+    "insert": _insert,
+    "replace": _replace,
+    "delete": _delete,
+    "update": _update,
+    "upsert": _upsert,
+}
+
+
+def looked_at(spaces: dict[int, SpaceDefinition], state: State, read: Read) -> list[bytes]:
+    """What a read sees in another state."""
+    found = entries(spaces[read.space], read.index_id, state[read.space])
+    return [entry.raw for entry in found if read.covers(entry)]

@@ -1,0 +1,559 @@
+"""Random programs: the box and a simple model of it agree, whatever runs at the same time.
+
+Autocommit statements, immediate transactions, statements in bulk, interactive transactions side by side, read views
+that stay open, truncation, and a log that lags behind and sometimes fails. Interactive transactions must be
+serializable in the order of their commits, and only those may fail that have read what is no longer so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from flowstone.box import bulk, statements
+from flowstone.box.box import Box
+from flowstone.box.bulk import BulkWrite
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.read_view import ReadView
+from flowstone.box.system import TRUNCATE_ID
+from flowstone.box.transaction import InteractiveTransaction, Isolation, Transaction
+from flowstone.iproto.errors import TarantoolError, TransactionConflict
+from flowstone.iproto.msgpack import pack
+from tests.box import model
+from tests.box.model import ALL, EQ, GE, GT, LE, LT, REQ, Outcome, State, Statement
+from tests.box.spaces import box_with, definition, on
+from tests.conftest import FULL
+
+CONFLICT = 97
+
+NUMBERS, WORDS, NAMES, COMPOSITE, ARRAYS, HASHED, MIXED = range(512, 519)
+SPACES: dict[int, SpaceDefinition] = {
+    space.id: space
+    for space in (
+        definition(NUMBERS, on("0:unsigned"), fields="id:unsigned note:any"),
+        definition(WORDS, on("0:string"), fields="word:string note:any"),
+        definition(NAMES, on("0:string"), on("1:integer", unique=False), fields="name:string size:integer"),
+        definition(
+            COMPOSITE,
+            on("0:unsigned 1:string"),
+            on("2:number?"),
+            on("3:scalar? 0:unsigned", unique=False),
+            fields="id:unsigned name:string weight:number? thing:scalar?",
+        ),
+        definition(
+            ARRAYS,
+            on("0:integer"),
+            on("1[*]:unsigned"),
+            on("2[*]:string", unique=False),
+            fields="id:integer numbers:array words:array",
+        ),
+        definition(
+            HASHED, on("0:unsigned", type="hash"), on("1:string", type="hash"), fields="id:unsigned name:string"
+        ),
+        definition(MIXED, on("0:scalar"), on("1:number 0:scalar"), fields="key:scalar value:number"),
+    )
+}
+EMPTY: State = dict.fromkeys(SPACES, ())
+
+# Few values, so that programs meet themselves.
+TEXTS = st.sampled_from(("", "a", "ab", "b", "a\0", "é"))
+WEIGHTS = st.sampled_from(
+    (-1, 0, 1, 2, 1.0, 0.5, -1.5, 1e300, float("-inf"), 2**64 - 1, Decimal("0.5"), Decimal("-1e30"))
+)
+THINGS = st.one_of(
+    WEIGHTS, TEXTS, st.booleans(), st.sampled_from((b"", b"a\0", UUID(int=1), UUID(int=2**127), -(2**63)))
+)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "unsigned": st.integers(0, 4),
+    "integer": st.integers(-2, 2),
+    "string": TEXTS,
+    "number": WEIGHTS,
+    "scalar": THINGS,
+    "any": st.none() | st.integers(0, 99),
+}
+WRONG = st.sampled_from((None, -1, "", (), 1.5, True))
+
+
+def value_of(type: str, is_nullable: bool) -> st.SearchStrategy[Any]:
+    return st.none() | VALUES[type] if is_nullable else VALUES[type]
+
+
+def fields_of(space: SpaceDefinition) -> list[st.SearchStrategy[Any]]:
+    """What to put into each field of a tuple, so that it fits."""
+    elements = {part.field: VALUES[part.type] for part in model.multikey_parts(space)}
+    return [
+        st.lists(elements[number], max_size=3).map(tuple)
+        if number in elements
+        else value_of(field.type, field.is_nullable)
+        for number, field in enumerate(space.fields)
+    ]
+
+
+@st.composite
+def tuples(draw: st.DrawFn, space: SpaceDefinition) -> tuple[Any, ...]:
+    """Mostly right, and now and then short, or with a field of another type."""
+    values = [draw(field) for field in fields_of(space)]
+    odd = draw(st.integers(0, 30))
+    if odd == 0:
+        values[draw(st.integers(0, len(values) - 1))] = draw(WRONG)
+    elif odd == 1:
+        del values[draw(st.integers(0, len(values) - 1)) :]
+    elif odd == 2:
+        values.append(draw(WRONG))
+    return tuple(values)
+
+
+@st.composite
+def keys(draw: st.DrawFn, space: SpaceDefinition, index_id: int, *, whole: bool) -> tuple[Any, ...]:
+    parts = space.indexes[index_id].parts
+    count = len(parts) if whole else draw(st.integers(0, len(parts)))
+    values = [draw(value_of(part.type, part.is_nullable and not whole)) for part in parts[:count]]
+    odd = draw(st.integers(0, 30))
+    if odd == 0 and values:
+        values[draw(st.integers(0, len(values) - 1))] = draw(WRONG)
+    elif odd == 1:
+        values.append(draw(WRONG))
+    return tuple(values)
+
+
+@st.composite
+def operations(draw: st.DrawFn, space: SpaceDefinition) -> tuple[tuple[str, int, Any], ...]:
+    """One operation of any kind, or two that leave the fields where they are."""
+    made: list[tuple[str, int, Any]] = []
+    places = draw(st.lists(st.integers(0, len(space.fields)), min_size=1, max_size=2, unique=True))
+    for place in places:
+        sign = draw(st.sampled_from("==++!#" if len(places) == 1 else "=+"))
+        known = fields_of(space)[place] if place < len(space.fields) else WRONG
+        argument = draw(known | WRONG if sign in "=!" else st.integers(1, 2))
+        made.append((sign, place, argument))
+    return tuple(made)
+
+
+@st.composite
+def requests(draw: st.DrawFn, *types: str) -> Statement:
+    space = SPACES[draw(st.sampled_from(sorted(SPACES)))]
+    index = draw(st.sampled_from(range(len(space.indexes))))
+    type = draw(st.sampled_from(types or ("select", "select", "insert", "replace", "delete", "update", "upsert")))
+    if type == "select":
+        if space.indexes[index].type == "hash":
+            iterator = draw(st.sampled_from((EQ, ALL)))
+            key = draw(keys(space, index, whole=True)) if iterator == EQ else ()
+            assume(len(key) == (iterator == EQ))
+            return Statement(type, space.id, index, key, iterator=iterator)
+        iterator, key = draw(st.sampled_from((EQ, REQ, ALL, LT, LE, GE, GT))), draw(keys(space, index, whole=False))
+        offset, limit = draw(st.sampled_from((0, 0, 1, 2))), draw(st.sampled_from((100, 100, 0, 1, 2)))
+        return Statement(type, space.id, index, key, (), iterator, offset, limit)
+    if type in ("insert", "replace"):
+        return Statement(type, space.id, 0, draw(tuples(space)))
+    if type == "upsert":
+        return Statement(type, space.id, 0, draw(tuples(space)), draw(operations(space)))
+    changes = draw(operations(space)) if type == "update" else ()
+    return Statement(type, space.id, index, draw(keys(space, index, whole=True)), changes)
+
+
+def perform(transaction: Transaction, statement: Statement) -> list[bytes] | int:
+    """The statement in the box: its tuples, or the code of its error."""
+    values, changes = pack(statement.values), pack(statement.operations)
+    try:
+        space = transaction.space(statement.space)
+        match statement.type:
+            case "select":
+                _, _, index_id, _, _, iterator, offset, limit = statement
+                found = statements.select(
+                    transaction, space, index_id, iterator=iterator, offset=offset, limit=limit, key=values
+                )
+                return sorted(found) if space.indexes[statement.index_id].definition.type == "hash" else found
+            case "insert":
+                return [statements.insert(transaction, space, values)]
+            case "replace":
+                return [statements.replace(transaction, space, values)]
+            case "upsert":
+                statements.upsert(transaction, space, values, changes)
+                return []
+            case "delete":
+                gone = statements.delete(transaction, space, statement.index_id, values)
+                return [] if gone is None else [gone]
+        changed = statements.update(transaction, space, statement.index_id, values, changes)
+        return [] if changed is None else [changed]
+    except TarantoolError as error:
+        return error.code
+
+
+def expected(state: State, statement: Statement) -> Outcome:
+    outcome = model.execute(SPACES, state, statement)
+    if statement.type == "select" and SPACES[statement.space].indexes[statement.index_id].type == "hash":
+        assert isinstance(outcome.result, list) or outcome.result > 0
+        return outcome._replace(result=sorted(outcome.result) if isinstance(outcome.result, list) else outcome.result)
+    return outcome
+
+
+def agreed(transaction: Transaction, state: State, statement: Statement) -> Outcome:
+    """Executes the statement in the box, where it must do what the model says."""
+    outcome = expected(state, statement)
+    found = perform(transaction, statement)
+    assert found == outcome.result, f"{statement}: {found}, and {outcome.result} in the model"
+    return outcome
+
+
+class Moment(NamedTuple):
+    """The state, and per space how often it was truncated: to an interactive transaction that is another space."""
+
+    state: State
+    truncated: dict[int, int]
+
+
+class Step(NamedTuple):
+    """Something that an interactive transaction did: a statement and its result, or a savepoint taken or gone to."""
+
+    statement: Statement | None
+    result: list[bytes] | int = 0
+    savepoint: int = -1
+    """-1: taken; else the number of the one gone back to."""
+
+
+class Interactive:
+    """An interactive transaction, and what it has seen."""
+
+    def __init__(self, transaction: InteractiveTransaction, begin: Moment) -> None:
+        self.transaction = transaction
+        self.begin = begin
+        self.steps: list[Step] = []
+        self.savepoints: list[tuple[int, int]] = []
+
+    def replay(self, state: State) -> tuple[list[list[bytes] | int], State, list[model.Read]]:
+        """The same statements, one after the other on `state`: their results, the state after them, what they read."""
+        results: list[list[bytes] | int] = []
+        reads: list[model.Read] = []
+        saved: list[State] = []
+        for step in self.steps:
+            if step.statement is not None:
+                outcome = expected(state, step.statement)
+                results.append(outcome.result)
+                reads += outcome.reads
+                state = outcome.state
+            elif step.savepoint < 0:
+                saved.append(state)
+            else:
+                state = saved[step.savepoint]
+                del saved[step.savepoint + 1 :]
+        return results, state, reads
+
+    @property
+    def results(self) -> list[list[bytes] | int]:
+        return [step.result for step in self.steps if step.statement is not None]
+
+    @property
+    def touched(self) -> list[int]:
+        return sorted({step.statement.space for step in self.steps if step.statement is not None})
+
+
+class View:
+    """A read view, and what it must show for as long as it is open."""
+
+    def __init__(self, view: ReadView, state: State) -> None:
+        self.view = view
+        self.state = state
+        self.pieces: dict[int, tuple[Iterator[list[bytes]], list[bytes]]] = {}
+        """By space: a walk through its primary index, and what it has given so far."""
+
+
+def put_in_bulk(
+    lane: bulk.Lane, type: str, requested: list[Statement], outcomes: list[Outcome], written: BulkWrite
+) -> bool:
+    """True if it was done; inserts are refused as a whole where one of them fails."""
+    raws = [pack(statement.values) for statement in requested]
+    data = b"".join(raws)
+    ends = np.cumsum([len(raw) for raw in raws])
+    ats = ends - [len(raw) for raw in raws]
+    buf = np.frombuffer(data, np.uint8)
+    if type == "delete":
+        keys = bulk.request_keys(lane, data, buf, ats, ends)
+        assert keys is not None
+        gone = bulk.delete_many(lane, keys, written)
+        assert [[] if raw is None else [raw] for raw in gone] == [outcome.result for outcome in outcomes]
+        return True
+    found = bulk.tuple_keys(lane, data, buf, ats, ends)
+    assert found is not None
+    put = bulk.insert_many if type == "insert" else bulk.replace_many
+    is_done = put(lane, found, bulk.slices(data, ats, ends), written)
+    assert is_done is not any(isinstance(outcome.result, int) for outcome in outcomes)
+    return is_done
+
+
+def check_order(space: SpaceDefinition, index_id: int, state: State, found: list[bytes]) -> None:
+    """The tuples of an index are those of the model, in its order where the index has one."""
+    wanted = [entry.raw for entry in model.entries(space, index_id, state[space.id])]
+    if space.indexes[index_id].type == "tree":
+        assert found == wanted
+    else:
+        assert sorted(found) == sorted(wanted)
+
+
+class Programs(RuleBasedStateMachine):
+    """Every rule does something to the box, does the same to the model, and compares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.box: Box = box_with(*SPACES.values())
+        self.now = Moment(EMPTY, dict.fromkeys(SPACES, 0))
+        self.in_flight: list[tuple[Transaction | BulkWrite, Moment]] = []
+        self.open: list[Interactive] = []
+        self.views: list[View] = []
+
+    # --- what takes effect at once --------------------------------------------------------------------------------
+
+    def put_in_flight(self, transaction: Transaction | BulkWrite, after: State) -> None:
+        """As the node does it: visible at once, in the log later."""
+        self.in_flight.append((transaction, self.now))
+        self.box.in_flight.append(transaction)
+        self.now = self.now._replace(state=after)
+
+    @rule(statement=requests())
+    def autocommit(self, statement: Statement) -> None:
+        transaction = self.box.begin()
+        outcome = agreed(transaction, self.now.state, statement)
+        if transaction.statements:
+            self.put_in_flight(transaction, outcome.state)
+        else:
+            assert outcome.state == self.now.state
+
+    @rule(program=st.lists(requests() | st.just(None), min_size=1, max_size=6), commits=st.booleans())
+    def immediate_transaction(self, program: list[Statement | None], commits: bool) -> None:
+        """None is a savepoint, taken at the first and gone back to at every other one."""
+        transaction, state = self.box.begin(), self.now.state
+        saved: tuple[tuple[int, int], State] | None = None
+        for statement in program:
+            if statement is not None:
+                state = agreed(transaction, state, statement).state
+            elif saved is None:
+                saved = transaction.savepoint(), state
+            else:
+                transaction.rollback_to(saved[0])
+                state = saved[1]
+        if commits and transaction.statements:
+            self.put_in_flight(transaction, state)
+        else:
+            transaction.rollback()
+            assert transaction.statements == []
+
+    @rule(
+        program=st.sampled_from((NUMBERS, WORDS)).flatmap(
+            lambda space_id: st.lists(
+                st.tuples(
+                    st.sampled_from(("insert", "replace", "replace", "delete")),
+                    st.lists(st.tuples(*fields_of(SPACES[space_id])), min_size=1, max_size=4),
+                ),
+                min_size=1,
+                max_size=3,
+            ).map(lambda program: (space_id, program))
+        )
+    )
+    def statements_in_bulk(self, program: tuple[int, list[tuple[str, list[tuple[Any, ...]]]]]) -> None:
+        """Stretches of one type each, whose writes can be taken back together."""
+        space_id, stretches = program
+        lane = bulk.lane_of(self.box.space(space_id))
+        assert lane is not None
+        written, state = BulkWrite(), self.now.state
+        for type, values in stretches:
+            requested = [Statement(type, space_id, 0, each[:1] if type == "delete" else each) for each in values]
+            outcomes: list[Outcome] = []
+            for statement in requested:
+                outcomes.append(expected(outcomes[-1].state if outcomes else state, statement))
+            if put_in_bulk(lane, type, requested, outcomes, written):
+                state = outcomes[-1].state
+        if written:
+            self.put_in_flight(written, state)
+
+    @rule(space_id=st.sampled_from(sorted(SPACES)))
+    def truncate(self, space_id: int) -> None:
+        transaction = self.box.begin()
+        count = self.now.truncated[space_id] + 1
+        statements.replace(transaction, self.box.space(TRUNCATE_ID), pack((space_id, count)))
+        self.put_in_flight(transaction, {**self.now.state, space_id: ()})
+        self.now = self.now._replace(truncated={**self.now.truncated, space_id: count})
+
+    # --- the log --------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.in_flight)
+    @rule(count=st.integers(1, 9))
+    def the_log_catches_up(self, count: int) -> None:
+        for _ in range(min(count, len(self.in_flight))):
+            self.box.in_flight.popleft()
+            self.in_flight.pop(0)
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def the_log_fails(self) -> None:
+        """Everything that waited for it goes back, the newest first."""
+        while self.in_flight:
+            transaction, self.now = self.in_flight.pop()
+            self.box.in_flight.pop()
+            transaction.rollback()
+
+    # --- interactive transactions ---------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.open) < 4)
+    @rule(isolation=st.sampled_from((Isolation.DEFAULT, Isolation.DEFAULT, Isolation.READ_CONFIRMED)))
+    def begin(self, isolation: Isolation) -> None:
+        begin = self.confirmed() if isolation is Isolation.READ_CONFIRMED else self.now
+        self.open.append(Interactive(self.box.begin_interactive(isolation=isolation), begin))
+
+    def confirmed(self) -> Moment:
+        """The moment before everything that is not in the log."""
+        return self.in_flight[0][1] if self.in_flight else self.now
+
+    @precondition(lambda self: self.open)
+    @rule(number=st.integers(0, 3), statement=requests())
+    def interactive_statement(self, number: int, statement: Statement) -> None:
+        interactive = self.open[number % len(self.open)]
+        result = perform(interactive.transaction, statement)
+        if result == CONFLICT:
+            # Its space is not any more what it was when the transaction began.
+            assert self.now.truncated[statement.space] != interactive.begin.truncated[statement.space]
+            self.open.remove(interactive)
+            return
+        interactive.steps.append(Step(statement, result))
+
+    @precondition(lambda self: self.open)
+    @rule(number=st.integers(0, 3))
+    def interactive_savepoint(self, number: int) -> None:
+        interactive = self.open[number % len(self.open)]
+        interactive.savepoints.append(interactive.transaction.savepoint())
+        interactive.steps.append(Step(None))
+
+    @precondition(lambda self: any(interactive.savepoints for interactive in self.open))
+    @rule(number=st.integers(0, 3), savepoint=st.integers(0, 3))
+    def interactive_rollback_to(self, number: int, savepoint: int) -> None:
+        with_some = [interactive for interactive in self.open if interactive.savepoints]
+        interactive = with_some[number % len(with_some)]
+        savepoint %= len(interactive.savepoints)
+        interactive.transaction.rollback_to(interactive.savepoints[savepoint])
+        del interactive.savepoints[savepoint + 1 :]
+        interactive.steps.append(Step(None, savepoint=savepoint))
+
+    @precondition(lambda self: self.open)
+    @rule(number=st.integers(0, 3))
+    def interactive_rollback(self, number: int) -> None:
+        self.open.pop(number % len(self.open)).transaction.rollback()
+
+    @precondition(lambda self: self.open)
+    @rule(number=st.integers(0, 3))
+    def interactive_commit(self, number: int) -> None:
+        interactive = self.open.pop(number % len(self.open))
+        is_reader = not interactive.transaction.statements
+        try:
+            prepared = interactive.transaction.prepare()
+        except TransactionConflict:
+            assert self.has_changed(interactive), "a conflict with nobody"
+            return
+        if is_reader:
+            assert interactive.replay(interactive.begin.state)[0] == interactive.results
+            assert not prepared.statements
+            return
+        results, after, _ = interactive.replay(self.now.state)
+        assert results == interactive.results, "not serializable in the order of commits"
+        self.put_in_flight(prepared, after)
+
+    def has_changed(self, interactive: Interactive) -> bool:
+        """True if something that the transaction read is no longer so, or a space of it is another one."""
+        begin, now = interactive.begin, self.now
+        if any(begin.truncated[space] != now.truncated[space] for space in interactive.touched):
+            return True
+        _, _, reads = interactive.replay(begin.state)
+        return any(
+            model.looked_at(SPACES, begin.state, read) != model.looked_at(SPACES, now.state, read) for read in reads
+        )
+
+    # --- read views -----------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.views) < 4)
+    @rule(confirmed=st.booleans())
+    def open_view(self, confirmed: bool) -> None:
+        moment = self.confirmed() if confirmed else self.now
+        self.views.append(View(self.box.open_view(confirmed=confirmed), moment.state))
+
+    @precondition(lambda self: self.views)
+    @rule(number=st.integers(0, 3), statement=requests("select"))
+    def read_through_a_view(self, number: int, statement: Statement) -> None:
+        view = self.views[number % len(self.views)]
+        index = view.view.spaces[statement.space].index(statement.index_id)
+        statement = statement._replace(offset=0, limit=100)
+        outcome = expected(view.state, statement)
+        assume(isinstance(outcome.result, list))
+        if not index.is_ordered and statement.iterator == EQ:
+            raw = view.view.get(index, index.key.exact(statement.values))
+            assert ([] if raw is None else [raw]) == outcome.result
+            return
+        found = [raw for _, raw in view.view.scan(index, index.key.span(statement.iterator, statement.values))]
+        assert (found if index.is_ordered else sorted(found)) == outcome.result
+
+    @precondition(lambda self: self.views)
+    @rule(number=st.integers(0, 3), space_id=st.sampled_from(sorted(SPACES)), size=st.integers(1, 3))
+    def take_a_slice_of_a_view(self, number: int, space_id: int, size: int) -> None:
+        """A walk in pieces, with anything written between two of them."""
+        view = self.views[number % len(self.views)]
+        index = view.view.spaces[space_id].index(0)
+        walk, taken = view.pieces.setdefault(space_id, (view.view.slices(index, size), []))
+        piece = next(walk, None)
+        if piece is not None:
+            taken += piece
+            return
+        check_order(SPACES[space_id], 0, view.state, taken)
+        del view.pieces[space_id]
+
+    @precondition(lambda self: self.views)
+    @rule(number=st.integers(0, 3))
+    def close_view(self, number: int) -> None:
+        self.views.pop(number % len(self.views)).view.close()
+
+    # --- what always holds ----------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_box_holds_what_the_model_holds(self) -> None:
+        for space in self.box.spaces.values():
+            if space.id in SPACES:
+                assert sorted(space.tuples()) == sorted(self.now.state[space.id])
+
+    @rule()
+    def indexes_are_in_order(self) -> None:
+        """Every index in its order, through the box and through every view."""
+        for space_id, space in SPACES.items():
+            for index in space.indexes:
+                live = self.box.space(space_id).index(index.id)
+                check_order(space, index.id, self.now.state, [raw for _, raw in live.scan()])
+                for view in self.views:
+                    found = [raw for _, raw in view.view.scan(view.view.spaces[space_id].index(index.id))]
+                    check_order(space, index.id, view.state, found)
+
+    def teardown(self) -> None:
+        while self.open:
+            self.open.pop().transaction.rollback()
+        while self.views:
+            self.views.pop().view.close()
+        self.box.views.clear()
+
+
+TestPrograms = Programs.TestCase
+TestPrograms.settings = settings(
+    max_examples=5000 if FULL else 80, stateful_step_count=60 if FULL else 40, deadline=None
+)
+
+
+@pytest.mark.parametrize("space_id", sorted(SPACES))
+@given(data=st.data())
+def test_indexes_are_in_the_order_of_the_reference_comparator(space_id: int, data: st.DataObject) -> None:
+    """Tuples of many values at once, where the programs above have few at a time."""
+    space, box = SPACES[space_id], box_with(SPACES[space_id])
+    state: State = {space_id: ()}
+    for values in data.draw(st.lists(st.tuples(*fields_of(space)), min_size=10, max_size=40)):
+        state = agreed(box.begin(), state, Statement("replace", space_id, 0, values)).state
+    for index in space.indexes:
+        check_order(space, index.id, state, [raw for _, raw in box.space(space_id).index(index.id).scan()])
