@@ -47,6 +47,9 @@ NOT_SIMPLE, MIXED = -1, -2
 
 SPACE_ID_MASK: Final = (1 << scan.TYPE_SHIFT) - 1
 
+REPLIES_SIZE_MAX: Final = 4 * 1024 * 1024
+"""Bytes of tuples that reads may ask for in bulk. Beyond that they go to their sessions, which hold greedy clients."""
+
 SELECT, INSERT, REPLACE = RequestType.SELECT.value, RequestType.INSERT.value, RequestType.REPLACE.value
 DELETE = RequestType.DELETE.value
 _READ, _WRITE = 1, 2  # of box.access.Privilege
@@ -259,7 +262,10 @@ class Turns:
             return False
         kind = code >> scan.TYPE_SHIFT
         if kind == SELECT:
-            self._reply_tuples(part, list(map(lane.primary.map.get, keys)), outbox)
+            found = list(map(lane.primary.map.get, keys))
+            if sum(len(raw) for raw in found if raw is not None) > REPLIES_SIZE_MAX:
+                return False
+            self._reply_tuples(part, found, outbox)
             return True
         written = BulkWrite()
         if kind == DELETE:
@@ -288,7 +294,7 @@ class Turns:
                 if written:
                     self._log(part, written, replace, outbox)
             start += len(results)
-            if start < end:  # what stopped it is an INSERT of a key that is there
+            if start < end:
                 self._one_by_one(batch, start, start + 1, outbox)
                 start += 1
             plan = plan[len(results) + 1 :]
@@ -315,9 +321,13 @@ class Turns:
     def _execute(self, plan: Sequence[_Step], written: BulkWrite) -> list[bytes | None]:
         """Does the steps up to the first that cannot be done here; their results."""
         results: list[bytes | None] = []
+        size = 0
         for kind, index, key, raw in plan:
             old = index.map.get(key)
             if kind == SELECT:
+                size += len(old) if old is not None else 0
+                if size > REPLIES_SIZE_MAX:
+                    break
                 results.append(old)
                 continue
             if kind == INSERT and old is not None:
