@@ -111,3 +111,13 @@ def test_random_and_damaged_packets_give_our_error(noise: bytes, at: int, byte: 
                 decode_response(one).error()
         except RemoteProtocolError:
             pass
+
+
+def test_packets_in_front_of_what_is_none_are_given_first() -> None:
+    data = frame(b"\x80") + b"\xc1"
+    assert split(data) == ([b"\x80"], 6)
+    with pytest.raises(PacketError, match="no length"):
+        split(data[6:])
+    with pytest.raises(PacketError, match="claims"):
+        split(b"\xce" + (1000).to_bytes(4, "big"), size_max=10)
+    assert split(data[:6] + b"\xce" + (1000).to_bytes(4, "big"), size_max=10) == ([b"\x80"], 6)

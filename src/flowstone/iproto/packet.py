@@ -79,7 +79,8 @@ def encode_request(type: int, sync: int, body: bytes = EMPTY_BODY, *, stream_id:
 def split(buffer: bytes | bytearray, *, size_max: int = PACKET_SIZE_MAX) -> tuple[list[bytes], int]:
     """The whole packets in `buffer`, without their lengths, and where the unfinished rest begins.
 
-    A claim above `size_max` is an error at once, before its bytes arrive.
+    A claim above `size_max` is an error at once, before its bytes arrive. Packets in front of what is none are
+    given first; it is the error of the next call, which begins with it.
     """
     packets: list[bytes] = []
     at = 0
@@ -87,12 +88,16 @@ def split(buffer: bytes | bytearray, *, size_max: int = PACKET_SIZE_MAX) -> tupl
         head = buffer[at]
         width = 0 if head < 0x80 else _LENGTH_BYTES.get(head)
         if width is None:
+            if packets:
+                break
             raise PacketError(f"packet begins with byte 0x{head:02x}, which is no length")
         start = at + 1 + width
         if start > len(buffer):
             break
         size = head if width == 0 else int.from_bytes(buffer[at + 1 : start], "big")
         if not 0 < size <= size_max:
+            if packets:
+                break
             raise PacketError(f"packet claims {size} bytes, between 1 and {size_max} are accepted")
         if start + size > len(buffer):
             break

@@ -167,9 +167,11 @@ class Connection:
             while data := await self._stream.read(READ_SIZE):
                 buffer += data
                 packets, end = split(buffer, size_max=PACKET_SIZE_MAX)
-                del buffer[:end]
-                for packet in packets:
-                    self._dispatch(decode_response(packet))
+                while packets:
+                    del buffer[:end]
+                    for packet in packets:
+                        self._dispatch(decode_response(packet))
+                    packets, end = split(buffer, size_max=PACKET_SIZE_MAX)  # which tells what is wrong with the rest
             self._fail(ConnectionFailed(f"{self.address} closed the connection"))
         except OSError as error:
             self._fail(ConnectionFailed(f"connection to {self.address} is lost: {error}"))
