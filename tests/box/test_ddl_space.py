@@ -64,3 +64,19 @@ def test_a_part_of_2_11_has_the_collation_of_its_field() -> None:
         run(box, ddl.create_space, "t", format=[{"name": "s", "type": "string", "collation": "unicode_ci"}])
         index, _ = run(box, ddl.create_index, "t", "pk", parts=["s"])
         assert index.definition.parts[0].collation == collation
+
+
+def test_an_index_of_2_11_can_leave_out_tuples_with_nil() -> None:
+    box = bootstrapped(Dialect.V2_11)
+    run(box, ddl.create_space, "t")
+    run(box, ddl.create_index, "t", "pk")
+    part = {"field": 2, "type": "string", "exclude_null": True}
+    run(box, ddl.create_index, "t", "noted", parts=[part], unique=False)
+    run(box, ddl.create_index, "t", "words", parts=[{**part, "field": 3, "path": "[*].word"}], unique=False)
+    run(box, insert, "t", 1, "a", [{"word": "x"}, {"word": None}])
+    run(box, insert, "t", 2, None, [{}])
+    assert [len(index) for index in box.space("t").indexes.values()] == [2, 1, 1]
+    old = bootstrapped(Dialect.V2_6)
+    run(old, ddl.create_space, "t")
+    with pytest.raises(errors.WrongIndexOptions, match="unexpected option 'exclude_null'"):
+        run(old, ddl.create_index, "t", "pk", parts=[{**part, "is_nullable": True}])

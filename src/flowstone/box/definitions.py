@@ -36,13 +36,17 @@ class FieldDefinition(msgspec.Struct, frozen=True):
 
 
 class IndexPart(msgspec.Struct, frozen=True):
-    """`field` counts from 0; `path` leads into a document, from that field on."""
+    """`field` counts from 0; `path` leads into a document, from that field on.
+
+    `exclude_null`, of 2.11: tuples with nil there are not in the index.
+    """
 
     field: int
     type: str
     is_nullable: bool = False
     collation: int | None = None
     path: str | None = None
+    exclude_null: bool = False
 
 
 class IndexDefinition(msgspec.Struct, frozen=True):
@@ -182,6 +186,7 @@ def _read_part(part: object, fields: tuple[FieldDefinition, ...]) -> IndexPart:
         _is_nullable(part),
         _collation(part),
         path,
+        part.get("exclude_null") is True,
     )
 
 

@@ -95,7 +95,7 @@ class KeyDefinition:
         self._requested = tuple(
             (part.types, part.is_unsigned, part.definition.is_nullable, part.encode) for part in self._parts
         )
-        self.entries = self._compile_entries()
+        self.entries = self._without_excluded(self._compile_entries())
         self.exact = self._compile_exact()
 
     def span(self, iterator: int, values: Values) -> Span:
@@ -166,6 +166,13 @@ class KeyDefinition:
             return self._nullable_entries
         return _joined(self._parts)
 
+    def _without_excluded(self, entries: Callable[[Values], list[Key]]) -> Callable[[Values], list[Key]]:
+        """`entries`, and none of a tuple with nil where the index excludes it."""
+        excluding = tuple(part for part in self._parts if part.definition.exclude_null and EVERY not in part.steps)
+        if not excluding:
+            return entries
+        return lambda values: [] if any(part.get(values) is None for part in excluding) else entries(values)
+
     def _nullable_entries(self, values: Values) -> list[Key]:
         key = [part.get(values) for part in self._parts]
         return [self._encode(key) + self._tail_of(values) if None in key else self._encode(key)]
@@ -181,6 +188,8 @@ class KeyDefinition:
                 find(element, part.steps[part.steps.index(EVERY) + 1 :]) if EVERY in part.steps else value
                 for part, value in zip(self._parts, plain, strict=True)
             ]
+            if any(value is None and part.exclude_null for part, value in zip(self.parts, key, strict=True)):
+                continue
             encoded = self._encode(key)
             if not self.is_unique or None in key:
                 tail = self._tail_of(values) if tail is None else tail
