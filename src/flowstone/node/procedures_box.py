@@ -1,0 +1,205 @@
+"""box.info, box.cfg, box.snapshot, box.ctl.*, box.backup.*, box.session.* for CALL, and the whole built-in set.
+
+`box.info.vclock` and other parts are answered as their values, and `box.cfg` without arguments as all options: Lua's
+way to read them, EVAL, is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Final
+
+from flowstone.iproto import errors
+from flowstone.iproto.extensions import ErrorRecord, ErrorStack
+from flowstone.node import procedures_schema, procedures_space
+from flowstone.node.info import box_info
+from flowstone.node.instance import Instance
+from flowstone.node.procedures import Call, Outcome, Procedure, Procedures, Results, value
+
+_INFO, _CFG = "box.info.", "box.cfg."
+
+WAIT_STEP_SECONDS: Final = 0.05
+"""How often somebody who waits for a change of `read_only` looks."""
+
+
+def built_in() -> Procedures:
+    """Everything that a node answers without a function of the user's."""
+    table = {**PROCEDURES, **procedures_schema.PROCEDURES}
+    return Procedures(table, (find_part, procedures_space.find_method, procedures_schema.find_method))
+
+
+def find_part(instance: Instance, name: str) -> Procedure | None:
+    """Parts of box.info and box.cfg."""
+    if name.startswith(_INFO):
+        info = box_info(instance)
+        part = name.removeprefix(_INFO)
+        return (lambda call: value(info[part])) if part in info else None
+    if name.startswith(_CFG):
+        options = _options(instance)
+        option = name.removeprefix(_CFG)
+        return (lambda call: value(options[option])) if option in options else None
+    return None
+
+
+def _options(instance: Instance) -> dict[str, Any]:
+    """Options that are set, as box.cfg shows them."""
+    configuration = instance.configuration
+    given = {entry.name: getattr(configuration, entry.name) for entry in fields(configuration)}
+    return {name: setting for name, setting in given.items() if setting is not None}
+
+
+def _info(call: Call) -> Outcome:
+    return value(box_info(call.instance))
+
+
+def _gc(call: Call) -> Outcome:
+    return value(call.instance.files.gc_info())
+
+
+def _empty(call: Call) -> Outcome:
+    return value({})
+
+
+def _cfg(call: Call) -> Outcome:
+    """Read without arguments, changed by a table of options."""
+    options = call.options(0)
+    if not options:
+        return value(_options(call.instance))
+    if call.instance.reload is None:
+        raise errors.Unsupported("This instance does not support a change of options by CALL")
+    return _reload(call.instance.reload(options))
+
+
+async def _reload(applied: Any) -> Results:
+    await applied
+    return []
+
+
+async def _snapshot(call: Call) -> Results:
+    await call.instance.files.snapshot()
+    return value("ok")
+
+
+def _backup_start(call: Call) -> Outcome:
+    checkpoint = call.get(0)
+    if checkpoint is None:
+        checkpoint = 0
+    if not isinstance(checkpoint, int) or isinstance(checkpoint, bool) or checkpoint < 0:
+        raise errors.IllegalParams("Illegal parameters, checkpoint index should be a number from 0 on")
+    return value(call.instance.files.start_backup(checkpoint))
+
+
+def _backup_stop(call: Call) -> Outcome:
+    call.instance.files.stop_backup()
+    return []
+
+
+# --- box.ctl ---
+
+
+def _waiting(is_there: Callable[[Instance], bool]) -> Procedure:
+    """Returns when the instance is so; error after the given number of seconds."""
+
+    async def wait(call: Call) -> Results:
+        clock = call.instance.outside.clock
+        seconds = call.get(0)
+        if seconds is not None and (not isinstance(seconds, int | float) or isinstance(seconds, bool)):
+            raise errors.IllegalParams("Illegal parameters, timeout should be a number")
+        deadline = None if seconds is None else clock.monotonic() + seconds
+        while not is_there(call.instance):
+            if deadline is not None and clock.monotonic() >= deadline:
+                raise _timed_out()
+            await clock.sleep(WAIT_STEP_SECONDS)
+        return []
+
+    return wait
+
+
+def _timed_out() -> errors.TarantoolError:
+    record = ErrorRecord("TimedOut", "timed out", "flowstone", 0, code=errors.System.code)
+    return errors.System("timed out", stack=ErrorStack((record,)))
+
+
+def _is_recovery_finished(call: Call) -> Outcome:
+    return value(call.instance.status != "loading")
+
+
+def _not_yet(call: Call) -> Outcome:
+    raise errors.Unsupported(f"This release of Flowstone does not support {call.name}()")
+
+
+def _nothing(call: Call) -> Outcome:
+    return []
+
+
+# --- box.session ---
+
+
+def _session_id(call: Call) -> Outcome:
+    return value(call.session.id)
+
+
+def _session_user(call: Call) -> Outcome:
+    return value(call.instance.box.access.user(call.session.user).name)
+
+
+def _session_uid(call: Call) -> Outcome:
+    return value(call.session.user)
+
+
+def _session_euid(call: Call) -> Outcome:
+    return value(call.user)
+
+
+def _session_sync(call: Call) -> Outcome:
+    return value(call.sync)
+
+
+def _session_type(call: Call) -> Outcome:
+    return value("binary")
+
+
+def _session_peer(call: Call) -> Outcome:
+    return value(call.session.peer)
+
+
+def _broadcast(call: Call) -> Outcome:
+    """Tells watchers of a key of the user's own; those of the box are not to be forged."""
+    key = call.text(0, "key")
+    if key.startswith(("box.", "internal.")):
+        raise errors.IllegalParams("Illegal parameters, key prefixes box. and internal. are reserved")
+    call.watchers.broadcast(key, call.get(1))
+    return []
+
+
+def _is_in_txn(call: Call) -> Outcome:
+    return value(call.transaction is not None)
+
+
+PROCEDURES: dict[str, Procedure] = {
+    "box.info": _info,
+    "box.info.gc": _gc,
+    "box.info.sql": _empty,
+    "box.info.vinyl": _empty,
+    "box.info.memory": _empty,
+    "box.cfg": _cfg,
+    "box.snapshot": _snapshot,
+    "box.backup.start": _backup_start,
+    "box.backup.stop": _backup_stop,
+    "box.ctl.wait_rw": _waiting(lambda instance: not instance.is_read_only),
+    "box.ctl.wait_ro": _waiting(lambda instance: instance.is_read_only),
+    "box.ctl.is_recovery_finished": _is_recovery_finished,
+    "box.ctl.promote": _not_yet,
+    "box.ctl.demote": _not_yet,
+    "box.ctl.clear_synchro_queue": _nothing,
+    "box.session.id": _session_id,
+    "box.session.user": _session_user,
+    "box.session.uid": _session_uid,
+    "box.session.euid": _session_euid,
+    "box.session.sync": _session_sync,
+    "box.session.type": _session_type,
+    "box.session.peer": _session_peer,
+    "box.broadcast": _broadcast,
+    "box.is_in_txn": _is_in_txn,
+}

@@ -1,0 +1,404 @@
+"""The IPROTO server: accepts clients, greets them, collects what they send for the next turn, and keeps them in bounds.
+
+What requests mean is the sessions' part, executing them in batches that of `turn.py`. Here nothing grows without end:
+connections, bytes of a packet, bytes read ahead, requests that take time, output that nobody reads. Who sends what is
+no packet is told so and loses this connection, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowstone.box.access import GUEST, PUBLIC, UNIVERSE, Privilege
+from flowstone.box.dialect import Dialect
+from flowstone.iproto import errors
+from flowstone.iproto.greeting import Greeting, encode_greeting
+from flowstone.iproto.limits import PACKET_SIZE_MAX_BEFORE_AUTH
+from flowstone.iproto.packet import frame
+from flowstone.iproto.replies import encode_error
+from flowstone.iproto.requests import decode_request
+from flowstone.node.instance import Instance
+from flowstone.node.procedures_box import built_in
+from flowstone.node.session import Session
+from flowstone.node.turn import Reply, Turns
+from flowstone.node.watchers import Watchers, sources_of
+from flowstone.outside import Client, Listener, Tls
+
+LOG = logging.getLogger("flowstone.node")
+
+SALT_SIZE: Final = 32
+SWEEP_SECONDS: Final = 0.25
+"""How often slow clients and old transactions are looked for."""
+
+READ_AHEAD_MAX: Final = 1024 * 1024
+"""Bytes that wait for a turn before a connection is no longer read; a packet that is larger is read to its end."""
+
+_NO_REPLY: Final = Reply(b"")
+_LENGTH_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+_OF_EVERY_GUEST: Final = Privilege.SESSION | Privilege.USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on clients. Those named as in `box.cfg` come from there."""
+
+    connections_max: int = 10_000
+    net_msg_max: int = 768
+    """Requests of one connection that take time, such as async functions; the next ones wait."""
+
+    wal_queue_max_size: int = 16 * 1024 * 1024
+    """Bytes of requests whose log rows are not written; the next turn waits for the disk."""
+
+    packet_size_max: int = 128 * 1024 * 1024
+    packet_size_max_before_auth: int = PACKET_SIZE_MAX_BEFORE_AUTH
+    output_max: int = 16 * 1024 * 1024
+    """Bytes of replies that one connection may have in the making; requests beyond that wait until they are sent."""
+
+    slow_reader_seconds: float = 60.0
+    """A client that takes so long to read what it asked for is disconnected."""
+
+    auth_seconds: float | None = None
+    """A client that has not authenticated by then is disconnected; None: it may take its time, or stay a guest."""
+
+
+class Connection:
+    """One client: what it sent, what it may still send, and its session."""
+
+    def __init__(self, server: Server, client: Client, session_id: int) -> None:
+        instance = server.instance
+        self.client = client
+        self.unread = bytearray()
+        self.packet_size_max = server.limits.packet_size_max_before_auth
+        self.in_flight = 0
+        self._server = server
+        self._is_closed = False
+        self._is_paused = False
+        self._wanted = 1
+        self._unsent = 0
+        self._deferred: list[bytes] = []
+        self._refusal: bytes | None = None
+        self._opened = instance.outside.clock.monotonic()
+        self._congested_since: float | None = None
+        salt = instance.outside.random.bytes(SALT_SIZE)
+        self.session = Session(
+            instance, server.watchers, server.procedures, self._send_event, id=session_id, salt=salt, peer=client.peer
+        )
+        client.write(encode_greeting(Greeting(instance.box.dialect.greeting_version, instance.uuid, salt)))
+
+    # --- what the network calls ---
+
+    def received(self, data: bytes) -> None:
+        self.unread += data
+        size = len(self.unread)
+        if size >= self._wanted and not self._is_held:
+            self._server.schedule(self)
+        if size > max(self._wanted, READ_AHEAD_MAX):
+            self._pause()
+
+    def congested(self) -> None:
+        self._congested_since = self._server.instance.outside.clock.monotonic()
+        self._pause()
+
+    def drained(self) -> None:
+        self._congested_since = None
+        self._continue()
+
+    def closed(self) -> None:
+        self._is_closed = True
+        self.session.close()
+        self._server.forget(self)
+
+    # --- what a turn calls ---
+
+    def before_turn(self) -> None:
+        """Strangers need no large packets."""
+        server, limits = self._server, self._server.limits
+        is_known = self.session.is_authenticated or server.trusts_guests()
+        self.packet_size_max = limits.packet_size_max if is_known else limits.packet_size_max_before_auth
+
+    @property
+    def user(self) -> int:
+        return self.session.user
+
+    def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
+        if self._deferred or self._is_held:
+            # Executed later, in their order: their replies would pile up now.
+            self._deferred.append(packet)
+            return _NO_REPLY
+        reply = self.session.handle(decode_request(packet, is_2_6=self._server.is_2_6))
+        if isinstance(reply, Reply):
+            self._unsent += len(reply.packet)
+        return reply
+
+    def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
+        self.in_flight += 1
+        self._server.start(self._run(reply))
+
+    def send(self, packets: Sequence[bytes]) -> None:
+        self._unsent = 0
+        if not self._is_closed:
+            self.client.write(packets[0] if len(packets) == 1 else b"".join(packets))
+
+    def refuse(self, reason: str) -> None:
+        error = errors.InvalidMsgpack(f"Invalid MsgPack - {reason}")
+        server = self._server
+        self._refusal = encode_error(0, server.instance.box.schema_version, error, not server.is_2_6)
+        self.unread.clear()
+
+    # --- the rest ---
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether requests have to wait because of this client itself."""
+        limits = self._server.limits
+        return (
+            self._congested_since is not None
+            or self.in_flight >= limits.net_msg_max
+            or self._unsent > limits.output_max
+        )
+
+    async def _run(self, reply: Coroutine[Any, Any, Reply]) -> None:
+        try:
+            packet = (await reply).packet
+            if packet and not self._is_closed:
+                self.client.write(packet)
+        finally:
+            self.in_flight -= 1
+            self._continue()
+
+    def _send_event(self, packet: bytes) -> None:
+        if not self._is_closed:
+            self.client.write(packet)
+
+    def after_turn(self) -> None:
+        """Puts back what could not be executed, closes who was refused, and goes on reading who may be read."""
+        if self._is_closed:
+            return
+        if self._refusal is not None:
+            LOG.info("%s sent something that is no packet, and is disconnected", self.client.peer)
+            self.client.write(self._refusal)
+            self.client.close()
+            self.closed()
+            return
+        if self._deferred:
+            self.unread[:0] = b"".join(map(frame, self._deferred))
+            self._deferred = []
+        self._continue()
+
+    def _continue(self) -> None:
+        """Goes on after something that held it back has gone."""
+        if self._is_closed:
+            return
+        if self._is_held:
+            self._pause()
+            return
+        self._wanted = _size_wanted(self.unread, self.packet_size_max)
+        size = len(self.unread)
+        if size >= self._wanted:
+            self._server.schedule(self)
+        elif self._is_paused:
+            self._is_paused = False
+            self.client.resume_reading()
+
+    def _pause(self) -> None:
+        if not self._is_paused and not self._is_closed:
+            self._is_paused = True
+            self.client.pause_reading()
+
+    def sweep(self, now: float) -> None:
+        """Ends what has taken too long."""
+        limits = self._server.limits
+        if self._congested_since is not None and now - self._congested_since > limits.slow_reader_seconds:
+            LOG.warning("%s does not read what it asked for, and is disconnected", self.client.peer)
+            self.client.abort()
+        elif (
+            limits.auth_seconds is not None
+            and not self.session.is_authenticated
+            and now - self._opened > limits.auth_seconds
+        ):
+            LOG.info("%s has not authenticated in time, and is disconnected", self.client.peer)
+            self.client.abort()
+        else:
+            self.session.expire(now)
+
+
+def _size_wanted(unread: bytearray, size_max: int) -> int:
+    """Bytes that must be there before a turn can do something: a whole packet, or proof that it is none."""
+    if not unread:
+        return 1
+    head = unread[0]
+    width = 0 if head < 0x80 else _LENGTH_BYTES.get(head)
+    if width is None:
+        return 0
+    if len(unread) <= width:
+        return width + 1
+    size = head if width == 0 else int.from_bytes(unread[1 : 1 + width], "big")
+    return 1 + width + size if 0 < size <= size_max else 0
+
+
+class Server:
+    """Serves an instance. `listen` opens it, `close` ends it with all its connections."""
+
+    def __init__(self, instance: Instance, *, limits: Limits | None = None) -> None:
+        self.instance = instance
+        self.limits = limits or limits_of(instance)
+        self.watchers = Watchers(sources_of(instance))
+        self.procedures = built_in()
+        self.is_2_6 = instance.box.dialect is Dialect.V2_6
+        self.accepted_count = 0
+        self._turns = Turns(
+            instance.box, instance.journal, instance.commits, instance.outside.clock, wide=not self.is_2_6
+        )
+        self._connections: dict[Connection, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._ready: dict[Connection, None] = {}
+        self._is_scheduled = False
+        self._unwritten = 0
+        self._listener: Listener | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    @property
+    def port(self) -> int | None:
+        """The port that it listens on, as the kernel chose it."""
+        return self._listener.port if self._listener is not None else None
+
+    async def listen(self, host: str, port: int | None, *, tls: Tls | None = None) -> None:
+        """Accepts clients there, and no longer where it did before; connections stay. OSError if it cannot."""
+        listener = await self.instance.outside.network.listen(host, port, self._accept, tls=tls)
+        await self.stop_listening()
+        self._listener = listener
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
+
+    async def close(self) -> None:
+        """Ends everything: no client is answered any more."""
+        await self.stop_listening()
+        tasks = [*self._tasks, *([self._sweeper] if self._sweeper is not None else [])]
+        self._sweeper = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._connections):
+            connection.client.close()
+            connection.closed()
+
+    def trusts_guests(self) -> bool:
+        """Whether somebody has given guests more than every guest has: then they are clients like others."""
+        granted = self.instance.box.access.granted(GUEST)
+        return bool(granted.pop(UNIVERSE, 0) & ~_OF_EVERY_GUEST) or any(key != ("role", PUBLIC) for key in granted)
+
+    # --- connections ---
+
+    def _accept(self, client: Client) -> Connection | _Turned:
+        if len(self._connections) >= self.limits.connections_max:
+            LOG.warning("%s is turned away: %d connections are open", client.peer, len(self._connections))
+            client.abort()
+            return _Turned()
+        self.accepted_count += 1
+        connection = Connection(self, client, self.accepted_count)
+        self._connections[connection] = None
+        return connection
+
+    def forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        self._ready.pop(connection, None)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs something that takes time."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and task.exception() is not None:
+            LOG.error("a request failed", exc_info=task.exception())
+
+    # --- turns ---
+
+    def schedule(self, connection: Connection) -> None:
+        """Has whole packets for the next turn."""
+        self._ready[connection] = None
+        self._call_turn()
+
+    def _call_turn(self) -> None:
+        if not self._is_scheduled and self._ready:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        journal, limits = self.instance.journal, self.limits
+        if self._unwritten > limits.wal_queue_max_size and not journal.is_idle:
+            # A disk that is slower than the clients holds them back.
+            self._is_scheduled = True
+            self.start(self._after_log())
+            return
+        connections, self._ready = list(self._ready), {}
+        size = 0
+        for connection in connections:
+            connection.before_turn()
+            size += len(connection.unread)
+        try:
+            self._turns.run(connections)
+        except Exception:
+            LOG.exception("a turn failed")
+            for connection in connections:
+                connection.client.abort()
+            return
+        for connection in connections:
+            connection.after_turn()
+        self.watchers.check()
+        self._unwritten = 0 if journal.is_idle else self._unwritten + size
+
+    async def _after_log(self) -> None:
+        try:
+            await self.instance.journal.drain()
+        finally:
+            self._unwritten = 0
+            self._is_scheduled = False
+            self._call_turn()
+
+    async def _sweep(self) -> None:
+        clock = self.instance.outside.clock
+        while True:
+            await clock.sleep(SWEEP_SECONDS)
+            now = clock.monotonic()
+            for connection in list(self._connections):
+                connection.sweep(now)
+            self.watchers.check(vclock_counts=True)
+
+
+class _Turned:
+    """Who was turned away says nothing that anybody hears."""
+
+    def received(self, data: bytes) -> None: ...
+
+    def congested(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def closed(self) -> None: ...
+
+
+def limits_of(instance: Instance) -> Limits:
+    """The limits that the configuration asks for."""
+    configuration = instance.configuration
+    return Limits(
+        connections_max=configuration.connections_max,
+        net_msg_max=configuration.net_msg_max,
+        wal_queue_max_size=configuration.wal_queue_max_size,
+    )

@@ -1,0 +1,510 @@
+"""One client's conversation: who it is, its streams with their transactions, and what each of its requests does.
+
+A request becomes a reply, at once where it can be answered from memory; what has to wait for something (a procedure, a
+turn of its stream) is a coroutine. Writes are answered when the log has them, which is not the session's part: it hands
+the transaction on with the reply. Whatever a request does wrong is in its reply; nothing is raised to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+from flowstone.box import statements
+from flowstone.box.access import GUEST, Privilege
+from flowstone.box.dialect import Dialect
+from flowstone.box.space import Space
+from flowstone.box.transaction import InteractiveTransaction, Isolation, Transaction
+from flowstone.errors import FlowstoneError, RemoteProtocolError
+from flowstone.iproto import auth, errors
+from flowstone.iproto.constants import Key, RequestType, type_name
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.replies import encode_data, encode_data_with_position, encode_error, encode_ok
+from flowstone.iproto.requests import Request
+from flowstone.node.instance import Instance
+from flowstone.node.procedures import Call, Procedures, rows_of_call_16
+from flowstone.node.turn import Reply
+from flowstone.node.watchers import Watchers, ballot
+
+LOG = logging.getLogger("flowstone.node")
+
+STREAMS_MAX: Final = 1024
+"""Open transactions of one connection: each holds a view of the past."""
+
+WATCHES_MAX: Final = 1024
+"""Keys that one connection watches."""
+
+Answer = Reply | Coroutine[Any, Any, Reply]
+Handler = Callable[[Request, "Stream | None"], Answer]
+
+_SPACE_ID, _INDEX_ID, _LIMIT, _OFFSET = 0x10, 0x11, 0x12, 0x13
+_ITERATOR, _INDEX_BASE, _FETCH_POSITION = 0x14, 0x15, 0x1F
+_KEY, _TUPLE, _OPS, _AFTER_POSITION, _AFTER_TUPLE = 0x20, 0x21, 0x28, 0x2E, 0x2F
+_SPACE_NAME, _INDEX_NAME = 0x5E, 0x5F
+_TRUE = b"\xc3"
+
+_REPLICATION = (RequestType.JOIN, RequestType.SUBSCRIBE, RequestType.FETCH_SNAPSHOT, RequestType.REGISTER)
+_WHILE_LOADING = frozenset({RequestType.PING, RequestType.ID, RequestType.VOTE, RequestType.VOTE_DEPRECATED})
+"""What an instance answers before it has its data."""
+
+_CONFLICT = 97
+
+
+class Stream:
+    """Requests that are executed one after the other, and the transaction that they may be in."""
+
+    __slots__ = ("deadline", "failure", "last", "transaction")
+
+    def __init__(self) -> None:
+        self.transaction: InteractiveTransaction | None = None
+        self.deadline = 0.0
+        self.failure: TarantoolError | None = None
+        """Why the transaction can only be rolled back."""
+        self.last: asyncio.Future[None] | None = None
+        """Done when the last of its requests that takes time is."""
+
+    def usable(self) -> InteractiveTransaction | None:
+        """The open transaction, unless something has ended it."""
+        if self.failure is not None:
+            raise self.failure
+        return self.transaction
+
+    def fail(self, failure: TarantoolError) -> None:
+        """Lets go of what the transaction holds; its statements and its end are answered by `failure`."""
+        if self.transaction is not None and self.failure is None:
+            self.failure = failure
+            self.transaction.rollback()
+
+    def end(self) -> InteractiveTransaction | None:
+        """The transaction, which is no longer the stream's."""
+        transaction, self.transaction, self.failure = self.transaction, None, None
+        return transaction
+
+
+class Session:
+    """`user` is whose rights it has, guest until it has authenticated. `send` takes packets that answer no request."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        watchers: Watchers,
+        procedures: Procedures,
+        send: Callable[[bytes], None],
+        *,
+        id: int,
+        salt: bytes,
+        peer: str = "",
+    ) -> None:
+        self.id = id
+        self.peer = peer
+        self.user = GUEST
+        self.is_authenticated = False
+        self._instance = instance
+        self._box = instance.box
+        self._watchers = watchers
+        self._procedures = procedures
+        self._send = send
+        self._salt = salt
+        self._wide = instance.box.dialect is not Dialect.V2_6
+        self._streams: dict[int, Stream] = {}
+        self._watched: dict[str, None] = {}
+        self._handlers = self._handlers_of_dialect()
+
+    def _handlers_of_dialect(self) -> dict[int, Handler]:
+        handlers: dict[int, Handler] = {
+            RequestType.SELECT.value: self._select,
+            RequestType.INSERT.value: self._insert,
+            RequestType.REPLACE.value: self._replace,
+            RequestType.UPDATE.value: self._update,
+            RequestType.DELETE.value: self._delete,
+            RequestType.UPSERT.value: self._upsert,
+            RequestType.CALL.value: self._call,
+            RequestType.CALL_16.value: self._call,
+            RequestType.AUTH.value: self._auth,
+            RequestType.EVAL.value: self._eval,
+            RequestType.EXECUTE.value: self._sql,
+            RequestType.PREPARE.value: self._sql,
+            RequestType.PING.value: self._ping,
+            RequestType.VOTE.value: self._vote,
+            RequestType.VOTE_DEPRECATED.value: self._vote_deprecated,
+        }
+        handlers |= {type.value: self._replicate for type in _REPLICATION}
+        if self._wide:
+            handlers |= {
+                RequestType.ID.value: self._identify,
+                RequestType.BEGIN.value: self._begin,
+                RequestType.COMMIT.value: self._commit,
+                RequestType.ROLLBACK.value: self._rollback,
+                RequestType.WATCH.value: self._watch,
+                RequestType.UNWATCH.value: self._unwatch,
+                RequestType.WATCH_ONCE.value: self._watch_once,
+            }
+        return handlers
+
+    # --- any request ---
+
+    def handle(self, request: Request) -> Answer:
+        """Executes a request; every error is in the reply."""
+        try:
+            if request.error is not None:
+                raise request.error
+            handler = self._handlers.get(request.type)
+            if handler is None:
+                raise errors.UnknownRequestType(f"Unknown request type {request.type}")
+            self._check(request)
+            if request.stream_id:
+                return self._handle_in_stream(handler, request)
+            return handler(request, None)
+        except Exception as error:
+            return self._refusal(request, error)
+
+    def _check(self, request: Request) -> None:
+        version = self._box.schema_version
+        if request.schema_version and request.schema_version != version:
+            raise errors.WrongSchemaVersion(
+                f"Wrong schema version, current: {version}, in request: {request.schema_version}"
+            )
+        if self._instance.status == "loading" and request.type not in _WHILE_LOADING:
+            raise errors.Loading("Instance bootstrap hasn't finished yet")
+
+    def _refusal(self, request: Request, error: Exception) -> Reply:
+        """The reply that tells the error; one that is ours is logged, without what the request held."""
+        if isinstance(error, RemoteProtocolError):
+            told: TarantoolError = errors.InvalidMsgpack(f"Invalid MsgPack - {error.message}")
+        elif isinstance(error, TarantoolError):
+            told = error
+        else:
+            LOG.error("%s request failed", type_name(request.type), exc_info=error)
+            text = error.message if isinstance(error, FlowstoneError) else f"Internal error: {type(error).__name__}"
+            told = errors.Unknown(text)
+        return Reply(encode_error(request.sync, self._box.schema_version, told, self._wide), request.sync)
+
+    def _ok(self, request: Request, body: bytes = b"\x80", transaction: Transaction | None = None) -> Reply:
+        return Reply(encode_ok(request.sync, self._box.schema_version, body, self._wide), request.sync, transaction)
+
+    def _data(self, request: Request, tuples: list[bytes], transaction: Transaction | None = None) -> Reply:
+        packet = encode_data(request.sync, self._box.schema_version, tuples, self._wide)
+        return Reply(packet, request.sync, transaction)
+
+    def close(self) -> None:
+        """The client is gone: its transactions are rolled back, its watches forgotten."""
+        for stream in self._streams.values():
+            transaction = stream.end()
+            if transaction is not None:
+                transaction.rollback()
+        self._streams.clear()
+        self._watchers.forget(self)
+
+    # --- streams ---
+
+    def _handle_in_stream(self, handler: Handler, request: Request) -> Answer:
+        stream = self._streams.get(request.stream_id)
+        if stream is None:
+            if len(self._streams) >= STREAMS_MAX:
+                raise errors.Unsupported(f"A connection does not support more than {STREAMS_MAX} open streams")
+            stream = self._streams[request.stream_id] = Stream()
+        if stream.last is not None:
+            return self._behind(stream, stream.last, handler, request)
+        answer = handler(request, stream)
+        if not isinstance(answer, Reply):
+            return self._behind(stream, None, lambda *_: answer, request)
+        self._forget_idle(request.stream_id)
+        return answer
+
+    def _behind(
+        self, stream: Stream, before: asyncio.Future[None] | None, handler: Handler, request: Request
+    ) -> Coroutine[Any, Any, Reply]:
+        """Executes the request when those before it in its stream are through."""
+        through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        stream.last = through
+
+        async def wait() -> Reply:
+            try:
+                if before is not None:
+                    await asyncio.shield(before)
+                return await self._finish(handler(request, stream))
+            except Exception as error:
+                return self._refusal(request, error)
+            finally:
+                if stream.last is through:
+                    stream.last = None
+                    self._forget_idle(request.stream_id)
+                through.set_result(None)
+
+        return wait()
+
+    async def _finish(self, answer: Answer) -> Reply:
+        """A reply that nothing has to be written for any more."""
+        reply = answer if isinstance(answer, Reply) else await answer
+        if reply.transaction is not None:
+            await self._instance.commits.commit(reply.transaction)
+        return Reply(reply.packet, reply.sync)
+
+    def _forget_idle(self, stream_id: int) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.transaction is None and stream.last is None:
+            del self._streams[stream_id]
+
+    def expire(self, now: float) -> None:
+        """Ends transactions that have taken too long."""
+        for stream in self._streams.values():
+            if stream.transaction is not None and now >= stream.deadline:
+                stream.fail(errors.TransactionTimeout("Transaction has been aborted by timeout"))
+
+    def _begin(self, request: Request, stream: Stream | None) -> Reply:
+        assert stream is not None, "the decoder lets no BEGIN pass without a stream"
+        if stream.transaction is not None:
+            raise errors.ActiveTransaction("Operation is not permitted when there is an active transaction ")
+        raw = request.fields.get(Key.TIMEOUT)
+        timeout: float = struct.unpack(">d", raw[1:])[0] if raw else 0.0
+        if timeout != 0 and not timeout > 0:
+            raise errors.IllegalParams("Illegal parameters, timeout must be a number greater than 0")
+        level = request.uint(Key.TXN_ISOLATION)
+        if level > Isolation.LINEARIZABLE:
+            raise errors.IllegalParams("Illegal parameters, unknown isolation level")
+        if level == Isolation.LINEARIZABLE:
+            level = Isolation.READ_CONFIRMED  # an instance alone has nobody to ask what else is confirmed
+        stream.transaction = self._box.begin_interactive(self.user, Isolation(level))
+        now = self._instance.outside.clock.monotonic()
+        stream.deadline = now + (timeout or self._instance.configuration.txn_timeout)
+        return self._ok(request)
+
+    def _commit(self, request: Request, stream: Stream | None) -> Reply:
+        assert stream is not None, "the decoder lets no COMMIT pass without a stream"
+        failure = stream.failure
+        transaction = stream.end()
+        if failure is not None:
+            raise failure
+        if transaction is None:
+            return self._ok(request)
+        prepared = transaction.prepare()
+        return self._ok(request, transaction=prepared if prepared.statements else None)
+
+    def _rollback(self, request: Request, stream: Stream | None) -> Reply:
+        assert stream is not None, "the decoder lets no ROLLBACK pass without a stream"
+        is_over = stream.failure is not None
+        transaction = stream.end()
+        if transaction is not None and not is_over:
+            transaction.rollback()
+        return self._ok(request)
+
+    # --- statements ---
+
+    def _write(
+        self, request: Request, stream: Stream | None, statement: Callable[[Transaction, Space], bytes | None]
+    ) -> Reply:
+        """Runs a statement in the stream's transaction, or in one of its own that has to be written."""
+        transaction = stream.usable() if stream is not None else None
+        if transaction is not None:
+            result = self._run(stream, transaction, request, statement)
+            return self._data(request, [] if result is None else [result])
+        own = self._box.begin(self.user)
+        try:
+            result = statement(own, self._space(own, request))
+        except BaseException:
+            own.rollback()
+            raise
+        return self._data(request, [] if result is None else [result], own if own.statements else None)
+
+    def _run(
+        self,
+        stream: Stream | None,
+        transaction: Transaction,
+        request: Request,
+        statement: Callable[[Transaction, Space], Any],
+    ) -> Any:
+        """One statement of a longer transaction: if it fails it alone is taken back, unless all is lost."""
+        savepoint = transaction.savepoint()
+        try:
+            return statement(transaction, self._space(transaction, request))
+        except TarantoolError as error:
+            transaction.rollback_to(savepoint)
+            if error.code == _CONFLICT and stream is not None:
+                stream.fail(error)
+            raise
+
+    def _space(self, transaction: Transaction, request: Request) -> Space:
+        if self._wide and _SPACE_NAME in request.fields:
+            return transaction.space(request.text(_SPACE_NAME))
+        return transaction.space(request.uint(_SPACE_ID))
+
+    def _index_id(self, space: Space, request: Request) -> int:
+        if self._wide and _INDEX_NAME in request.fields:
+            return space.index(request.text(_INDEX_NAME)).definition.id
+        return request.uint(_INDEX_ID)
+
+    def _select(self, request: Request, stream: Stream | None) -> Reply:
+        transaction = stream.usable() if stream is not None else None
+        if transaction is None:
+            reading = self._box.begin(self.user)
+            tuples, position = self._read(request, reading, self._space(reading, request))
+        else:
+            read = lambda txn, space: self._read(request, txn, space)  # noqa: E731
+            tuples, position = self._run(stream, transaction, request, read)
+        if position is None:
+            return self._data(request, tuples)
+        packet = encode_data_with_position(request.sync, self._box.schema_version, tuples, position, self._wide)
+        return Reply(packet, request.sync)
+
+    def _read(self, request: Request, transaction: Transaction, space: Space) -> tuple[list[bytes], bytes | None]:
+        index_id = self._index_id(space, request)
+        fields = request.fields
+        after: bytes | None = None
+        is_paged = self._wide and (_AFTER_POSITION in fields or _AFTER_TUPLE in fields or _FETCH_POSITION in fields)
+        if is_paged and _AFTER_POSITION in fields:
+            after = request.text(_AFTER_POSITION).encode("utf-8", "surrogateescape")
+        elif is_paged and _AFTER_TUPLE in fields:
+            after = statements.position_of(space.index(index_id), fields[_AFTER_TUPLE])
+        tuples = statements.select(
+            transaction,
+            space,
+            index_id,
+            iterator=request.uint(_ITERATOR),
+            offset=request.uint(_OFFSET),
+            limit=request.uint(_LIMIT),
+            key=fields[_KEY],
+            after=after,
+        )
+        if not is_paged or fields.get(_FETCH_POSITION) != _TRUE:
+            return tuples, None
+        return tuples, statements.position_of(space.index(index_id), tuples[-1]) if tuples else after
+
+    def _insert(self, request: Request, stream: Stream | None) -> Reply:
+        raw = request.fields[_TUPLE]
+        return self._write(request, stream, lambda txn, space: statements.insert(txn, space, raw))
+
+    def _replace(self, request: Request, stream: Stream | None) -> Reply:
+        raw = request.fields[_TUPLE]
+        return self._write(request, stream, lambda txn, space: statements.replace(txn, space, raw))
+
+    def _update(self, request: Request, stream: Stream | None) -> Reply:
+        key, operations, base = request.fields[_KEY], request.fields[_TUPLE], request.uint(_INDEX_BASE)
+        return self._write(
+            request,
+            stream,
+            lambda txn, space: statements.update(txn, space, self._index_id(space, request), key, operations, base),
+        )
+
+    def _delete(self, request: Request, stream: Stream | None) -> Reply:
+        key = request.fields[_KEY]
+        return self._write(
+            request, stream, lambda txn, space: statements.delete(txn, space, self._index_id(space, request), key)
+        )
+
+    def _upsert(self, request: Request, stream: Stream | None) -> Reply:
+        raw, operations, base = request.fields[_TUPLE], request.fields[_OPS], request.uint(_INDEX_BASE)
+        return self._write(request, stream, lambda txn, space: statements.upsert(txn, space, raw, operations, base))
+
+    # --- calls ---
+
+    def _call(self, request: Request, stream: Stream | None) -> Answer:
+        name = request.text(Key.FUNCTION_NAME)
+        user = self._caller(name)
+        transaction = stream.usable() if stream is not None else None
+        arguments = unpack(request.fields.get(_TUPLE, b"\x90"))
+        call = Call(self._instance, self._watchers, name, arguments, user, self, transaction, request.sync)
+        results = self._procedures.run(call)
+        if inspect.isawaitable(results):
+            return self._answer_call(request, results)
+        return self._results(request, results)
+
+    def _caller(self, name: str) -> int:
+        """Whose rights the function runs with, if the user may call it."""
+        access, function = self._box.access, self._box.functions.get(name)
+        if function is None:
+            access.check_universe(self.user, Privilege.EXECUTE, "function", name)
+            return self.user
+        access.check(self.user, Privilege.EXECUTE, "function", function.id, function.owner, name)
+        return function.owner if function.is_setuid else self.user
+
+    async def _answer_call(self, request: Request, results: Awaitable[list[bytes]]) -> Reply:
+        try:
+            return self._results(request, await results)
+        except Exception as error:
+            return self._refusal(request, error)
+
+    def _results(self, request: Request, results: list[bytes]) -> Reply:
+        return self._data(request, rows_of_call_16(results) if request.type == RequestType.CALL_16 else results)
+
+    def _eval(self, request: Request, stream: Stream | None) -> Reply:
+        self._box.access.check_universe(self.user, Privilege.EXECUTE)
+        raise errors.Unsupported("Flowstone does not support EVAL: register a Python function and CALL it")
+
+    def _sql(self, request: Request, stream: Stream | None) -> Reply:
+        raise errors.Unsupported("Flowstone does not support SQL: use SELECT and the other requests of the protocol")
+
+    # --- the connection ---
+
+    def _ping(self, request: Request, stream: Stream | None) -> Reply:
+        return self._ok(request)
+
+    def _identify(self, request: Request, stream: Stream | None) -> Reply:
+        dialect = self._box.dialect
+        body = {
+            Key.VERSION.value: dialect.protocol_version,
+            Key.FEATURES.value: dialect.features,
+            Key.AUTH_TYPE.value: auth.METHOD,
+        }
+        return self._ok(request, pack(body))
+
+    def _auth(self, request: Request, stream: Stream | None) -> Reply:
+        name, proof = request.text(Key.USER_NAME), unpack(request.fields[_TUPLE])
+        if name == "guest" and not proof:
+            self.user, self.is_authenticated = self._box.access.login(name).id, False
+            return self._ok(request)
+        answer = _scramble_of(proof)
+        user = self._box.access.find(name)
+        stored = user.password_hash if user is not None and not user.is_role else None
+        # Whoever does not exist takes as long as who does.
+        is_right = auth.check(answer, stored or self._salt[: auth.SCRAMBLE_SIZE], self._salt)
+        if user is None or stored is None or not is_right:
+            raise errors.CredsMismatch(f"Incorrect password supplied for user '{name}'")
+        self.user, self.is_authenticated = self._box.access.login(name).id, True
+        return self._ok(request)
+
+    def _vote(self, request: Request, stream: Stream | None) -> Reply:
+        return self._ok(request, pack({Key.BALLOT.value: ballot(self._instance)}))
+
+    def _vote_deprecated(self, request: Request, stream: Stream | None) -> Reply:
+        vclock = {replica_id: lsn for replica_id, lsn in self._instance.vclock if replica_id}
+        return self._ok(request, pack({Key.VCLOCK.value: vclock}))
+
+    def _replicate(self, request: Request, stream: Stream | None) -> Reply:
+        raise errors.Unsupported(f"This release of Flowstone does not support {type_name(request.type)} of replicas")
+
+    def _watch(self, request: Request, stream: Stream | None) -> Reply:
+        key = request.text(Key.EVENT_KEY)
+        if key not in self._watched and len(self._watched) >= WATCHES_MAX:
+            raise errors.Unsupported(f"A connection does not support watching more than {WATCHES_MAX} keys")
+        self._watched[key] = None
+        self._watchers.watch(self, self._send, key, request.sync)
+        return Reply(b"", request.sync)
+
+    def _unwatch(self, request: Request, stream: Stream | None) -> Reply:
+        key = request.text(Key.EVENT_KEY)
+        self._watched.pop(key, None)
+        self._watchers.unwatch(self, key)
+        return Reply(b"", request.sync)
+
+    def _watch_once(self, request: Request, stream: Stream | None) -> Reply:
+        value = self._watchers.value(request.text(Key.EVENT_KEY))
+        return self._data(request, [] if value is None else [value])
+
+
+def _scramble_of(proof: tuple[Any, ...]) -> bytes:
+    """The answer to the salt that an AUTH request holds behind the name of the method."""
+    if len(proof) < 2:
+        raise errors.InvalidMsgpack("Invalid MsgPack - authentication request body")
+    scramble = proof[1]
+    if isinstance(scramble, str):
+        scramble = scramble.encode("utf-8", "surrogateescape")
+    if not isinstance(scramble, bytes):
+        raise errors.InvalidMsgpack("Invalid MsgPack - authentication scramble")
+    if len(scramble) != auth.SCRAMBLE_SIZE:
+        raise errors.InvalidMsgpack("Invalid MsgPack - invalid scramble size")
+    return scramble

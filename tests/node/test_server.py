@@ -1,0 +1,328 @@
+"""The server with real sockets: our own client on the other end, and clients that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowstone.box import ddl, statements
+from flowstone.box.dialect import Dialect
+from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.packet import decode_response, encode_request, split
+from flowstone.iproto.uri import Uri
+from flowstone.node.connection import Connection
+from flowstone.node.instance import Instance
+from flowstone.node.server import Limits, Server
+from flowstone.outside import production
+from tests.node.instances import make_instance
+
+HOST = "127.0.0.1"
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  any state of the two ends is waited for
+            await asyncio.sleep(0.001)
+
+
+def with_space(instance: Instance) -> Instance:
+    """A space 512 of a number and anything, that guests may use."""
+    transaction = instance.box.begin()
+    ddl.create_space(transaction, "numbers")
+    ddl.create_index(transaction, "numbers", "pk")
+    ddl.grant(transaction, "guest", "super")
+    return instance
+
+
+@asynccontextmanager
+async def serving(instance: Instance | None = None, limits: Limits | None = None) -> AsyncIterator[Server]:
+    server = Server(instance or with_space(make_instance()), limits=limits)
+    await server.listen(HOST, 0)
+    try:
+        yield server
+    finally:
+        await server.close()
+        await server.instance.journal.close()
+
+
+async def connect(server: Server, user: str | None = None, password: str | None = None) -> Connection:
+    return await Connection.open(production(), Uri(HOST, server.port, user, password))
+
+
+class Raw:
+    """A client that sends what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, server: Server) -> Raw:
+        raw = cls(*await asyncio.open_connection(HOST, server.port))
+        assert len(await raw._reader.readexactly(128)) == 128
+        return raw
+
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def read(self) -> list[Any]:
+        """Everything up to the end of the connection, as responses."""
+        async with asyncio.timeout(10):
+            data = await self._reader.read(-1)
+        return [decode_response(packet) for packet in split(data)[0]]
+
+    async def read_one(self) -> Any:
+        async with asyncio.timeout(10):
+            head = await self._reader.readexactly(5)
+            body = await self._reader.readexactly(int.from_bytes(head[1:], "big"))
+        return decode_response(body)
+
+    async def close(self) -> None:
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+
+def replace(sync: int, *fields: Any) -> bytes:
+    return encode_request(RequestType.REPLACE, sync, pack({0x10: 512, 0x21: fields}))
+
+
+def select(sync: int, key: int) -> bytes:
+    return encode_request(RequestType.SELECT, sync, pack({0x10: 512, 0x12: 1, 0x20: (key,)}))
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_a_client_writes_and_reads(dialect: Dialect, tmp_path: Path) -> None:
+    async with serving(with_space(make_instance(tmp_path, dialect))) as server, await connect(server) as client:
+        assert client.greeting.version == dialect.greeting_version
+        for key in range(50):
+            body = pack({0x10: 512, 0x21: (key, "x" * key)})
+            assert (await client.request(RequestType.REPLACE, body))[0x30] == ((key, "x" * key),)
+        answer = await client.request(RequestType.SELECT, pack({0x10: 512, 0x12: 9, 0x20: (7,)}))
+        assert answer[0x30] == ((7, "x" * 7),)
+
+
+async def test_many_clients_pipeline_many_requests(tmp_path: Path) -> None:
+    async with serving(with_space(make_instance(tmp_path))) as server:
+        clients = [await connect(server) for _ in range(10)]
+        futures = [
+            (client, client.send(RequestType.REPLACE, pack({0x10: 512, 0x21: (number * 100 + i, number)})))
+            for number, client in enumerate(clients)
+            for i in range(100)
+        ]
+        for client, future in futures:
+            assert not (await client.answer(future)).is_error
+        assert len(server.instance.box.space(512)) == 1000
+        assert server.connection_count == 10
+        for client in clients:
+            await client.close()
+        await until(lambda: server.connection_count == 0)
+
+
+async def test_requests_on_a_unix_socket(tmp_path: Path) -> None:
+    server = Server(with_space(make_instance()))
+    await server.listen(str(tmp_path / "s"), None)
+    async with await Connection.open(production(), Uri(str(tmp_path / "s"), None)) as client:
+        await client.request(RequestType.PING)
+    await server.close()
+
+
+async def test_a_packet_in_pieces_is_put_together() -> None:
+    async with serving() as server:
+        client = await Raw.open(server)
+        for byte in replace(1, 5, "five"):
+            client.send(bytes((byte,)))
+            await asyncio.sleep(0)
+        assert (await client.read_one()).values() == {0x30: ((5, "five"),)}
+        await client.close()
+
+
+async def test_a_large_packet_is_put_together_once(tmp_path: Path) -> None:
+    async with serving(with_space(make_instance(tmp_path, memtx_max_tuple_size=64 << 20))) as server:
+        client = await Raw.open(server)
+        client.send(replace(1, 5, "x" * (20 << 20)) + select(2, 6))
+        assert (await client.read_one()).sync == 1
+        assert (await client.read_one()).values() == {0x30: ()}
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x90\x01", b"\xc1", b"\x00", b"\xce\x7f\xff\xff\xff", b"\xcf" + b"\xff" * 8, b"\xa5hello"]
+)
+async def test_what_is_no_packet_is_told_so_and_ends_that_connection_only(data: bytes) -> None:
+    async with serving() as server:
+        good, bad = await Raw.open(server), await Raw.open(server)
+        bad.send(replace(1, 5) + data)
+        first, last = await bad.read()
+        assert first.values() == {0x30: ((5,),)}
+        assert (last.error().code, last.sync) == (20, 0)
+        good.send(select(2, 5))
+        assert (await good.read_one()).values() == {0x30: ((5,),)}
+        await good.close()
+        await bad.close()
+
+
+async def test_a_broken_request_leaves_the_connection_open() -> None:
+    async with serving() as server:
+        client = await Raw.open(server)
+        client.send(encode_request(3, 1, b"\xc1") + encode_request(3, 2, b"\x80") + encode_request(299, 3))
+        assert [(await client.read_one()).error().code for _ in range(3)] == [20, 69, 48]
+        client.send(select(4, 5))
+        assert (await client.read_one()).sync == 4
+        await client.close()
+
+
+async def test_strangers_may_send_small_packets_only() -> None:
+    async with serving(make_instance()) as server:
+        stranger = await Raw.open(server)
+        stranger.send(b"\xce" + (1 << 20).to_bytes(4, "big"))
+        (refusal,) = await stranger.read()
+        assert refusal.error().code == 20
+        await stranger.close()
+
+
+async def test_who_has_authenticated_may_send_large_ones() -> None:
+    instance = make_instance()
+    transaction = instance.box.begin()
+    ddl.create_user(transaction, "u", password="secret")
+    async with serving(instance) as server, await connect(server, "u", "secret") as client:
+        with pytest.raises(errors.NoSuchSpace):
+            await client.request(RequestType.REPLACE, pack({0x10: 512, 0x21: (1, "x" * (1 << 20))}))
+
+
+async def test_connections_above_the_limit_are_turned_away() -> None:
+    async with serving(limits=Limits(connections_max=2)) as server:
+        first, second = await Raw.open(server), await Raw.open(server)
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        with suppress(ConnectionResetError):
+            assert await reader.read(1) == b""
+        writer.close()
+        await first.close()
+        await until(lambda: server.connection_count == 1)
+        third = await Raw.open(server)
+        third.send(select(1, 1))
+        assert (await third.read_one()).sync == 1
+        for client in (second, third):
+            await client.close()
+
+
+async def test_a_client_that_reads_nothing_is_held_back_and_served_when_it_reads() -> None:
+    """Its 2000 answers of 100 kB would take 200 MB."""
+    async with serving(limits=Limits(output_max=1 << 20)) as server:
+        transaction = server.instance.box.begin()
+        raw = pack((1, "x" * 100_000))
+        statements.replace(transaction, server.instance.box.space(512), raw)
+        slow, healthy = await Raw.open(server), await Raw.open(server)
+        slow.send(b"".join(select(sync, 1) for sync in range(1, 2001)))
+        for sync in range(20):
+            healthy.send(select(sync, 2))
+            await healthy.read_one()
+        (connection,) = [one for one in server._connections if one.unread or one.client.queued]
+        assert connection.client.queued < 40 << 20
+        syncs = [(await slow.read_one()).sync for _ in range(2000)]
+        assert syncs == list(range(1, 2001))
+        for client in (slow, healthy):
+            await client.close()
+
+
+async def test_a_client_that_reads_nothing_for_too_long_is_disconnected() -> None:
+    async with serving(limits=Limits(output_max=1 << 20, slow_reader_seconds=0.01)) as server:
+        transaction = server.instance.box.begin()
+        statements.replace(transaction, server.instance.box.space(512), pack((1, "x" * 1_000_000)))
+        slow = await Raw.open(server)
+        slow.send(b"".join(select(sync, 1) for sync in range(1, 500)))
+        await until(lambda: server.connection_count == 0)
+        await slow.close()
+
+
+async def test_who_does_not_authenticate_in_time_is_disconnected_if_asked_for() -> None:
+    async with serving(limits=Limits(auth_seconds=0.01)) as server:
+        client = await Raw.open(server)
+        assert await client.read() == []
+        await client.close()
+
+
+async def test_requests_that_take_time_are_bounded_and_all_answered() -> None:
+    instance = with_space(make_instance())
+    running, most, gate = [0], [0], asyncio.Event()
+
+    async def work(number: int) -> int:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await gate.wait()
+        running[0] -= 1
+        return number
+
+    instance.functions["work"] = work
+    async with serving(instance, Limits(net_msg_max=10)) as server:
+        client = await Raw.open(server)
+        client.send(
+            b"".join(encode_request(RequestType.CALL, sync, pack({0x22: "work", 0x21: (sync,)})) for sync in range(100))
+        )
+        await until(lambda: running[0] == 10)
+        gate.set()
+        answers = {(response := await client.read_one()).sync: response.values()[0x30] for _ in range(100)}
+        assert answers == {sync: (sync,) for sync in range(100)}
+        assert most[0] == 10
+        await client.close()
+
+
+async def test_a_stopped_server_closes_its_connections() -> None:
+    instance = with_space(make_instance())
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    instance.functions["never"] = never
+    async with serving(instance) as server:
+        client = await Raw.open(server)
+        client.send(encode_request(RequestType.CALL, 1, pack({0x22: "never", 0x21: ()})))
+        await until(lambda: server._tasks)
+    assert await client.read() == []
+    await client.close()
+
+
+async def test_listening_elsewhere_keeps_connections() -> None:
+    async with serving() as server:
+        client = await Raw.open(server)
+        before = server.port
+        await server.listen(HOST, 0)
+        assert server.port != before
+        client.send(select(1, 1))
+        assert (await client.read_one()).sync == 1
+        await client.close()
+
+
+async def test_a_watcher_hears_of_a_change_of_the_schema() -> None:
+    async with serving() as server:
+        client = await Raw.open(server)
+        client.send(encode_request(RequestType.WATCH, 7, pack({0x57: "box.schema"})))
+        first = (await client.read_one()).values()[0x58]["version"]
+        client.send(encode_request(RequestType.WATCH, 8, pack({0x57: "box.schema"})))
+        client.send(
+            encode_request(RequestType.CALL, 1, pack({0x22: "box.schema.space.create", 0x21: ("other",)})),
+        )
+        responses = [await client.read_one() for _ in range(2)]
+        (event,) = [response for response in responses if response.type == RequestType.EVENT]
+        assert (event.sync, event.values()[0x58]["version"] > first) == (8, True)
+        await client.close()
+
+
+async def test_a_lost_connection_rolls_its_transactions_back() -> None:
+    async with serving() as server:
+        client = await Raw.open(server)
+        client.send(encode_request(RequestType.BEGIN, 1, stream_id=5))
+        client.send(encode_request(RequestType.REPLACE, 2, pack({0x10: 512, 0x21: (1,)}), stream_id=5))
+        assert not (await client.read_one()).is_error
+        assert not (await client.read_one()).is_error
+        assert len(server.instance.box.views) == 1
+        await client.close()
+        await until(lambda: not server.instance.box.views)
+        assert len(server.instance.box.space(512)) == 0
