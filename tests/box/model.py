@@ -19,6 +19,7 @@ from flowstone.iproto.msgpack import pack, unpack
 EQ, REQ, ALL, LT, LE, GE, GT = range(7)
 TUPLE_FOUND, KEY_PART_TYPE, EXACT_MATCH, FIELD_TYPE, UPDATE_ARG_TYPE = 3, 18, 19, 23, 26
 KEY_PART_COUNT, NO_SUCH_FIELD, FIELD_MISSING, MORE_THAN_ONE_TUPLE, CANT_UPDATE_PRIMARY_KEY = 31, 37, 39, 41, 94
+UPDATE_INTEGER_OVERFLOW = 95
 
 State = dict[int, tuple[bytes, ...]]
 """The raw tuples of each space, by its id, in no order."""
@@ -305,12 +306,19 @@ def _changed(values: Values, operation: tuple[str, int, Any]) -> Values:
         raise Refused(NO_SUCH_FIELD)
     head, tail = values[:field], values[field:]
     if sign == "+":
-        if type(tail[0]) is not int:
-            raise Refused(UPDATE_ARG_TYPE)
-        argument += tail[0]
+        argument = _sum(tail[0], argument)
     if sign == "#":
         return head + tail[argument:]
     return (*head, argument, *tail[int(sign != "!") :])
+
+
+def _sum(value: Any, number: int) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise Refused(UPDATE_ARG_TYPE)
+    total = value + number
+    if isinstance(value, int) and not -(2**63) <= total < 2**64:
+        raise Refused(UPDATE_INTEGER_OVERFLOW)
+    return total
 
 
 _EXECUTE: dict[str, Callable[[SpaceDefinition, Tuples, Statement, list[Read]], Result]] = {

@@ -37,6 +37,7 @@ WAITING, WRONG_LENGTH, TOO_LARGE = range(3)
 """Why a span's scan stopped: the rest is no whole packet yet; no length stands there; the packet is too large."""
 
 TYPE_SHIFT = 32
+SPACE_ID_MAX = 0xFFFFFFFF
 
 
 @inlined
@@ -100,7 +101,7 @@ def scan_statement(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int
     cells[KEY_AT, row], cells[KEY_END, row] = key_at, key_end
     cells[TUPLE_AT, row], cells[TUPLE_END, row] = tuple_at, tuple_end
     kind = cells[TYPE, row]
-    if at != end or space_id < 0:
+    if at != end or space_id < 0 or space_id > SPACE_ID_MAX:
         return 0
     if kind == RequestType.SELECT:
         return 1 if key_at >= 0 and tuple_at < 0 and limit > 0 else 0

@@ -23,7 +23,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 PACKAGE = Path(__file__).parent.parent
-SOURCES = ("kernels", "iproto", "xlog")
+SOURCES = ("kernels", "iproto", "xlog", "box")
 """Packages whose modules hold kernels, or constants that are compiled into them."""
 
 KEPT_S = 24 * 3600
