@@ -1,0 +1,127 @@
+"""An index keeps its tuples findable and in order, however writes and reads follow each other."""
+
+from __future__ import annotations
+
+import bisect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowstone.box.index import Index
+from flowstone.box.keys import Key, Span
+from tests.box.spaces import box_with, definition, on
+
+KEYS = st.integers(0, 12)
+WRITES = st.tuples(KEYS, st.none() | st.binary(min_size=1, max_size=1))
+BULK = st.lists(KEYS, min_size=1, max_size=5, unique=True)
+
+
+def index_of(type: str = "tree", parts: str = "0:unsigned") -> Index:
+    index = box_with(definition(512, on(parts, type=type))).space(512).primary
+    assert index is not None
+    return index
+
+
+@given(st.lists(WRITES | BULK | st.none(), max_size=60))
+def test_the_order_is_right_whenever_it_is_asked_for(
+    program: list[tuple[int, bytes | None] | list[int] | None],
+) -> None:
+    """None is a read in order; a list stands for keys that somebody put into the map in bulk."""
+    index = index_of()
+    wanted: dict[Key, bytes] = {}
+    for step in program:
+        if step is None:
+            assert list(index.scan()) == sorted(wanted.items())
+        elif isinstance(step, list):
+            fresh: list[Key] = [key for key in step if key not in wanted]
+            new = dict.fromkeys(fresh, b"bulk")
+            index.map.update(new)
+            index.add_fresh(fresh)
+            wanted |= new
+        else:
+            key, value = step
+            assert index.set(key, value) == wanted.pop(key, None)
+            if value is not None:
+                wanted[key] = value
+        assert len(index) == len(wanted)
+    assert list(index.scan()) == sorted(wanted.items())
+
+
+BOUNDS = st.none() | st.integers(-1, 13)
+
+
+@given(st.sets(KEYS), BOUNDS, BOUNDS, st.booleans())
+def test_a_span_is_read_from_low_up_to_but_without_high(
+    keys: set[int], low: int | None, high: int | None, reverse: bool
+) -> None:
+    index, ordered = index_of(), sorted(keys)
+    for key in ordered:
+        index.set(key, b"%d" % key)
+    first = 0 if low is None else bisect.bisect_left(ordered, low)
+    last = len(ordered) if high is None else bisect.bisect_left(ordered, high)
+    wanted = ordered[first:last][:: -1 if reverse else 1]
+    span = Span(low, high, reverse)
+    assert [key for key, _ in index.scan(span)] == wanted
+    assert index.count(span) == len(wanted)
+    for key in ordered:
+        assert index.get(key) == b"%d" % key
+
+
+def test_a_key_that_went_and_came_back_stands_there_once() -> None:
+    index = index_of()
+    for _ in range(3):
+        index.set(5, b"a")
+        index.set(5, None)
+        index.set(5, b"b")
+        assert list(index.scan()) == [(5, b"b")]
+
+
+def test_many_keys_that_went_are_forgotten_at_once_and_few_one_by_one() -> None:
+    for gone in (10, 900):
+        index = index_of()
+        for key in range(1000):
+            index.set(key, b"x")
+        assert index.count(Span(0, 500, False)) == 500
+        for key in range(gone):
+            index.set(key, None)
+        assert [key for key, _ in index.scan()] == list(range(gone, 1000))
+
+
+def test_a_hash_index_has_its_tuples_and_no_order() -> None:
+    index = index_of("hash")
+    for key in (5, 3, 9):
+        index.set(key, b"%d" % key)
+    index.set(3, None)
+    assert not index.is_ordered
+    assert dict(index.scan()) == {5: b"5", 9: b"9"}
+    assert index.count(Span(None, None, False)) == 2
+
+
+@pytest.mark.parametrize("type", ["tree", "hash"])
+def test_random_gives_every_tuple_by_some_number(type: str) -> None:
+    index = index_of(type)
+    assert index.random(7) is None
+    for key in range(4):
+        index.set(key, b"%d" % key)
+    assert {index.random(number) for number in range(100, 104)} == {b"0", b"1", b"2", b"3"}
+
+
+def test_kinds_that_we_do_not_serve_are_known_as_such() -> None:
+    assert index_of().is_served
+    assert index_of("hash").is_served
+    assert not index_of("rtree", "0:array").is_served
+    assert not index_of("bitset").is_served
+
+
+def test_every_open_view_is_told_what_stood_there_before() -> None:
+    box = box_with(definition(512, on("0:unsigned")))
+    index = box.space(512).index(0)
+    index.set(1, b"old")
+    with box.open_view() as first:
+        index.set(1, b"newer")
+        with box.open_view() as second:
+            index.set(1, None)
+            index.set(2, b"other")
+        assert first.changes == {index: {1: b"old", 2: None}}
+        assert second.changes == {}

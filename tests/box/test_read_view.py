@@ -1,0 +1,125 @@
+"""A read view shows all spaces as they were when it was opened, whatever is written since."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowstone.box import statements
+from flowstone.box.box import Box
+from flowstone.box.index import Index
+from flowstone.box.keys import Key, Span
+from flowstone.box.read_view import Layer, contains, successor
+from flowstone.box.system import TRUNCATE_ID
+from flowstone.iproto.msgpack import pack
+from tests.box.spaces import box_with, definition, on
+
+KEYS = st.integers(0, 9)
+CONTENT = st.dictionaries(KEYS, st.binary(min_size=1, max_size=1))
+WRITES = st.lists(st.tuples(KEYS, st.none() | st.binary(min_size=1, max_size=1)), max_size=12)
+SPANS = st.builds(Span, st.none() | KEYS, st.none() | KEYS, st.booleans())
+
+
+def box_of(type: str = "tree") -> tuple[Box, Index]:
+    box = box_with(definition(512, on("0:unsigned", type=type)))
+    return box, box.space(512).index(0)
+
+
+def within(content: dict[Key, bytes], span: Span) -> list[tuple[Key, bytes]]:
+    found: list[Any] = [(key, content[key]) for key in content if contains(span, key)]
+    return sorted(found, reverse=span.reverse)
+
+
+@given(CONTENT, WRITES, SPANS)
+def test_a_view_reads_what_was_there(
+    content: dict[Key, bytes], writes: list[tuple[int, bytes | None]], span: Span
+) -> None:
+    box, index = box_of()
+    for key, value in content.items():
+        index.set(key, value)
+    with box.open_view() as view:
+        for key, new in writes:
+            index.set(key, new)
+        assert list(view.scan(index, span)) == within(content, span)
+        assert {key: view.get(index, key) for key in range(10)} == {key: content.get(key) for key in range(10)}
+
+
+@given(CONTENT, st.dictionaries(KEYS, st.none() | st.binary(max_size=1)), SPANS)
+def test_a_layer_is_its_base_with_the_changes_over_it(
+    content: dict[Key, bytes], changes: dict[Key, bytes | None], span: Span
+) -> None:
+    _, index = box_of()
+    for key, value in content.items():
+        index.set(key, value)
+    wanted = {key: value for key, value in (content | changes).items() if value is not None}
+    layer = Layer(index, dict(changes), is_ordered=True)
+    assert list(layer.scan(span)) == within(wanted, span)
+    over = Layer(layer, {5: b"top", 6: None}, is_ordered=True)
+    wanted = {key: value for key, value in (wanted | {5: b"top"}).items() if key != 6}
+    assert list(over.scan(span)) == within(wanted, span)
+
+
+@pytest.mark.parametrize("type", ["tree", "hash"])
+@given(content=CONTENT, size=st.integers(1, 4), writes=st.lists(WRITES, max_size=12))
+def test_slices_are_the_whole_view_with_anything_written_between_them(
+    type: str, content: dict[Key, bytes], size: int, writes: list[list[tuple[int, bytes | None]]]
+) -> None:
+    box, index = box_of(type)
+    for key, value in content.items():
+        index.set(key, value)
+    found: list[bytes] = []
+    with box.open_view() as view:
+        for piece in view.slices(index, size):
+            assert 0 < len(piece) <= size
+            found += piece
+            for key, new in writes.pop() if writes else ():
+                index.set(key, new)
+    wanted = [value for _, value in within(content, Span(None, None, False))]
+    assert found == wanted if type == "tree" else sorted(found) == sorted(wanted)
+
+
+def test_views_of_several_moments_do_not_mix() -> None:
+    box, index = box_of()
+    views = []
+    for number in range(5):
+        views.append(box.open_view())
+        index.set(1, b"%d" % number)
+    assert [view.get(index, 1) for view in views] == [None, b"0", b"1", b"2", b"3"]
+    for view in views[1::2]:
+        view.close()
+    index.set(1, None)
+    assert [view.get(index, 1) for view in views[::2]] == [None, b"1", b"3"]
+
+
+def test_a_view_keeps_a_truncated_and_a_dropped_space() -> None:
+    box, index = box_of()
+    space = box.space(512)
+    transaction = box.begin()
+    statements.insert(transaction, space, pack((1,)))
+    with box.open_view() as view:
+        statements.replace(transaction, box.space(TRUNCATE_ID), pack((512, 1)))
+        statements.insert(transaction, box.space(512), pack((2,)))
+        assert list(view.spaces[512].tuples()) == [pack((1,))]
+        assert list(box.space(512).tuples()) == [pack((2,))]
+        box.remove_space(512)
+        assert [raw for _, raw in view.scan(index)] == [pack((1,))]
+
+
+def test_a_closed_view_costs_nothing_any_more() -> None:
+    box, index = box_of()
+    view = box.open_view()
+    index.set(1, b"a")
+    view.close()
+    view.close()
+    index.set(2, b"b")
+    assert view.changes == {}
+    assert box.views == []
+
+
+def test_nothing_stands_between_a_key_and_its_successor() -> None:
+    assert successor(5) == 6
+    assert successor(b"ab") == b"ab\0"
+    assert b"ab" < b"ab\0" <= b"ab\0" < b"ab\0\0" < b"abc"
