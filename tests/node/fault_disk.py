@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import posixpath
+from collections.abc import Callable
 from random import Random
 from typing import Any, Literal, Self
 
@@ -35,6 +36,7 @@ class FaultDisk:
         self.room: int | None = None
         self.life: int | None = None
         self.broken: set[str] = set()
+        self.on_death: Callable[[], object] = lambda: None
         self.appends = 0
         self.syncs = 0
 
@@ -164,6 +166,7 @@ class FaultFile:
             if len(data) > disk.life:
                 self.inode.data += data[: disk.life]
                 disk.life = -1
+                disk.on_death()
                 raise Died
             disk.life -= len(data)
         if disk.room is not None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
@@ -36,6 +36,8 @@ from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.writer import SnapWriter
 
 LOG = logging.getLogger("flowstone.node")
+
+T = TypeVar("T")
 
 CHECKPOINT_INTERVAL = 3600.0
 CHECKPOINT_WAL_THRESHOLD = 10**18
@@ -216,27 +218,37 @@ async def write_snapshot(
     wrong nothing of the file remains.
     """
     meta = Meta(FileType.SNAP, instance_uuid, vclock.to_mapping(), version=dialect.version_text)
-    blocking = outside.blocking
     try:
-        writer = await blocking(SnapWriter, outside.disk, memtx_dir, meta, outside.clock.wall())
+        writer = await _by_worker(outside, SnapWriter, outside.disk, memtx_dir, meta, outside.clock.wall())
     except OSError as error:
         refused = error.filename if isinstance(error.filename, str) else memtx_dir
         raise WriteFailed(refused, 0, error, is_usable=False) from error
     try:
         for space in _system_first(view):
             if space is None:
-                await blocking(_add_states, writer, dialect, synchro)
+                await _by_worker(outside, _add_states, writer, dialect, synchro)
                 continue
             assert space.primary is not None
             group_id = GROUP_LOCAL if space.definition.is_local else 0
             for tuples in slices(view, space.primary, SLICE):
-                await blocking(writer.add_tuples, space.id, tuples, group_id)
-        path: str = await blocking(writer.finish)
+                await _by_worker(outside, writer.add_tuples, space.id, tuples, group_id)
+        return await _by_worker(outside, writer.finish)
     except BaseException:
         with suppress(OSError):
             writer.abandon()
         raise
-    return path
+
+
+async def _by_worker(outside: Outside, work: Callable[..., T], *arguments: object) -> T:
+    """As `outside.blocking`, but a caller who is cancelled leaves only when the worker has: they share a file."""
+    task = asyncio.get_running_loop().create_task(outside.blocking(work, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(BaseException):
+                await asyncio.shield(task)
+        raise
 
 
 def _system_first(view: ReadView) -> Iterator[Space | None]:

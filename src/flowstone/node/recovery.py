@@ -7,6 +7,7 @@ identity, the last log, the state of elections and of the limbo) is in `Recovere
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import posixpath
 import re
@@ -28,7 +29,7 @@ from flowstone.outside import AlreadyLocked, Disk, Lock, Outside
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import LogGap
-from flowstone.xlog.reader import Chunk, EndingKind, LogFile, Slab
+from flowstone.xlog.reader import EndingKind, LogFile, Slab
 
 LOG = logging.getLogger("flowstone.node")
 
@@ -236,11 +237,26 @@ async def _read_logs(
 
 
 async def _slabs(outside: Outside, file: LogFile) -> AsyncIterator[Slab]:
-    """The decoded chunks of a file; the next one is decoded elsewhere while the caller works on this one."""
-    for chunk in file.chunks():
-        slab = await outside.blocking(Chunk.decode, chunk)
-        file.skipped.extend(slab.skipped)
-        yield slab
+    """The decoded chunks of a file; the next one is read and decoded elsewhere while the caller works on this one."""
+    chunks = file.chunks()
+
+    def decode_next() -> Slab | None:
+        chunk = next(chunks, None)
+        return None if chunk is None else chunk.decode()
+
+    def begin() -> asyncio.Task[Slab | None]:
+        return asyncio.get_running_loop().create_task(outside.blocking(decode_next))
+
+    ahead = begin()
+    try:
+        while (slab := await ahead) is not None:
+            ahead = begin()
+            # Once round the loop, so that the worker starts before this thread is busy.
+            await outside.clock.sleep(0)
+            file.skipped.extend(slab.skipped)
+            yield slab
+    finally:
+        ahead.cancel()
 
 
 def _report_skipped(file: LogFile, report: Report) -> None:

@@ -45,7 +45,7 @@ class RecoveryError(FlowstoneError):
     """A row that cannot be applied: `path` and the LSN say which."""
 
     def __init__(self, path: str, what: str, cause: FlowstoneError) -> None:
-        super().__init__(f"{path}: cannot apply {what}: {cause}", hint="go on without it with force_recovery")
+        super().__init__(f"{path}: cannot apply {what}: {cause.message}", hint="go on without it with force_recovery")
         self.path = path
 
 
