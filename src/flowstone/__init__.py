@@ -16,9 +16,47 @@ if TYPE_CHECKING:
     import pyarrow
 
     from flowstone.history.reading import Report
+    from flowstone.iproto.errors import TarantoolError
+    from flowstone.node.changes import Change
+    from flowstone.node.node import Node
+    from flowstone.node.spaces import Index, Space
+    from flowstone.node.transactions import Transaction, View
+    from flowstone.node.tuples import Tuple
 
 __version__ = "0.1.0"
-__all__ = ["FlowstoneError", "__version__", "read_log"]
+__all__ = [
+    "Change",
+    "FlowstoneError",
+    "Index",
+    "Node",
+    "Space",
+    "TarantoolError",
+    "Transaction",
+    "Tuple",
+    "View",
+    "__version__",
+    "read_log",
+]
+
+_LATER = {
+    "Change": "node.changes",
+    "Index": "node.spaces",
+    "Node": "node.node",
+    "Space": "node.spaces",
+    "TarantoolError": "iproto.errors",
+    "Transaction": "node.transactions",
+    "Tuple": "node.tuples",
+    "View": "node.transactions",
+}
+"""Where each name lives: who only reads logs need not load a node."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module 'flowstone' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"flowstone.{_LATER[name]}"), name)
 
 
 def read_log(

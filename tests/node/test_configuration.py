@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,6 @@ UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
 REFUSED: tuple[dict[str, Any], ...] = (
     {"checkpoint_count": 0},
     {"wal_mode": "sometimes"},
-    {"readahead": 1},
     {"listen": "a b"},
     {"listen": "localhost"},
     {"listen": True},
@@ -158,3 +158,18 @@ def test_a_changed_configuration_says_what_differs() -> None:
     before = configure({})
     after = before.changed({"read_only": True, "checkpoint_count": 2, "wal_mode": "write"})
     assert before.differences(after) == ["read_only"]
+
+
+def documented() -> str:
+    """The table of docs/configuration.md, as the options have it."""
+    lines = ["| option | type | default | at run time | what |", "|---|---|---|---|---|"]
+    for option in OPTIONS.values():
+        default = "" if option.default is None else f"`{json.dumps(option.default)}`"
+        when = "yes" if option.is_dynamic else ""
+        lines.append(f"| `{option.name}` | {', '.join(option.types)} | {default} | {when} | {option.help} |")
+    return "\n".join(lines)
+
+
+def test_the_documentation_has_every_option_as_it_is() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    assert documented() in text

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 
-from flowstone.cli import cat, console, demo, play
+from flowstone.cli import cat, console, demo, play, serve
 from flowstone.cli.output import naming_stdout
 
 P = ParamSpec("P")
@@ -23,13 +23,16 @@ P = ParamSpec("P")
 EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server refused a row or is gone;
 2 the command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted."""
 
+SERVE_EXIT_CODES = """Exit codes: 0 stopped by a signal; 1 it cannot start: the directory is in use or damaged, or the
+address is taken; 2 the command line, the environment, the file or a path in them is wrong."""
+
 app = typer.Typer(
     name="flowstone",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Read, convert and replay the logs of Tarantool replica sets. No Tarantool is needed.",
+    help="Read, convert and replay the logs of Tarantool replica sets, and serve their data. No Tarantool is needed.",
     epilog="Example: `flowstone cat --format table /var/lib/tarantool/instance`",
 )
 
@@ -54,6 +57,7 @@ def _quiet(command: Callable[P, int]) -> Callable[P, int]:
 
 app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(cat.cat))
 app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(play.play))
+app.command("serve", epilog=f"{serve.EXAMPLE}\n\n{SERVE_EXIT_CODES}")(_quiet(serve.serve))
 app.command("demo", epilog=demo.EXAMPLE)(_quiet(demo.demo))
 
 
@@ -81,6 +85,7 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and gives its exit code; nothing is raised."""
+    serve.declare_options(every="serve" in arguments)
     try:
         code = app(args=list(arguments), prog_name="flowstone", standalone_mode=False)
     except KeyboardInterrupt:

@@ -241,13 +241,10 @@ class Configuration:
         "string", None, "Name of the replica set; default: a new one, or that of the snapshot.", _no_uuid
     )
     net_msg_max: int = _option(
-        "number", 768, "Requests in flight, of all connections.", _below(2, "minimal value is 2"), dynamic=True
-    )
-    readahead: int = _option(
         "number",
-        16320,
-        "Bytes of requests that are read ahead from one connection.",
-        _outside(128, INTEGER_MAX, "specified value is out of bounds"),
+        768,
+        "Requests of one connection that may be in flight; the next ones wait.",
+        _below(2, "minimal value is 2"),
         dynamic=True,
     )
     connections_max: int = _option(
@@ -257,15 +254,19 @@ class Configuration:
         _below(1, "the value must not be less than one"),
         dynamic=True,
     )
+    packet_size_max: int = _option(
+        "number",
+        128 * 1024 * 1024,
+        "Bytes of the largest packet; before authentication it is 64 KiB.",
+        _outside(1024, INTEGER_MAX, "specified value is out of bounds"),
+        dynamic=True,
+    )
     txn_timeout: float = _option(
         "number",
         365 * 100 * 86400.0,
         "Seconds after which an open transaction is rolled back.",
         _not_above(0, "the value must be greather than 0"),
         dynamic=True,
-    )
-    too_long_threshold: float = _option(
-        "number", 0.5, "Seconds after which a request is named in the log.", dynamic=True
     )
     memtx_max_tuple_size: int = _option(
         "number",

@@ -42,7 +42,11 @@ class Tuple(msgspec.Struct, gc=False, eq=False):
         """By number from 0, or by name. A named field behind the end of this tuple is None, as in Tarantool."""
         values = self._values
         if values is None:
-            values = self._values = decode(self.raw)
+            # What `decode` does, without the call: this is what reading a field costs.
+            try:
+                values = self._values = _decode_plain(self.raw)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                values = self._values = unpack(self.raw)
         if type(field) is not str:
             return values[field]  # type: ignore[index]
         number = self._numbers[field]

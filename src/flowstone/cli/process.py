@@ -1,0 +1,108 @@
+"""A node as a process: its signals, its log, and reading its configuration again.
+
+What a node does, `flowstone.Node` does in any program; here it is only told when to stop, to reload, to snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from flowstone.cli import settings
+from flowstone.cli.console import OK, say
+from flowstone.errors import FlowstoneError
+from flowstone.node.configuration import LOG_LEVELS
+from flowstone.node.node import Node
+
+SEVERITIES: Final = {
+    "fatal": logging.CRITICAL,
+    "syserror": logging.ERROR,
+    "error": logging.ERROR,
+    "crit": logging.ERROR,
+    "warn": logging.WARNING,
+    "info": logging.INFO,
+    "verbose": logging.INFO - 5,
+    "debug": logging.DEBUG,
+}
+
+
+class Process:
+    """A node and what the operating system tells it."""
+
+    def __init__(self, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+        self._defaults = defaults
+        self._settings = self._read()
+        self._stopping = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._log = logging.getLogger("flowstone")
+
+    def _read(self) -> settings.Settings:
+        return settings.read_settings(self._arguments, os.environ, self._defaults)
+
+    async def run(self) -> int:
+        start_log()
+        set_level(self._settings.options)
+        for name in self._settings.strangers:
+            self._log.warning("the environment variable %s is no option of a node", name)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        async with Node(**self._settings.options, user=self._settings.user, pid=os.getpid()) as node:
+            loop.add_signal_handler(signal.SIGHUP, self._start, self._reload, node)
+            loop.add_signal_handler(signal.SIGUSR1, self._start, self._snapshot, node)
+            say("ready")
+            await self._stopping.wait()
+            for task in self._tasks:
+                task.cancel()
+        self._log.info("stopped")
+        return OK
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._log.info("stopping: %s", number.name)
+        self._stopping.set()
+        for each in (signal.SIGTERM, signal.SIGINT):  # who cannot wait may say it again
+            asyncio.get_running_loop().remove_signal_handler(each)
+
+    def _start(self, work: Callable[[Node], Coroutine[Any, Any, None]], node: Node) -> None:
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(asyncio.get_running_loop().create_task(self._attempt(work, node)))
+
+    async def _attempt(self, work: Callable[[Node], Coroutine[Any, Any, None]], node: Node) -> None:
+        try:
+            await work(node)
+        except (FlowstoneError, OSError) as error:
+            self._log.error("%s", error)
+
+    async def _reload(self, node: Node) -> None:
+        wanted = self._read()
+        gone = {name: None for name in self._settings.options if name not in wanted.options}
+        changed = await node.reconfigure(**wanted.options, **gone)
+        self._settings = wanted
+        set_level(wanted.options)
+        self._log.info("configuration read again; changed: %s", ", ".join(changed) or "nothing")
+
+    async def _snapshot(self, node: Node) -> None:
+        await node.snapshot()
+
+
+def start_log() -> None:
+    """The log goes to stderr, a line per event."""
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+    handler.setFormatter(formatter)
+    log = logging.getLogger("flowstone")
+    log.handlers = [handler]
+    log.propagate = False
+
+
+def set_level(options: Mapping[str, Any]) -> None:
+    """From now on what is less grave than `log_level` is not logged."""
+    level = options.get("log_level", "info")
+    name = LOG_LEVELS[int(level)] if level.isdecimal() else level
+    logging.getLogger("flowstone").setLevel(SEVERITIES[name])

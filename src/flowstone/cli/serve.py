@@ -1,0 +1,90 @@
+"""`flowstone serve`: the command line of a node.
+
+The options are those of `node/configuration.py`, spelled with dashes; how they are weighed is in `settings.py`, and
+the process that runs the node in `process.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from flowstone.node.configuration import Option
+
+EXAMPLE = (
+    "Example: `FLOWSTONE_USER=app:secret flowstone serve --listen 127.0.0.1:3301 --work-dir data --wal-mode fsync`"
+)
+
+DEFAULTS: Final = {"listen": "127.0.0.1:3301", "work_dir": "data"}
+"""Where the command's defaults are not those of `box.cfg`: who starts it with no option gets a node on loopback."""
+
+METAVARS: Final = {"listen": "URI", "file": "FILE", "dir": "DIR", "uuid": "UUID", "mode": "MODE"}
+"""By the last word of an option's name."""
+
+NO: Final = "no_"
+
+
+def serve(**arguments: Any) -> int:
+    """Run a node that any Tarantool client can talk to.
+
+    Options weigh more than the environment, that more than the file. The log goes to stderr and ends the start with
+    the line `ready`. SIGTERM and SIGINT stop the node, SIGHUP reads the file again and applies what may change at run
+    time, SIGUSR1 makes a snapshot.
+    """
+    from flowstone.cli import event_loop
+    from flowstone.cli.process import Process
+
+    chosen = {name: value for name, value in arguments.items() if value is not None and not name.startswith(NO)}
+    for name in arguments:
+        if name.startswith(NO) and arguments[name]:
+            chosen[name.removeprefix(NO)] = False
+    return event_loop.run(Process(chosen, DEFAULTS).run())
+
+
+# --- the command line ----------------------------------------------------------------------------------------
+
+
+def declare_options(*, every: bool) -> None:
+    """Gives the command its options; who runs another one need not load what most of them are made from."""
+    parameters = _first_parameters()
+    if every:
+        from flowstone.node.configuration import OPTIONS
+
+        parameters += [parameter for option in OPTIONS.values() for parameter in _option_parameters(option)]
+    serve.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+
+
+def _first_parameters() -> list[inspect.Parameter]:
+    config = typer.Option("--config", metavar="FILE", help="TOML file with options, spelled as in box.cfg.")
+    user = typer.Option(
+        "--user",
+        metavar="NAME:PASSWORD",
+        help="First user, who may do everything; made with new data only. Better in FLOWSTONE_USER: "
+        "command lines can be seen by others.",
+    )
+    return [_parameter("config", str, config), _parameter("user", str, user)]
+
+
+def _option_parameters(option: Option) -> Iterator[inspect.Parameter]:
+    if option.types == ("boolean",):
+        off = option.dashed.replace("--", "--no-", 1)
+        yield _parameter(option.name, bool, typer.Option(option.dashed, help=option.help))
+        yield _parameter(f"{NO}{option.name}", bool, typer.Option(off, hidden=True))
+        return
+    default = DEFAULTS.get(option.name, option.default)
+    text = option.help if default is None else f"{option.help} Default: {_shown(default)}"
+    metavar = METAVARS.get(option.name.rpartition("_")[2], "NUMBER" if option.types == ("number",) else "TEXT")
+    yield _parameter(option.name, str, typer.Option(option.dashed, metavar=metavar, help=text))
+
+
+def _shown(default: Any) -> str:
+    return f"{default:.10g}".replace("e+", "e") if isinstance(default, int | float) else str(default)
+
+
+def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
+    annotation: Any = Annotated[kind | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -1,0 +1,112 @@
+"""Where the options of a node come from: the command line, the environment, a TOML file, in this order of weight.
+
+Each value remembers the place it was given at, so that a complaint can name it. What an option is and which values it
+takes is `node/configuration.py`'s part. Passwords are kept out of complaints.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowstone.cli.console import UsageError
+from flowstone.iproto.errors import TarantoolError
+from flowstone.node.configuration import OPTIONS, Option
+
+PREFIX: Final = "FLOWSTONE_"
+USER: Final = "user"
+CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
+USER_VARIABLE: Final = f"{PREFIX}USER"
+OTHER_VARIABLES: Final = frozenset((CONFIG_VARIABLE, USER_VARIABLE, f"{PREFIX}KERNEL_CACHE", f"{PREFIX}SCALE"))
+"""Variables of ours that are no options of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a node is to be told, and the first user, as name and password, where one was asked for."""
+
+    options: Mapping[str, Any]
+    user: tuple[str, str] | None
+    strangers: tuple[str, ...]
+    """Environment variables that look like options and are none."""
+
+
+def read_settings(
+    arguments: Mapping[str, Any], environment: Mapping[str, str], defaults: Mapping[str, Any]
+) -> Settings:
+    """The settings that the command line `arguments` and the environment ask for, `config`, a TOML file, included.
+
+    `defaults` stand in for the options' own.
+    """
+    path = arguments.get("config") or environment.get(CONFIG_VARIABLE)
+    file = read_file(path) if path else {}
+    chosen: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        value, place = None, option.dashed
+        if name in arguments:
+            value = _parsed(option, arguments[name])
+        elif option.variable in environment:
+            value, place = _parsed(option, environment[option.variable]), option.variable
+        elif name in file:
+            value, place = file[name], f"{name} in {path}"
+        elif name in defaults:
+            value = defaults[name]
+        else:
+            continue
+        chosen[name] = _accepted(option, value, place)
+    return Settings(chosen, _user(arguments, environment, file, path), _strangers(environment))
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """The keys of a TOML file, each of which must be an option, or `user`."""
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}", hint="write it as TOML, an option per line: wal_mode = 'fsync'") from None
+    for name in found:
+        if name not in OPTIONS and name != USER:
+            raise UsageError(f"{path}: there is no option {name}", hint=_hint(name))
+    return found
+
+
+def _hint(name: str) -> str:
+    near = difflib.get_close_matches(name.replace("-", "_").lower(), [*OPTIONS, USER], 1)
+    return f"did you mean {near[0]}?" if near else "flowstone serve --help lists them"
+
+
+def _parsed(option: Option, value: Any) -> Any:
+    """Options of the command line are text, switches apart."""
+    return option.parse(value) if isinstance(value, str) else value
+
+
+def _accepted(option: Option, value: Any, place: str) -> Any:
+    try:
+        return option.accept(value)
+    except TarantoolError as error:
+        raise UsageError(f"{error.message} (given as {place})") from None
+
+
+def _user(
+    arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any], path: str | None
+) -> tuple[str, str] | None:
+    text: Any = arguments.get(USER)
+    place = "--user"
+    if text is None and USER_VARIABLE in environment:
+        text, place = environment[USER_VARIABLE], USER_VARIABLE
+    if text is None and USER in file:
+        text, place = file[USER], f"{USER} in {path}"
+    if text is None or text == "":
+        return None
+    name, colon, password = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if not name or not colon or not password:
+        raise UsageError(f"{place} is no user", hint="write it as NAME:PASSWORD")
+    return name, password
+
+
+def _strangers(environment: Mapping[str, str]) -> tuple[str, ...]:
+    known = {option.variable for option in OPTIONS.values()} | OTHER_VARIABLES
+    return tuple(sorted(name for name in environment if name.startswith(PREFIX) and name not in known))

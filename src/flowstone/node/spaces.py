@@ -1,0 +1,461 @@
+"""Spaces and indexes as Python objects: of a running node, inside a transaction, or in a read view.
+
+Reads are plain calls and see memory. Changes of a node's spaces are awaited and return when they are as durable as
+`wal_mode` says; inside a transaction they are plain calls, and leaving the transaction is awaited. A handle names a
+space by its id and follows it through changes of its definition. The checks are those of `box/statements.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from flowstone.box import ddl, statements
+from flowstone.box.index import Index as BoxIndex
+from flowstone.box.keys import Key, KeyKind, Span
+from flowstone.box.read_view import ReadView
+from flowstone.box.space import Space as BoxSpace
+from flowstone.box.transaction import Transaction as BoxTransaction
+from flowstone.iproto import errors
+from flowstone.iproto.msgpack import pack
+from flowstone.node.tuples import Tuple, field_numbers
+
+if TYPE_CHECKING:
+    from flowstone.box.box import Box
+
+T = TypeVar("T")
+
+Fields = Sequence[Any] | Mapping[str, Any] | Tuple
+"""A tuple to be stored: its fields in order, or by name."""
+
+Operation = Sequence[Any]
+"""An operation of UPDATE and UPSERT: `("+", "stock", 1)`, `("=", 2, "new")`; fields by name or number from 0."""
+
+ITERATORS: Final = {"EQ": 0, "REQ": 1, "ALL": 2, "LT": 3, "LE": 4, "GE": 5, "GT": 6}
+
+PYTHON_TYPES: Final = {KeyKind.INTEGER: int, KeyKind.STRING: str}
+"""What a single-part key of an index is in Python, where its entries are looked up without encoding."""
+
+
+class Writer(Protocol):
+    """What carries out changes of a node's spaces."""
+
+    @property
+    def box(self) -> Box: ...
+
+    async def write(self, statement: Callable[[BoxTransaction], T]) -> T:
+        """Runs `statement` in a transaction of its own, and returns its result when that is in the log."""
+        ...
+
+
+class Reads:
+    """Reading through one index of one space."""
+
+    def __init__(self, space_id: int, index_id: int) -> None:
+        self._space_id = space_id
+        self._index_id = index_id
+
+    def _begin(self) -> BoxTransaction:
+        """A transaction to read with."""
+        raise NotImplementedError
+
+    def _space(self, transaction: BoxTransaction) -> BoxSpace:
+        return transaction.space(self._space_id)
+
+    def _numbers(self, space: BoxSpace) -> Mapping[str, int]:
+        return field_numbers(space.format.field_names)
+
+    def get(self, key: Any) -> Tuple | None:
+        """The tuple with this key of a unique index; None if there is none."""
+        transaction = self._begin()
+        space = self._space(transaction)
+        raw = statements.get(transaction, space, self._index_id, pack_key(key))
+        return None if raw is None else Tuple(raw, self._numbers(space))
+
+    def select(
+        self,
+        key: Any = (),
+        *,
+        iterator: str | int = "EQ",
+        limit: int = statements.LIMIT_MAX,
+        offset: int = 0,
+        after: Tuple | bytes | None = None,
+    ) -> list[Tuple]:
+        """The tuples that match `key`, all for an empty one; `after`: from behind this tuple, or position, on."""
+        transaction = self._begin()
+        space = self._space(transaction)
+        if isinstance(after, Tuple):
+            after = statements.position_of(space.index(self._index_id), after.raw)
+        found = statements.select(
+            transaction,
+            space,
+            self._index_id,
+            iterator=iterator_number(iterator),
+            offset=offset,
+            limit=limit,
+            key=pack_key(key),
+            after=after,
+        )
+        numbers = self._numbers(space)
+        return [Tuple(raw, numbers) for raw in found]
+
+    def count(self, key: Any = (), *, iterator: str | int = "EQ") -> int:
+        """How many tuples `select` would give."""
+        transaction = self._begin()
+        space = self._space(transaction)
+        kind = iterator_number(iterator)
+        return statements.count(transaction, space, self._index_id, iterator=kind, key=pack_key(key))
+
+    def min(self, key: Any = ()) -> Tuple | None:
+        """The first of the tuples that match `key`, in the order of the index."""
+        return self._edge(key, "EQ", "min")
+
+    def max(self, key: Any = ()) -> Tuple | None:
+        """The last of the tuples that match `key`."""
+        return self._edge(key, "REQ", "max")
+
+    def _edge(self, key: Any, iterator: str, name: str) -> Tuple | None:
+        transaction = self._begin()
+        space = self._space(transaction)
+        index = space.index(self._index_id)
+        if not index.is_ordered:
+            definition = index.definition
+            raise errors.UnsupportedIndexFeature(
+                f"Index '{definition.name}' ({definition.type.upper()}) of space '{space.name}'"
+                f" ({space.definition.engine}) does not support {name}()"
+            )
+        found = self.select(key, iterator=iterator, limit=1)
+        return found[0] if found else None
+
+    def __len__(self) -> int:
+        return self.count(iterator="ALL")
+
+    def __iter__(self) -> Iterator[Tuple]:
+        """All tuples, in the order of the index, as of now."""
+        return iter(self.select(iterator="ALL"))
+
+    def __contains__(self, key: Any) -> bool:
+        return self.get(key) is not None
+
+
+class Index(Reads):
+    """An index of a node's space. `get` of a plain key costs little more than a look into a dictionary."""
+
+    def __init__(self, writer: Writer, space_id: int, index_id: int) -> None:
+        super().__init__(space_id, index_id)
+        self._writer = writer
+        self._box = writer.box
+        self._learn()
+
+    def _learn(self) -> None:
+        """Notes what `get` needs, as of this version of the schema."""
+        self._schema_version = self._box.schema_version
+        self._definition = space = self._box.space(self._space_id)
+        self._field_numbers = field_numbers(space.format.field_names)
+        self._plain_key: type | None = None
+        self._look_up: Callable[[Any], bytes | None] = _nothing
+        index = space.indexes.get(self._index_id)
+        if index is not None and index.is_served and space.definition.engine != "sysview":
+            self._plain_key = PYTHON_TYPES.get(index.key.kind)
+            self._look_up = index.map.get if self._plain_key is int else _by_text(index)
+
+    def _begin(self) -> BoxTransaction:
+        return self._box.begin()
+
+    def _space(self, transaction: BoxTransaction) -> BoxSpace:
+        if self._schema_version != self._box.schema_version:
+            self._learn()
+        return self._definition
+
+    def _numbers(self, space: BoxSpace) -> Mapping[str, int]:
+        return self._field_numbers
+
+    def get(self, key: Any) -> Tuple | None:
+        """The tuple with this key of a unique index; None if there is none."""
+        if type(key) is self._plain_key and self._schema_version == self._box.schema_version:
+            raw = self._look_up(key)
+            if raw is not None:
+                return Tuple(raw, self._field_numbers)
+        return super().get(key)  # which knows why there is nothing
+
+    @property
+    def name(self) -> str:
+        return self._box.space(self._space_id).index(self._index_id).definition.name
+
+    async def update(self, key: Any, operations: Iterable[Operation]) -> Tuple | None:
+        """Changes the tuple with this key; the new tuple, or None if there was none."""
+        raw_key, raw_operations = pack_key(key), pack(list(operations))
+        return await self._write(
+            lambda transaction, space: statements.update(transaction, space, self._index_id, raw_key, raw_operations)
+        )
+
+    async def delete(self, key: Any) -> Tuple | None:
+        """Removes the tuple with this key; the tuple that went, or None."""
+        raw_key = pack_key(key)
+        return await self._write(
+            lambda transaction, space: statements.delete(transaction, space, self._index_id, raw_key)
+        )
+
+    async def _write(self, statement: Callable[[BoxTransaction, BoxSpace], bytes | None]) -> Tuple | None:
+        raw = await self._writer.write(lambda transaction: statement(transaction, self._space(transaction)))
+        return None if raw is None else Tuple(raw, self._field_numbers)
+
+
+class Space(Index):
+    """A space of a node, read through its primary index where no other is named."""
+
+    def __init__(self, writer: Writer, space_id: int) -> None:
+        super().__init__(writer, space_id, 0)
+
+    @property
+    def id(self) -> int:
+        return self._space_id
+
+    @property
+    def name(self) -> str:
+        return self._box.space(self._space_id).name
+
+    @property
+    def format(self) -> tuple[dict[str, Any], ...]:
+        """The fields of the format, as `set_format` takes them."""
+        return tuple(
+            {"name": field.name, "type": field.type, "is_nullable": field.is_nullable}
+            for field in self._box.space(self._space_id).definition.fields
+        )
+
+    @property
+    def indexes(self) -> dict[str, Index]:
+        """Handles of all indexes, by name."""
+        indexes = self._box.space(self._space_id).indexes
+        return {index.definition.name: Index(self._writer, self._space_id, number) for number, index in indexes.items()}
+
+    def index(self, index: str | int) -> Index:
+        """The index with this name or id."""
+        found = self._box.space(self._space_id).index(index)
+        return Index(self._writer, self._space_id, found.definition.id)
+
+    async def insert(self, fields: Fields) -> Tuple:
+        """Adds a tuple; TupleFound if its key is taken. The tuple as it was stored, sequence values included."""
+        return _stored(await self._write_tuple(statements.insert, fields))
+
+    async def replace(self, fields: Fields) -> Tuple:
+        """Adds a tuple, in the place of the one with its primary key."""
+        return _stored(await self._write_tuple(statements.replace, fields))
+
+    async def _write_tuple(self, statement: Callable[[BoxTransaction, BoxSpace, bytes], bytes], fields: Fields) -> Any:
+        return await self._write(lambda transaction, space: statement(transaction, space, pack_fields(fields, space)))
+
+    async def upsert(self, fields: Fields, operations: Iterable[Operation]) -> None:
+        """Adds a tuple, or, where its primary key is taken, changes the tuple there by `operations`."""
+        raw_operations = pack(list(operations))
+        await self._write(
+            lambda transaction, space: statements.upsert(transaction, space, pack_fields(fields, space), raw_operations)
+        )
+
+    def random(self, number: int) -> Tuple | None:
+        """The tuple at position `number` of the primary index, modulo their count."""
+        space = self._space(self._begin())
+        raw = space.primary.random(number) if space.primary is not None else None
+        return None if raw is None else Tuple(raw, self._field_numbers)
+
+    # --- definitions ---
+
+    async def create_index(
+        self,
+        name: str,
+        *,
+        parts: Sequence[Any] | None = None,
+        unique: bool = True,
+        type: str = "tree",
+        sequence: bool | str | Mapping[str, Any] | None = None,
+        if_not_exists: bool = False,
+        **options: Any,
+    ) -> Index:
+        """Makes an index over the fields `parts`: names, numbers from 1, `{"field": …, "type": …}`, as in Tarantool.
+
+        Without parts it is the first field, unsigned.
+        """
+        settings = {
+            "parts": parts,
+            "unique": unique,
+            "type": type,
+            "sequence": sequence,
+            "if_not_exists": if_not_exists,
+        }
+        await self._define(lambda txn: ddl.create_index(txn, self._space_id, name, **settings, **options))
+        return self.index(name)
+
+    async def drop_index(self, index: str | int) -> None:
+        await self._define(lambda txn: ddl.drop_index(txn, self._space_id, index))
+
+    async def truncate(self) -> None:
+        """Removes all tuples."""
+        await self._define(lambda txn: ddl.truncate(txn, self._space_id))
+
+    async def drop(self) -> None:
+        """Removes the space with all that belongs to it."""
+        await self._define(lambda txn: ddl.drop_space(txn, self._space_id))
+
+    async def rename(self, name: str) -> None:
+        await self._define(lambda txn: ddl.rename_space(txn, self._space_id, name))
+
+    async def set_format(self, format: Sequence[Any]) -> None:
+        """Gives the space another format, which its tuples must fit."""
+        await self._define(lambda txn: ddl.format_space(txn, self._space_id, format))
+
+    async def _define(self, change: Callable[[BoxTransaction], object]) -> None:
+        await self._writer.write(change)
+
+    def __repr__(self) -> str:
+        return f"<Space {self.name!r}>"
+
+
+class TransactionIndex(Reads):
+    """An index inside a transaction: its reads see the transaction's own changes, and are checked at its end."""
+
+    def __init__(self, transaction: BoxTransaction, space_id: int, index_id: int) -> None:
+        super().__init__(space_id, index_id)
+        self._transaction = transaction
+
+    def _begin(self) -> BoxTransaction:
+        return self._transaction
+
+    def update(self, key: Any, operations: Iterable[Operation]) -> Tuple | None:
+        return self._write(statements.update, self._index_id, pack_key(key), pack(list(operations)))
+
+    def delete(self, key: Any) -> Tuple | None:
+        return self._write(statements.delete, self._index_id, pack_key(key))
+
+    def _write(self, statement: Callable[..., bytes | None], *arguments: Any) -> Tuple | None:
+        """A statement that fails is taken back alone: who catches its error may go on."""
+        transaction = self._transaction
+        space = self._space(transaction)
+        savepoint = transaction.savepoint()
+        try:
+            raw = statement(transaction, space, *arguments)
+        except errors.TarantoolError:
+            transaction.rollback_to(savepoint)
+            raise
+        return None if raw is None else Tuple(raw, self._numbers(space))
+
+
+class TransactionSpace(TransactionIndex):
+    """A space inside a transaction; changes are plain calls and become true when the transaction ends."""
+
+    def __init__(self, transaction: BoxTransaction, space_id: int) -> None:
+        super().__init__(transaction, space_id, 0)
+
+    def index(self, index: str | int) -> TransactionIndex:
+        found = self._space(self._transaction).index(index)
+        return TransactionIndex(self._transaction, self._space_id, found.definition.id)
+
+    def insert(self, fields: Fields) -> Tuple:
+        return _stored(self._write(statements.insert, self._packed(fields)))
+
+    def replace(self, fields: Fields) -> Tuple:
+        return _stored(self._write(statements.replace, self._packed(fields)))
+
+    def upsert(self, fields: Fields, operations: Iterable[Operation]) -> None:
+        self._write(statements.upsert, self._packed(fields), pack(list(operations)))
+
+    def _packed(self, fields: Fields) -> bytes:
+        return pack_fields(fields, self._space(self._transaction))
+
+
+class ViewIndex(Reads):
+    """An index as it was when the read view was opened."""
+
+    def __init__(self, view: ViewTransaction, space_id: int, index_id: int) -> None:
+        super().__init__(space_id, index_id)
+        self._view = view
+
+    def _begin(self) -> BoxTransaction:
+        return self._view
+
+
+class ViewSpace(ViewIndex):
+    """A space as it was when the read view was opened."""
+
+    def __init__(self, view: ViewTransaction, space_id: int) -> None:
+        super().__init__(view, space_id, 0)
+
+    def index(self, index: str | int) -> ViewIndex:
+        return ViewIndex(self._view, self._space_id, self._space(self._view).index(index).definition.id)
+
+
+class ViewTransaction(BoxTransaction):
+    """Reads of statements, answered from a read view."""
+
+    def __init__(self, box: Box, view: ReadView) -> None:
+        super().__init__(box)
+        self._view = view
+
+    def space(self, space: int | str) -> BoxSpace:
+        spaces = self._view.spaces
+        by_name = (found for found in spaces.values() if found.name == space)
+        found = spaces.get(space) if isinstance(space, int) else next(by_name, None)
+        if found is None:
+            raise errors.NoSuchSpace(f"Space '{space if isinstance(space, str) else f'#{space}'}' does not exist")
+        return found
+
+    def find(self, index: BoxIndex, key: Key) -> bytes | None:
+        return self._view.get(index, key)
+
+    def scan(self, index: BoxIndex, span: Span) -> Iterator[tuple[Key, bytes]]:
+        return self._view.scan(index, span)
+
+    def count(self, index: BoxIndex, span: Span) -> int:
+        return sum(1 for _ in self._view.scan(index, span))
+
+
+def pack_key(key: Any) -> bytes:
+    """The MessagePack of a key: a tuple or list of parts, or a single part as it is; None is the empty key."""
+    if key is None:
+        return statements.EMPTY_KEY
+    return pack(key if isinstance(key, tuple | list) else (key,))
+
+
+def pack_fields(fields: Fields, space: BoxSpace) -> bytes:
+    """The MessagePack of a tuple of `space`."""
+    if isinstance(fields, Tuple):
+        return fields.raw
+    if isinstance(fields, Mapping):
+        fields = _in_order(fields, space)
+    return pack(tuple(fields))
+
+
+def _in_order(fields: Mapping[str, Any], space: BoxSpace) -> list[Any]:
+    names = space.format.field_names
+    unknown = [name for name in fields if name not in names]
+    if unknown:
+        raise errors.NoSuchFieldName(f"Field '{unknown[0]}' was not found in the tuple")
+    end = max((number for number, name in enumerate(names, 1) if name in fields), default=0)
+    return [fields.get(name) for name in names[:end]]
+
+
+def iterator_number(iterator: str | int) -> int:
+    """The protocol's number of an iterator, which may be named as in Tarantool."""
+    if isinstance(iterator, int):
+        return iterator
+    number = ITERATORS.get(iterator.upper())
+    if number is None:
+        raise errors.IllegalParams(f"Illegal parameters, unknown iterator type '{iterator}'")
+    return number
+
+
+def _stored(found: Tuple | None) -> Tuple:
+    assert found is not None, "a statement that stores a tuple returns it"
+    return found
+
+
+def _nothing(key: Any) -> None:
+    return None
+
+
+def _by_text(index: BoxIndex) -> Callable[[Any], bytes | None]:
+    look_up = index.map.get
+
+    def find(key: str) -> bytes | None:
+        return look_up(key.encode("utf-8", "surrogateescape"))
+
+    return find

@@ -1,0 +1,203 @@
+"""`flowstone serve` as a process: its start, its signals, its exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import tarantool
+
+from tests import real_tarantool
+from tests.cli.conftest import Command
+
+SECONDS = 60
+
+
+class Served:
+    """A process of `flowstone serve`, with what it has said so far."""
+
+    def __init__(self, directory: Path, *options: str, **variables: str) -> None:
+        self.port = real_tarantool.free_port()
+        self._log = directory / f"log-{self.port}"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FLOWSTONE_")}
+        command = [sys.executable, "-m", "flowstone.cli", "serve", f"--listen=127.0.0.1:{self.port}", *options]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, cwd=directory, stderr=log, env=environment | variables)
+
+    @property
+    def lines(self) -> list[str]:
+        return self._log.read_text().splitlines()
+
+    def wait_for(self, text: str) -> str:
+        """The line that ends in `text`."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            found = [line for line in self.lines if line.endswith(text)]
+            if found:
+                return found[0]
+            assert self.process.poll() is None, self.lines
+            assert time.monotonic() < deadline, self.lines
+            time.sleep(0.01)
+
+    def tell(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.tell(number)
+        return self.process.wait(SECONDS)
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts processes in a directory of the test's own; those that are left are ended."""
+    started: list[Served] = []
+
+    def start(*options: str, **variables: str) -> Served:
+        started.append(Served(tmp_path, *options, **variables))
+        return started[-1]
+
+    yield start
+    for served in started:
+        if served.process.poll() is None:
+            served.process.kill()
+            served.process.wait()
+
+
+def connected(served: Served) -> closing[tarantool.Connection]:
+    return closing(tarantool.Connection("127.0.0.1", served.port, user="app", password="secret"))
+
+
+def greeting(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
+        return connection.recv(128)
+
+
+def test_it_says_ready_serves_and_stops(serve: Serve, tmp_path: Path) -> None:
+    served = serve()
+    assert served.wait_for("ready") == "ready"
+    assert served.lines[-1] == "ready"
+    assert any(f"listening on 127.0.0.1:{served.port}" in line for line in served.lines)
+    assert greeting(served.port).startswith(b"Tarantool 2.11")
+    assert served.end() == 0
+    assert served.lines[-1].endswith("stopped")
+    assert sorted(path.suffix for path in (tmp_path / "data").iterdir() if path.suffix) == [".lock", ".snap"]
+
+
+def test_an_interrupt_stops_it_as_well(serve: Serve) -> None:
+    served = serve("--dialect=2.6")
+    served.wait_for("ready")
+    assert greeting(served.port).startswith(b"Tarantool 2.6.0 ")
+    assert served.end(signal.SIGINT) == 0
+
+
+def test_a_second_process_is_refused_and_the_first_goes_on(serve: Serve) -> None:
+    first = serve()
+    first.wait_for("ready")
+    second = serve()
+    assert second.process.wait(SECONDS) == 1
+    assert second.lines[-1].startswith("flowstone: another node is running in data; ")
+    assert greeting(first.port)
+
+
+def test_a_taken_port_is_refused(serve: Serve) -> None:
+    first = serve()
+    first.wait_for("ready")
+    second = serve(f"--listen=127.0.0.1:{first.port}", "--work-dir=other")
+    assert second.process.wait(SECONDS) == 1
+    assert second.lines[-1].startswith(f"flowstone: cannot listen on 127.0.0.1:{first.port}: ")
+
+
+def test_a_damaged_snapshot_is_refused(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "00000000000000000000.snap").write_bytes(b"SNAP\n0.13\n")
+    served = serve()
+    assert served.process.wait(SECONDS) == 1
+    assert "00000000000000000000.snap" in served.lines[-1]
+
+
+def test_the_data_of_a_killed_process_is_there_after_the_next_start(serve: Serve) -> None:
+    first = serve(FLOWSTONE_USER="app:secret")
+    first.wait_for("ready")
+    with connected(first) as connection:
+        connection.insert("_space", (600, 1, "kept", "memtx", 0, {}, []))
+        connection.insert("_index", (600, 0, "primary", "tree", {"unique": True}, [[0, "unsigned"]]))
+        connection.insert(600, (1, "one"))
+    first.process.kill()
+    first.process.wait()
+    second = serve(FLOWSTONE_USER="app:other")
+    second.wait_for("ready")
+    with connected(second) as connection:
+        assert list(connection.select("kept")) == [[1, "one"]]
+    assert any("the user app is not created" in line for line in second.lines)
+    assert not any("secret" in line or "other" in line for line in second.lines)
+
+
+def test_usr1_makes_a_snapshot(serve: Serve, tmp_path: Path) -> None:
+    served = serve("--user=app:secret")
+    served.wait_for("ready")
+    with connected(served) as connection:
+        connection.insert("_space", (600, 1, "kept", "memtx", 0, {}, []))
+    served.tell(signal.SIGUSR1)
+    deadline = time.monotonic() + SECONDS
+    while len(list((tmp_path / "data").glob("*.snap"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert served.end() == 0
+
+
+def test_hup_reads_the_file_again(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("checkpoint_count = 3\n")
+    served = serve("--config=node.toml")
+    served.wait_for("ready")
+    file.write_text("checkpoint_count = 4\nread_only = true\n")
+    served.tell(signal.SIGHUP)
+    served.wait_for("configuration read again; changed: checkpoint_count, read_only")
+    file.write_text("")
+    served.tell(signal.SIGHUP)
+    served.wait_for("configuration read again; changed: checkpoint_count, read_only")
+    file.write_text('wal_mode = "fsync"\n')
+    served.tell(signal.SIGHUP)
+    served.wait_for("Can't set option 'wal_mode' dynamically (ER_RELOAD_CFG, 58)")
+    file.write_text("nonsense\n")
+    served.tell(signal.SIGHUP)
+    served.wait_for("wal_mode = 'fsync'")
+    assert served.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--wal-mode=often",), "flowstone: Incorrect value for option 'wal_mode': often (given as --wal-mode)"),
+        (("--config=missing.toml",), "flowstone: missing.toml: No such file or directory"),
+        (("--user=app",), "flowstone: --user is no user; write it as NAME:PASSWORD"),
+        (("--walmode=write",), "flowstone serve: No such option: --walmode"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_with_one_line(
+    flowstone: Command, arguments: tuple[str, ...], complaint: str
+) -> None:
+    refused = flowstone("serve", *arguments)
+    assert refused.code == 2
+    assert len(refused.complaints) == 1
+    assert refused.complaints[0].startswith(complaint)
+
+
+def test_help_shows_every_option_an_example_and_the_exit_codes(flowstone: Command) -> None:
+    from flowstone.node.configuration import OPTIONS
+
+    shown = " ".join(flowstone("serve", "--help").text.split())
+    assert all(f" {option.dashed} " in shown for option in OPTIONS.values())
+    assert "Example: FLOWSTONE_USER=app:secret flowstone serve" in shown
+    assert "Exit codes: 0 stopped by a signal; 1 " in shown

@@ -1,0 +1,43 @@
+"""What triggers are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.box.transaction import Statement
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.node.changes import Change, listener
+
+
+def change(kind: RequestType, **body: object) -> Change:
+    keys = {"key": 0x20, "tuple": 0x21, "ops": 0x28}
+    return Change(Statement(kind.value, None, pack({keys[name]: value for name, value in body.items()})))
+
+
+def test_an_insert_has_fields_and_nothing_else() -> None:
+    insert = change(RequestType.INSERT, tuple=(1, "tea"))
+    assert (insert.type, insert.fields, insert.key, insert.operations) == ("INSERT", (1, "tea"), None, None)
+
+
+def test_an_update_has_a_key_and_operations() -> None:
+    update = change(RequestType.UPDATE, key=(1,), tuple=(("=", 1, "cup"),))
+    assert (update.type, update.fields, update.key, update.operations) == ("UPDATE", None, (1,), (("=", 1, "cup"),))
+
+
+def test_an_upsert_has_fields_and_operations() -> None:
+    upsert = change(RequestType.UPSERT, tuple=(1, 1), ops=(("+", 1, 1),))
+    assert (upsert.fields, upsert.operations) == ((1, 1), (("+", 1, 1),))
+
+
+def test_a_row_without_a_space_says_so() -> None:
+    nop = Change(Statement(RequestType.NOP.value, None, b""))
+    assert (nop.type, nop.space, nop.space_id, nop.fields) == ("NOP", None, None, None)
+
+
+def test_a_mistake_in_a_trigger_is_logged_and_goes_no_further(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(changes: tuple[Change, ...]) -> None:
+        raise ZeroDivisionError
+
+    listener(broken)(())
+    assert "in a trigger" in caplog.text

@@ -1,0 +1,266 @@
+"""A node in a program: birth, restart, functions, triggers, options at run time, and what keeps it from starting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flowstone
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.uri import parse_uri
+from flowstone.node.changes import Change
+from flowstone.node.connection import Connection, ConnectionFailed
+from flowstone.outside import AlreadyLocked, production
+from flowstone.xlog.errors import XlogError
+
+UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
+
+
+async def connect(node: flowstone.Node, user: str = "") -> Connection:
+    return await Connection.open(production(), parse_uri(f"{user}{node.address}"))
+
+
+async def call(connection: Connection, name: str, *arguments: Any) -> Any:
+    body = pack({Key.FUNCTION_NAME.value: name, Key.TUPLE.value: arguments})
+    return (await connection.request(RequestType.CALL, body))[Key.DATA.value]
+
+
+def files(directory: Path, suffix: str) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.suffix == suffix)
+
+
+async def test_data_survives_a_restart(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path) as node:
+        space = await node.create_space("numbers", format=[("n", "unsigned"), ("square", "unsigned")])
+        await space.create_index("primary")
+        for number in range(100):
+            await space.insert((number, number * number))
+        before = node.info()
+    async with flowstone.Node(tmp_path) as node:
+        assert [row.square for row in node.space("numbers").select(98, iterator="GE")] == [98 * 98, 99 * 99]
+        after = node.info()
+        assert (after["uuid"], after["vclock"]) == (before["uuid"], before["vclock"])
+
+
+async def test_data_survives_a_restart_from_a_snapshot(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path) as node:
+        space = await node.create_space("numbers")
+        await space.create_index("primary")
+        await space.insert((1,))
+        await node.snapshot()
+        await space.insert((2,))
+    assert len(files(tmp_path, ".snap")) == 2
+    async with flowstone.Node(tmp_path) as node:
+        assert [row[0] for row in node.space("numbers")] == [1, 2]
+
+
+async def test_a_new_node_has_the_names_and_the_dialect_it_was_told(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"instance_uuid": UUID, "replicaset_uuid": UUID.replace("5", "6"), "dialect": "2.6"}
+    async with flowstone.Node(tmp_path, **options) as node:
+        assert node.info()["uuid"] == UUID
+        assert node.info()["version"].startswith("2.6.0")
+    async with flowstone.Node(tmp_path) as node:
+        assert node.info()["version"].startswith("2.6.0")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"instance_uuid": UUID}, "Instance UUID mismatch: expected 5313"),
+        ({"replicaset_uuid": UUID}, "Replica set UUID mismatch: expected 5313"),
+        ({"dialect": "2.6"}, "has data of dialect 2.11"),
+    ],
+)
+async def test_data_of_another_name_or_dialect_is_refused(
+    tmp_path: Path, options: dict[str, Any], complaint: str
+) -> None:
+    async with flowstone.Node(tmp_path):
+        pass
+    with pytest.raises(FlowstoneError, match=complaint):
+        async with flowstone.Node(tmp_path, **options):
+            pass
+
+
+async def test_one_directory_is_for_one_node(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path):
+        with pytest.raises(AlreadyLocked, match="another node is running"):
+            async with flowstone.Node(tmp_path):
+                pass
+    async with flowstone.Node(tmp_path):
+        pass
+
+
+async def test_a_taken_address_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path / "a", listen="127.0.0.1:0") as node:
+        with pytest.raises(FlowstoneError, match=f"cannot listen on {node.address}: "):
+            async with flowstone.Node(tmp_path / "b", listen=node.address):
+                pass
+    async with flowstone.Node(tmp_path / "b"):
+        pass  # and it let go of its directory
+
+
+async def test_a_damaged_log_is_refused_unless_forced(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path) as node:
+        space = await node.create_space("numbers")
+        await space.create_index("primary")
+        for number in range(5):
+            await space.insert((number, "x" * 100))
+    log = files(tmp_path, ".xlog")[-1]
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    log.write_bytes(content)
+    with pytest.raises(XlogError):
+        async with flowstone.Node(tmp_path):
+            pass
+    async with flowstone.Node(tmp_path, force_recovery=True) as node:
+        assert 0 < len(node.space("numbers")) < 5
+
+
+async def test_nothing_can_be_asked_of_a_node_that_does_not_run(tmp_path: Path) -> None:
+    node = flowstone.Node(tmp_path)
+    with pytest.raises(FlowstoneError, match="not running"):
+        node.space("_space")
+
+
+async def test_an_unknown_option_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    with pytest.raises(errors.Cfg, match="'wal_mod': unexpected option"):
+        flowstone.Node(tmp_path / "new", wal_mod="write")
+    assert not (tmp_path / "new").exists()
+
+
+async def test_clients_call_python_functions(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
+
+        @node.function("add")
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        async def slow(text: str) -> tuple[str, str]:
+            await node.snapshot()
+            return text, text.upper()
+
+        node.register("slow", slow)
+        async with await connect(node, "app:secret@") as connection:
+            assert await call(connection, "add", 1, 2) == (3,)
+            assert await call(connection, "slow", "tea") == ("tea", "TEA")
+
+
+async def test_the_first_user_may_do_everything_and_is_made_with_new_data_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
+        async with await connect(node, "app:secret@") as connection:
+            await connection.request(RequestType.INSERT, pack({0x10: 280, 0x21: (600, 1, "made", "memtx", 0, {}, [])}))
+        assert node.space("made").id == 600
+    async with flowstone.Node(tmp_path, user=("other", "secret")) as node:
+        assert node.space("_user").index("name").get("other") is None
+    assert "other" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_users_are_created_and_get_rights(node: flowstone.Node) -> None:
+    await node.create_user("reader", "secret")
+    await node.grant("reader", "read", "space", "fruit")
+    await node.reconfigure(listen="127.0.0.1:0")
+    await node.space("fruit").insert((1, "apple", 5))
+    async with await connect(node, "reader:secret@") as connection:
+        body = {0x10: node.space("fruit").id, 0x11: 0, 0x12: 10, 0x13: 0, 0x14: 0, 0x20: ()}
+        reply = await connection.request(RequestType.SELECT, pack(body))
+        assert reply[0x30] == ((1, "apple", 5),)
+        with pytest.raises(errors.AccessDenied):
+            await connection.request(RequestType.INSERT, pack({0x10: node.space("fruit").id, 0x21: (2, "pear")}))
+    await node.revoke("reader", "read", "space", "fruit")
+    await node.drop_user("reader")
+    with pytest.raises(FlowstoneError):
+        await connect(node, "reader:secret@")
+
+
+async def test_triggers_are_told_what_was_done_and_what_was_taken_back(node: flowstone.Node) -> None:
+    done: list[Any] = []
+
+    @node.on_commit
+    def note(changes: tuple[Change, ...]) -> None:
+        done.extend((change.type, change.space, change.fields) for change in changes)
+
+    fruit = node.space("fruit")
+    await fruit.insert((1, "apple", 5))
+    async with node.transaction() as transaction:
+        transaction.space("fruit").replace((1, "pear", 5))
+        transaction.space("fruit").delete(1)
+    assert done == [
+        ("INSERT", "fruit", (1, "apple", 5)),
+        ("REPLACE", "fruit", (1, "pear", 5)),
+        ("DELETE", "fruit", None),
+    ]
+
+
+async def test_options_change_at_run_time(node: flowstone.Node) -> None:
+    fruit = node.space("fruit")
+    assert await node.reconfigure(read_only=True, memtx_max_tuple_size=100) == ["read_only", "memtx_max_tuple_size"]
+    with pytest.raises(errors.Readonly):
+        await fruit.insert((1, "apple", 5))
+    await node.reconfigure(read_only=False)
+    with pytest.raises(errors.MemtxMaxTupleSize):
+        await fruit.insert((1, "x" * 100, 5))
+    await fruit.insert((1, "apple", 5))
+
+
+async def test_options_that_cannot_change_are_refused_and_the_others_stay(node: flowstone.Node) -> None:
+    with pytest.raises(errors.ReloadCfg, match="Can't set option 'wal_mode' dynamically"):
+        await node.reconfigure(read_only=True, wal_mode="fsync")
+    assert node.configuration.read_only is False
+    with pytest.raises(errors.ReloadCfg, match="instance_uuid"):
+        await node.reconfigure(instance_uuid=UUID)
+    assert await node.reconfigure(instance_uuid=node.info()["uuid"]) == []
+
+
+async def test_the_address_changes_at_run_time(node: flowstone.Node) -> None:
+    assert node.address is None
+    await node.reconfigure(listen="127.0.0.1:0")
+    first = node.address
+    async with await connect(node):
+        await node.reconfigure(listen=None)
+        assert node.address is None
+    assert first is not None
+    with pytest.raises(ConnectionFailed, match="refused"):
+        await Connection.open(production(), parse_uri(first))
+
+
+async def test_a_listener_that_cannot_be_changed_stays_as_it_was(node: flowstone.Node, tmp_path: Path) -> None:
+    await node.reconfigure(listen="127.0.0.1:0")
+    async with flowstone.Node(tmp_path / "other", listen="127.0.0.1:0") as other:
+        with pytest.raises(FlowstoneError, match="cannot listen"):
+            await node.reconfigure(listen=other.address)
+    async with await connect(node):
+        assert node.configuration.listen == "127.0.0.1:0"
+
+
+async def test_temporary_and_local_spaces(node: flowstone.Node) -> None:
+    temporary = await node.create_space("temporary", temporary=True)
+    await temporary.create_index("primary")
+    before = node.info()["vclock"]
+    await temporary.insert((1,))
+    assert node.info()["vclock"] == before
+    await node.reconfigure(read_only=True)
+    await temporary.insert((2,))
+    assert len(temporary) == 2
+
+
+async def test_creating_a_space_twice(node: flowstone.Node) -> None:
+    with pytest.raises(errors.SpaceExists, match="Space 'fruit' already exists"):
+        await node.create_space("fruit")
+    assert (await node.create_space("fruit", if_not_exists=True)).id == node.space("fruit").id
+
+
+@pytest.mark.parametrize("mode", ["none", "write", "fsync"])
+async def test_every_wal_mode_serves(tmp_path: Path, mode: str) -> None:
+    async with flowstone.Node(tmp_path, wal_mode=mode) as node:
+        space = await node.create_space("space")
+        await space.create_index("primary")
+        assert await space.insert((1,)) == (1,)
+    assert bool(files(tmp_path, ".xlog")) is (mode != "none")

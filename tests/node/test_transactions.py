@@ -1,0 +1,126 @@
+"""Transactions and read views of a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import flowstone
+from flowstone.iproto import errors
+
+
+@pytest.fixture
+def fruit(node: flowstone.Node) -> flowstone.Space:
+    return node.space("fruit")
+
+
+async def test_a_transaction_becomes_true_as_a_whole(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    async with node.transaction() as transaction:
+        inside = transaction.space("fruit")
+        inside.insert((1, "apple", 5))
+        inside.upsert((1, "apple", 5), [("+", "count", 1)])
+        inside.replace({"id": 2, "name": "banana"})
+        assert inside.get(1) == (1, "apple", 6)
+        assert [row.id for row in inside.index("by_name").select()] == [1, 2]
+        assert len(fruit) == 0
+    assert [row.id for row in fruit.select()] == [1, 2]
+
+
+async def test_an_exception_takes_everything_back(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    async def fail() -> None:
+        async with node.transaction() as transaction:
+            transaction.space("fruit").insert((1, "apple", 5))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert len(fruit) == 0
+
+
+async def test_a_refused_statement_is_taken_back_alone(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    await fruit.insert((1, "apple", 5))
+    async with node.transaction() as transaction:
+        inside = transaction.space("fruit")
+        inside.update(1, [("=", "count", 7)])
+        with pytest.raises(errors.TupleFound):
+            inside.insert((2, "apple", 1))
+        inside.index("by_name").delete("pear")
+    assert [tuple(row) for row in fruit] == [(1, "apple", 7)]
+
+
+async def test_the_first_to_commit_wins(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    await fruit.insert((1, "apple", 5))
+
+    async def add_ten_too_late() -> None:
+        async with node.transaction() as transaction:
+            inside = transaction.space("fruit")
+            seen = inside.get(1)
+            assert seen is not None
+            await fruit.update(1, [("+", "count", 1)])
+            inside.update(1, [("=", "count", seen.count + 10)])
+
+    with pytest.raises(errors.TransactionConflict):
+        await add_ten_too_late()
+    assert fruit.get(1) == (1, "apple", 6)
+
+
+async def test_what_nobody_else_touched_is_no_conflict(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    await fruit.insert((1, "apple", 5))
+    async with node.transaction() as transaction:
+        transaction.space("fruit").update(1, [("+", "count", 1)])
+        await fruit.insert((2, "banana", 1))
+    assert [row.id for row in fruit] == [1, 2]
+
+
+async def test_rollback_in_the_block_leaves_an_empty_transaction(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    async with node.transaction() as transaction:
+        inside = transaction.space("fruit")
+        inside.insert((1, "apple", 5))
+        transaction.rollback()
+        inside.insert((2, "banana", 3))
+    assert [row.id for row in fruit] == [2]
+
+
+async def test_a_transaction_ends_with_its_block(node: flowstone.Node) -> None:
+    async with node.transaction() as transaction:
+        pass
+    with pytest.raises(errors.NoTransaction):
+        transaction.space("fruit")
+
+
+async def test_definitions_are_not_changed_in_a_transaction(node: flowstone.Node) -> None:
+    with pytest.raises(errors.Unsupported):
+        async with node.transaction() as transaction:
+            transaction.space("_space").delete(node.space("fruit").id)
+
+
+async def test_one_that_takes_longer_than_txn_timeout_is_taken_back(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path, txn_timeout=1e-9) as node:
+        space = await node.create_space("space")
+        await space.create_index("primary")
+        with pytest.raises(errors.TransactionTimeout):
+            async with node.transaction() as transaction:
+                transaction.space("space").insert((1,))
+        assert len(space) == 0
+
+
+async def test_an_unknown_isolation_is_refused(node: flowstone.Node) -> None:
+    with pytest.raises(errors.IllegalParams, match="txn_isolation"):
+        node.transaction("strict")
+
+
+async def test_a_read_view_stands_still(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    await fruit.insert((1, "apple", 5))
+    with node.read_view() as view:
+        await fruit.replace((1, "pear", 6))
+        await fruit.insert((2, "banana", 3))
+        await node.create_space("later")
+        inside = view.space("fruit")
+        assert [tuple(row) for row in inside.select()] == [(1, "apple", 5)]
+        assert inside.get(1) == (1, "apple", 5)
+        assert (inside.get(2), len(inside)) == (None, 1)
+        assert inside.index("by_name").get("apple") == (1, "apple", 5)
+        with pytest.raises(errors.NoSuchSpace):
+            view.space("later")
+    assert fruit.get(1) == (1, "pear", 6)
