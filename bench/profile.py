@@ -114,7 +114,8 @@ def _show(path: Path) -> None:
     for name, count in Counter(own).most_common(SHOWN):
         print(f"{count / total:6.1%} {within[name] / total:6.1%}  {name}")
     print("  by what is called within:")
-    for name, count in Counter(within).most_common(SHOWN):
+    inner = Counter({name: count for name, count in within.items() if count < 0.99 * total})
+    for name, count in inner.most_common(SHOWN):
         print(f"{own.get(name, 0) / total:6.1%} {count / total:6.1%}  {name}")
 
 

@@ -91,7 +91,7 @@ def start(directory: Path, *options: str, dialect: str = "2.6", command: Sequenc
     """A node that says it is ready."""
     node = launch(directory, *options, dialect=dialect, command=command)
     deadline = time.monotonic() + START_SECONDS
-    while not any(line.endswith("ready") for line in node.log().splitlines()):
+    while "ready" not in node.log().splitlines():
         if node.process.poll() is not None:
             raise RuntimeError(f"flowstone serve exited with {node.process.returncode}:\n{node.log()[-4000:]}")
         if time.monotonic() > deadline:
