@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from flowstone.box.definitions import FieldDefinition, IndexDefinition, IndexPart, SpaceDefinition
+from flowstone.box.dialect import Dialect
 from flowstone.box.field_types import ACCEPTS, KIND_EXT, KIND_NIL, elements_of, kind_at
 from flowstone.box.format import TupleFormat
 from flowstone.iproto import errors
@@ -77,6 +78,13 @@ def test_numbers_must_be_written_as_their_type_is() -> None:
     # The same bytes elsewhere in the tuple do no harm.
     assert refusal(format, b"\x93\x01\xc0\xd0\x05") == (0, "")
     assert refusal(format, b"\x93\x01\xc0\xca" + bytes(4)) == (0, "")
+
+
+def test_doubles_of_2_11_may_be_written_as_any_number_but_a_decimal() -> None:
+    newer = TupleFormat(SpaceDefinition(512, "t", fields=(FieldDefinition("d", "double"),)), Dialect.V2_11)
+    for raw in b"\x05", b"\xff", b"\xca" + bytes(4), pack(0.5):
+        assert refusal(newer, b"\x91" + raw) == (0, "")
+    assert refusal(newer, pack((Decimal(1),)))[0] == 23
 
 
 def test_an_index_part_demands_its_type_and_its_field() -> None:

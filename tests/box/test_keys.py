@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
+from flowstone.box.dialect import Dialect
 from flowstone.box.keys import ALL, EQ, GE, GT, LE, LT, REQ, Key, KeyDefinition, KeyKind, Span
 from flowstone.iproto import errors
 from flowstone.iproto.extensions import Datetime
@@ -212,6 +213,14 @@ def test_other_keys_are_encoded(parts: list[IndexPart]) -> None:
 def test_exact_is_the_entry_of_the_tuple_with_that_key() -> None:
     key = definition(IndexPart(1, "scalar", is_nullable=True), IndexPart(2, "string"))
     assert key.exact((1, "x")) == key.entries((9, 1.0, "x"))[0]
+
+
+def test_doubles_of_2_11_are_compared_as_numbers_are() -> None:
+    key = KeyDefinition(index(IndexPart(1, "double")), PRIMARY, {}, dialect=Dialect.V2_11)
+    ordered = [-1, -0.5, 0, 0.5, 2**53, 2**53 + 1, 2**53 + 2.0]
+    assert sorted(ordered, key=lambda value: key.exact((value,))) == ordered
+    with pytest.raises(errors.KeyPartType):
+        definition(IndexPart(1, "double")).exact((1,))
 
 
 def test_keys_of_tuples_come_out_of_documents() -> None:

@@ -14,8 +14,12 @@ from typing import Final
 
 import msgpack
 
+from flowstone.box.dialect import Dialect
 from flowstone.iproto.extensions import Datetime, ErrorStack, Extension, ExtensionType, Interval
 from flowstone.iproto.scan import CHILDREN, FIXED, LENGTH
+
+Class = type
+"""`type` is what fields have, too."""
 
 KIND_NIL: Final = 1
 KIND_UINT: Final = 2
@@ -79,6 +83,21 @@ PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
     "map": frozenset((dict,)),
 }
 """The classes of decoded values that a field of a type takes. An unsigned one must not be negative, besides."""
+
+DOUBLES_2_11: Final = _INTEGER | KIND_FLOAT | KIND_DOUBLE
+"""What a field of type double takes since 2.11, where it is compared as a number is."""
+
+
+def accepted_kinds(type: str, dialect: Dialect) -> int:
+    return DOUBLES_2_11 if type == "double" and dialect is Dialect.V2_11 else ACCEPTS[type]
+
+
+def accepted_classes(type: str, dialect: Dialect) -> frozenset[Class]:
+    """Of decoded values; none for a type that is not known."""
+    if type == "double" and dialect is Dialect.V2_11:
+        return frozenset((int, float))
+    return PYTHON_TYPES.get(type, frozenset())
+
 
 _WIDER: Final[dict[str, tuple[str, ...]]] = {
     "unsigned": ("integer", "number", "scalar"),

@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.box.definitions import IndexPart, SpaceDefinition
+from flowstone.box.dialect import Dialect
 from flowstone.box.field_types import (
-    ACCEPTS,
     KIND_ARRAY,
     KIND_EXT,
     KIND_MAP,
     KIND_NIL,
     KIND_STR,
-    PYTHON_TYPES,
+    accepted_classes,
+    accepted_kinds,
     children_of,
     contains,
     end_of,
@@ -43,7 +44,7 @@ _SINGLE_FLOAT: Final = 0xCA
 class FormatField:
     """A field of the format, or a place inside one that a JSON path leads to."""
 
-    __slots__ = ("children", "id", "is_key_part", "is_nullable", "path", "type")
+    __slots__ = ("accepted", "children", "id", "is_key_part", "is_nullable", "path", "type")
 
     def __init__(self, id: int, path: tuple[Step, ...], type: str = "any", is_nullable: bool = True) -> None:
         self.id = id
@@ -51,6 +52,7 @@ class FormatField:
         self.type = type
         self.is_nullable = is_nullable
         self.is_key_part = False
+        self.accepted = 0
         self.children: dict[Step, FormatField] = {}
 
     @property
@@ -59,10 +61,6 @@ class FormatField:
         first = self.path[0]
         assert isinstance(first, int)
         return str(first + INDEX_BASE) if len(self.path) == 1 else format_path(self.path)
-
-    @property
-    def accepted(self) -> int:
-        return ACCEPTS[self.type] | (KIND_NIL if self.is_nullable else 0)
 
     @property
     def is_required(self) -> bool:
@@ -102,7 +100,7 @@ class TupleFormat:
     field_count_min: int
     masks: NDArray[np.int64] | None
 
-    def __init__(self, space: SpaceDefinition) -> None:
+    def __init__(self, space: SpaceDefinition, dialect: Dialect = Dialect.V2_6) -> None:
         self.field_names = space.field_names
         self.field_count_exact = space.field_count
         self.field_count_min = _field_count_min(space)
@@ -112,10 +110,12 @@ class TupleFormat:
             if not index.is_functional:
                 for part in index.parts:
                     self._use(part)
-        self._required = tuple(field for field in self._fields if field.is_required)
+        for field in self._fields:
+            for inner in _below(field):
+                inner.accepted = accepted_kinds(inner.type, dialect) | (KIND_NIL if inner.is_nullable else 0)
         self._is_nested = any(field.children for field in self._fields)
         self.masks = None if self._is_nested else self._make_masks()
-        self._is_surely_right = self._compile()
+        self._is_surely_right = self._compile(dialect)
 
     @property
     def type(self) -> str:
@@ -163,9 +163,9 @@ class TupleFormat:
 
     # --- the quick look ------------------------------------------------------------------------------------------
 
-    def _compile(self) -> Callable[[bytes, tuple[Any, ...]], bool]:
+    def _compile(self, dialect: Dialect) -> Callable[[bytes, tuple[Any, ...]], bool]:
         """A test that says True of most tuples that fit, and of no other."""
-        allowed = tuple(_python_types(field) for field in self._fields)
+        allowed = tuple(_allowed_classes(field, dialect) for field in self._fields)
         unsigned = tuple(field.id for field in self._fields if field.type == "unsigned")
         delicate = tuple(field.id for field in self._fields if field.type in ("unsigned", "double"))
         has_doubles = len(delicate) > len(unsigned)
@@ -247,9 +247,9 @@ def _mismatch(field: FormatField, part: IndexPart) -> errors.TarantoolError:
     )
 
 
-def _python_types(field: FormatField) -> frozenset[type]:
-    types = PYTHON_TYPES[field.type] - {Extension}  # whose code decides
-    return types | {type(None)} if field.is_nullable else types
+def _allowed_classes(field: FormatField, dialect: Dialect) -> frozenset[type]:
+    classes = accepted_classes(field.type, dialect) - {Extension}  # whose code decides
+    return classes | {type(None)} if field.is_nullable else classes
 
 
 def _check_value(raw: bytes, at: int, field: FormatField, found: dict[int, None]) -> int:

@@ -19,6 +19,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from flowstone.box.collation import Collation
+from flowstone.box.dialect import Dialect
 from flowstone.iproto.errors import IllegalParams
 from flowstone.iproto.extensions import Datetime
 
@@ -191,11 +192,13 @@ _ENCODERS: Final[dict[str, Encoder]] = {
 }
 
 
-def encoder(type: str, is_nullable: bool, collation: Collation | None) -> Encoder:
+def encoder(type: str, is_nullable: bool, collation: Collation | None, dialect: Dialect = Dialect.V2_6) -> Encoder:
     """The encoder for values of a field type; of another type nothing has an order."""
     if type in ("string", "scalar"):
         text = encode_string if collation is None or collation.is_binary else _collated(collation)
         encode = text if type == "string" else _scalar(text)
+    elif type == "double" and dialect is Dialect.V2_11:
+        encode = encode_number  # integers are among them
     else:
         encode = _ENCODERS.get(type, _encode_unordered)
     return _nullable(encode) if is_nullable else encode

@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from flowstone.box.collation import Collation
 from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
-from flowstone.box.field_types import PYTHON_TYPES
+from flowstone.box.dialect import Dialect
+from flowstone.box.field_types import accepted_classes
 from flowstone.box.key_encoding import ABOVE, NIL, Encoder, encoder
 from flowstone.box.paths import EVERY, Step, find, parse_path
 from flowstone.iproto import errors
@@ -80,13 +81,14 @@ class KeyDefinition:
         primary: IndexDefinition | None,
         collations: Mapping[int, Collation],
         space: SpaceDefinition | None = None,
+        dialect: Dialect = Dialect.V2_6,
     ) -> None:
         self._index = index
         self._space = space
         self.parts = index.parts
         self.is_unique = index.unique
-        self._parts = tuple(_part(part, collations) for part in index.parts)
-        self._tail = tuple(_part(part, collations) for part in primary.parts) if primary is not None else ()
+        self._parts = tuple(_part(part, collations, dialect) for part in index.parts)
+        self._tail = tuple(_part(part, collations, dialect) for part in primary.parts) if primary is not None else ()
         self.is_multikey = any(EVERY in part.steps for part in self._parts)
         self.kind = _kind_of(index, self._parts)
         self._is_tree = index.type == "tree"
@@ -287,14 +289,14 @@ def _kind_of(index: IndexDefinition, parts: tuple[_Part, ...]) -> KeyKind:
     return KeyKind.STRING if part.type == "string" and part.collation is None else KeyKind.ENCODED
 
 
-def _part(part: IndexPart, collations: Mapping[int, Collation]) -> _Part:
+def _part(part: IndexPart, collations: Mapping[int, Collation], dialect: Dialect) -> _Part:
     collation = collations.get(part.collation) if part.collation is not None else None
     steps = parse_path(part.path) if part.path else ()
     return _Part(
         part,
         _getter(part, steps),
-        encoder(part.type, part.is_nullable, collation),
-        PYTHON_TYPES.get(part.type, frozenset()),
+        encoder(part.type, part.is_nullable, collation, dialect),
+        accepted_classes(part.type, dialect),
         part.type == "unsigned",
         steps,
     )
