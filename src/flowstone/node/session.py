@@ -210,11 +210,13 @@ class Session:
             stream = self._streams[request.stream_id] = Stream()
         if stream.last is not None:
             return self._behind(stream, stream.last, handler, request)
-        answer = handler(request, stream)
-        if not isinstance(answer, Reply):
+        try:
+            answer = handler(request, stream)
+            if isinstance(answer, Reply):
+                return answer
             return self._behind(stream, None, lambda *_: answer, request)
-        self._forget_idle(request.stream_id)
-        return answer
+        finally:
+            self._forget_idle(request.stream_id)
 
     def _behind(
         self, stream: Stream, before: asyncio.Future[None] | None, handler: Handler, request: Request

@@ -1,0 +1,133 @@
+"""The built-in procedures that are not about the schema."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType
+from flowstone.node.instance import NoFiles
+from tests.node.conversations import Conversation
+from tests.node.instances import UUID, make_instance
+
+
+@pytest.fixture
+def client() -> Conversation:
+    return Conversation(make_instance())
+
+
+class Files(NoFiles):
+    """Files that are only talked about."""
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+    async def snapshot(self) -> None:
+        self.log.append("snapshot")
+
+    def start_backup(self, checkpoint: int) -> list[str]:
+        self.log.append(checkpoint)
+        return ["a.snap"]
+
+    def stop_backup(self) -> None:
+        self.log.append("stop")
+
+    def gc_info(self) -> dict[str, Any]:
+        return {"checkpoints": []}
+
+
+async def test_box_info_and_its_parts(client: Conversation) -> None:
+    (info,) = await client.call("box.info")
+    assert info["uuid"] == str(UUID)
+    assert await client.call("box.info.uuid") == (str(UUID),)
+    assert await client.call("box.info.vclock") == ({1: 1},)
+    assert await client.call("box.info.gc") == ({},)
+    with pytest.raises(errors.NoSuchProc):
+        await client.call("box.info.nothing")
+
+
+async def test_box_info_wrapped_for_call_16(client: Conversation) -> None:
+    ((info,),) = await client.call("box.info", type=RequestType.CALL_16)
+    assert info["status"] == "running"
+
+
+async def test_box_cfg_is_read_and_its_options_one_by_one(client: Conversation) -> None:
+    (options,) = await client.call("box.cfg")
+    assert (options["wal_mode"], options["read_only"]) == ("write", False)
+    assert "listen" not in options
+    assert await client.call("box.cfg.net_msg_max") == (768,)
+    with pytest.raises(errors.NoSuchProc):
+        await client.call("box.cfg.listen")
+
+
+async def test_box_cfg_with_options_changes_the_node_if_it_can(client: Conversation) -> None:
+    with pytest.raises(errors.Unsupported, match="change of options"):
+        await client.call("box.cfg", {"read_only": True})
+    applied: list[dict[str, Any]] = []
+
+    async def reload(options: dict[str, Any]) -> None:
+        applied.append(options)
+
+    client.instance.reload = reload
+    assert await client.call("box.cfg", {"read_only": True}) == ()
+    assert applied == [{"read_only": True}]
+    with pytest.raises(errors.IllegalParams):
+        await client.call("box.cfg", 5)
+
+
+async def test_snapshots_and_backups_are_the_files_part(client: Conversation) -> None:
+    client.instance.files = files = Files()
+    assert await client.call("box.snapshot") == ("ok",)
+    assert await client.call("box.backup.start") == (("a.snap",),)
+    assert await client.call("box.backup.start", 1) == (("a.snap",),)
+    assert await client.call("box.backup.stop") == ()
+    assert files.log == ["snapshot", 0, 1, "stop"]
+    assert await client.call("box.info.gc") == ({"checkpoints": ()},)
+    with pytest.raises(errors.IllegalParams):
+        await client.call("box.backup.start", -1)
+
+
+async def test_waiting_for_read_only_and_back(client: Conversation) -> None:
+    assert await client.call("box.ctl.wait_rw") == ()
+    with pytest.raises(errors.System, match="timed out") as caught:
+        await client.call("box.ctl.wait_ro", 0)
+    assert caught.value.stack is not None
+    assert caught.value.stack.errors[0].type == "TimedOut"
+    waiting = asyncio.create_task(client.call("box.ctl.wait_ro", 60))
+    client.instance.box.is_read_only = True
+    assert await waiting == ()
+    with pytest.raises(errors.IllegalParams):
+        await client.call("box.ctl.wait_rw", "soon")
+
+
+async def test_the_rest_of_box_ctl(client: Conversation) -> None:
+    assert await client.call("box.ctl.is_recovery_finished") == (True,)
+    assert await client.call("box.ctl.clear_synchro_queue") == ()
+    for name in ("box.ctl.promote", "box.ctl.demote"):
+        with pytest.raises(errors.Unsupported, match=f"does not support {name}"):
+            await client.call(name)
+
+
+async def test_a_session_knows_itself(client: Conversation) -> None:
+    values = [(await client.call(f"box.session.{name}"))[0] for name in "id user uid euid type peer".split()]
+    assert values == [5, "admin", 1, 1, "binary", "127.0.0.1:5000"]
+    assert await client.call("box.session.sync") == (7,)
+
+
+async def test_watchers_hear_what_is_broadcast(client: Conversation) -> None:
+    await client.response(RequestType.WATCH, {0x57: "mine"})
+    await client.response(RequestType.WATCH, {0x57: "mine"})
+    assert await client.call("box.broadcast", "mine", {"a": 1}) == ()
+    client.watchers.check()
+    assert client.events[-1].values()[0x58] == {"a": 1}
+    with pytest.raises(errors.IllegalParams, match="reserved"):
+        await client.call("box.broadcast", "box.id", 1)
+
+
+async def test_a_call_knows_whether_it_is_in_a_transaction(client: Conversation) -> None:
+    assert await client.call("box.is_in_txn") == (False,)
+    await client.request(RequestType.BEGIN, stream=1)
+    assert await client.call("box.is_in_txn", stream=1) == (True,)
