@@ -1,0 +1,85 @@
+"""The box: spaces by id and name, a schema version that clients can trust, views with and without what is in flight."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.box import statements
+from flowstone.box.box import Box
+from flowstone.box.dialect import Dialect
+from flowstone.box.space import Space
+from flowstone.box.system import TRUNCATE_ID
+from flowstone.iproto import errors
+from flowstone.iproto.msgpack import pack
+from tests.box.spaces import box_with, definition, on
+
+A, B = pack((1, "a")), pack((1, "b"))
+
+
+def test_a_new_box_has_the_system_spaces() -> None:
+    box = Box(Dialect.V2_6)
+    assert box.space("_space") is box.space(280)
+    assert box.space("_index").index("primary") is box.space(288).index(0)
+
+
+def test_a_space_is_found_by_id_and_by_name() -> None:
+    box = box_with(definition(512, on("0:unsigned"), name="things"))
+    assert box.space("things") is box.space(512)
+    with pytest.raises(errors.NoSuchSpace, match="Space 'nothing' does not exist"):
+        box.space("nothing")
+    with pytest.raises(errors.NoSuchSpace, match="Space '513' does not exist"):
+        box.space(513)
+
+
+def test_a_renamed_space_is_gone_by_its_old_name() -> None:
+    box = box_with(definition(512, on("0:unsigned"), name="old"))
+    old = box.space(512)
+    box.put_space(old.altered(definition(512, on("0:unsigned"), name="new"), box.collations))
+    assert box.space("new").id == 512
+    with pytest.raises(errors.NoSuchSpace):
+        box.space("old")
+    box.put_space(old)
+    assert box.space("old") is old
+    assert "new" not in box.names
+
+
+def test_the_schema_version_grows_with_every_definition() -> None:
+    box = Box(Dialect.V2_6)
+    versions = [box.schema_version]
+    box.put_space(Space(definition(512, on("0:unsigned")), box.collations, box.views))
+    versions.append(box.schema_version)
+    box.remove_space(512)
+    versions.append(box.schema_version)
+    assert versions == sorted(set(versions))
+    assert "s512" not in box.names
+
+
+def test_a_confirmed_view_does_not_see_what_is_in_flight() -> None:
+    box = box_with(definition(512, on("0:unsigned"), on("1:string")))
+    space = box.space(512)
+    for raw in (A, B):
+        transaction = box.begin()
+        statements.replace(transaction, space, raw)
+        box.in_flight.append(transaction)
+    with box.open_view() as view, box.open_view(confirmed=True) as confirmed:
+        assert [raw for _, raw in view.scan(space.index(1))] == [B]
+        assert list(confirmed.scan(space.index(1))) == []
+        box.in_flight.popleft()
+        with box.open_view(confirmed=True) as later:
+            assert [raw for _, raw in later.scan(space.index(1))] == [A]
+        box.in_flight.pop().hide_from(later)
+        transaction.rollback()
+        assert [raw for _, raw in view.scan(space.index(1))] == [B]
+        assert list(confirmed.scan(space.index(1))) == []
+
+
+def test_a_confirmed_view_has_a_space_whose_truncation_is_in_flight() -> None:
+    box = box_with(definition(512, on("0:unsigned")))
+    statements.insert(box.begin(), box.space(512), A)
+    transaction = box.begin()
+    statements.replace(transaction, box.space(TRUNCATE_ID), pack((512, 1)))
+    box.in_flight.append(transaction)
+    with box.open_view() as view, box.open_view(confirmed=True) as confirmed:
+        assert list(view.spaces[512].tuples()) == []
+        assert list(confirmed.spaces[512].tuples()) == [A]
+        assert list(confirmed.scan(confirmed.spaces[TRUNCATE_ID].index(0))) == []
