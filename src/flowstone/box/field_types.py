@@ -13,10 +13,11 @@ from types import NoneType
 from typing import Final
 
 import msgpack
+import numpy as np
 
 from flowstone.box.dialect import Dialect
 from flowstone.iproto.extensions import Datetime, ErrorStack, Extension, ExtensionType, Interval
-from flowstone.iproto.scan import CHILDREN, FIXED, LENGTH
+from flowstone.iproto.scan import CHILDREN, FIXED, LENGTH, skip_value
 
 Class = type
 """`type` is what fields have, too."""
@@ -137,6 +138,11 @@ _KINDS: Final = _kinds()
 _FIXED: Final = FIXED.tobytes()
 _CHILDREN: Final = CHILDREN.tobytes()
 _LENGTH: Final = LENGTH.tobytes()
+_SIZES: Final = bytes(0 if _LENGTH[marker] or _CHILDREN[marker] else 1 + _FIXED[marker] for marker in range(0x100))
+"""The bytes of a whole value by its first byte; 0 where that does not tell."""
+
+WALK_MAX: Final = 64
+"""Values that are stepped over here; a call of the compiled scanner costs about as much."""
 
 
 def kind_at(raw: bytes, at: int) -> int:
@@ -178,23 +184,30 @@ def children_of(raw: bytes, at: int) -> tuple[int, int]:
 
 def end_of(raw: bytes, at: int) -> int:
     """Where the value at `at` ends. `raw` is whole MessagePack."""
-    todo = 1
-    while todo:
+    size = _SIZES[raw[at]]
+    return at + size if size else _end_of_larger(raw, at)
+
+
+def _end_of_larger(raw: bytes, start: int) -> int:
+    at, todo = start, 1
+    for _ in range(WALK_MAX):
         marker = raw[at]
         at += 1
         width = _LENGTH[marker]
         if not width:
             at += _FIXED[marker]
             todo += _CHILDREN[marker] - 1
-            continue
-        count = int.from_bytes(raw[at : at + width], "big")
-        at += width
-        todo -= 1
-        if _CHILDREN[marker]:
-            todo += count * _CHILDREN[marker]
         else:
-            at += count + _FIXED[marker]
-    return at
+            count = int.from_bytes(raw[at : at + width], "big")
+            at += width
+            todo -= 1
+            if _CHILDREN[marker]:
+                todo += count * _CHILDREN[marker]
+            else:
+                at += count + _FIXED[marker]
+        if not todo:
+            return at
+    return skip_value(np.frombuffer(raw, np.uint8), start, len(raw))
 
 
 def elements_of(raw: bytes) -> list[bytes]:
@@ -202,7 +215,8 @@ def elements_of(raw: bytes) -> list[bytes]:
     count, at = children_of(raw, 0)
     elements = []
     for _ in range(count):
-        end = end_of(raw, at)
+        size = _SIZES[raw[at]]
+        end = at + size if size else _end_of_larger(raw, at)
         elements.append(raw[at:end])
         at = end
     return elements

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from flowstone.box.field_types import KIND_ARRAY, KIND_UINT, elements_of, kind_at
+from flowstone.box.field_types import KIND_UINT, elements_of, kind_at
 from flowstone.box.paths import EVERY, PathError, Step, parse_step
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack, unpack
@@ -67,18 +67,21 @@ def decode_operations(
 
     `index_base` is the request's INDEX_BASE; `field_names` are the format's.
     """
-    raws: Sequence[bytes | None]
+    raws: Sequence[bytes] | None = None
     if isinstance(operations, bytes):
-        is_array = kind_at(operations, 0) == KIND_ARRAY
-        raws, operations = elements_of(operations) if is_array else [], unpack(operations)
-    elif isinstance(operations, tuple):
-        raws = [None] * len(operations)
+        raw, operations = operations, unpack(operations)
+        if isinstance(operations, tuple) and pack(operations) != raw:
+            raws = elements_of(raw)
     if not isinstance(operations, tuple):
         raise errors.IllegalParams("Illegal parameters, update operations must be an array {{op,..}, {op,..}}")
     if len(operations) > OPERATIONS_MAX:
         raise errors.IllegalParams("Illegal parameters, too many operations for update")
-    numbered = enumerate(zip(operations, raws, strict=True), 1)
-    return tuple(_decode(number, operation, raw, index_base, field_names) for number, (operation, raw) in numbered)
+    return tuple(
+        [
+            _decode(number, operation, raws[number - 1] if raws is not None else None, index_base, field_names)
+            for number, operation in enumerate(operations, 1)
+        ]
+    )
 
 
 def _decode(
@@ -103,8 +106,10 @@ def _decode(
         value = pack(operation[2]) if raw is None else elements_of(raw)[2]
         return Operation(code, field, operation[2:], path, text, value)
     decoded = Operation(code, field, operation[2:], path, text)
-    is_unsigned = raw is None or code not in "&|^#" or kind_at(elements_of(raw)[2], 0) == KIND_UINT
-    return msgspec.structs.replace(decoded, arguments=_decode_arguments(decoded, is_unsigned, index_base))
+    if raw is not None and code in "&|^#" and kind_at(elements_of(raw)[2], 0) != KIND_UINT:
+        raise wrong_type(decoded, "a positive integer")
+    arguments = _decode_arguments(decoded, index_base)
+    return decoded if arguments is decoded.arguments else msgspec.structs.replace(decoded, arguments=arguments)
 
 
 def _decode_field(
@@ -145,13 +150,12 @@ def _parse(path: str) -> tuple[UpdateStep, ...]:
     return tuple(steps)
 
 
-def _decode_arguments(operation: Operation, is_unsigned: bool, index_base: int) -> tuple[Any, ...]:
+def _decode_arguments(operation: Operation, index_base: int) -> tuple[Any, ...]:
     first = operation.arguments[0]
-    is_unsigned = is_unsigned and type(first) is int and first >= 0
     match operation.code:
         case "+" | "-" if not is_number(first):
             raise wrong_type(operation, "a number")
-        case "&" | "|" | "^" | "#" if not is_unsigned:
+        case "&" | "|" | "^" | "#" if type(first) is not int or first < 0:
             raise wrong_type(operation, "a positive integer")
         case "#":
             if not first & _UINT32_MAX:
