@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from flowstone.cli import settings
-from flowstone.cli.console import OK, say
+from flowstone.cli.console import OK, note_compilation, say
 from flowstone.errors import FlowstoneError
 from flowstone.node.configuration import LOG_LEVELS
 from flowstone.node.node import Node
@@ -48,6 +48,7 @@ class Process:
     async def run(self) -> int:
         start_log()
         set_level(self._settings.options)
+        note_compilation()
         for name in self._settings.strangers:
             self._log.warning("the environment variable %s is no option of a node", name)
         loop = asyncio.get_running_loop()

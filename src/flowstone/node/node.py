@@ -36,6 +36,7 @@ from flowstone.node.recovery import Recovered, bootstrap, dialect_of, find_files
 from flowstone.node.server import Limits, Server
 from flowstone.node.spaces import Space
 from flowstone.node.transactions import Transaction, View
+from flowstone.node.warm_up import warm_up
 from flowstone.outside import Outside, Tls, production
 
 LOG = logging.getLogger("flowstone.node")
@@ -328,6 +329,8 @@ class Node:
             instance.listen = None
             return
         uri = listen_uri(configuration.listen)
+        if instance.listen is None:
+            await self._outside.blocking(warm_up, self._outside)
         try:
             await server.listen(uri.host, uri.port, tls=_tls(configuration))
         except OSError as error:

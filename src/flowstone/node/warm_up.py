@@ -1,0 +1,82 @@
+"""Loads what serving runs on before anybody waits for it: the kernels of a turn, compiled where they never were.
+
+The first batch of a new installation would otherwise hold up all clients for seconds. A turn of its own, on a box of
+its own that is thrown away, calls each kernel just as real turns will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
+
+from flowstone.box.access import ADMIN
+from flowstone.box.box import Box
+from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
+from flowstone.box.dialect import Dialect
+from flowstone.box.space import Space
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.packet import encode_request
+from flowstone.node.commits import Commits
+from flowstone.node.journal import Journal, WalMode
+from flowstone.node.turn import BULK_COUNT_MIN, Reply, Turns
+from flowstone.outside import Outside
+from flowstone.replication.vclock import VClock
+
+SPACE_ID: Final = 512
+REQUESTS: Final = (RequestType.REPLACE, RequestType.INSERT, RequestType.SELECT, RequestType.DELETE)
+
+
+def warm_up(outside: Outside) -> int:
+    """Runs a turn of every kind of bulk statement; touches neither disk nor network. The number of replies."""
+    index = IndexDefinition(SPACE_ID, 0, "primary", "tree", True, (IndexPart(0, "unsigned"),))
+    box = Box(Dialect.V2_11)
+    box.put_space(Space(SpaceDefinition(SPACE_ID, "warm_up", indexes=(index,)), box.collations, box.views))
+    journal = Journal(outside, "", instance_uuid="", vclock=VClock(), replica_id=1, mode=WalMode.NONE)
+    turns = Turns(box, journal, Commits(box, journal, outside.clock), outside.clock, wide=True)
+    client = _Client()
+    turns.run([client])
+    return client.reply_count
+
+
+def _requests() -> bytes:
+    count = 2 * BULK_COUNT_MIN
+    return b"".join(
+        encode_request(
+            request, 1, pack(_body(request, number if request is not RequestType.INSERT else number + count))
+        )
+        for request in REQUESTS
+        for number in range(count)
+    )
+
+
+def _body(request: RequestType, number: int) -> dict[int, Any]:
+    if request in (RequestType.REPLACE, RequestType.INSERT):
+        return {Key.SPACE_ID.value: SPACE_ID, Key.TUPLE.value: (number, "text")}
+    body: dict[int, Any] = {Key.SPACE_ID.value: SPACE_ID, Key.INDEX_ID.value: 0}
+    if request is RequestType.SELECT:
+        body |= {Key.LIMIT.value: 1, Key.OFFSET.value: 0, Key.ITERATOR.value: 0}
+    return body | {Key.KEY.value: (number,)}
+
+
+class _Client:
+    """A connection to nobody."""
+
+    user = ADMIN
+    packet_size_max = 1024 * 1024
+
+    def __init__(self) -> None:
+        self.unread = bytearray(_requests())
+        self.reply_count = 0
+
+    def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
+        return Reply(b"")
+
+    def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
+        reply.close()
+
+    def send(self, packets: Sequence[bytes]) -> None:
+        self.reply_count += len(packets)
+
+    def refuse(self, reason: str) -> None:
+        raise AssertionError(reason)
