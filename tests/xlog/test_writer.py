@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -279,6 +280,69 @@ def test_what_is_written_is_read_across_rotations(contents: list[list[list[bytes
         [row.encode() for row in each.rows] for each in written
     ]
     assert [(each.lsn, each.tsn) for each in found] == [(each.lsn, each.tsn) for each in written]
+
+
+class TestEncoded:
+    """Rows that are bytes already, as a journal has them."""
+
+    def data(self, *lsns: int, size: int = 4) -> bytes:
+        return b"".join(row.encode() for row in transaction(*lsns, size=size).rows)
+
+    def test_whole_transactions_share_blocks_up_to_the_threshold(self, tmp_path: Path) -> None:
+        with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
+            log.append_encoded([self.data(11), self.data(12, 13)], {1: 13})
+            assert blocks(log.path) == 1
+            log.append_encoded([self.data(lsn, size=50_000) for lsn in range(14, 24)], {1: 23})
+            log.append_encoded([], {1: 23})
+            assert log.vclock == {1: 23}
+        assert lsns(log.path) == list(range(11, 24))
+        with LogFile.open(DISK, log.path) as file:
+            # Three of 50 KB reach 128 KiB.
+            assert [len(np.unique(slab.cells[scan.SPAN])) for slab in file.slabs()] == [5]
+
+    def test_a_failed_sync_takes_the_rows_back(self, tmp_path: Path) -> None:
+        disk: Any = failing()
+        log = LogWriter.create(disk, str(tmp_path), XLOG)
+        log.append_encoded([self.data(11)], {1: 11}, sync=True)
+        size = log.size
+        file: Any = log._file
+        file.broken = frozenset(["sync"])
+        with pytest.raises(WriteFailed) as caught:
+            log.append_encoded([self.data(12)], {1: 12}, sync=True)
+        assert not caught.value.is_usable
+        assert not log.is_usable
+        with pytest.raises(WriteFailed):
+            log.mend()
+        file.broken = frozenset()
+        log.mend()
+        assert (log.size, log.vclock, log.is_usable) == (size, {1: 11}, True)
+        log.append_encoded([self.data(12)], {1: 12}, sync=True)
+        log.close()
+        assert lsns(log.path) == [11, 12]
+
+    def test_a_log_that_was_just_read_is_resumed_where_its_rows_end(self, tmp_path: Path) -> None:
+        log = LogWriter.create(DISK, str(tmp_path), XLOG)
+        log.append_encoded([self.data(11)], {1: 11})
+        size = log.size
+        log.append_encoded([self.data(12)], {1: 12})
+        log.abandon()
+        with LogWriter.resume(DISK, log.path, XLOG, {1: 11}, size) as again:
+            again.append_encoded([self.data(12, 13)], {1: 13})
+        assert lsns(log.path) == [11, 12, 13]
+
+    def test_an_end_that_cannot_be_synced_is_taken_back(self, tmp_path: Path) -> None:
+        disk: Any = failing()
+        log = LogWriter.create(disk, str(tmp_path), XLOG)
+        log.append_encoded([self.data(11)], {1: 11})
+        file: Any = log._file
+        file.broken = frozenset(["sync"])
+        with pytest.raises(WriteFailed):
+            log.rotate()
+        file.broken = frozenset()
+        log.mend()
+        log.append_encoded([self.data(12)], {1: 12})
+        log.close()
+        assert lsns(log.path) == [11, 12]
 
 
 class TestCrash:

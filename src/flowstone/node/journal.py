@@ -84,7 +84,8 @@ class Journal:
         self._cuts: list[tuple[int, dict[int, int]]] = []
         self._worker: asyncio.Task[None] | None = None
         self._lsns = vclock.to_mapping()
-        self._written = vclock
+        self._written_lsns = vclock.to_mapping()
+        self._written: VClock | None = vclock
         self.replica_id = replica_id
         self.mode = mode
         self.wal_max_size = wal_max_size
@@ -104,6 +105,8 @@ class Journal:
     @property
     def written_vclock(self) -> VClock:
         """The position behind the last row written."""
+        if self._written is None:
+            self._written = VClock(self._written_lsns)
         return self._written
 
     @property
@@ -245,7 +248,7 @@ class Journal:
         return writer
 
     def _open(self) -> LogWriter:
-        disk, last, lsns = self._outside.disk, self._last, self._written.to_mapping()
+        disk, last, lsns = self._outside.disk, self._last, self._written_lsns
         if last is not None and last.path == posixpath.join(self._directory, file_name(lsns, FileType.XLOG)):
             # The last log has no rows: the next would have its name.
             writer = LogWriter.resume(disk, last.path, last.meta, lsns, last.size)
@@ -279,11 +282,11 @@ class Journal:
         self._last = None
 
     def _succeed(self, rows: list[bytes], done: list[Done], after: dict[int, int]) -> None:
-        self._written = VClock(after)
+        self._written_lsns, self._written = after, None
         if self.on_written and any(rows):
-            together = b"".join(rows)
+            together, vclock = b"".join(rows), self.written_vclock
             for callback in self.on_written:
-                callback(together, self._written)
+                callback(together, vclock)
         for tell in done:
             _tell(tell, None)
         if self.on_size is not None and self.size_limit is not None and self.written_bytes >= self.size_limit:
@@ -294,7 +297,7 @@ class Journal:
         error = self._as_failure(cause)
         waiting = [*done, *self._done]
         self._rows, self._done, self._cuts = [], [], []
-        self._lsns = self._written.to_mapping()
+        self._lsns = dict(self._written_lsns)
         LOG.error("%d submissions rolled back: %s", len(waiting), error)
         for tell in reversed(waiting):
             _tell(tell, error)

@@ -269,7 +269,21 @@ class _SystemFile(_Descriptor):
             return b"".join(pieces)
 
     def append(self, *parts: Buffer) -> None:
-        pending = [view for view in (memoryview(part).cast("B") for part in parts) if view.nbytes]
+        # First as almost always: a few parts, written at once. This is in the way of every write to a log.
+        if len(parts) <= WRITEV_PARTS_MAX:
+            try:
+                written = os.writev(self._descriptor, parts)
+            except OSError as error:
+                error.filename = self._path
+                raise
+            missing = -written
+            for part in parts:
+                missing += len(part) if type(part) is bytes else memoryview(part).nbytes
+            if not missing:
+                return
+        else:
+            written = 0
+        pending = _behind([view for view in (memoryview(part).cast("B") for part in parts) if view.nbytes], written)
         with _named(self._path):
             while pending:
                 written = os.writev(self._descriptor, pending[:WRITEV_PARTS_MAX])

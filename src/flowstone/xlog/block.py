@@ -35,6 +35,9 @@ FLUSH_THRESHOLD = 128 * 1024
 
 ZSTD_LEVEL = 3
 
+_PADDING = (b"", *(bytes((0xA0 + size,)) + bytes(size) for size in range(FIXHEADER_SIZE)))
+"""By its length: one string of MessagePack, filled with zeros."""
+
 
 class Fixheader(NamedTuple):
     """What the 19 bytes say. `size` is that of the payload as stored, `crc` is computed over the same."""
@@ -52,8 +55,7 @@ def checksum(payload: bytes | bytearray | memoryview) -> int:
 def encode_fixheader(is_compressed: bool, size: int, crc: int) -> bytes:
     """The fixheader: magic, size, checksum of the previous block (always 0), checksum, padding."""
     head = (ZROW_MAGIC if is_compressed else ROW_MAGIC) + encode_uint(size) + b"\x00" + encode_uint(crc)
-    padding = FIXHEADER_SIZE - len(head)
-    return head + bytes((0xA0 + padding - 1,)) + bytes(padding - 1) if padding else head
+    return head + _PADDING[FIXHEADER_SIZE - len(head)]
 
 
 @inlined

@@ -353,9 +353,11 @@ class SnapWriter:
 def _batches(transactions: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
     """Whole transactions, put together into what becomes one block each."""
     if sum(map(len, transactions)) < FLUSH_THRESHOLD - FIXHEADER_SIZE:
-        if transactions:
-            yield transactions
-        return
+        return (transactions,) if transactions else ()
+    return _cut_at_threshold(transactions)
+
+
+def _cut_at_threshold(transactions: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
     first, size = 0, FIXHEADER_SIZE
     for number, data in enumerate(transactions, 1):
         size += len(data)
