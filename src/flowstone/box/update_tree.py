@@ -250,7 +250,8 @@ class Array(Node):
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(raw)
-        self.items = [Node(element) for element in elements_of(raw)]
+        # Bytes stand for a node that nothing has changed: most fields of a tuple stay so.
+        self.items: list[bytes | Node] = list(elements_of(raw))
 
     def apply(self, operation: Operation, steps: Steps) -> Node:
         step, rest = _first(operation, steps)
@@ -258,21 +259,24 @@ class Array(Node):
             raise failed(operation, "can't update an array by a non-numeric index")
         code, size = operation.code, len(self.items)
         if not rest and (code == "!" or (code == "=" and step == size)):
-            self.items.insert(_position(operation, step, size + 1), Node(operation.value))
+            self.items.insert(_position(operation, step, size + 1), operation.value)
             return self
         at = _position(operation, step, size)
-        if rest:
-            self.items[at] = self.items[at].opened(operation, rest)
-            self.items[at] = self.items[at].apply(operation, rest)
-        elif code == "#":
+        if not rest and code == "#":
             del self.items[at : at + operation.arguments[0]]
+            return self
+        item = self.items[at]
+        node = Node(item) if isinstance(item, bytes) else item
+        if rest:
+            self.items[at] = opened = node.opened(operation, rest)
+            self.items[at] = opened.apply(operation, rest)
         else:
-            self.items[at] = _changed(self.items[at], _with_field(operation, step, at))
+            self.items[at] = _changed(node, _with_field(operation, step, at))
         return self
 
     def packed(self, typed: Typed | None) -> bytes:
         parts = [
-            item.raw if type(item) is Node else item.packed(typed.child_at(number) if typed is not None else None)
+            item if isinstance(item, bytes) else item.packed(typed.child_at(number) if typed is not None else None)
             for number, item in enumerate(self.items)
         ]
         return array_head(len(parts)) + b"".join(parts)
