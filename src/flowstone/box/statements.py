@@ -16,7 +16,7 @@ from flowstone.box.index import Index
 from flowstone.box.keys import Key, KeyKind, Span
 from flowstone.box.paths import parse_path
 from flowstone.box.read_view import contains, successor
-from flowstone.box.sequence import SpaceSequence
+from flowstone.box.sequence import SpaceSequence, check_sequence
 from flowstone.box.space import Space, Values
 from flowstone.box.transaction import ADMIN, Statement, Transaction
 from flowstone.box.update import Operation, decode_operations, update_raw, upsert_raw
@@ -219,17 +219,19 @@ def _checked_tuple(txn: Transaction, space: Space, raw: bytes, *, numbered: bool
     if not isinstance(values, tuple):
         raise errors.TupleNotArray("Tuple/Key must be MsgPack array")
     if space.sequence is not None and numbered:
-        raw, values = _numbered(space.sequence, raw, values)
+        raw, values = _numbered(txn, space.sequence, raw, values)
     _check_size(txn, raw)
     space.format.check(raw, values)
     return raw, values
 
 
-def _numbered(numbering: SpaceSequence, raw: bytes, values: Values) -> tuple[bytes, Values]:
+def _numbered(txn: Transaction, numbering: SpaceSequence, raw: bytes, values: Values) -> tuple[bytes, Values]:
     """The tuple with its sequence's next number where it has nil; a number that it came with moves the sequence.
 
     Numbers are never taken back: a transaction that is rolled back leaves a gap.
     """
+    if not numbering.is_generated and txn.user != ADMIN and not txn.box.is_recovering:
+        check_sequence(txn, numbering.sequence)
     steps = (numbering.field, *parse_path(numbering.path or ""))
     value: Any = values
     for step in steps:

@@ -39,7 +39,8 @@ class Statement(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        return self.space is not None and self.space.definition.is_local
+        """Never replicated. Of a temporary space only its truncation is logged at all."""
+        return self.space is not None and (self.space.definition.is_local or self.space.definition.is_temporary)
 
 
 class Isolation(IntEnum):
