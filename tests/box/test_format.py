@@ -166,6 +166,22 @@ def test_the_stricter_of_two_types_holds() -> None:
     assert [int(mask) for mask in format.masks] == [ACCEPTS["unsigned"], ACCEPTS["number"] | KIND_NIL]
 
 
+def test_an_extension_without_sense_is_stored_but_not_indexed() -> None:
+    fields = FieldDefinition("id"), FieldDefinition("d", "decimal")
+    nonsense = b"\x92\x01\xd5\x01\xff\xff"
+    assert refusal(space(*fields), nonsense) == (0, "")
+    indexed = space(*fields, indexes=(PK, index(IndexPart(1, "decimal"))))
+    assert refusal(indexed, nonsense)[0] == 23
+    assert refusal(indexed, pack((1, Decimal(1)))) == (0, "")
+
+
+def test_parts_of_a_functional_index_say_nothing_of_tuples() -> None:
+    functional = IndexDefinition(512, 1, "f", "tree", False, (IndexPart(3, "string"),), is_functional=True)
+    format = space(indexes=(PK, functional))
+    assert format.field_count_min == 1
+    assert refusal(format, pack((1,))) == (0, "")
+
+
 def test_one_part_that_is_not_nullable_makes_its_place_required() -> None:
     parts = IndexPart(1, "unsigned", path="a"), IndexPart(1, "unsigned", is_nullable=True, path="a")
     for order in parts, parts[::-1]:

@@ -18,10 +18,13 @@ from flowstone.box.definitions import IndexPart, SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.field_types import (
     KIND_ARRAY,
+    KIND_DATETIME,
+    KIND_DECIMAL,
     KIND_EXT,
     KIND_MAP,
     KIND_NIL,
     KIND_STR,
+    KIND_UUID,
     accepted_classes,
     accepted_kinds,
     children_of,
@@ -39,6 +42,9 @@ _SIGNED_BUT_NOT_NEGATIVE: Final = re.compile(rb"[\xd0-\xd3][\x00-\x7f]", re.DOTA
 """A number so written is no unsigned to the server. Such bytes in strings and doubles only cost a closer look."""
 
 _SINGLE_FLOAT: Final = 0xCA
+
+_DECODED: Final = KIND_DECIMAL | KIND_UUID | KIND_DATETIME
+"""Their content may be nonsense, which a server stores; only in an index it would have to make sense of it."""
 
 
 class FormatField:
@@ -159,7 +165,8 @@ class TupleFormat:
         return field
 
     def _make_masks(self) -> NDArray[np.int64]:
-        return np.array([field.accepted & ~KIND_EXT for field in self._fields], np.int64)
+        closely = [KIND_EXT | _DECODED if field.is_key_part else KIND_EXT for field in self._fields]
+        return np.array([field.accepted & ~kinds for field, kinds in zip(self._fields, closely, strict=True)], np.int64)
 
     # --- the quick look ------------------------------------------------------------------------------------------
 
@@ -225,7 +232,8 @@ class TupleFormat:
 
 def _field_count_min(space: SpaceDefinition) -> int:
     fields = [number for number, field in enumerate(space.fields, 1) if not field.is_nullable]
-    parts = [part.field + 1 for index in space.indexes for part in index.parts if not part.is_nullable]
+    indexes = [index for index in space.indexes if not index.is_functional]
+    parts = [part.field + 1 for index in indexes for part in index.parts if not part.is_nullable]
     return max([0, *fields, *parts])
 
 
@@ -255,16 +263,22 @@ def _allowed_classes(field: FormatField, dialect: Dialect) -> frozenset[type]:
 def _check_value(raw: bytes, at: int, field: FormatField, found: dict[int, None]) -> int:
     """Checks the value at `at` and all inside that paths lead to; where it ends."""
     if not is_accepted(field.accepted, raw, at):
-        raise errors.FieldType(
-            f"Tuple field {field.where} type does not match one required by operation: expected {field.type}"
-        )
+        raise _wrong_type(field)
     found[field.id] = None
+    if field.is_key_part and kind_at(raw, at) & _DECODED and isinstance(unpack(raw[at : end_of(raw, at)]), Extension):
+        raise _wrong_type(field)
     kind = kind_at(raw, at) if field.children else 0
     if kind == KIND_ARRAY:
         return _check_array(raw, at, field, found)
     if kind == KIND_MAP:
         return _check_map(raw, at, field, found)
     return end_of(raw, at)
+
+
+def _wrong_type(field: FormatField) -> errors.TarantoolError:
+    return errors.FieldType(
+        f"Tuple field {field.where} type does not match one required by operation: expected {field.type}"
+    )
 
 
 def _check_array(raw: bytes, at: int, field: FormatField, found: dict[int, None]) -> int:
