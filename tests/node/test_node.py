@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from flowstone.node.changes import Change
 from flowstone.node.connection import Connection, ConnectionFailed
 from flowstone.outside import AlreadyLocked, production
 from flowstone.xlog.errors import XlogError
+from tests.real_tarantool import free_port
 
 UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
 
@@ -264,3 +267,20 @@ async def test_every_wal_mode_serves(tmp_path: Path, mode: str) -> None:
         await space.create_index("primary")
         assert await space.insert((1,)) == (1,)
     assert bool(files(tmp_path, ".xlog")) is (mode != "none")
+
+
+def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = readme.partition("<!-- example -->\n```python\n")[2].partition("```")[0]
+    port = free_port()
+    done = subprocess.run(
+        [sys.executable, "-c", example.replace("127.0.0.1:3301", f"127.0.0.1:{port}")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "Ada\n[Tuple(1, 'Ada', 35)]\n1 10\n"
+    for line in done.stdout.splitlines():
+        assert f"`{line}`" in readme

@@ -11,9 +11,8 @@ import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 from uuid import UUID
 
 from flowstone.box import ddl
@@ -45,6 +44,12 @@ DEFAULT_DIALECT: Final = "2.11"
 T = TypeVar("T")
 
 
+class Path(Protocol):
+    """A path as `pathlib` has it."""
+
+    def __fspath__(self) -> str: ...
+
+
 class NotRunning(FlowstoneError):
     """Something was asked of a node that is not started, or has stopped."""
 
@@ -62,14 +67,16 @@ class Node:
 
     def __init__(
         self,
-        work_dir: str | PathLike[str] = "data",
+        work_dir: str | Path = "data",
         *,
         user: tuple[str, str] | None = None,
         outside: Outside | None = None,
         pid: int = 0,
         **options: Any,
     ) -> None:
-        self._configuration = configure({"work_dir": fspath(work_dir), **options})
+        self._configuration = configure(
+            {"work_dir": work_dir if isinstance(work_dir, str) else work_dir.__fspath__(), **options}
+        )
         self._user = user
         self._outside = outside if outside is not None else production()
         self._pid = pid
