@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from flowstone.box import ddl, statements
 from flowstone.box.dialect import Dialect
+from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
@@ -20,7 +22,7 @@ from flowstone.iproto.uri import Uri
 from flowstone.node.connection import Connection
 from flowstone.node.instance import Instance
 from flowstone.node.server import Limits, Server
-from flowstone.outside import production
+from flowstone.outside import Tls, production
 from tests.node.instances import make_instance
 
 HOST = "127.0.0.1"
@@ -326,3 +328,18 @@ async def test_a_lost_connection_rolls_its_transactions_back() -> None:
         await client.close()
         await until(lambda: not server.instance.box.views)
         assert len(server.instance.box.space(512)) == 0
+
+
+async def test_a_listener_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -keyout {key} -out {cert}"
+    await asyncio.to_thread(subprocess.run, command.split(), check=True, capture_output=True)
+    server = Server(with_space(make_instance()))
+    await server.listen(HOST, 0, tls=Tls(cert_file=cert, key_file=key))
+    for parameters in ((("transport", "ssl"),), (("transport", "ssl"), ("ssl_ca_file", cert))):
+        async with await Connection.open(production(), Uri(HOST, server.port, parameters=parameters)) as client:
+            body = pack({0x10: 512, 0x21: (1, "x" * 100_000)})
+            assert (await client.request(RequestType.REPLACE, body))[0x30] == ((1, "x" * 100_000),)
+    with pytest.raises(FlowstoneError):
+        await Connection.open(production(), Uri(HOST, server.port), timeout=0.5)
+    await server.close()

@@ -1,18 +1,20 @@
-"""The real clients `tarantool` (blocking, in a thread) and `asynctnt` against a server in this process."""
+"""The real clients `tarantool` (blocking, in a thread), `asynctnt` and `net.box` against a server in this process."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import asynctnt
 import asynctnt.exceptions
 import pytest
-import tarantool
+import tarantool as tarantool_python
 
 from flowstone.box import ddl
 from flowstone.box.dialect import Dialect
@@ -48,7 +50,7 @@ async def serving(directory: Path, dialect: Dialect) -> AsyncIterator[Server]:
 
 
 def everything_of_tarantool_python(port: int) -> None:
-    connection = tarantool.Connection(HOST, port, user="app", password="secret")
+    connection = tarantool_python.Connection(HOST, port, user="app", password="secret")
     space = connection.space("people")
     assert space.insert((1, "ann")).data == [[1, "ann"]]
     assert space.replace((2, "bob", [Decimal("1.5"), UUID(int=5)])).data[0][2] == [Decimal("1.5"), UUID(int=5)]
@@ -59,12 +61,12 @@ def everything_of_tarantool_python(port: int) -> None:
     assert [row[0] for row in connection.select("people", iterator=2)] == [1, 2]
     assert connection.call("add", 2, 3).data == [5]
     assert connection.call("box.space.people:len").data == [2]
-    with pytest.raises(tarantool.DatabaseError) as caught:
+    with pytest.raises(tarantool_python.DatabaseError) as caught:
         space.insert((1, "ann"))
     assert caught.value.args[0] == 3
-    with pytest.raises(tarantool.DatabaseError, match="does not support EVAL"):
+    with pytest.raises(tarantool_python.DatabaseError, match="does not support EVAL"):
         connection.eval("return 1")
-    with pytest.raises(tarantool.DatabaseError) as caught:
+    with pytest.raises(tarantool_python.DatabaseError) as caught:
         connection.execute("SELECT 1")
     assert caught.value.args[0] == 5
     assert connection.ping(notime=True) == "Success"
@@ -72,8 +74,8 @@ def everything_of_tarantool_python(port: int) -> None:
     connection.call("box.space.later:create_index", "pk")
     assert connection.insert("later", (5,)).data == [[5]]
     connection.close()
-    with pytest.raises(tarantool.DatabaseError, match="Incorrect password supplied for user 'app'"):
-        tarantool.Connection(HOST, port, user="app", password="wrong")
+    with pytest.raises(tarantool_python.DatabaseError, match="Incorrect password supplied for user 'app'"):
+        tarantool_python.Connection(HOST, port, user="app", password="wrong")
 
 
 @pytest.mark.parametrize("dialect", Dialect)
@@ -123,3 +125,50 @@ async def test_asynctnt_commits_and_rolls_back_in_streams(tmp_path: Path) -> Non
         await second.rollback()
         assert [row["id"] for row in await connection.select("people")] == [1]
         await connection.disconnect()
+
+
+NET_BOX = """
+local net, json = require('net.box'), require('json')
+local c = net.connect('app:secret@127.0.0.1:PORT')
+local function fails(...) local _, e = pcall(...) return {e.code, e.type, e.message} end
+local people = c.space.people
+local seen = {c.state, people.index.by_name.name, people:insert{1, 'ann'}, people:get{1}}
+people:upsert({1, 'x'}, {{'=', 2, 'eve'}})
+table.insert(seen, people:update(1, {{'=', 'extra', 5}}))
+table.insert(seen, people.index.by_name:select('eve'))
+local futures = {}
+for i = 1, 500 do futures[i] = people:replace({i, 'n'}, {is_async = true}) end
+for i = 1, 500 do assert(futures[i]:wait_result(10)) end
+table.insert(seen, people.index.pk:count())
+table.insert(seen, c:call('add', {2, 3}))
+table.insert(seen, c:call('box.info').status)
+table.insert(seen, fails(people.insert, people, {1, 'x'}))
+table.insert(seen, fails(c.eval, c, 'return 1'))
+local guest = net.connect('127.0.0.1:PORT')
+local _, e = pcall(guest.call, guest, 'add')
+table.insert(seen, {e.code, e.type, e.access_type, e.object_type, e.object_name})
+print(json.encode(seen))
+os.exit(0)
+"""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_the_real_servers_net_box_does_its_requests(dialect: Dialect, tmp_path: Path, tarantool: Any) -> None:
+    async with serving(tmp_path, dialect) as server:
+        script = NET_BOX.replace("PORT", str(server.port))
+        printed = await asyncio.to_thread(tarantool.run, script, tmp_path / "net_box", seconds=60)
+    assert json.loads(printed) == [
+        "active",
+        "by_name",
+        [1, "ann"],
+        [1, "ann"],
+        [1, "eve", 5],
+        [[1, "eve", 5]],
+        500,
+        5,
+        "running",
+        [3, "ClientError", "Duplicate key exists in unique index 'pk' in space 'people'"],
+        [5, "ClientError", "Flowstone does not support EVAL: register a Python function and CALL it"],
+        [42, "AccessDeniedError", "Execute", "function", "add"],
+    ]

@@ -23,7 +23,7 @@ from flowstone.iproto.limits import PACKET_SIZE_MAX
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import EMPTY_BODY, PacketError, Response, decode_response, encode_request, split
 from flowstone.iproto.uri import Uri
-from flowstone.outside import Outside, Stream
+from flowstone.outside import Outside, Stream, Tls
 
 CONNECT_SECONDS = 10.0
 REQUEST_SECONDS = 60.0
@@ -62,7 +62,7 @@ class Connection:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout):
-                stream = await outside.network.connect(uri.host, uri.port, timeout=timeout)
+                stream = await outside.network.connect(uri.host, uri.port, timeout=timeout, tls=_tls(uri))
                 connection = cls(stream, await _greeting(stream), uri.address)
                 await connection._introduce()
                 if uri.user is not None:
@@ -198,6 +198,15 @@ class Connection:
             if not answer.done():
                 answer.set_exception(failure)
                 answer.exception()  # marks it as seen: of a hundred requests only one may be waited for
+
+
+def _tls(uri: Uri) -> Tls | None:
+    """Encryption as the parameters of a URI ask for it, by Tarantool's names: `?transport=ssl&ssl_ca_file=…`."""
+    given = dict(uri.parameters)
+    if given.get("transport", "plain") == "plain":
+        return None
+    names = ("cert_file", "key_file", "ca_file", "ciphers", "password")
+    return Tls(**{name: given.get(f"ssl_{name}") for name in names})
 
 
 def _reason(error: OSError) -> str:

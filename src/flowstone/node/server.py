@@ -55,7 +55,7 @@ class Limits:
 
     packet_size_max: int = 128 * 1024 * 1024
     packet_size_max_before_auth: int = PACKET_SIZE_MAX_BEFORE_AUTH
-    output_max: int = 16 * 1024 * 1024
+    output_max: int = 1024 * 1024
     """Bytes of replies that one connection may have in the making; requests beyond that wait until they are sent."""
 
     slow_reader_seconds: float = 60.0
@@ -114,10 +114,10 @@ class Connection:
 
     # --- what a turn calls ---
 
-    def before_turn(self) -> None:
+    def before_turn(self, trusts_guests: bool) -> None:
         """Strangers need no large packets."""
-        server, limits = self._server, self._server.limits
-        is_known = self.session.is_authenticated or server.trusts_guests()
+        limits = self._server.limits
+        is_known = trusts_guests or self.session.is_authenticated
         self.packet_size_max = limits.packet_size_max if is_known else limits.packet_size_max_before_auth
 
     @property
@@ -257,6 +257,7 @@ class Server:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._ready: dict[Connection, None] = {}
         self._is_scheduled = False
+        self._is_full = False
         self._unwritten = 0
         self._listener: Listener | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -304,9 +305,12 @@ class Server:
 
     def _accept(self, client: Client) -> Connection | _Turned:
         if len(self._connections) >= self.limits.connections_max:
-            LOG.warning("%s is turned away: %d connections are open", client.peer, len(self._connections))
+            if not self._is_full:  # said once, however many come
+                LOG.warning("%s and whoever follows is turned away: connections_max are open", client.peer)
+            self._is_full = True
             client.abort()
             return _Turned()
+        self._is_full = False
         self.accepted_count += 1
         connection = Connection(self, client, self.accepted_count)
         self._connections[connection] = None
@@ -348,14 +352,15 @@ class Server:
             self.start(self._after_log())
             return
         connections, self._ready = list(self._ready), {}
-        size = 0
+        size, trusts_guests = 0, self.trusts_guests()
         for connection in connections:
-            connection.before_turn()
+            connection.before_turn(trusts_guests)
             size += len(connection.unread)
         try:
             self._turns.run(connections)
         except Exception:
             LOG.exception("a turn failed")
+            journal.flush()
             for connection in connections:
                 connection.client.abort()
             return
