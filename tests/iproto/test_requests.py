@@ -91,6 +91,11 @@ def test_a_broken_body_is_found_even_where_nobody_reads_it() -> None:
     assert decode_request(packet({0: 64, 1: 1}, b"\x05")).error is None
 
 
+def test_a_nop_has_no_body() -> None:
+    assert problem(packet({0: 12, 1: 1}, b"\x80")) == (20, "Invalid MsgPack - packet body")
+    assert decode_request(packet({0: 12, 1: 1})).error is None
+
+
 @pytest.mark.parametrize(
     ("type", "body", "name"),
     [

@@ -203,6 +203,8 @@ def _with_body(type: int, sync: int, schema_version: int, stream_id: int, body: 
         if stream_id or rule is None or type in STREAM_TYPES:
             if body:
                 _VALUE.decode(body)
+                if type == RequestType.NOP:
+                    raise ValueError("a NOP with a body")
             if not is_2_6:
                 _check_stream(type, stream_id)
             if rule is None:

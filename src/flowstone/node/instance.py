@@ -6,10 +6,10 @@ request, so that whoever changes a fact here need tell nobody. Holds no logic bu
 
 from __future__ import annotations
 
-from uuid import UUID
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from uuid import UUID
 
 from flowstone.box.box import Box
 from flowstone.iproto import errors
