@@ -48,6 +48,27 @@ def test_the_order_is_right_whenever_it_is_asked_for(
     assert list(index.scan()) == sorted(wanted.items())
 
 
+@given(st.lists(WRITES | st.sampled_from([1, 2, 5]), max_size=60))
+def test_an_order_that_was_settled_in_part_is_right_all_the_same(program: list[tuple[int, bytes | None] | int]) -> None:
+    """A number stands for so many keys that are put in order."""
+    index = index_of()
+    wanted: dict[Key, bytes] = {}
+    for step in program:
+        if isinstance(step, int):
+            index.settle_partly(step)
+            continue
+        key, value = step
+        index.set(key, value)
+        wanted.pop(key, None)
+        if value is not None:
+            wanted[key] = value
+    for _ in range(100):
+        if index.settle_partly(1):
+            break
+    assert index.settle_partly(1)
+    assert list(index.scan()) == sorted(wanted.items())
+
+
 BOUNDS = st.none() | st.integers(-1, 13)
 
 

@@ -111,6 +111,19 @@ class Index:
             self._order.update(self._fresh)
             self._fresh = []
 
+    def settle_partly(self, limit: int) -> bool:
+        """As `settle`, for at most `limit` keys; True when nothing is left to do. Nobody waits long for that."""
+        fresh, gone, order = self._fresh, self._gone, self._order
+        batch = fresh[-limit:]
+        if batch:
+            del fresh[-limit:]
+            order.update([key for key in batch if key not in gone or gone.pop(key)])
+        elif gone:
+            for key in list(islice(gone, limit)):
+                order.remove(key)
+                del gone[key]
+        return not fresh and not gone
+
     def _forget_gone(self) -> None:
         gone, self._gone = self._gone, {}
         before = len(self._fresh)

@@ -45,6 +45,9 @@ CHECKPOINT_WAL_THRESHOLD = 10**18
 SLICE = 500
 """Tuples that are taken from a view at once: a fraction of a millisecond."""
 
+SETTLE_STEP = 500
+"""Keys that are sorted into an index at once, where nobody has read it in order before: a millisecond or two."""
+
 _KEPT_ENGINES = frozenset(("memtx", "vinyl"))
 """Others have no tuples of their own. Vinyl's are in memory here, and nowhere else."""
 
@@ -229,6 +232,8 @@ async def write_snapshot(
                 await _by_worker(outside, _add_states, writer, dialect, synchro)
                 continue
             assert space.primary is not None
+            while not space.primary.settle_partly(SETTLE_STEP):
+                await outside.clock.sleep(0)
             group_id = GROUP_LOCAL if space.definition.is_local else 0
             for tuples in slices(view, space.primary, SLICE):
                 await _by_worker(outside, writer.add_tuples, space.id, tuples, group_id)
