@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,9 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.changes import Change
 from flowstone.node.connection import Connection, ConnectionFailed
-from flowstone.outside import AlreadyLocked, production
+from flowstone.outside import AlreadyLocked, Tls, production
 from flowstone.xlog.errors import XlogError
+from tests.node.fault_disk import FaultDisk
 from tests.real_tarantool import free_port
 
 UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
@@ -200,6 +202,73 @@ async def test_triggers_are_told_what_was_done_and_what_was_taken_back(node: flo
         ("REPLACE", "fruit", (1, "pear", 5)),
         ("DELETE", "fruit", None),
     ]
+
+
+async def test_a_full_disk_takes_back_what_waited_and_leaves_the_rest_readable() -> None:
+    disk = FaultDisk()
+    async with flowstone.Node("data", outside=disk.outside()) as node:
+        undone: list[Any] = []
+        node.on_rollback(lambda changes: undone.extend(change.fields for change in changes))
+        space = await node.create_space("space")
+        await space.create_index("primary")
+        await space.insert((1, "kept"))
+        disk.room = 0
+        results = await asyncio.gather(*(space.insert((n, "lost")) for n in (2, 3)), return_exceptions=True)
+        assert [type(result) for result in results] == [errors.WalIo, errors.WalIo]
+        assert undone == [(3, "lost"), (2, "lost")]
+        assert [tuple(row) for row in space] == [(1, "kept")]
+        disk.room = None
+        await space.insert((2, "later"))
+    async with flowstone.Node("data", outside=disk.outside()) as node:
+        assert [tuple(row) for row in node.space("space")] == [(1, "kept"), (2, "later")]
+
+
+async def test_a_node_of_a_killed_process_has_what_was_acknowledged() -> None:
+    disk = FaultDisk()
+    node = flowstone.Node("data", outside=disk.outside())
+    await node.start()
+    space = await node.create_space("space")
+    await space.create_index("primary")
+    await asyncio.gather(*(space.insert((number,)) for number in range(100)))
+    found = disk.after_death()
+    await node.stop()
+    async with flowstone.Node("data", outside=found.outside()) as successor:
+        assert len(successor.space("space")) == 100
+
+
+async def test_snapshots_and_logs_may_have_directories_of_their_own(tmp_path: Path) -> None:
+    for expected in ([], [(1,)]):
+        async with flowstone.Node(tmp_path, memtx_dir="snapshots", wal_dir="logs") as node:
+            space = await node.create_space("space", if_not_exists=True)
+            await space.create_index("primary", if_not_exists=True)
+            assert [tuple(row) for row in space] == expected
+            await space.replace((1,))
+            await node.snapshot()
+    assert files(tmp_path / "snapshots", ".snap")
+    assert files(tmp_path / "logs", ".xlog")
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate signed by itself, and its key."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=node -keyout {key} -out {certificate}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return certificate, key
+
+
+async def test_clients_reach_it_over_tls(tmp_path: Path, certified: tuple[Path, Path]) -> None:
+    certificate, key = certified
+    options: dict[str, Any] = {"ssl_cert_file": str(certificate), "ssl_key_file": str(key)}
+    async with flowstone.Node(tmp_path / "data", listen="127.0.0.1:0", **options) as node:
+        assert node.address is not None
+        port = parse_uri(node.address).port
+        stream = await production().network.connect("127.0.0.1", port, timeout=10, tls=Tls(ca_file=str(certificate)))
+        assert (await stream.read(128)).startswith(b"Tarantool 2.11")
+        await stream.close()
+    with pytest.raises(FlowstoneError, match=r"cannot listen on 127\.0\.0\.1:0: "):
+        async with flowstone.Node(tmp_path / "data", listen="127.0.0.1:0", **(options | {"ssl_cert_file": str(key)})):
+            pass
 
 
 async def test_options_change_at_run_time(node: flowstone.Node) -> None:
