@@ -163,6 +163,20 @@ async def test_a_second_request_meanwhile_is_refused() -> None:
     assert node.checkpointer.gc_info()["checkpoint_is_in_progress"] is False
 
 
+async def test_the_end_of_a_backup_lets_old_files_go() -> None:
+    disk = FaultDisk()
+    node = await small_node(disk, checkpoint_count=1)
+    await node.checkpointer.snapshot()
+    (path,) = node.checkpointer.start_backup(0)
+    await node.replace("t", [1])
+    await node.checkpointer.snapshot()
+    assert path in disk.names
+    node.checkpointer.stop_backup()
+    await until(lambda: path not in disk.names)
+    assert len(snapshots(disk)) == 1
+    await node.close()
+
+
 async def test_a_full_disk_leaves_the_old_checkpoint_and_no_debris() -> None:
     disk = FaultDisk()
     node = await small_node(disk)

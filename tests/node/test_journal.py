@@ -328,6 +328,28 @@ async def test_one_submitters_mistake_does_not_hold_up_the_others(caplog: pytest
     assert "oops" in caplog.text
 
 
+@pytest.mark.parametrize("mode", list(WalMode))
+async def test_who_is_told_may_submit_and_flush_and_everybody_is_told_in_order(mode: WalMode) -> None:
+    log = journal(FaultDisk(), mode)
+    told: list[str] = []
+
+    def first(error: FlowstoneError | None) -> None:
+        told.append("first")
+        log.submit(b"\x81\x00\x0c", 1, lambda error: told.append("third"))
+        log.flush()
+
+    log.submit(b"\x81\x00\x0c", 1, first)
+    log.submit(b"\x81\x00\x0c", 1, lambda error: told.append("second"))
+    await log.drain()
+    assert told == ["first", "second", "third"]
+    log.submit(b"\x81\x00\x0c", 1, first)
+    log.submit(b"\x81\x00\x0c", 1, lambda error: told.append("second"))
+    log.flush()
+    await log.drain()
+    assert told == ["first", "second", "third"] * 2
+    await log.close()
+
+
 async def test_a_log_without_rows_is_continued_and_a_torn_one_ended() -> None:
     disk = FaultDisk()
     log = journal(disk)

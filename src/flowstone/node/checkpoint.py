@@ -80,6 +80,7 @@ class Checkpointer:
         self._is_in_progress = False
         self._timer: asyncio.Task[None] | None = None
         self._by_size: asyncio.Task[None] | None = None
+        self._deletion: asyncio.Task[None] | None = None
 
     # --- life ---
 
@@ -92,12 +93,12 @@ class Checkpointer:
     async def stop(self) -> None:
         """Ends that; a checkpoint in progress is abandoned."""
         self._journal.on_size = None
-        for task in (self._timer, self._by_size):
+        for task in (self._timer, self._by_size, self._deletion):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        self._timer = self._by_size = None
+        self._timer = self._by_size = self._deletion = None
 
     def reconfigure(
         self,
@@ -130,7 +131,9 @@ class Checkpointer:
         return self._collector.start_backup(checkpoint)
 
     def stop_backup(self) -> None:
+        """Lets go of the files; those that are too old by now are deleted soon."""
         self._collector.stop_backup()
+        self._deletion = asyncio.get_running_loop().create_task(self._collector.collect())
 
     def gc_info(self) -> dict[str, Any]:
         return self._collector.info() | {"checkpoint_is_in_progress": self._is_in_progress}

@@ -157,6 +157,8 @@ class GarbageCollector:
     def _unlink(self, path: str) -> None:
         try:
             self._outside.disk.unlink(path)
+        except FileNotFoundError:
+            return  # somebody was faster
         except OSError as error:
             LOG.warning("cannot delete %s: %s", path, error.strerror or error)
         else:

@@ -83,6 +83,7 @@ class Journal:
         self._done: list[Done] = []
         self._cuts: list[tuple[int, dict[int, int]]] = []
         self._worker: asyncio.Task[None] | None = None
+        self._is_telling = False
         self._lsns = vclock.to_mapping()
         self._written_lsns = vclock.to_mapping()
         self._written: VClock | None = vclock
@@ -138,22 +139,32 @@ class Journal:
         """Writes what is queued, now if that is quick, else by a worker that calls every `done` when it is through."""
         if self._worker is not None or not self._done:
             return
+        if self._is_telling:
+            # Somebody who was told of a write has made another: it waits until all others were told of the first.
+            asyncio.get_running_loop().call_soon(self.flush)
+            return
         if self._takes_long():
             self._worker = asyncio.get_running_loop().create_task(self._work())
             return
         rows, done, after = self._take()
+        self._is_telling = True
         try:
             self._write(rows, after)
         except Exception as error:
             self._fail(done, error)
         else:
             self._succeed(rows, done, after)
+        finally:
+            self._is_telling = False
 
     async def drain(self) -> None:
         """Returns when everything submitted so far is written, or has failed."""
-        self.flush()
-        while (worker := self._worker) is not None:
-            await asyncio.shield(worker)
+        while not self.is_idle:
+            self.flush()
+            if self._worker is not None:
+                await asyncio.shield(self._worker)
+            else:
+                await self._outside.clock.sleep(0)
 
     async def rotate(self) -> VClock:
         """Ends the file behind everything submitted so far, and returns that position once all of it is written.
