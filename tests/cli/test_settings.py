@@ -97,3 +97,8 @@ def test_variables_that_are_no_options_are_named_but_no_error() -> None:
     """A cluster may put variables of this name into every process, as Kubernetes does for a service."""
     settings = read({}, {"FLOWSTONE_SERVICE_HOST": "10.0.0.1", "FLOWSTONE_KERNEL_CACHE": "/tmp", "HOME": "/tmp"})
     assert (settings.options, settings.strangers) == ({}, ("FLOWSTONE_SERVICE_HOST",))
+
+
+def test_options_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(UsageError, match="'ssl_key_file': needed with ssl_cert_file"):
+        read({"ssl_cert_file": "node.crt"})

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from flowstone.cli.console import UsageError
 from flowstone.iproto.errors import TarantoolError
-from flowstone.node.configuration import OPTIONS, Option
+from flowstone.node.configuration import OPTIONS, Option, configure
 
 PREFIX: Final = "FLOWSTONE_"
 USER: Final = "user"
@@ -57,6 +57,7 @@ def read_settings(
         else:
             continue
         chosen[name] = _accepted(option, value, place)
+    _check_together(chosen)
     return Settings(chosen, _user(arguments, environment, file, path), _strangers(environment))
 
 
@@ -88,6 +89,13 @@ def _accepted(option: Option, value: Any, place: str) -> Any:
         return option.accept(value)
     except TarantoolError as error:
         raise UsageError(f"{error.message} (given as {place})") from None
+
+
+def _check_together(chosen: Mapping[str, Any]) -> None:
+    try:
+        configure(chosen)
+    except TarantoolError as error:
+        raise UsageError(error.message) from None
 
 
 def _user(
