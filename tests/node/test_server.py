@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -21,8 +22,11 @@ from flowstone.iproto.packet import decode_response, encode_request, split
 from flowstone.iproto.uri import Uri
 from flowstone.node.connection import Connection
 from flowstone.node.instance import Instance
+from flowstone.node.journal import WalMode
 from flowstone.node.server import Limits, Server
 from flowstone.outside import Tls, production
+from flowstone.outside.blocking import ThreadBlocking
+from tests.node.fault_disk import FaultDisk
 from tests.node.instances import make_instance
 
 HOST = "127.0.0.1"
@@ -343,3 +347,48 @@ async def test_a_listener_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
     with pytest.raises(FlowstoneError):
         await Connection.open(production(), Uri(HOST, server.port), timeout=0.5)
     await server.close()
+
+
+async def test_a_full_disk_is_told_to_who_wrote_and_the_node_stays_readable() -> None:
+    disk = FaultDisk()
+    disk.make_directory("data")
+    instance = with_space(make_instance(Path("data"), outside=disk.outside()))
+    async with serving(instance) as server:
+        client = await Raw.open(server)
+        client.send(replace(1, 1, "one"))
+        assert not (await client.read_one()).is_error
+        disk.room = 0
+        client.send(b"".join(replace(sync, sync, "x") for sync in range(2, 100)) + select(100, 1))
+        answers = [await client.read_one() for _ in range(99)]
+        assert {answer.error().code for answer in answers[:-1]} == {40}
+        assert answers[-1].values() == {0x30: ((1, "one"),)}
+        assert len(instance.box.space(512)) == 1
+        disk.room = None
+        client.send(replace(200, 2, "two"))
+        assert not (await client.read_one()).is_error
+        await client.close()
+
+
+async def test_a_slow_disk_holds_writers_back() -> None:
+    disk, gate = FaultDisk(), asyncio.Event()
+    disk.make_directory("data")
+
+    class Slow(ThreadBlocking):
+        async def __call__(self, fn: Any, *args: object) -> Any:
+            await gate.wait()
+            return fn(*args)
+
+    outside = dataclasses.replace(disk.outside(), blocking=Slow())
+    instance = with_space(make_instance(Path("data"), outside=outside, mode=WalMode.FSYNC))
+    async with serving(instance, Limits(wal_queue_max_size=10_000)) as server:
+        client = await Raw.open(server)
+        for first in range(0, 20_000, 1000):
+            client.send(b"".join(replace(sync, sync, "x" * 50) for sync in range(first, first + 1000)))
+            await asyncio.sleep(0.001)
+        await until(lambda: server._tasks)
+        executed = len(instance.box.space(512))
+        assert executed < 20_000
+        gate.set()
+        assert [(await client.read_one()).sync for _ in range(20_000)] == list(range(20_000))
+        assert len(instance.box.space(512)) == 20_000
+        await client.close()

@@ -214,6 +214,30 @@ async def test_a_transaction_that_took_too_long_can_be_rolled_back(client: Conve
     await client.request(RequestType.BEGIN, stream=1)
 
 
+async def test_a_changed_definition_ends_a_transaction_that_uses_it(client: Conversation) -> None:
+    await client.request(RequestType.BEGIN, stream=1)
+    await client.insert(1, "one", stream=1)
+    await client.call(
+        "box.space.numbers:create_index", "third", {"parts": ({"field": 3, "type": "unsigned", "is_nullable": True},)}
+    )
+    with raises(errors.TransactionConflict):
+        await client.insert(2, "two", stream=1)
+    with raises(errors.TransactionConflict):
+        await client.select(stream=1)
+    await client.request(RequestType.ROLLBACK, stream=1)
+    assert not client.instance.box.views
+    assert await client.select(stream=1) == ()
+
+
+async def test_definitions_are_not_changed_inside_a_transaction(client: Conversation) -> None:
+    await client.request(RequestType.BEGIN, stream=1)
+    with raises(errors.Unsupported, "make them in a statement of their own"):
+        await client.call("box.schema.space.create", "other", stream=1)
+    await client.insert(1, "one", stream=1)
+    await client.request(RequestType.COMMIT, stream=1)
+    assert "other" not in client.instance.box.names
+
+
 @pytest.mark.parametrize("body", [{0x56: -1.0}, {0x59: 5}])
 async def test_a_begin_with_impossible_options_is_refused(client: Conversation, body: dict) -> None:
     with raises(errors.IllegalParams):
@@ -313,6 +337,12 @@ async def test_a_proof_that_is_none_is_bad_messagepack(known: Conversation, proo
 async def test_a_scramble_may_come_as_text(known: Conversation) -> None:
     text = auth.scramble("secret", SALT).decode("utf-8", "surrogateescape")
     await known.request(RequestType.AUTH, {0x23: "known", 0x21: ("chap-sha1", text)})
+
+
+async def test_methods_of_authentication_are_known_by_name(known: Conversation) -> None:
+    proof = ("pap-sha256", auth.scramble("secret", SALT))
+    with raises(errors.UnknownAuthMethod, "Unknown authentication method 'pap-sha256'"):
+        await known.request(RequestType.AUTH, {0x23: "known", 0x21: proof})
 
 
 async def test_guest_needs_no_proof_and_stays_a_stranger(known: Conversation) -> None:

@@ -168,6 +168,7 @@ class Connection:
                 self.client.write(packet)
         finally:
             self.in_flight -= 1
+            self._server.watchers.check()
             self._continue()
 
     def _send_event(self, packet: bytes) -> None:
@@ -405,5 +406,6 @@ def limits_of(instance: Instance) -> Limits:
     return Limits(
         connections_max=configuration.connections_max,
         net_msg_max=configuration.net_msg_max,
+        packet_size_max=configuration.packet_size_max,
         wal_queue_max_size=configuration.wal_queue_max_size,
     )

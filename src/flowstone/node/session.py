@@ -40,7 +40,7 @@ WATCHES_MAX: Final = 1024
 """Keys that one connection watches."""
 
 Answer = Reply | Coroutine[Any, Any, Reply]
-Handler = Callable[[Request, "Stream | None"], Answer]
+Handler = Callable[["Session", Request, "Stream | None"], Answer]
 
 _SPACE_ID, _INDEX_ID, _LIMIT, _OFFSET = 0x10, 0x11, 0x12, 0x13
 _ITERATOR, _INDEX_BASE, _FETCH_POSITION = 0x14, 0x15, 0x1F
@@ -48,7 +48,6 @@ _KEY, _TUPLE, _OPS, _AFTER_POSITION, _AFTER_TUPLE = 0x20, 0x21, 0x28, 0x2E, 0x2F
 _SPACE_NAME, _INDEX_NAME = 0x5E, 0x5F
 _TRUE = b"\xc3"
 
-_REPLICATION = (RequestType.JOIN, RequestType.SUBSCRIBE, RequestType.FETCH_SNAPSHOT, RequestType.REGISTER)
 _WHILE_LOADING = frozenset({RequestType.PING, RequestType.ID, RequestType.VOTE, RequestType.VOTE_DEPRECATED})
 """What an instance answers before it has its data."""
 
@@ -113,38 +112,7 @@ class Session:
         self._wide = instance.box.dialect is not Dialect.V2_6
         self._streams: dict[int, Stream] = {}
         self._watched: dict[str, None] = {}
-        self._handlers = self._handlers_of_dialect()
-
-    def _handlers_of_dialect(self) -> dict[int, Handler]:
-        handlers: dict[int, Handler] = {
-            RequestType.SELECT.value: self._select,
-            RequestType.INSERT.value: self._insert,
-            RequestType.REPLACE.value: self._replace,
-            RequestType.UPDATE.value: self._update,
-            RequestType.DELETE.value: self._delete,
-            RequestType.UPSERT.value: self._upsert,
-            RequestType.CALL.value: self._call,
-            RequestType.CALL_16.value: self._call,
-            RequestType.AUTH.value: self._auth,
-            RequestType.EVAL.value: self._eval,
-            RequestType.EXECUTE.value: self._sql,
-            RequestType.PREPARE.value: self._sql,
-            RequestType.PING.value: self._ping,
-            RequestType.VOTE.value: self._vote,
-            RequestType.VOTE_DEPRECATED.value: self._vote_deprecated,
-        }
-        handlers |= {type.value: self._replicate for type in _REPLICATION}
-        if self._wide:
-            handlers |= {
-                RequestType.ID.value: self._identify,
-                RequestType.BEGIN.value: self._begin,
-                RequestType.COMMIT.value: self._commit,
-                RequestType.ROLLBACK.value: self._rollback,
-                RequestType.WATCH.value: self._watch,
-                RequestType.UNWATCH.value: self._unwatch,
-                RequestType.WATCH_ONCE.value: self._watch_once,
-            }
-        return handlers
+        self._handlers = _HANDLERS if self._wide else _HANDLERS_2_6
 
     # --- any request ---
 
@@ -159,7 +127,7 @@ class Session:
             self._check(request)
             if request.stream_id:
                 return self._handle_in_stream(handler, request)
-            return handler(request, None)
+            return handler(self, request, None)
         except Exception as error:
             return self._refusal(request, error)
 
@@ -211,7 +179,7 @@ class Session:
         if stream.last is not None:
             return self._behind(stream, stream.last, handler, request)
         try:
-            answer = handler(request, stream)
+            answer = handler(self, request, stream)
             if isinstance(answer, Reply):
                 return answer
             return self._behind(stream, None, lambda *_: answer, request)
@@ -229,7 +197,7 @@ class Session:
             try:
                 if before is not None:
                     await asyncio.shield(before)
-                return await self._finish(handler(request, stream))
+                return await self._finish(handler(self, request, stream))
             except Exception as error:
                 return self._refusal(request, error)
             finally:
@@ -460,6 +428,8 @@ class Session:
             self.user, self.is_authenticated = self._box.access.login(name).id, False
             return self._ok(request)
         answer = _scramble_of(proof)
+        if self._wide and proof[0] != auth.METHOD:
+            raise errors.UnknownAuthMethod(f"Unknown authentication method '{proof[0]}'")
         user = self._box.access.find(name)
         stored = user.password_hash if user is not None and not user.is_role else None
         # Whoever does not exist takes as long as who does.
@@ -496,6 +466,38 @@ class Session:
     def _watch_once(self, request: Request, stream: Stream | None) -> Reply:
         value = self._watchers.value(request.text(Key.EVENT_KEY))
         return self._data(request, [] if value is None else [value])
+
+
+_HANDLERS_2_6: dict[int, Handler] = {
+    RequestType.SELECT.value: Session._select,
+    RequestType.INSERT.value: Session._insert,
+    RequestType.REPLACE.value: Session._replace,
+    RequestType.UPDATE.value: Session._update,
+    RequestType.DELETE.value: Session._delete,
+    RequestType.UPSERT.value: Session._upsert,
+    RequestType.CALL.value: Session._call,
+    RequestType.CALL_16.value: Session._call,
+    RequestType.AUTH.value: Session._auth,
+    RequestType.EVAL.value: Session._eval,
+    RequestType.EXECUTE.value: Session._sql,
+    RequestType.PREPARE.value: Session._sql,
+    RequestType.PING.value: Session._ping,
+    RequestType.VOTE.value: Session._vote,
+    RequestType.VOTE_DEPRECATED.value: Session._vote_deprecated,
+    RequestType.JOIN.value: Session._replicate,
+    RequestType.SUBSCRIBE.value: Session._replicate,
+    RequestType.FETCH_SNAPSHOT.value: Session._replicate,
+    RequestType.REGISTER.value: Session._replicate,
+}
+_HANDLERS: dict[int, Handler] = _HANDLERS_2_6 | {
+    RequestType.ID.value: Session._identify,
+    RequestType.BEGIN.value: Session._begin,
+    RequestType.COMMIT.value: Session._commit,
+    RequestType.ROLLBACK.value: Session._rollback,
+    RequestType.WATCH.value: Session._watch,
+    RequestType.UNWATCH.value: Session._unwatch,
+    RequestType.WATCH_ONCE.value: Session._watch_once,
+}
 
 
 def _scramble_of(proof: tuple[Any, ...]) -> bytes:
