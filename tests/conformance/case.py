@@ -224,9 +224,18 @@ def drop_index(id: int, *, space: int = SPACE) -> Request:
     return delete([space, id], space=_INDEX)
 
 
-def create_user(id: int, name: Any, password_hash: str | None = None, *, type: Any = "user", owner: int = 1) -> Request:
+def create_user(
+    id: int,
+    name: Any,
+    password_hash: str | None = None,
+    *,
+    type: Any = "user",
+    owner: int = 1,
+    more: Sequence[Any] = (),
+) -> Request:
+    """`more` are the fields that servers have added since 2.6."""
     auth = {} if password_hash is None else {"chap-sha1": password_hash}
-    return insert([id, owner, name, type, auth], space=_USER)
+    return insert([id, owner, name, type, auth, *more], space=_USER)
 
 
 def grant(grantee: int, object_type: Any, object_id: Any, privilege: Any, *, grantor: Any = 1) -> Request:

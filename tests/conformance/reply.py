@@ -16,8 +16,8 @@ from flowstone.iproto.constants import TYPE_ERROR, Key
 from flowstone.iproto.msgpack import MessagePackError, error_stack, unpack
 from flowstone.iproto.packet import decode_response
 
-# The text of error 109, in which a server has its own version and that of the request in each other's place.
-_SCHEMA_VERSION = re.compile(r"in request: \d+")
+# In the text of error 109, where the real server has its own version and that of the request in each other's place.
+_SCHEMA_VERSIONS = re.compile(r"current: \d+, in request: \d+")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def read_reply(packet: bytes) -> Reply:
         message = unpack(body.pop(Key.ERROR_24))
         stack = tuple(_stack(body.pop(Key.ERROR, b"")))
         code = response.type - TYPE_ERROR
-        return Reply(code, _SCHEMA_VERSION.sub("in request: N", message), stack, None, tuple(body.items()), header)
+        return Reply(code, _SCHEMA_VERSIONS.sub("…", message), stack, None, tuple(body.items()), header)
     data = body.pop(Key.DATA, None)
     tuples = None if data is None else tuple(_elements(data))
     return Reply(response.type, "", (), tuples, tuple(body.items()), header)
@@ -95,7 +95,7 @@ def _stack(data: bytes) -> Iterator[ErrorEntry]:
     if not data:
         return
     for entry, found in zip(unpack(data)[0], error_stack(unpack(data)).errors, strict=True):
-        message = _SCHEMA_VERSION.sub("in request: N", found.message)
+        message = _SCHEMA_VERSIONS.sub("…", found.message)
         yield ErrorEntry(found.type, message, found.errno, found.code, tuple(found.fields.items()), tuple(entry))
 
 

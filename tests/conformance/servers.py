@@ -9,7 +9,7 @@ from pathlib import Path
 from tests import real_tarantool, served_node
 from tests.conformance.target import Target
 
-_REAL_SETUP = f"""
+REAL_SETUP = f"""
 box.schema.user.revoke('guest', 'super')
 box.schema.user.create('{served_node.USER}', {{password='{served_node.PASSWORD}'}})
 box.schema.user.grant('{served_node.USER}', 'super')
@@ -19,7 +19,7 @@ box.schema.user.grant('{served_node.USER}', 'super')
 @contextmanager
 def real_target(directory: Path) -> Iterator[Target]:
     with (
-        real_tarantool.serve(directory, setup=_REAL_SETUP, cfg="log_level=1") as server,
+        real_tarantool.serve(directory, setup=REAL_SETUP, cfg="log_level=1") as server,
         _opened("tarantool", server.port) as target,
     ):
         yield target

@@ -42,7 +42,6 @@ primary = group(
         "of maps": create_index([[0, "map"]]),
         "of any": create_index([[0, "any"]]),
         "of an unknown part type": create_index([[0, "stone"]]),
-        "without parts": create_index([]),
         "with parts that are no array": create_index("x"),
         "with a part that is empty": create_index([[]]),
         "with a part without a type": create_index([[0]]),
@@ -172,7 +171,11 @@ alter = group(
         "to other parts": [alter_index([[1, "string"], [2, "integer"]], id=1, name="s"), select(["b", 5], index=1)],
         "to a wider type": [alter_index([[1, "scalar"]], id=1, name="s"), insert([4, 4, 4])],
         "to a narrower type the data breaks": alter_index([[2, "unsigned"]], id=2, name="n", options={"unique": False}),
-        "to hash": [alter_index([[1, "string"]], id=1, name="s", type="hash"), select(["b"], index=1)],
+        "to hash and back": [
+            alter_index([[1, "string"]], id=1, name="s", type="hash"),
+            select(["b"], index=1),
+            alter_index([[1, "string"]], id=1, name="s"),
+        ],
         "to nullable": [
             alter_index([part(1, "string", is_nullable=True)], id=1, name="s"),
             insert([4, None, 0]),
@@ -182,7 +185,11 @@ alter = group(
         "the primary to parts with duplicates": alter_index([[2, "integer"]], id=0),
         "the primary to not unique": alter_index([[0, "unsigned"]], id=0, options={"unique": False}),
         "the primary to nullable": alter_index([part(0, "unsigned", is_nullable=True)], id=0),
-        "the primary to hash": [alter_index([[0, "unsigned"]], id=0, type="hash"), select([2])],
+        "the primary to hash and back": [
+            alter_index([[0, "unsigned"]], id=0, type="hash"),
+            select([2]),
+            alter_index([[0, "unsigned"]], id=0),
+        ],
         "the primary to a wider type": [alter_index([[0, "integer"]], id=0), insert([-1, "z", 1]), select([])],
         "by UPDATE": update([512, 1], ["=", 2, "renamed"], space=288),
         "by UPDATE of its number": update([512, 1], ["=", 1, 7], space=288),

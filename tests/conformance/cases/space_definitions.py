@@ -48,7 +48,6 @@ create = group(
         "with a name of 65001 characters": create_space(name="n" * 65001),
         "with spaces and quotes in the name": create_space(name="a 'b' \"c\""),
         "with a line break in the name": create_space(name="a\nb"),
-        "with a zero byte in the name": create_space(name="a\0b"),
         "with a name that is no UTF-8": insert([512, 1, b"\xff".decode("latin-1"), "memtx", 0, {}, []], space=280),
         "in an unknown engine": create_space(engine="stone"),
         "in the engine blackhole": [create_space(engine="blackhole"), insert([1]), select([])],

@@ -1,0 +1,267 @@
+"""asynctnt at work on a node, streams and transactions included, and on the real server as far as that has them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from typing import Any
+
+import asynctnt
+import pytest
+from asynctnt import Iterator as Order
+from asynctnt.exceptions import TarantoolDatabaseError, TarantoolSchemaError
+
+from tests.conformance.case import create_index, create_space, drop_index, drop_space, truncate
+from tests.conformance.library import LOANS, READER, READER_PASSWORD, ROWS, Library
+
+pytestmark = pytest.mark.real
+
+WAIT_SECONDS = 10
+STREAM = asynctnt.Connection.stream
+"""A connection to a server without streams takes this method away from all connections of the process."""
+
+
+async def connect(library: Library, **options: Any) -> Any:
+    login = {"username": library.user, "password": library.password} | options
+    return await asynctnt.connect(host="127.0.0.1", port=library.port, reconnect_timeout=0, **login)
+
+
+@pytest.fixture
+async def connection(library: Library) -> AsyncIterator[Any]:
+    opened = await connect(library)
+    yield opened
+    await opened.disconnect()
+
+
+@pytest.fixture
+async def loans(library: Library, connection: Any) -> Any:
+    """A connection, with the space `loans` empty."""
+    library.run(truncate(LOANS))
+    return connection
+
+
+@pytest.fixture
+async def streaming(library: Library, loans: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if not library.has_streams:
+        pytest.skip("2.6 has no streams")
+    monkeypatch.setattr(asynctnt.Connection, "stream", STREAM)
+    return loans
+
+
+def rows(response: Any) -> list[list[Any]]:
+    return [list(row) for row in response.body]
+
+
+async def test_connects_and_knows_the_server(library: Library, connection: Any) -> None:
+    assert connection.version == library.version
+    assert connection.is_fully_connected
+    assert (await connection.ping()).code == 0
+    assert connection.features.streams is library.has_streams
+    assert connection.features.transactions is library.has_streams
+
+
+async def test_a_wrong_password_is_refused(library: Library) -> None:
+    with pytest.raises(TarantoolDatabaseError) as caught:
+        await connect(library, password="wrong")
+    assert (caught.value.code, caught.value.message) == (47, "Incorrect password supplied for user 'first'")
+
+
+async def test_loads_the_schema_and_names_the_fields(connection: Any) -> None:
+    space = connection.schema.spaces["books"]
+    assert (space.sid, space.name) == (512, "books")
+    assert [space.indexes[number].name for number in range(3)] == ["primary", "title", "year"]
+    row = (await connection.select("books", ["Emma"], index="title")).body[0]
+    assert (row["id"], row["title"], row["year"]) == (1, "Emma", 1815)
+    with pytest.raises(TarantoolSchemaError):
+        await connection.select("nothing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "expected"),
+    [
+        ([[2]], {}, [2]),
+        ([["Walden"]], {"index": "title"}, [3]),
+        ([[1900]], {"index": "year", "iterator": Order.GE}, [4, 2]),
+        ([[1900]], {"index": 2, "iterator": Order.LT, "limit": 1}, [3]),
+        ([[]], {"iterator": Order.ALL, "offset": 2}, [3, 4]),
+        ([[4]], {"iterator": Order.LE, "limit": 3}, [4, 3, 2]),
+    ],
+)
+async def test_selects(connection: Any, arguments: list[Any], options: dict[str, Any], expected: list[int]) -> None:
+    assert [row[0] for row in rows(await connection.select("books", *arguments, **options))] == expected
+
+
+async def test_writes(loans: Any) -> None:
+    assert rows(await loans.insert("loans", [1, "ann", 3])) == [[1, "ann", 3]]
+    assert rows(await loans.replace("loans", [1, "bob", 4])) == [[1, "bob", 4]]
+    assert rows(await loans.update("loans", [1], [["+", 2, 10], ["=", 1, "cid"]])) == [[1, "cid", 14]]
+    assert rows(await loans.upsert("loans", [1, "", 0], [["-", 2, 4]])) == []
+    assert rows(await loans.upsert("loans", [2, "dot", 0], [["-", 2, 4]])) == []
+    assert rows(await loans.select("loans")) == [[1, "cid", 10], [2, "dot", 0]]
+    assert rows(await loans.delete("loans", [1])) == [[1, "cid", 10]]
+    assert rows(await loans.delete("loans", [1])) == []
+
+
+async def test_writes_by_field_names(library: Library, connection: Any) -> None:
+    written = await connection.replace("books", {"id": 7, "title": "Middlemarch", "year": 1871})
+    assert rows(written) == [[7, "Middlemarch", 1871, None]]
+    assert rows(await connection.update("books", [7], [["+", "year", 1]])) == [[7, "Middlemarch", 1872, None]]
+    assert rows(await connection.delete("books", [7])) == [[7, "Middlemarch", 1872, None]]
+
+
+async def test_values_of_every_type_come_back(loans: Any) -> None:
+    row: list[Any] = [
+        1,
+        -(2**63),
+        2**64 - 1,
+        1.5,
+        True,
+        None,
+        "é\0",
+        Decimal("12.50"),
+        uuid.UUID(int=5),
+        [1, [2]],
+        {"a": {}},
+    ]
+    await loans.insert("loans", row)
+    assert rows(await loans.select("loans", [1])) == [row]
+
+
+async def test_a_thousand_requests_in_flight_are_each_answered(loans: Any) -> None:
+    await asyncio.gather(*(loans.insert("loans", [number, "x" * number]) for number in range(1000)))
+    found = await asyncio.gather(*(loans.select("loans", [number]) for number in range(1000)))
+    assert [rows(response)[0][0] for response in found] == list(range(1000))
+    assert len(rows(await loans.select("loans"))) == 1000
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "code", "text"),
+    [
+        ("insert", ["books", [1, "x", 1]], 3, "Duplicate key exists in unique index 'primary' in space 'books'"),
+        ("insert", ["books", [9]], 39, "Tuple field 2 required by space format is missing"),
+        ("update", ["books", [1], [["+", 9, 1]]], 37, "Field 10 was not found in the tuple"),
+        ("delete", ["books", [1, 2]], 19, "Invalid key part count in an exact match (expected 1, got 2)"),
+        ("call", ["nothing", []], 33, "Procedure 'nothing' is not defined"),
+    ],
+)
+async def test_errors_have_code_text_and_class(
+    connection: Any, method: str, arguments: list[Any], code: int, text: str
+) -> None:
+    with pytest.raises(TarantoolDatabaseError) as caught:
+        await getattr(connection, method)(*arguments)
+    assert (caught.value.code, caught.value.message) == (code, text)
+    frame = caught.value.error.trace[0]
+    assert (frame.error_type, frame.code, frame.message, frame.err_no) == ("ClientError", code, text, 0)
+
+
+async def test_a_refusal_says_what_was_refused(library: Library) -> None:
+    reader = await connect(library, username=READER, password=READER_PASSWORD)
+    assert rows(await reader.select("books", [1])) == [[*ROWS[0]]]
+    with pytest.raises(TarantoolDatabaseError) as caught:
+        await reader.delete("books", [1])
+    frame = caught.value.error.trace[0]
+    assert (caught.value.code, frame.error_type) == (42, "AccessDeniedError")
+    assert frame.fields == {"object_type": "space", "object_name": "books", "access_type": "Write"}
+    await reader.disconnect()
+
+
+async def test_reads_the_schema_again_when_it_has_changed(library: Library, connection: Any) -> None:
+    before = connection.schema_id
+    library.run(create_space(600, "later"), create_index([[0, "string"]], space=600, name="primary"))
+    await connection.ping()
+    await connection.refetch_schema()
+    assert connection.schema_id > before
+    assert rows(await connection.insert("later", ["a"])) == [["a"]]
+    library.run(drop_index(0, space=600), drop_space(600))
+
+
+async def test_calls_what_is_built_in(connection: Any) -> None:
+    info = (await connection.call("box.info")).body[0]
+    assert (info["status"], info["ro"]) == ("running", False)
+    assert (await connection.call("box.space.books:count")).body[0] == 4
+
+
+async def test_a_stream_commits_what_others_then_see(streaming: Any) -> None:
+    async with streaming.stream() as stream:
+        await stream.insert("loans", [1, "ann"])
+        await stream.update("loans", [1], [["=", 1, "bob"]])
+        assert rows(await stream.select("loans")) == [[1, "bob"]]
+        assert rows(await streaming.select("loans")) == []
+    assert rows(await streaming.select("loans")) == [[1, "bob"]]
+
+
+async def test_a_stream_takes_everything_back(streaming: Any) -> None:
+    await streaming.insert("loans", [1, "ann"])
+    stream = streaming.stream()
+    await stream.begin()
+    await stream.delete("loans", [1])
+    await stream.insert("loans", [2, "bob"])
+    assert rows(await stream.select("loans")) == [[2, "bob"]]
+    await stream.rollback()
+    assert rows(await streaming.select("loans")) == [[1, "ann"]]
+
+
+async def test_a_failed_statement_leaves_its_transaction_as_it_was(streaming: Any) -> None:
+    await streaming.insert("loans", [1, "ann"])
+    stream = streaming.stream()
+    await stream.begin()
+    await stream.insert("loans", [2, "bob"])
+    with pytest.raises(TarantoolDatabaseError) as caught:
+        await stream.insert("loans", [1, "twice"])
+    assert caught.value.code == 3
+    await stream.commit()
+    assert rows(await streaming.select("loans")) == [[1, "ann"], [2, "bob"]]
+
+
+async def test_the_first_to_commit_wins(streaming: Any) -> None:
+    await streaming.insert("loans", [1, 10])
+    first, second = streaming.stream(), streaming.stream()
+    await first.begin()
+    await second.begin()
+    for stream in (first, second):
+        assert rows(await stream.select("loans", [1])) == [[1, 10]]
+        await stream.update("loans", [1], [["+", 1, 1]])
+    await first.commit()
+    with pytest.raises(TarantoolDatabaseError) as caught:
+        await second.commit()
+    assert (caught.value.code, caught.value.message) == (97, "Transaction has been aborted by conflict")
+    assert rows(await streaming.select("loans")) == [[1, 11]]
+
+
+async def test_what_is_wrong_with_a_transaction_is_said(streaming: Any) -> None:
+    stream = streaming.stream()
+    await stream.begin()
+    with pytest.raises(TarantoolDatabaseError) as caught:
+        await stream.begin()
+    assert caught.value.code == 79
+    await stream.rollback()
+    with pytest.raises(TarantoolDatabaseError) as caught:
+        await streaming.begin()
+    assert caught.value.code == 230
+
+
+async def test_a_transaction_that_takes_too_long_is_taken_back(streaming: Any) -> None:
+    stream = streaming.stream()
+    await stream.begin(tx_timeout=0.05)
+    await stream.insert("loans", [1, "ann"])
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            try:
+                await stream.select("loans")
+            except TarantoolDatabaseError as error:
+                assert error.code == 231  # noqa: PT017
+                break
+    await stream.rollback()
+    assert rows(await streaming.select("loans")) == []
+
+
+async def test_a_lost_connection_takes_its_transactions_back(library: Library, streaming: Any) -> None:
+    other = await connect(library)
+    stream = other.stream()
+    await stream.begin()
+    await stream.insert("loans", [1, "ann"])
+    await other.disconnect()
+    await streaming.insert("loans", [1, "bob"])
+    assert rows(await streaming.select("loans")) == [[1, "bob"]]

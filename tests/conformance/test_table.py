@@ -1,0 +1,70 @@
+"""Every case of the table, against the real Tarantool 2.6 and against a node: the replies are the same.
+
+What differs on purpose is in `exceptions.py`, each with its reason and with what the node says instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conformance.case import Case
+from tests.conformance.cases import ALL_CASES
+from tests.conformance.exceptions import EXCEPTIONS
+from tests.conformance.reply import Reply
+from tests.conformance.servers import node_target, real_target
+from tests.conformance.target import Target
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def real(tarantool: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with real_target(tmp_path_factory.mktemp("real")) as target:
+        yield target
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with node_target(tmp_path_factory.mktemp("node"), dialect="2.6") as target:
+        yield target
+
+
+def described(case: Case, replies: list[Reply]) -> list[str]:
+    """Replies as text, each after what it answers: a failure is then read line by line."""
+    asked = [f"request {number}" for number in range(1, len(case.requests) + 1)]
+    asked += [f"content {number}" for number in range(1, len(replies) - len(case.requests) + 1)]
+    return [f"{what}: {reply}" for what, reply in zip(asked, replies, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in ALL_CASES if case.name not in EXCEPTIONS], ids=lambda case: case.name
+)
+def test_the_node_replies_as_the_real_server(case: Case, real: Target, node: Target) -> None:
+    theirs, ours = real.run(case), node.run(case)
+    assert described(case, ours) == described(case, theirs)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("case", [case for case in ALL_CASES if case.name in EXCEPTIONS], ids=lambda case: case.name)
+def test_where_the_node_differs_it_says_what_is_documented(case: Case, real: Target, node: Target) -> None:
+    theirs, ours = real.run(case), node.run(case)
+    difference = EXCEPTIONS[case.name]
+    at = difference.at
+    assert ours[at] != theirs[at], "no longer an exception"
+    assert ours[:at] == theirs[:at]
+    assert str(ours[at]).startswith(difference.ours), f"{ours[at]} where the real server says {theirs[at]}"
+
+
+def test_the_table_is_large_and_each_case_is_its_own() -> None:
+    names = [case.name for case in ALL_CASES]
+    assert len(names) == len(set(names))
+    contents = {(str(case.spaces), str(case.before), str(case.requests)) for case in ALL_CASES}
+    assert len(contents) == len(ALL_CASES), "two cases do the same"
+    assert len(ALL_CASES) - len(EXCEPTIONS) >= 300
+
+
+def test_every_exception_is_a_case() -> None:
+    assert sorted(EXCEPTIONS.keys() - {case.name for case in ALL_CASES}) == []
