@@ -282,6 +282,17 @@ async def test_options_change_at_run_time(node: flowstone.Node) -> None:
     await fruit.insert((1, "apple", 5))
 
 
+async def test_clients_read_options_and_change_them(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
+        async with await connect(node, "app:secret@") as connection:
+            assert await call(connection, "box.cfg.wal_mode") == ("write",)
+            await call(connection, "box.cfg", {"read_only": True})
+            assert (await call(connection, "box.info.ro"))[0] is True
+            with pytest.raises(errors.ReloadCfg):
+                await call(connection, "box.cfg", {"wal_mode": "fsync"})
+        assert node.configuration.read_only is True
+
+
 async def test_options_that_cannot_change_are_refused_and_the_others_stay(node: flowstone.Node) -> None:
     with pytest.raises(errors.ReloadCfg, match="Can't set option 'wal_mode' dynamically"):
         await node.reconfigure(read_only=True, wal_mode="fsync")
