@@ -104,6 +104,10 @@ def select(sync: int, key: int) -> bytes:
     return encode_request(RequestType.SELECT, sync, pack({0x10: 512, 0x12: 1, 0x20: (key,)}))
 
 
+def select_all(sync: int) -> bytes:
+    return encode_request(RequestType.SELECT, sync, pack({0x10: 512, 0x12: 9, 0x14: 2, 0x20: ()}))
+
+
 @pytest.mark.parametrize("dialect", Dialect)
 async def test_a_client_writes_and_reads(dialect: Dialect, tmp_path: Path) -> None:
     async with serving(with_space(make_instance(tmp_path, dialect))) as server, await connect(server) as client:
@@ -236,6 +240,18 @@ async def test_a_client_that_reads_nothing_is_held_back_and_served_when_it_reads
         assert syncs == list(range(1, 2001))
         for client in (slow, healthy):
             await client.close()
+
+
+async def test_requests_that_wait_are_overtaken_by_none_of_their_connection() -> None:
+    async with serving(limits=Limits(output_max=1 << 20)) as server:
+        transaction = server.instance.box.begin()
+        statements.replace(transaction, server.instance.box.space(512), pack((1, "x" * 100_000)))
+        client = await Raw.open(server)
+        writes = b"".join(replace(sync, sync, "y") for sync in range(201, 300))
+        client.send(b"".join(select_all(sync) for sync in range(1, 201)) + replace(200, 1, "gone") + writes)
+        answers = [await client.read_one() for _ in range(300)]
+        assert all(len(answer.values()[0x30][0][1]) == 100_000 for answer in answers[:200])
+        await client.close()
 
 
 async def test_a_client_that_reads_nothing_for_too_long_is_disconnected() -> None:

@@ -38,6 +38,7 @@ READ_AHEAD_MAX: Final = 1024 * 1024
 """Bytes that wait for a turn before a connection is no longer read; a packet that is larger is read to its end."""
 
 _NO_REPLY: Final = Reply(b"")
+_NOBODY: Final = -1
 _LENGTH_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _OF_EVERY_GUEST: Final = Privilege.SESSION | Privilege.USAGE
 
@@ -122,7 +123,8 @@ class Connection:
 
     @property
     def user(self) -> int:
-        return self.session.user
+        """Nobody, who may do nothing, while requests wait: a batch must not overtake them."""
+        return _NOBODY if self._deferred else self.session.user
 
     def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
         if self._deferred or self._is_held:
