@@ -32,7 +32,7 @@ from flowstone.node.info import box_info
 from flowstone.node.instance import Function, Instance
 from flowstone.node.journal import Journal, WalMode
 from flowstone.node.recovery import Recovered, bootstrap, dialect_of, find_files, is_empty, lock_directory, recover
-from flowstone.node.server import Limits, Server
+from flowstone.node.server import Server, limits_of
 from flowstone.node.spaces import Space
 from flowstone.node.transactions import Transaction, View
 from flowstone.node.warm_up import warm_up
@@ -282,7 +282,7 @@ class Node:
         _limit(running.instance.box, configuration)
         due = {name: getattr(configuration, name) for name in changed if name.startswith("checkpoint_")}
         running.checkpointer.reconfigure(**due)
-        running.server.limits = _limits(configuration)
+        running.server.limits = limits_of(running.instance)
 
     # --- the parts ---
 
@@ -321,7 +321,7 @@ class Node:
         checkpointer.start()
         stack.push_async_callback(checkpointer.stop)
         instance = self._make_instance(box, journal, recovered, checkpointer)
-        server = Server(instance, limits=_limits(configuration))
+        server = Server(instance)
         stack.push_async_callback(server.close)
         running = _Running(stack, instance, checkpointer, server)
         instance.status = "running"
@@ -416,15 +416,6 @@ class _Running(NamedTuple):
     instance: Instance
     checkpointer: Checkpointer
     server: Server
-
-
-def _limits(configuration: Configuration) -> Limits:
-    return Limits(
-        connections_max=configuration.connections_max,
-        net_msg_max=configuration.net_msg_max,
-        packet_size_max=configuration.packet_size_max,
-        wal_queue_max_size=configuration.wal_queue_max_size,
-    )
 
 
 def _tls(configuration: Configuration) -> Tls | None:
