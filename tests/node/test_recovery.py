@@ -220,6 +220,33 @@ async def until_death(disk: FaultDisk, life: Coroutine[Any, Any, None]) -> None:
             await task
 
 
+async def life(disk: FaultDisk, acknowledged: list[tuple[int, str]], mode: WalMode = WalMode.WRITE) -> None:
+    """Two tuples per transaction, small logs and a snapshot; says what was acknowledged until it ends."""
+    node = await start(disk.outside(), "data", mode=mode, wal_max_size=1500)
+    for number in range(25):
+        await node.replace("t", [number, "x"], [number + 1, "y"])
+        acknowledged += [(number, "x"), (number + 1, "y")]
+        if number == 12:
+            await node.checkpointer.snapshot()
+    await node.close()
+
+
+async def born() -> FaultDisk:
+    """A disk with a node's directory and one space in it."""
+    disk = FaultDisk()
+    node = await start(disk.outside(), "data", mode=WalMode.FSYNC)
+    await node.create_space("t")
+    await node.close()
+    return disk
+
+
+def check_found(box: Box, told: list[tuple[int, str]]) -> None:
+    """All that was acknowledged is there; one more transaction may be, and then all of it."""
+    expected, found = dict(told), dict(tuples(box, "t"))
+    following = len(expected) - 1 if expected else 0
+    assert found in (expected, expected | {following: "x", following + 1: "y"})
+
+
 class TestOurOwn:
     @pytest.mark.parametrize("dialect", list(Dialect))
     async def test_an_instance_is_born_and_found_again(self, tmp_path: Path, dialect: Dialect) -> None:
@@ -274,33 +301,28 @@ class TestOurOwn:
         assert again.recovered.vclock == node.journal.vclock
 
     async def test_killed_at_any_byte_all_that_was_acknowledged_is_recovered(self) -> None:
-        async def life(disk: FaultDisk, acknowledged: list[tuple[int, str]]) -> None:
-            node = await start(disk.outside(), "data", wal_max_size=1500)
-            for number in range(25):
-                await node.replace("t", [number, "x"], [number + 1, "y"])
-                acknowledged += [(number, "x"), (number + 1, "y")]
-                if number == 12:
-                    await node.checkpointer.snapshot()
-            await node.close()
-
-        born = FaultDisk()
-        node = await start(born.outside(), "data")
-        await node.create_space("t")
-        await node.close()
-        disk = born.after_death()
+        first = await born()
+        disk = first.after_death()
         await life(disk, [])
         total = sum(len(inode.data) for inode in disk.names.values())
-        for number in range(0, total, 3 if FULL else 701):
-            disk = born.after_death()
+        for number in range(0, total, 29 if FULL else 701):
+            disk = first.after_death()
             disk.life = number
             told: list[tuple[int, str]] = []
             await until_death(disk, life(disk, told))
-            expected = dict(told)
             node = await start(disk.after_death().outside(), "data")
-            found = dict(tuples(node.box, "t"))
-            # One more transaction may be there than was acknowledged, and then all of it.
-            following = len(expected) - 1 if expected else 0
-            assert found in (expected, expected | {following: "x", following + 1: "y"})
+            check_found(node.box, told)
+
+    async def test_after_a_loss_of_power_all_that_was_acknowledged_by_fsync_is_recovered(self) -> None:
+        first = await born()
+        for seed in range(500 if FULL else 25):
+            rng = Random(seed)
+            disk = first.after_death()
+            disk.life = rng.randrange(9000)
+            told: list[tuple[int, str]] = []
+            await until_death(disk, life(disk, told, WalMode.FSYNC))
+            node = await start(disk.after_power_loss(rng).outside(), "data")
+            check_found(node.box, told)
 
     async def test_a_torn_end_is_ignored_and_written_over(self, caplog: pytest.LogCaptureFixture) -> None:
         disk = FaultDisk()
