@@ -314,6 +314,14 @@ async def test_the_address_changes_at_run_time(node: flowstone.Node) -> None:
         await Connection.open(production(), parse_uri(first))
 
 
+async def test_changes_that_come_together_are_made_one_after_the_other(node: flowstone.Node) -> None:
+    first = node.reconfigure(listen="127.0.0.1:0", checkpoint_count=7)
+    changed = await asyncio.gather(first, node.reconfigure(read_only=True))
+    assert list(changed) == [["listen", "checkpoint_count"], ["read_only"]]
+    configuration = node.configuration
+    assert (configuration.checkpoint_count, configuration.read_only) == (7, True)
+
+
 async def test_a_listener_that_cannot_be_changed_stays_as_it_was(node: flowstone.Node, tmp_path: Path) -> None:
     await node.reconfigure(listen="127.0.0.1:0")
     async with flowstone.Node(tmp_path / "other", listen="127.0.0.1:0") as other:

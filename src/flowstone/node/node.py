@@ -6,6 +6,7 @@ only what holds them together, and what a program that embeds a node calls.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +85,7 @@ class Node:
         self._on_commit: list[Listener] = []
         self._on_rollback: list[Listener] = []
         self._running: _Running | None = None
+        self._reconfiguring = asyncio.Lock()
 
     # --- life ---
 
@@ -257,12 +259,13 @@ class Node:
         An option that cannot change is error 58, a value that it cannot have error 59, and nothing is changed then.
         """
         running = self._parts
-        wanted = self._configuration.changed(self._without_identity(options))
-        changed = self._configuration.differences(wanted)
-        if "listen" in changed:
-            await self._listen(running, wanted)
-        self._configuration = running.instance.configuration = wanted
-        self._apply(running, changed)
+        async with self._reconfiguring:  # opening an address takes time, and somebody else may ask meanwhile
+            wanted = self._configuration.changed(self._without_identity(options))
+            changed = self._configuration.differences(wanted)
+            if "listen" in changed:
+                await self._listen(running, wanted)
+            self._configuration = running.instance.configuration = wanted
+            self._apply(running, changed)
         for name in changed:
             LOG.info("set '%s' configuration option to %r", name, getattr(wanted, name))
         return changed
