@@ -77,7 +77,11 @@ def _encode_float(value: float) -> bytes:
         return _INFINITY if value > 0 else _MINUS_INFINITY
     if value.is_integer() and -_INTEGERS_END < value < _INTEGERS_END:
         return (int(value) + _INTEGER_BIAS).to_bytes(9, "big") + _NO_FRACTION
-    short = f"{value:.15g}"
+    text = repr(value)
+    if len(text) <= _SHORT_DIGITS and "e" not in text:
+        whole, _, fraction = text.removeprefix("-").partition(".")
+        return _encode_fraction(value < 0, int(whole), 0, fraction)
+    short = f"{value:.{_SHORT_DIGITS}g}"
     return _encode_decimal(Decimal(short) if float(short) == value else Decimal(value))
 
 
@@ -100,12 +104,14 @@ def _encode_decimal(value: Decimal) -> bytes:
     fraction = digits[max(point, 0) :]
     if not fraction:
         return encode_integer(-whole if sign else whole) + _NO_FRACTION
-    leading = min(point, 0)
-    if point > 0:
-        leading = len(fraction.lstrip("0")) - len(fraction)
-        fraction = fraction.lstrip("0")
-    encoded = _digits(leading, fraction)
-    if sign:
+    return _encode_fraction(bool(sign), whole, min(point, 0), fraction)
+
+
+def _encode_fraction(is_negative: bool, whole: int, exponent: int, fraction: str) -> bytes:
+    """whole + 0.fraction × 10^exponent, or that below 0; the last digit is not 0."""
+    digits = fraction.lstrip("0")
+    encoded = _digits(exponent - (len(fraction) - len(digits)), digits)
+    if is_negative:
         return encode_integer(-whole - 1) + _NEGATIVE_FRACTION + encoded.translate(_COMPLEMENT)
     return encode_integer(whole) + _FRACTION + encoded
 

@@ -222,7 +222,35 @@ class KeyDefinition:
                 raise self._not_exact(values)
 
             return exact_string
+        if len(self._parts) == 1:
+            ((types, is_unsigned, _, encode),) = self._requested
+
+            def exact_part(values: Values) -> Key:
+                if len(values) == 1 and type(value := values[0]) in types and not (is_unsigned and value < 0):
+                    return encode(value)
+                raise self._not_exact(values)
+
+            return exact_part
+        if len(self._parts) == 2:
+            return self._compile_exact_pair()
         return self._exact_encoded
+
+    def _compile_exact_pair(self) -> Callable[[Values], Key]:
+        (types_a, is_unsigned_a, _, encode_a), (types_b, is_unsigned_b, _, encode_b) = self._requested
+
+        def exact_pair(values: Values) -> Key:
+            if len(values) == 2:
+                a, b = values
+                if (
+                    type(a) in types_a
+                    and type(b) in types_b
+                    and not (is_unsigned_a and a < 0)
+                    and not (is_unsigned_b and b < 0)
+                ):
+                    return encode_a(a) + encode_b(b)
+            raise self._not_exact(values)
+
+        return exact_pair
 
     def _exact_encoded(self, values: Values) -> Key:
         if len(values) != len(self._parts):
