@@ -120,6 +120,18 @@ async def test_a_hash_index_has_no_first_tuple(client: Conversation) -> None:
         await client.call("box.space.h:max")
 
 
+async def test_an_index_shows_collations_and_paths(client: Conversation) -> None:
+    parts = (
+        {"field": 2, "type": "string", "collation": "unicode_ci", "is_nullable": True},
+        {"field": 3, "type": "unsigned", "path": "a.b", "is_nullable": True},
+    )
+    (index,) = await client.call("box.space.t:create_index", "odd", {"parts": parts, "unique": False})
+    assert index["parts"] == (
+        {"type": "string", "is_nullable": True, "fieldno": 2, "collation": "unicode_ci"},
+        {"type": "unsigned", "is_nullable": True, "fieldno": 3, "path": "a.b"},
+    )
+
+
 async def test_definitions_are_changed_by_methods(client: Conversation) -> None:
     (index,) = await client.call("box.space.t:create_index", "third", {"parts": ((3, "unsigned"),)})
     assert index == {

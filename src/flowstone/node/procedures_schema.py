@@ -12,13 +12,14 @@ from functools import partial
 from typing import Any
 
 from flowstone.box import ddl
+from flowstone.box.box import Box
 from flowstone.box.sequence import Sequence
 from flowstone.box.space import Space
 from flowstone.box.transaction import Transaction
 from flowstone.iproto import auth, errors
 from flowstone.node.instance import Instance
 from flowstone.node.procedures import Call, Outcome, Procedure, Results, value
-from flowstone.node.procedures_space import describe_index
+from flowstone.node.procedures_space import describe_index, stored_format
 
 Change = Callable[[Call, Transaction], Results]
 
@@ -60,10 +61,10 @@ def _now(call: Call) -> int:
 
 def _create_space(call: Call, transaction: Transaction) -> Results:
     space, outcome = ddl.create_space(transaction, call.text(0, "name"), **call.options(1))
-    return value(_describe_space(space), outcome)
+    return value(_describe_space(space, transaction.box), outcome)
 
 
-def _describe_space(space: Space) -> dict[str, Any]:
+def _describe_space(space: Space, box: Box) -> dict[str, Any]:
     """What the Lua object of a space shows, as far as it can be sent."""
     definition = space.definition
     return {
@@ -75,7 +76,7 @@ def _describe_space(space: Space) -> dict[str, Any]:
         "temporary": definition.is_temporary,
         "is_sync": definition.is_sync,
         "enabled": bool(space.indexes),
-        "index": {index.definition.name: describe_index(index) for index in space.indexes.values()},
+        "index": {index.definition.name: describe_index(index, box) for index in space.indexes.values()},
     }
 
 
@@ -92,15 +93,14 @@ def _rename_space(call: Call, transaction: Transaction) -> Results:
 def _format_space(call: Call, transaction: Transaction) -> Results:
     space = transaction.space(call.number(0, "id"))
     if call.get(1) is None:
-        fields = space.definition.fields
-        return value([{"name": field.name, "type": field.type} for field in fields])
+        return value(stored_format(transaction, space))
     ddl.format_space(transaction, space.id, call.get(1))
     return []
 
 
 def _create_index(call: Call, transaction: Transaction) -> Results:
     index, _ = ddl.create_index(transaction, call.number(0, "space_id"), call.text(1, "name"), **call.options(2))
-    return value(describe_index(index))
+    return value(describe_index(index, transaction.box))
 
 
 def _drop_index(call: Call, transaction: Transaction) -> Results:

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 from flowstone.box import ddl, statements
+from flowstone.box.box import Box
+from flowstone.box.definitions import IndexPart
 from flowstone.box.index import Index
 from flowstone.box.space import Space
-from flowstone.box.system import SPACE_ID
 from flowstone.box.transaction import Transaction
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack, unpack
@@ -191,8 +192,14 @@ def _bsize(call: Call, transaction: Transaction, space: Space, index_id: int) ->
 
 
 def _format(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
-    row = statements.get(transaction, transaction.space(SPACE_ID), 0, pack((space.id,)))
-    return value(unpack(row)[6]) if row is not None else value(())
+    return value(stored_format(transaction, space))
+
+
+def stored_format(transaction: Transaction, space: Space) -> tuple[Any, ...]:
+    """The format as the user may see it in `_vspace`."""
+    row = statements.get(transaction, transaction.space("_vspace"), 0, pack((space.id,)))
+    format: tuple[Any, ...] = unpack(row)[6] if row is not None else ()
+    return format
 
 
 # --- writing ---
@@ -254,15 +261,15 @@ def _format_or_set(call: Call, transaction: Transaction, space: Space, index_id:
 
 def _create_index(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
     index, _ = ddl.create_index(transaction, space.id, call.text(0, "name"), **call.options(1))
-    return value(describe_index(index))
+    return value(describe_index(index, transaction.box))
 
 
-def describe_index(index: Index) -> dict[str, Any]:
+def describe_index(index: Index, box: Box) -> dict[str, Any]:
     """What the Lua object of an index shows."""
     definition = index.definition
     return {
         "unique": definition.unique,
-        "parts": [_describe_part(part) for part in definition.parts],
+        "parts": [_describe_part(part, box) for part in definition.parts],
         "id": definition.id,
         "space_id": definition.space_id,
         "type": definition.type.upper(),
@@ -270,8 +277,11 @@ def describe_index(index: Index) -> dict[str, Any]:
     }
 
 
-def _describe_part(part: Any) -> dict[str, Any]:
-    described = {"type": part.type, "is_nullable": part.is_nullable, "fieldno": part.field + 1}
+def _describe_part(part: IndexPart, box: Box) -> dict[str, Any]:
+    described: dict[str, Any] = {"type": part.type, "is_nullable": part.is_nullable, "fieldno": part.field + 1}
+    collation = box.collations.get(part.collation) if part.collation is not None else None
+    if collation is not None:
+        described["collation"] = collation.name
     return described | ({"path": part.path} if part.path else {})
 
 
