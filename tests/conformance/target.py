@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flowstone.iproto.auth import hash_of_hash
 from flowstone.iproto.msgpack import pack, unpack
@@ -62,12 +63,27 @@ class Target:
         self._admin.close()
 
     def run(self, case: Case) -> list[Reply]:
-        """The replies to the case's requests, then the content of each of its spaces by each ordered index."""
+        """The replies to the case's requests, then the content of each of its spaces by each of its indexes."""
+        with self._prepared(case) as clients:
+            return [self._answer(request, clients) for request in (*case.requests, *_contents(case))]
+
+    def run_in_batches(self, case: Case, copies: int) -> list[Reply]:
+        """As `run`, with each request sent several times in one write."""
+        with self._prepared(case) as clients:
+            replies = []
+            for request in case.requests:
+                packets = self._client(request.user, clients).batch(request.type, request.body, copies)
+                replies += [self._comparable(read_reply(packet), request) for packet in packets]
+            return replies + [self._answer(request, clients) for request in _contents(case)]
+
+    @contextmanager
+    def _prepared(self, case: Case) -> Iterator[dict[str, Client]]:
+        """Spaces for the case, and its connections by their users; all is put back afterwards."""
         clients: dict[str, Client] = {}
         try:
             for request in (*_set_up(case), *case.before):
                 self._must(request, self._admin)
-            return [self._answer(request, clients) for request in (*case.requests, *_contents(case))]
+            yield clients
         finally:
             for client in clients.values():
                 client.close()
@@ -81,24 +97,26 @@ class Target:
                 raise AssertionError(f"{self.name} does not let {user} in: {reply}")
         return client
 
+    def _client(self, user: str, clients: dict[str, Client]) -> Client:
+        if user not in clients:
+            clients[user] = self._connect(user)
+        return clients[user]
+
     def _answer(self, request: Request, clients: dict[str, Client]) -> Reply:
-        if request.user not in clients:
-            clients[request.user] = self._connect(request.user)
         try:
-            reply = read_reply(_send(clients[request.user], request))
+            return self._comparable(read_reply(_send(self._client(request.user, clients), request)), request)
         except ConnectionClosed:
             clients.pop(request.user).close()
             return CLOSED
-        return self._without_uuids(reply, sort=request.unordered)
 
-    def _without_uuids(self, reply: Reply, *, sort: bool) -> Reply:
-        """Every server has UUIDs of its own."""
+    def _comparable(self, reply: Reply, request: Request) -> Reply:
+        """The reply without the UUIDs, of which every server has its own, and sorted where it has no order."""
         if reply.data is None:
             return reply
         data = list(reply.data)
         for number, uuid in enumerate(self._uuids):
             data = [item.replace(uuid, f"{number}".rjust(36).encode()) for item in data]
-        return dataclasses.replace(reply, data=tuple(sorted(data) if sort else data))
+        return dataclasses.replace(reply, data=tuple(sorted(data) if request.unordered else data))
 
     def _must(self, request: Request, client: Client) -> Reply:
         reply = read_reply(_send(client, request))

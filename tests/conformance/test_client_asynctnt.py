@@ -1,4 +1,4 @@
-"""asynctnt at work on a node, streams and transactions included, and on the real server as far as that has them."""
+"""asynctnt at work on a node, and on the real server, which says whether it works rightly; streams: see beside."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ from tests.conformance.library import LOANS, READER, READER_PASSWORD, ROWS, Libr
 
 pytestmark = pytest.mark.real
 
-WAIT_SECONDS = 10
-STREAM = asynctnt.Connection.stream
-"""A connection to a server without streams takes this method away from all connections of the process."""
-
 
 async def connect(library: Library, **options: Any) -> Any:
     login = {"username": library.user, "password": library.password} | options
@@ -40,14 +36,6 @@ async def loans(library: Library, connection: Any) -> Any:
     """A connection, with the space `loans` empty."""
     library.run(truncate(LOANS))
     return connection
-
-
-@pytest.fixture
-async def streaming(library: Library, loans: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    if not library.has_streams:
-        pytest.skip("2.6 has no streams")
-    monkeypatch.setattr(asynctnt.Connection, "stream", STREAM)
-    return loans
 
 
 def rows(response: Any) -> list[list[Any]]:
@@ -181,87 +169,3 @@ async def test_calls_what_is_built_in(connection: Any) -> None:
     info = (await connection.call("box.info")).body[0]
     assert (info["status"], info["ro"]) == ("running", False)
     assert (await connection.call("box.space.books:count")).body[0] == 4
-
-
-async def test_a_stream_commits_what_others_then_see(streaming: Any) -> None:
-    async with streaming.stream() as stream:
-        await stream.insert("loans", [1, "ann"])
-        await stream.update("loans", [1], [["=", 1, "bob"]])
-        assert rows(await stream.select("loans")) == [[1, "bob"]]
-        assert rows(await streaming.select("loans")) == []
-    assert rows(await streaming.select("loans")) == [[1, "bob"]]
-
-
-async def test_a_stream_takes_everything_back(streaming: Any) -> None:
-    await streaming.insert("loans", [1, "ann"])
-    stream = streaming.stream()
-    await stream.begin()
-    await stream.delete("loans", [1])
-    await stream.insert("loans", [2, "bob"])
-    assert rows(await stream.select("loans")) == [[2, "bob"]]
-    await stream.rollback()
-    assert rows(await streaming.select("loans")) == [[1, "ann"]]
-
-
-async def test_a_failed_statement_leaves_its_transaction_as_it_was(streaming: Any) -> None:
-    await streaming.insert("loans", [1, "ann"])
-    stream = streaming.stream()
-    await stream.begin()
-    await stream.insert("loans", [2, "bob"])
-    with pytest.raises(TarantoolDatabaseError) as caught:
-        await stream.insert("loans", [1, "twice"])
-    assert caught.value.code == 3
-    await stream.commit()
-    assert rows(await streaming.select("loans")) == [[1, "ann"], [2, "bob"]]
-
-
-async def test_the_first_to_commit_wins(streaming: Any) -> None:
-    await streaming.insert("loans", [1, 10])
-    first, second = streaming.stream(), streaming.stream()
-    await first.begin()
-    await second.begin()
-    for stream in (first, second):
-        assert rows(await stream.select("loans", [1])) == [[1, 10]]
-        await stream.update("loans", [1], [["+", 1, 1]])
-    await first.commit()
-    with pytest.raises(TarantoolDatabaseError) as caught:
-        await second.commit()
-    assert (caught.value.code, caught.value.message) == (97, "Transaction has been aborted by conflict")
-    assert rows(await streaming.select("loans")) == [[1, 11]]
-
-
-async def test_what_is_wrong_with_a_transaction_is_said(streaming: Any) -> None:
-    stream = streaming.stream()
-    await stream.begin()
-    with pytest.raises(TarantoolDatabaseError) as caught:
-        await stream.begin()
-    assert caught.value.code == 79
-    await stream.rollback()
-    with pytest.raises(TarantoolDatabaseError) as caught:
-        await streaming.begin()
-    assert caught.value.code == 230
-
-
-async def test_a_transaction_that_takes_too_long_is_taken_back(streaming: Any) -> None:
-    stream = streaming.stream()
-    await stream.begin(tx_timeout=0.05)
-    await stream.insert("loans", [1, "ann"])
-    async with asyncio.timeout(WAIT_SECONDS):
-        while True:
-            try:
-                await stream.select("loans")
-            except TarantoolDatabaseError as error:
-                assert error.code == 231  # noqa: PT017
-                break
-    await stream.rollback()
-    assert rows(await streaming.select("loans")) == []
-
-
-async def test_a_lost_connection_takes_its_transactions_back(library: Library, streaming: Any) -> None:
-    other = await connect(library)
-    stream = other.stream()
-    await stream.begin()
-    await stream.insert("loans", [1, "ann"])
-    await other.disconnect()
-    await streaming.insert("loans", [1, "bob"])
-    assert rows(await streaming.select("loans")) == [[1, "bob"]]

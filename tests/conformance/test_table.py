@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.case import Case
-from tests.conformance.cases import ALL_CASES
+from tests.conformance.cases import ALL_CASES, DATA_THEMES
 from tests.conformance.exceptions import EXCEPTIONS
 from tests.conformance.reply import Reply
 from tests.conformance.servers import node_target, real_target
@@ -45,6 +45,20 @@ def described(case: Case, replies: list[Reply]) -> list[str]:
 def test_the_node_replies_as_the_real_server(case: Case, real: Target, node: Target) -> None:
     theirs, ours = real.run(case), node.run(case)
     assert described(case, ours) == described(case, theirs)
+    assert ours == theirs
+
+
+BATCHED = [case for theme in DATA_THEMES for case in theme.CASES if case.name not in EXCEPTIONS]
+COPIES = 24
+"""More than a node executes one by one."""
+
+
+@pytest.mark.parametrize("case", BATCHED, ids=lambda case: case.name)
+def test_the_node_executes_in_bulk_what_the_real_server_executes_one_by_one(
+    case: Case, real: Target, node: Target
+) -> None:
+    theirs, ours = real.run_in_batches(case, COPIES), node.run_in_batches(case, COPIES)
+    assert [str(reply) for reply in ours] == [str(reply) for reply in theirs]
     assert ours == theirs
 
 

@@ -13,7 +13,7 @@ from flowstone.iproto import auth
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.greeting import GREETING_SIZE, Greeting, decode_greeting
 from flowstone.iproto.msgpack import pack
-from flowstone.iproto.packet import frame, split
+from flowstone.iproto.packet import decode_response, frame, split
 
 ANSWER_SECONDS = 20.0
 
@@ -70,6 +70,20 @@ class Client:
         more = {Key[key.upper()]: value for key, value in header.items()}
         head = {Key.REQUEST_TYPE: type, Key.SYNC: self.sync} | more
         return self.exchange(encode(head) + encode(body))
+
+    def batch(self, type: int, body: Any, count: int) -> list[bytes]:
+        """The replies to equal requests sent with one write, in the order of the requests."""
+        encoded = encode(body)
+        syncs = range(self.sync + 1, self.sync + count + 1)
+        self.sync += count
+        heads = (encode({Key.REQUEST_TYPE: type, Key.SYNC: sync}) for sync in syncs)
+        try:
+            self._socket.sendall(b"".join(frame(head + encoded) for head in heads))
+            packets = [self._packet() for _ in syncs]
+        except (ConnectionError, EOFError) as error:
+            raise ConnectionClosed from error
+        # A server may answer what needs no log sooner than what came before it.
+        return sorted(packets, key=lambda packet: decode_response(packet).sync)
 
     def exchange(self, payload: bytes) -> bytes:
         """The reply to any header and body."""

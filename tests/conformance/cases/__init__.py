@@ -19,15 +19,11 @@ from tests.conformance.cases import (
     upserts,
 )
 
+DATA_THEMES = (iterators, keys, collations, documents, statements, updates, update_paths, upserts)
+"""Of the statements on tuples; the others are about definitions and the protocol."""
+
 THEMES = (
-    iterators,
-    keys,
-    collations,
-    documents,
-    statements,
-    updates,
-    update_paths,
-    upserts,
+    *DATA_THEMES,
     space_definitions,
     index_definitions,
     sequences,
