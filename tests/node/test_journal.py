@@ -13,10 +13,10 @@ import pytest
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
-from flowstone.node.journal import Journal, LastLog, WalMode
+from flowstone.node.journal import SUBMISSION_SIZE_MAX, Journal, LastLog, WalMode
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import scan_directory
-from flowstone.xlog.errors import WriteFailed
+from flowstone.xlog.errors import BlockTooLarge, WriteFailed
 from flowstone.xlog.reader import EndingKind, LogFile
 from flowstone.xlog.transactions import make_transaction
 from tests.conftest import FULL
@@ -348,6 +348,18 @@ async def test_who_is_told_may_submit_and_flush_and_everybody_is_told_in_order(m
     await log.drain()
     assert told == ["first", "second", "third"] * 2
     await log.close()
+
+
+async def test_what_no_block_can_hold_is_refused_at_once_and_harms_nobody_else() -> None:
+    disk = FaultDisk()
+    log = journal(disk)
+    writer = Writer(log)
+    writer.submit("a")
+    with pytest.raises(BlockTooLarge):
+        log.submit(bytes(SUBMISSION_SIZE_MAX + 1), 1, lambda error: None)
+    writer.submit("b")
+    await log.close()
+    assert found(disk) == writer.acknowledged == [(1, "a"), (2, "b")]
 
 
 async def test_a_log_without_rows_is_continued_and_a_torn_one_ended() -> None:

@@ -20,6 +20,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.block import FLUSH_THRESHOLD
 from flowstone.xlog.errors import BlockTooLarge, WriteFailed
 from flowstone.xlog.meta import FileType, Meta, file_name
 from flowstone.xlog.writer import LogWriter
@@ -28,6 +29,9 @@ LOG = logging.getLogger("flowstone.node")
 
 WAL_MAX_SIZE = 256 * 1024**2
 """As in `box.cfg`: a log of this size is ended before the next write."""
+
+SUBMISSION_SIZE_MAX = BLOCK_SIZE_MAX - FLUSH_THRESHOLD
+"""A transaction must fit into a block together with what was submitted before it."""
 
 Done = Callable[[FlowstoneError | None], None]
 
@@ -126,8 +130,8 @@ class Journal:
         `next_lsn(0)`. `done` is called once: with None when they are written, else with the error; the last submitted
         is then told first, and all that was not yet written fails. It must not submit in that case.
         """
-        if len(rows) > BLOCK_SIZE_MAX:
-            raise BlockTooLarge(self._directory, 0, len(rows), BLOCK_SIZE_MAX)
+        if len(rows) > SUBMISSION_SIZE_MAX:
+            raise BlockTooLarge(self._directory, 0, len(rows), SUBMISSION_SIZE_MAX)
         lsns = self._lsns
         lsns[self.replica_id] = lsns.get(self.replica_id, 0) + count
         if local_count:
