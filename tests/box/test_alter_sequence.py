@@ -8,8 +8,8 @@ from flowstone.box import ddl
 from flowstone.box.box import Box
 from flowstone.box.sequence import SpaceSequence
 from flowstone.iproto import errors
-from flowstone.iproto.msgpack import pack
-from tests.box.bootstrapped import bootstrapped, delete, insert, recover, replace, rows, run
+from flowstone.iproto.msgpack import pack, unpack
+from tests.box.bootstrapped import bootstrapped, delete, insert, recover, replace, run
 
 
 @pytest.fixture
@@ -27,11 +27,13 @@ def test_a_generated_sequence_numbers_the_tuples(box: Box) -> None:
     assert run(box, insert, "t", None, "c") == (11, "c")
 
 
-def test_numbers_of_tuples_are_in_sequence_data_and_in_no_log(box: Box) -> None:
+def test_numbers_of_tuples_are_in_views_and_in_no_log(box: Box) -> None:
     transaction = box.begin()
     insert(transaction, "t", None)
     assert [statement.space.name for statement in transaction.statements if statement.space] == ["t"]
-    assert rows(box, "_sequence_data") == [(1, 1)]
+    with box.open_view() as view:
+        run(box, insert, "t", None)
+        assert [unpack(row) for row in view.sequence_rows] == [(1, 1)]
 
 
 def test_a_rolled_back_number_is_not_given_again(box: Box) -> None:
@@ -49,7 +51,7 @@ def test_values_are_set_by_rows_of_sequence_data(box: Box) -> None:
 
 
 def test_a_dropped_value_comes_back_with_a_rollback(box: Box) -> None:
-    run(box, insert, "t", 7)
+    run(box, replace, "_sequence_data", 1, 7)
     transaction = box.begin()
     delete(transaction, "_sequence_data", 1)
     transaction.rollback()

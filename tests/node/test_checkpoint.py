@@ -21,7 +21,6 @@ from flowstone.box.space import Space
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
-from flowstone.node.checkpoint import slices
 from flowstone.node.journal import WalMode
 from flowstone.outside import Outside
 from flowstone.replication.synchro import RaftState
@@ -373,7 +372,7 @@ def test_slices_are_the_view_whatever_is_written_between_them(
         change(first)
         found: list[bytes] = []
         steps = iter(later)
-        for piece in slices(view, index, count):
+        for piece in view.slices(index, count):
             found += piece
             change(next(steps, []))
     expected = [pack([key]) for key in sorted(keys)]

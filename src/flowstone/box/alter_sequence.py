@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowstone.box import system
@@ -11,7 +10,7 @@ from flowstone.box.access import Privilege
 from flowstone.box.definition_checks import check_identifier, check_name_length
 from flowstone.box.definitions import IndexDefinition
 from flowstone.box.paths import parse_path
-from flowstone.box.sequence import Sequence, SequenceDefinition, SpaceSequence, read_sequence, store
+from flowstone.box.sequence import Sequence, SequenceDefinition, SpaceSequence, read_sequence
 from flowstone.box.system_rows import has_grants, has_rows, space_of
 from flowstone.iproto import errors
 
@@ -35,7 +34,7 @@ def change_sequence(transaction: Transaction, old: Row, new: Row) -> Undo:
     if sequence is None:
         if is_checked:
             _check_ddl(transaction, definition, Privilege.CREATE)
-        sequences[definition.id] = Sequence(definition, on_value=partial(store, transaction.box))
+        sequences[definition.id] = Sequence(definition)
         return lambda: _forget(sequences, definition.id)
     before = sequence.definition
     if is_checked:

@@ -20,6 +20,7 @@ from flowstone.box.sequence import Sequence
 from flowstone.box.space import Space
 from flowstone.box.transaction import ADMIN, InteractiveTransaction, Isolation, Transaction
 from flowstone.iproto import errors
+from flowstone.iproto.msgpack import pack
 
 
 class Visible(Protocol):
@@ -97,8 +98,12 @@ class Box:
 
     def open_view(self, *, confirmed: bool = False) -> ReadView:
         """All spaces as they are now; with `confirmed`, without what is not in the log yet."""
-        view = ReadView(dict(self.spaces), self.views)
+        view = ReadView(dict(self.spaces), self.views, self._sequence_rows())
         if confirmed:
             for transaction in reversed(self.in_flight):
                 transaction.hide_from(view)
         return view
+
+    def _sequence_rows(self) -> list[bytes]:
+        values = ((number, sequence.value) for number, sequence in sorted(self.sequences.items()))
+        return [pack((number, value)) for number, value in values if value is not None]

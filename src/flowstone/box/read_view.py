@@ -7,7 +7,9 @@ Checkpoints, joins, interactive transactions and confirmed reads all stand on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import islice
 from typing import Final, Protocol, Self
 
 from flowstone.box.index import WHOLE, Index
@@ -74,8 +76,10 @@ def contains(span: Span, key: Key) -> bool:
 class ReadView:
     """Made by `Box.open_view`; `close` it, or use it in a `with` statement."""
 
-    def __init__(self, spaces: dict[int, Space], views: list[ReadView]) -> None:
+    def __init__(self, spaces: dict[int, Space], views: list[ReadView], sequence_rows: Sequence[bytes] = ()) -> None:
         self.spaces = spaces
+        self.sequence_rows = sequence_rows
+        """The values of all sequences, as tuples of `_sequence_data`."""
         self.changes: dict[Index, Changes] = {}
         self._views = views
         views.append(self)
@@ -101,26 +105,50 @@ class ReadView:
         return self.source(index).scan(span)
 
     def slices(self, index: Index, count: int) -> Iterator[list[bytes]]:
-        """All tuples of `index` as lists of up to `count`; between two of them anything may be written."""
+        """All tuples of `index`, in order, in lists of about `count`; between two of them anything may be written.
+
+        Each list costs what it holds and what was written since the last one, however much was written before.
+        """
         if not index.is_ordered:
-            keys = [key for key, _ in self.scan(index)]
-            for at in range(0, len(keys), count):
-                found = (self.get(index, key) for key in keys[at : at + count])
-                yield [value for value in found if value is not None]
+            yield from self._unordered_slices(index, count)
             return
-        span = WHOLE
-        while True:
+        gone: list[Key] = []
+        seen = 0
+        last: Key | None = None
+        is_end = False
+        while not is_end:
+            changes = self.changes.get(index, {})
+            # Changes are noted in order, so the new ones are the last.
+            for key, old in islice(reversed(changes.items()), len(changes) - seen):
+                if old is not None and (last is None or key > last):  # type: ignore[operator]
+                    heappush(gone, key)
+            seen = len(changes)
             piece: list[bytes] = []
-            last: Key | None = None
-            for last, value in self.scan(index, span):  # noqa: B007
-                piece.append(value)
-                if len(piece) == count:
-                    break
+            taken = 0
+            span = Span(None if last is None else successor(last), None, False)
+            for key, value in islice(index.scan(span), count):
+                while gone and gone[0] < key:  # type: ignore[operator]
+                    piece += _old(changes, heappop(gone))
+                if gone and gone[0] == key:
+                    heappop(gone)
+                piece += _old(changes, key) if key in changes else (value,)
+                last = key
+                taken += 1
+            is_end = taken < count
+            while is_end and gone:
+                piece += _old(changes, heappop(gone))
             if piece:
                 yield piece
-            if len(piece) < count or last is None:
-                return
-            span = Span(successor(last), None, False)
+
+    def _unordered_slices(self, index: Index, count: int) -> Iterator[list[bytes]]:
+        changes = self.changes.get(index, {})
+        keys = list(index.map)
+        keys += [key for key, old in changes.items() if old is not None and key not in index.map]
+        for at in range(0, len(keys), count):
+            found = (self.get(index, key) for key in keys[at : at + count])
+            piece = [value for value in found if value is not None]
+            if piece:
+                yield piece
 
     def close(self) -> None:
         """Gives back what it holds; closing twice is harmless."""
@@ -133,6 +161,12 @@ class ReadView:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _old(changes: Changes, key: Key) -> tuple[bytes, ...]:
+    """What a view has in the place of a changed key: its old tuple, or nothing."""
+    old = changes.get(key)
+    return () if old is None else (old,)
 
 
 def successor(key: Key) -> Key:

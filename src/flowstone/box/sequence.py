@@ -7,18 +7,14 @@ put into `_sequence_data` all the same, for the next snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from flowstone.box.access import Privilege
-from flowstone.box.system import SEQUENCE_DATA_ID
 from flowstone.iproto import errors
-from flowstone.iproto.msgpack import pack
 
 if TYPE_CHECKING:
-    from flowstone.box.box import Box
     from flowstone.box.transaction import Transaction
 
 INT64_MIN: Final = -(2**63)
@@ -45,22 +41,13 @@ def read_sequence(row: tuple[Any, ...]) -> SequenceDefinition:
 
 
 class Sequence:
-    """`value` is the last number handed out; None before the first.
+    """`value` is the last number handed out; None before the first."""
 
-    `on_value` is told when a number was handed out, or came with a tuple.
-    """
+    __slots__ = ("definition", "value")
 
-    __slots__ = ("definition", "on_value", "value")
-
-    def __init__(
-        self,
-        definition: SequenceDefinition,
-        value: int | None = None,
-        on_value: Callable[[Sequence], None] | None = None,
-    ) -> None:
+    def __init__(self, definition: SequenceDefinition, value: int | None = None) -> None:
         self.definition = definition
         self.value = value
-        self.on_value = on_value
 
     @property
     def current(self) -> int:
@@ -89,8 +76,6 @@ class Sequence:
     def next(self) -> int:
         """Hands out the next number."""
         self.value = value = self.peek()
-        if self.on_value is not None:
-            self.on_value(self)
         return value
 
     def set(self, value: int | None) -> None:
@@ -104,8 +89,6 @@ class Sequence:
             return  # no sequence gets there
         if self.value is None or (value > self.value if step > 0 else value < self.value):
             self.value = value
-            if self.on_value is not None:
-                self.on_value(self)
 
 
 class SpaceSequence(msgspec.Struct, frozen=True):
@@ -126,11 +109,3 @@ def check_sequence(transaction: Transaction, sequence: Sequence) -> None:
     transaction.box.access.check(
         transaction.user, Privilege.WRITE, "sequence", definition.id, definition.owner, definition.name
     )
-
-
-def store(box: Box, sequence: Sequence) -> None:
-    """Puts the value into `_sequence_data` without a row for the log, so that a snapshot has it."""
-    primary = box.spaces[SEQUENCE_DATA_ID].primary
-    if primary is not None and sequence.value is not None:
-        row = (sequence.definition.id, sequence.value)
-        primary.set(primary.key.entries(row)[0], pack(row))

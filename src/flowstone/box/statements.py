@@ -108,8 +108,9 @@ def position_of(index: Index, tuple_: bytes) -> bytes:
     return base64.b64encode(pack(entry[0]))
 
 
-def insert(txn: Transaction, space: Space, raw: bytes) -> bytes:
-    raw, values = _checked_tuple(txn, space, raw)
+def insert(txn: Transaction, space: Space, raw: bytes, *, numbered: bool = True) -> bytes:
+    """`numbered`: as far as the space has a sequence, with a number from it."""
+    raw, values = _checked_tuple(txn, space, raw, numbered=numbered)
     if space.primary is not None:
         if txn.find(space.primary, space.primary.key.entries(values)[0]) is not None:
             raise space.duplicate(space.primary)

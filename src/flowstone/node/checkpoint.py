@@ -10,17 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from heapq import heappop, heappush
-from itertools import islice
 from typing import Any, TypeVar
 
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.index import Index
-from flowstone.box.keys import Key, Span
-from flowstone.box.read_view import ReadView, successor
+from flowstone.box.read_view import ReadView
 from flowstone.box.space import Space
-from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.box.system import FIRST_USER_SPACE_ID, SEQUENCE_DATA_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import GROUP_LOCAL, RaftKey, RequestType
@@ -235,10 +231,14 @@ async def write_snapshot(
                 await _by_worker(outside, _add_states, writer, dialect, synchro)
                 continue
             assert space.primary is not None
+            if space.id == SEQUENCE_DATA_ID:
+                # Numbers that inserts have taken are in no row of the log: this is where they are kept.
+                await _by_worker(outside, writer.add_tuples, space.id, view.sequence_rows)
+                continue
             while not space.primary.settle_partly(SETTLE_STEP):
                 await outside.clock.sleep(0)
             group_id = GROUP_LOCAL if space.definition.is_local else 0
-            for tuples in slices(view, space.primary, SLICE):
+            for tuples in view.slices(space.primary, SLICE):
                 await _by_worker(outside, writer.add_tuples, space.id, tuples, group_id)
         return await _by_worker(outside, writer.finish)
     except BaseException:
@@ -284,57 +284,3 @@ def _raft_body(raft: RaftState) -> bytes:
     if raft.vote:
         body[int(RaftKey.VOTE)] = raft.vote
     return pack(body)
-
-
-def slices(view: ReadView, index: Index, count: int) -> Iterator[list[bytes]]:
-    """All tuples of `index` as `view` shows them, in order, in lists of about `count`; writes may come between two.
-
-    Each list costs what it holds and what was written since the last one, however much was written before.
-    """
-    if not index.is_ordered:
-        yield from _unordered_slices(view, index, count)
-        return
-    gone: list[Key] = []
-    seen = 0
-    last: Key | None = None
-    is_end = False
-    while not is_end:
-        changes = view.changes.get(index, {})
-        # Changes are noted in order, so the new ones are the last.
-        for key, old in islice(reversed(changes.items()), len(changes) - seen):
-            if old is not None and (last is None or key > last):  # type: ignore[operator]
-                heappush(gone, key)
-        seen = len(changes)
-        piece: list[bytes] = []
-        start = None if last is None else successor(last)
-        taken = 0
-        for key, value in islice(index.scan(Span(start, None, False)), count):
-            while gone and gone[0] < key:  # type: ignore[operator]
-                piece += _old(changes, heappop(gone))
-            if gone and gone[0] == key:
-                heappop(gone)
-            piece += _old(changes, key) if key in changes else (value,)
-            last = key
-            taken += 1
-        is_end = taken < count
-        while is_end and gone:
-            piece += _old(changes, heappop(gone))
-        if piece:
-            yield piece
-
-
-def _unordered_slices(view: ReadView, index: Index, count: int) -> Iterator[list[bytes]]:
-    changes = view.changes.get(index, {})
-    keys = list(index.map)
-    keys += [key for key, old in changes.items() if old is not None and key not in index.map]
-    for at in range(0, len(keys), count):
-        found = (view.get(index, key) for key in keys[at : at + count])
-        piece = [value for value in found if value is not None]
-        if piece:
-            yield piece
-
-
-def _old(changes: dict[Key, bytes | None], key: Key) -> tuple[bytes, ...]:
-    """What a view has in the place of a changed key: its old tuple, or nothing."""
-    old = changes.get(key)
-    return () if old is None else (old,)

@@ -188,7 +188,8 @@ class Replay:
         try:
             if int(cells[scan.TYPE, number]) != _INSERT or space_id < 0 or at < 0:
                 raise DamagedFile(slab.path, _offset(slab, number), "a row of a snapshot that is no INSERT of a tuple")
-            statements.insert(self._box.begin(), self._box.space(space_id), slab.payload[at:end])
+            # What sequences have come to is in rows of its own.
+            statements.insert(self._box.begin(), self._box.space(space_id), slab.payload[at:end], numbered=False)
         except FlowstoneError as error:
             self._refuse(slab.path, f"row {int(cells[scan.LSN, number])} (space {space_id})", error)
 
