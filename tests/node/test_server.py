@@ -408,3 +408,13 @@ async def test_a_slow_disk_holds_writers_back() -> None:
         assert [(await client.read_one()).sync for _ in range(20_000)] == list(range(20_000))
         assert len(instance.box.space(512)) == 20_000
         await client.close()
+
+
+async def test_replies_that_wait_for_the_disk_hold_back_the_requests_behind_them(tmp_path: Path) -> None:
+    instance = with_space(make_instance(tmp_path, mode=WalMode.FSYNC))
+    async with serving(instance, Limits(output_max=10_000)) as server:
+        client = await Raw.open(server)
+        client.send(b"".join(replace(sync, sync % 10, "x" * 1000) + select_all(sync) for sync in range(200)))
+        syncs = [(await client.read_one()).sync for _ in range(400)]
+        assert sorted(syncs) == sorted([*range(200), *range(200)])
+        await client.close()

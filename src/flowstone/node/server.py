@@ -40,7 +40,7 @@ READ_AHEAD_MAX: Final = 1024 * 1024
 _NO_REPLY: Final = Reply(b"")
 _NOBODY: Final = -1
 _LENGTH_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
-_OF_EVERY_GUEST: Final = Privilege.SESSION | Privilege.USAGE
+_OF_EVERY_GUEST: Final = int(Privilege.SESSION | Privilege.USAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,10 @@ class Connection:
         self._server = server
         self._is_closed = False
         self._is_paused = False
+        self._is_held = False
+        """Whether requests have to wait because of this client itself."""
         self._wanted = 1
+        """Bytes that must be there before a turn can do something."""
         self._unsent = 0
         self._deferred: list[bytes] = []
         self._refusal: bytes | None = None
@@ -97,11 +100,12 @@ class Connection:
         size = len(self.unread)
         if size >= self._wanted and not self._is_held:
             self._server.schedule(self)
-        if size > max(self._wanted, READ_AHEAD_MAX):
+        if size > self._wanted and size > READ_AHEAD_MAX:
             self._pause()
 
     def congested(self) -> None:
         self._congested_since = self._server.instance.outside.clock.monotonic()
+        self._is_held = True
         self._pause()
 
     def drained(self) -> None:
@@ -115,11 +119,13 @@ class Connection:
 
     # --- what a turn calls ---
 
-    def before_turn(self, trusts_guests: bool) -> None:
+    def before_turn(self) -> None:
         """Strangers need no large packets."""
         limits = self._server.limits
-        is_known = trusts_guests or self.session.is_authenticated
-        self.packet_size_max = limits.packet_size_max if is_known else limits.packet_size_max_before_auth
+        self.packet_size_max = limits.packet_size_max
+        size = max(len(self.unread), self._wanted)
+        if size > limits.packet_size_max_before_auth and not self._is_known():
+            self.packet_size_max = limits.packet_size_max_before_auth
 
     @property
     def user(self) -> int:
@@ -127,23 +133,29 @@ class Connection:
         return _NOBODY if self._deferred else self.session.user
 
     def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
-        if self._deferred or self._is_held:
+        if self._is_held or self._deferred:
             # Executed later, in their order: their replies would pile up now.
             self._deferred.append(packet)
             return _NO_REPLY
         reply = self.session.handle(decode_request(packet, is_2_6=self._server.is_2_6))
         if isinstance(reply, Reply):
             self._unsent += len(reply.packet)
+            if self._unsent > self._server.limits.output_max:
+                self._is_held = True
         return reply
 
     def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
         self.in_flight += 1
+        if self.in_flight >= self._server.limits.net_msg_max:
+            self._is_held = True
         self._server.start(self._run(reply))
 
     def send(self, packets: Sequence[bytes]) -> None:
         self._unsent = 0
         if not self._is_closed:
             self.client.write(packets[0] if len(packets) == 1 else b"".join(packets))
+        if self._is_held:
+            self._continue()  # the log may have taken longer than the turn
 
     def refuse(self, reason: str) -> None:
         error = errors.InvalidMsgpack(f"Invalid MsgPack - {reason}")
@@ -153,15 +165,8 @@ class Connection:
 
     # --- the rest ---
 
-    @property
-    def _is_held(self) -> bool:
-        """Whether requests have to wait because of this client itself."""
-        limits = self._server.limits
-        return (
-            self._congested_since is not None
-            or self.in_flight >= limits.net_msg_max
-            or self._unsent > limits.output_max
-        )
+    def _is_known(self) -> bool:
+        return self.session.is_authenticated or self._server.trusts_guests()
 
     async def _run(self, reply: Coroutine[Any, Any, Reply]) -> None:
         try:
@@ -179,9 +184,7 @@ class Connection:
 
     def after_turn(self) -> None:
         """Puts back what could not be executed, closes who was refused, and goes on reading who may be read."""
-        if self._is_closed:
-            return
-        if self._refusal is not None:
+        if self._refusal is not None and not self._is_closed:
             LOG.info("%s sent something that is no packet, and is disconnected", self.client.peer)
             self.client.write(self._refusal)
             self.client.close()
@@ -190,18 +193,27 @@ class Connection:
         if self._deferred:
             self.unread[:0] = b"".join(map(frame, self._deferred))
             self._deferred = []
-        self._continue()
+        if self.unread or self._is_held or self._is_paused:
+            self._continue()
+        else:
+            self._wanted = 1
 
     def _continue(self) -> None:
-        """Goes on after something that held it back has gone."""
+        """Goes on if nothing holds it back any more."""
         if self._is_closed:
             return
+        limits = self._server.limits
+        self._is_held = (
+            self._congested_since is not None
+            or self.in_flight >= limits.net_msg_max
+            or self._unsent > limits.output_max
+        )
         if self._is_held:
             self._pause()
             return
-        self._wanted = _size_wanted(self.unread, self.packet_size_max)
-        size = len(self.unread)
-        if size >= self._wanted:
+        self._wanted = _size_wanted(self.unread, limits.packet_size_max)
+        is_too_large = self._wanted > limits.packet_size_max_before_auth and not self._is_known()
+        if len(self.unread) >= self._wanted or is_too_large:
             self._server.schedule(self)
         elif self._is_paused:
             self._is_paused = False
@@ -339,10 +351,7 @@ class Server:
     def schedule(self, connection: Connection) -> None:
         """Has whole packets for the next turn."""
         self._ready[connection] = None
-        self._call_turn()
-
-    def _call_turn(self) -> None:
-        if not self._is_scheduled and self._ready:
+        if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
@@ -355,9 +364,9 @@ class Server:
             self.start(self._after_log())
             return
         connections, self._ready = list(self._ready), {}
-        size, trusts_guests = 0, self.trusts_guests()
+        size = 0
         for connection in connections:
-            connection.before_turn(trusts_guests)
+            connection.before_turn()
             size += len(connection.unread)
         try:
             self._turns.run(connections)
@@ -377,8 +386,7 @@ class Server:
             await self.instance.journal.drain()
         finally:
             self._unwritten = 0
-            self._is_scheduled = False
-            self._call_turn()
+            asyncio.get_running_loop().call_soon(self._turn)
 
     async def _sweep(self) -> None:
         clock = self.instance.outside.clock
