@@ -69,7 +69,7 @@ def _create_space(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
         definition = checked_space(row, errors.CreateSpace, box.dialect)
         _check_ddl(transaction, definition, Privilege.CREATE)
         check_format_collations(definition, box.collations)
-    box.put_space(Space(definition, box.collations, box.views))
+    box.put_space(Space(definition, box.collations, box.views, box.dialect))
     box.access.put_owner(definition.id, definition.owner)
 
     def undo() -> None:

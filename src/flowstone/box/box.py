@@ -65,7 +65,7 @@ class Box:
             if definition.id in system.NEWER_SPACE_IDS:
                 continue
             mine = [index for index in indexes if index.space_id == definition.id]
-            self.put_space(Space(with_indexes(definition, mine), self.collations, self.views))
+            self.put_space(Space(with_indexes(definition, mine), self.collations, self.views, self.dialect))
 
     def space(self, space: int | str) -> Space:
         """The space with this id or name."""

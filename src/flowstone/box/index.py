@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from sortedcontainers import SortedList
 
 from flowstone.box.collation import Collation
-from flowstone.box.definitions import IndexDefinition
+from flowstone.box.definitions import IndexDefinition, SpaceDefinition
+from flowstone.box.dialect import Dialect
 from flowstone.box.keys import Key, KeyDefinition, Span
 
 if TYPE_CHECKING:
@@ -35,12 +36,14 @@ class Index:
     def __init__(
         self,
         definition: IndexDefinition,
-        primary: IndexDefinition | None,
+        space: SpaceDefinition,
         collations: Mapping[int, Collation],
         views: list[ReadView],
+        dialect: Dialect,
     ) -> None:
         self.definition = definition
-        self.key = KeyDefinition(definition, primary, collations)
+        primary = space.primary_key if definition.id else None
+        self.key = KeyDefinition(definition, primary, collations, space, dialect)
         self.is_served = definition.type in SERVED_TYPES and not definition.is_functional
         self.is_ordered = definition.type == "tree"
         self.map: dict[Key, bytes] = {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowstone.box.collation import Collation
 from flowstone.box.definitions import IndexDefinition, SpaceDefinition
+from flowstone.box.dialect import Dialect
 from flowstone.box.format import TupleFormat
 from flowstone.box.index import Index
 from flowstone.box.keys import Key
@@ -27,16 +28,23 @@ Values = tuple[Any, ...]
 class Space:
     """Spaces are compared by identity: an altered one is another."""
 
-    __slots__ = ("definition", "format", "indexes", "primary", "sequence", "served", "views")
+    __slots__ = ("_dialect", "definition", "format", "indexes", "primary", "sequence", "served", "views")
 
-    def __init__(self, definition: SpaceDefinition, collations: Mapping[int, Collation], views: list[ReadView]) -> None:
+    def __init__(
+        self,
+        definition: SpaceDefinition,
+        collations: Mapping[int, Collation],
+        views: list[ReadView],
+        dialect: Dialect = Dialect.V2_6,
+    ) -> None:
         self.definition = definition
-        self.format = TupleFormat(definition)
+        self.format = TupleFormat(definition, dialect)
         self.views = views
+        self._dialect = dialect
         self.sequence: SpaceSequence | None = None
         self.indexes: dict[int, Index] = {}
         self._set_indexes(
-            {index.id: Index(index, _primary_of(definition, index), collations, views) for index in definition.indexes}
+            {index.id: Index(index, definition, collations, views, dialect) for index in definition.indexes}
         )
 
     def _set_indexes(self, indexes: dict[int, Index]) -> None:
@@ -77,7 +85,7 @@ class Space:
 
     def empty(self, collations: Mapping[int, Collation]) -> Space:
         """The same space without tuples: what truncation leaves."""
-        emptied = Space(self.definition, collations, self.views)
+        emptied = Space(self.definition, collations, self.views, self._dialect)
         emptied.sequence = self.sequence
         return emptied
 
@@ -86,7 +94,7 @@ class Space:
 
         Indexes whose definition stays are shared, others are built from the tuples; raises what the tuples break.
         """
-        altered = Space(definition, collations, self.views)
+        altered = Space(definition, collations, self.views, self._dialect)
         altered.sequence = self.sequence
         kept = self._kept_indexes(altered)
         altered._set_indexes({number: kept.get(number, index) for number, index in altered.indexes.items()})
@@ -140,11 +148,6 @@ class Space:
             if removed and added:
                 removed = [entry for entry in removed if entry not in added]
             yield index, removed, added
-
-
-def _primary_of(definition: SpaceDefinition, index: IndexDefinition) -> IndexDefinition | None:
-    primary = definition.primary_key
-    return None if primary is None or index.id == 0 else primary
 
 
 def _places_alike(old: IndexDefinition, new: IndexDefinition) -> bool:

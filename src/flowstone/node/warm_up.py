@@ -31,7 +31,7 @@ def warm_up(outside: Outside) -> int:
     """Runs a turn of every kind of bulk statement; touches neither disk nor network. The number of replies."""
     index = IndexDefinition(SPACE_ID, 0, "primary", "tree", True, (IndexPart(0, "unsigned"),))
     box = Box(Dialect.V2_11)
-    box.put_space(Space(SpaceDefinition(SPACE_ID, "warm_up", indexes=(index,)), box.collations, box.views))
+    box.put_space(Space(SpaceDefinition(SPACE_ID, "warm_up", indexes=(index,)), box.collations, box.views, box.dialect))
     journal = Journal(outside, "", instance_uuid="", vclock=VClock(), replica_id=1, mode=WalMode.NONE)
     turns = Turns(box, journal, Commits(box, journal, outside.clock), outside.clock, wide=True)
     client = _Client()
