@@ -66,7 +66,11 @@ class Commits:
             done(error)
 
         self._box.in_flight.append(transaction)
-        self._journal.submit(rows, count, written, local_count=local_count)
+        try:
+            self._journal.submit(rows, count, written, local_count=local_count)
+        except FlowstoneError as error:  # more than one transaction may be
+            self.settle(transaction, error)
+            raise wal_error(error) from error
 
     def settle(self, transaction: Revocable, error: FlowstoneError | None) -> None:
         """What was in flight is written, or taken back. Journals tell successes in order, failures backwards."""

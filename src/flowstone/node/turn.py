@@ -39,6 +39,9 @@ BULK_COUNT_MIN: Final = 12
 BULK_SIZE_MIN: Final = 400
 """Bytes below which a turn cannot hold enough requests to be worth a scan."""
 
+BULK_SIZE_MAX: Final = 64 * 1024 * 1024
+"""Bytes of requests that are written to the log as one: its blocks have a limit."""
+
 TURN_REQUESTS_MAX: Final = 16384
 """Requests per scan. What a turn has beyond that waits for the next, so that others get their turn, too."""
 
@@ -165,7 +168,7 @@ class Turns:
         count = scan.scan_requests(buf, spans, self._table)
         batch = _Batch(data, buf, self._table, peers)
         for code, start, end in _stretches(scan.runs(self._table[scan.CODE, :count])):
-            if code == NOT_SIMPLE:
+            if code == NOT_SIMPLE or batch.size(start, end) > BULK_SIZE_MAX:
                 self._one_by_one(batch, start, end, outbox)
             elif code == MIXED:
                 self._run_mixed(batch, start, end, outbox)
@@ -422,6 +425,10 @@ class _Batch(NamedTuple):
     buf: Bytes
     cells: Cells
     peers: Sequence[Peer]
+
+    def size(self, start: int, end: int) -> int:
+        """Bytes of the requests from `start` to `end`."""
+        return int(self.cells[scan.PACKET_END, end - 1] - self.cells[scan.PACKET_AT, start])
 
     def part(self, start: int, end: int) -> _Part:
         return _Part(self.data, self.buf, self.cells, start, end, self.peers)
