@@ -146,7 +146,7 @@ def test_transaction_requests_need_a_stream_and_some_refuse_one() -> None:
 
 def test_2_6_knows_no_streams_and_the_lowest_byte_of_a_type() -> None:
     request = decode_request(packet({0: 0x103, 1: 1, 10: 3}, REPLACE), is_2_6=True)
-    assert (request.type, request.error) == (3, None)
+    assert (request.type, request.stream_id, request.error) == (3, 0, None)
     assert decode_request(packet({0: 14, 1: 1}), is_2_6=True).error is None
 
 

@@ -196,6 +196,7 @@ def decode_request(packet: bytes, *, is_2_6: bool = False) -> Request:
 def _with_body(type: int, sync: int, schema_version: int, stream_id: int, body: bytes, is_2_6: bool) -> Request:
     if is_2_6:
         type &= 0xFF  # 2.6 looks at the lowest byte only
+        stream_id = 0
         rule = _RULES_2_6.get(type)
     else:
         rule = _RULES.get(type)
