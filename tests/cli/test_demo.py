@@ -13,10 +13,12 @@ def test_the_demo_shows_commands_and_their_output(flowstone: Command) -> None:
     shown = flowstone("demo")
     assert shown.code == 0
     commands = re.findall(r"^\$ flowstone (.*)$", shown.text, re.MULTILINE)
-    assert len(commands) == 8
+    assert len(commands) == 9
     assert all(command.startswith("cat ") for command in commands)
     assert "orders.parquet: 1 rows, read back with pyarrow" in shown.text
     assert any("torn at byte" in line for line in shown.errors)
+    assert "Duplicate key exists in unique index 'primary' in space 'orders'" in shown.text
+    assert "2 orders, {1: 5} is where the log ends" in shown.text
     assert "with --keep they stay" in shown.text
 
 

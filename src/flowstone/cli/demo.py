@@ -1,4 +1,4 @@
-"""`flowstone demo`: the log tools at work, on the log of a small shop that is written for the occasion."""
+"""`flowstone demo`: the log tools on the log of a small shop, and a node that serves one and leaves its own log."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from flowstone.node.connection import Connection
 
 EXAMPLE = "Example: `flowstone demo --keep`"
 
@@ -20,16 +23,17 @@ EXAMPLE = "Example: `flowstone demo --keep`"
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the files there, to try more on them.")] = False,
 ) -> int:
-    """Show the log tools on a small shop: a snapshot and logs with transactions, an election and a rollback."""
+    """Show the log tools on a small shop, then a node: served, written to, stopped, recovered, its log read."""
     directory = Path(tempfile.mkdtemp(prefix="flowstone-demo-"))
     try:
         with _inside(directory):
-            _show()
+            _show_logs()
+            _show_node()
     finally:
         if not keep:
             shutil.rmtree(directory)
     where = f"The files are in {directory}." if keep else "The files are gone; with --keep they stay."
-    print(f"\n{where} This was the first part of Flowstone, its log tools: flowstone --help")
+    print(f"\n{where} More: flowstone --help")
     return 0
 
 
@@ -44,7 +48,7 @@ def _inside(directory: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def _show() -> None:
+def _show_logs() -> None:
     from flowstone.cli.shop import write_shop
     from flowstone.outside import production
 
@@ -70,6 +74,57 @@ def _show() -> None:
     _tell("A crash in the middle of a write: the rows before it are there, and it is said what is not.")
     torn = _tear("shop", "torn")
     _run("cat", "--format", "table", torn)
+
+
+def _show_node() -> None:
+    from flowstone.cli import event_loop
+
+    event_loop.run(_serve_and_recover())
+    _tell("What it wrote is a log like any other:")
+    _run("cat", "--format", "table", "--space", "orders", "--from", "1", "--replica", "1", "node")
+
+
+async def _serve_and_recover() -> None:
+    """A node and a client of it, over a socket; then the same node again, from its files."""
+    import flowstone
+    from flowstone.iproto.uri import parse_uri
+    from flowstone.node.connection import Connection
+    from flowstone.outside import production
+
+    _tell("A node, in this process, on a port of the loopback interface:")
+    async with flowstone.Node("node", listen="127.0.0.1:0", user=("demo", "secret")) as node:
+        print(f'  flowstone.Node("node", listen="{node.address}", user=("demo", …))')
+        orders = await node.create_space(
+            "orders", format=[("id", "unsigned"), ("what", "string"), ("count", "unsigned")]
+        )
+        await orders.create_index("primary")
+        _tell("A client in another place of this program, as any Tarantool client does it, over the wire:")
+        async with await Connection.open(production(), parse_uri(f"demo:secret@{node.address}")) as client:
+            await _order(client)
+        print(f"  and in the process: orders.get(2) == {orders.get(2)}")
+    _tell("Stopped. Started again, from its files:")
+    async with flowstone.Node("node") as node:
+        print(f"  {len(node.space('orders'))} orders, {node.info()['vclock']} is where the log ends")
+
+
+async def _order(client: Connection) -> None:
+    from flowstone.iproto.constants import Key, RequestType
+    from flowstone.iproto.errors import TarantoolError
+    from flowstone.iproto.msgpack import pack
+
+    async def request(type: RequestType, **body: object) -> object:
+        answer = await client.request(type, pack({Key[name].value: value for name, value in body.items()}))
+        return answer[Key.DATA]
+
+    space = {"SPACE_NAME": "orders"}
+    for order in ((1, "tea", 2), (2, "salt", 1)):
+        print(f"  INSERT {order} -> {await request(RequestType.INSERT, **space, TUPLE=order)}")
+    changed = await request(RequestType.UPDATE, **space, KEY=(1,), TUPLE=(("+", "count", 3),))
+    print(f"  UPDATE (1,) + 3 -> {changed}")
+    try:
+        await request(RequestType.INSERT, **space, TUPLE=(2, "pepper", 1))
+    except TarantoolError as error:
+        print(f"  INSERT (2, …) -> {error.message} (code {error.code}, as the real server has it)")
 
 
 def _tell(text: str) -> None:
