@@ -85,19 +85,27 @@ PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
 }
 """The classes of decoded values that a field of a type takes. An unsigned one must not be negative, besides."""
 
-DOUBLES_2_11: Final = _INTEGER | KIND_FLOAT | KIND_DOUBLE
-"""What a field of type double takes since 2.11, where it is compared as a number is."""
+_DIFFERING: Final[dict[tuple[str, Dialect], tuple[int, frozenset[type]]]] = {
+    # Before 2.7 a server stops at a row with a UUID in a scalar; it has no datetime at all.
+    ("scalar", Dialect.V2_6): (
+        _SCALAR & ~(KIND_UUID | KIND_DATETIME),
+        frozenset(_SCALARS) - {uuid.UUID, Datetime},
+    ),
+    # Since 2.11 it is compared as a number is.
+    ("double", Dialect.V2_11): (_INTEGER | KIND_FLOAT | KIND_DOUBLE, frozenset((int, float))),
+}
+"""What a type accepts in one of the dialects, as kinds and as classes."""
 
 
 def accepted_kinds(type: str, dialect: Dialect) -> int:
-    return DOUBLES_2_11 if type == "double" and dialect is Dialect.V2_11 else ACCEPTS[type]
+    differing = _DIFFERING.get((type, dialect))
+    return ACCEPTS[type] if differing is None else differing[0]
 
 
 def accepted_classes(type: str, dialect: Dialect) -> frozenset[Class]:
     """Of decoded values; none for a type that is not known."""
-    if type == "double" and dialect is Dialect.V2_11:
-        return frozenset((int, float))
-    return PYTHON_TYPES.get(type, frozenset())
+    differing = _DIFFERING.get((type, dialect))
+    return PYTHON_TYPES.get(type, frozenset()) if differing is None else differing[1]
 
 
 _WIDER: Final[dict[str, tuple[str, ...]]] = {

@@ -155,6 +155,7 @@ scalars = group(
         "an unknown extension inserted": insert([raw("d4 63 01")]),
         "a duplicate boolean": insert([True, 2]),
         "a duplicate number in another type": insert([Decimal("1.25")]),
+        "a UUID": select([UUID_HIGH]),
         "a UUID inserted": insert([UUID_HIGH]),
         "a string beside equal bytes": insert(["\xff"]),
     },
