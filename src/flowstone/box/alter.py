@@ -133,7 +133,7 @@ def _alter_space(transaction: Transaction, space: Space, row: tuple[Any, ...]) -
                 raise errors.AlterSpace(f"Can't modify space '{space.name}': {reason}")
     definition = with_indexes(definition, before.indexes)
     if not box.is_recovering:
-        check_part_types(definition)
+        check_part_types(definition, box.dialect)
     undo = _put_altered(transaction, space, definition)
     box.access.put_owner(definition.id, definition.owner)
 
@@ -165,7 +165,7 @@ def _change_index(transaction: Transaction, old: Row, new: Row) -> Undo:
             check_part(index, space.name, space.sequence.field, space.sequence.path)
     definition = with_indexes(space.definition, [*others, index])
     if not box.is_recovering:
-        check_part_types(definition)
+        check_part_types(definition, box.dialect)
     return _put_altered(transaction, space, definition)
 
 

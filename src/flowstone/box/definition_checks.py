@@ -388,7 +388,7 @@ def _kind_problem(index: IndexDefinition, is_multikey: bool) -> str | None:
     return None
 
 
-def check_part_types(space: SpaceDefinition) -> None:
+def check_part_types(space: SpaceDefinition, dialect: Dialect = Dialect.V2_6) -> None:
     """Raises where an index and the format, or two indexes, want different things of a field (tuple_format.c)."""
     nodes: dict[tuple[Step, ...], _Node] = {}
     for number, field in enumerate(space.fields):
@@ -397,7 +397,7 @@ def check_part_types(space: SpaceDefinition) -> None:
         if index.is_functional:
             continue  # its parts are of the function's result
         for part in index.parts:
-            _use_part(nodes, part)
+            _use_part(nodes, part, dialect)
 
 
 class _Node:
@@ -410,7 +410,7 @@ class _Node:
         self.is_key_part = False
 
 
-def _use_part(nodes: dict[tuple[Step, ...], _Node], part: IndexPart) -> None:
+def _use_part(nodes: dict[tuple[Step, ...], _Node], part: IndexPart, dialect: Dialect) -> None:
     steps: tuple[Step, ...] = (part.field, *parse_path(part.path or ""))
     for length in range(1, len(steps)):
         node = nodes.setdefault(steps[:length], _Node())
@@ -420,9 +420,9 @@ def _use_part(nodes: dict[tuple[Step, ...], _Node], part: IndexPart) -> None:
         node.type = needed
         _check_elements(nodes, steps[: length + 1])
     node = nodes.setdefault(steps, _Node())
-    if contains(node.type, part.type):
+    if contains(node.type, part.type, dialect):
         node.type = part.type
-    elif not contains(part.type, node.type):
+    elif not contains(part.type, node.type, dialect):
         error = errors.IndexPartTypeMismatch if node.is_key_part else errors.FormatMismatchIndexPart
         raise _mismatch(error, steps, node.type, part.type)
     node.is_key_part = True

@@ -117,13 +117,14 @@ _WIDER: Final[dict[str, tuple[str, ...]]] = {
     "boolean": ("scalar",),
     "string": ("scalar",),
     "varbinary": ("scalar",),
-    "uuid": ("scalar",),
     "datetime": ("scalar",),
 }
 
 
-def contains(outer: str, inner: str) -> bool:
+def contains(outer: str, inner: str, dialect: Dialect = Dialect.V2_11) -> bool:
     """True where a field of type `outer` may hold all values of type `inner`."""
+    if inner == "uuid" and outer == "scalar":
+        return dialect is Dialect.V2_11
     return outer in ("any", inner) or outer in _WIDER.get(inner, ())
 
 

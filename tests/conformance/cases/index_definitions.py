@@ -134,7 +134,12 @@ secondary = group(
 
 FORMATTED = Space(
     [PRIMARY],
-    format=[column("id", "unsigned"), column("name", "string", is_nullable=True), column("any", "any")],
+    format=[
+        column("id", "unsigned"),
+        column("name", "string", is_nullable=True),
+        column("any"),
+        column("uuid", "uuid"),
+    ],
 )
 
 against_format = group(
@@ -148,6 +153,8 @@ against_format = group(
         "a pair over nullable": create_index([[1, "string"]], id=1, name="s"),
         "nullable over not nullable": create_index([part(2, "string", is_nullable=True)], id=1, name="s"),
         "beyond the format": create_index([[5, "string"]], id=1, name="s"),
+        "scalar over UUIDs": create_index([[3, "scalar"]], id=1, name="s"),
+        "UUID over UUIDs": create_index([[3, "uuid"]], id=1, name="s"),
     },
 )
 
