@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from flowstone.box import statements
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.box.transaction import ADMIN
 from flowstone.errors import FlowstoneError
+from flowstone.iproto import request_scan
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import PacketError, encode_request, split
 from flowstone.iproto.requests import decode_request
+from flowstone.iproto.scan import Cells
 from flowstone.node.commits import Commits
 from flowstone.node.configuration import configure
 from flowstone.node.instance import Instance
@@ -35,6 +39,9 @@ SPACES = (
     definition(515, on("1:unsigned", type="hash")),
 )
 FIRST = {512: (1, "one", 1), 513: ("one", 1), 514: (1, "one"), 515: ("one", 1)}
+
+
+TABLE: Cells = np.empty((request_scan.LINES, 1024), np.int64)
 
 
 class _SmallBox(Box):
@@ -127,6 +134,7 @@ class _Served:
         outside = production()
         instance = Instance(outside, self.box, journal, commits, UUID, REPLICASET_UUID, configure({}), status="running")
         self.turns = Turns(self.box, journal, commits, clock, wide=False)
+        self.turns._table = TABLE  # one for all: errors keep the frames, and so the turns, that they went through
         self.peers = [_Peer(instance) for _ in range(count)]
 
     def one_by_one(self, pieces: Sequence[bytes]) -> None:
