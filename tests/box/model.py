@@ -11,7 +11,6 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cache, cmp_to_key
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.iproto.msgpack import pack, unpack
@@ -19,7 +18,6 @@ from flowstone.iproto.msgpack import pack, unpack
 EQ, REQ, ALL, LT, LE, GE, GT = range(7)
 TUPLE_FOUND, KEY_PART_TYPE, EXACT_MATCH, FIELD_TYPE, UPDATE_ARG_TYPE = 3, 18, 19, 23, 26
 KEY_PART_COUNT, NO_SUCH_FIELD, FIELD_MISSING, MORE_THAN_ONE_TUPLE, CANT_UPDATE_PRIMARY_KEY = 31, 37, 39, 41, 94
-UPDATE_INTEGER_OVERFLOW = 95
 
 State = dict[int, tuple[bytes, ...]]
 """The raw tuples of each space, by its id, in no order."""
@@ -55,8 +53,8 @@ class Read(NamedTuple):
 
 
 def rank(value: Any) -> int:
-    """nil, booleans, numbers, strings, varbinary, uuid: the classes of a scalar index, in order."""
-    classes: tuple[Any, ...] = (type(None), bool, (int, float, Decimal), str, bytes, UUID)
+    """nil, booleans, numbers, strings, varbinary: the classes of a scalar index, in order."""
+    classes: tuple[Any, ...] = (type(None), bool, (int, float, Decimal), str, bytes)
     return next(number for number, kind in enumerate(classes) if isinstance(value, kind))
 
 
@@ -68,8 +66,6 @@ def compare(a: Any, b: Any) -> int:
         return 0
     if isinstance(a, str):
         a, b = a.encode("utf-8", "surrogateescape"), b.encode("utf-8", "surrogateescape")
-    elif isinstance(a, UUID):
-        a, b = a.bytes, b.bytes
     elif not isinstance(a, bytes | bool) and all(abs(value) != float("inf") for value in (a, b)):
         a, b = Fraction(a), Fraction(b)
     return int(a > b) - int(a < b)
@@ -89,7 +85,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "integer": (int,),
     "string": (str,),
     "number": (int, float, Decimal),
-    "scalar": (bool, int, float, Decimal, str, bytes, UUID),
+    "scalar": (bool, int, float, Decimal, str, bytes),
     "array": (tuple,),
     "any": (object,),
 }
@@ -312,13 +308,10 @@ def _changed(values: Values, operation: tuple[str, int, Any]) -> Values:
     return (*head, argument, *tail[int(sign != "!") :])
 
 
-def _sum(value: Any, number: int) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+def _sum(value: Any, number: int) -> int:
+    if type(value) is not int:
         raise Refused(UPDATE_ARG_TYPE)
-    total = value + number
-    if isinstance(value, int) and not -(2**63) <= total < 2**64:
-        raise Refused(UPDATE_INTEGER_OVERFLOW)
-    return total
+    return value + number
 
 
 _EXECUTE: dict[str, Callable[[SpaceDefinition, Tuples, Statement, list[Read]], Result]] = {

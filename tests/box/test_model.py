@@ -7,10 +7,9 @@ serializable in the order of their commits, and only those may fail that have re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import numpy as np
 import pytest
@@ -68,9 +67,7 @@ TEXTS = st.sampled_from(("", "a", "ab", "b", "a\0", "é"))
 WEIGHTS = st.sampled_from(
     (-1, 0, 1, 2, 1.0, 0.5, -1.5, 1e300, float("-inf"), 2**64 - 1, Decimal("0.5"), Decimal("-1e30"))
 )
-THINGS = st.one_of(
-    WEIGHTS, TEXTS, st.booleans(), st.sampled_from((b"", b"a\0", UUID(int=1), UUID(int=2**127), -(2**63)))
-)
+THINGS = st.one_of(WEIGHTS, TEXTS, st.booleans(), st.sampled_from((b"", b"a\0", b"b", -(2**63))))
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "unsigned": st.integers(0, 4),
     "integer": st.integers(-2, 2),
@@ -79,7 +76,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "scalar": THINGS,
     "any": st.none() | st.integers(0, 99),
 }
-WRONG = st.sampled_from((None, -1, "", (), 1.5, True))
+WRONG = st.sampled_from((None, -1, "", (), b"", True))
 
 
 def value_of(type: str, is_nullable: bool) -> st.SearchStrategy[Any]:
@@ -131,17 +128,22 @@ def operations(draw: st.DrawFn, space: SpaceDefinition) -> tuple[tuple[str, int,
     places = draw(st.lists(st.integers(0, len(space.fields)), min_size=1, max_size=2, unique=True))
     for place in places:
         sign = draw(st.sampled_from("==++!#" if len(places) == 1 else "=+"))
+        if sign == "+" and place < len(space.fields) and space.fields[place].type in ("number", "scalar"):
+            sign = "="  # how wide a sum of floats is written, the tests of updates say
         known = fields_of(space)[place] if place < len(space.fields) else WRONG
         argument = draw(known | WRONG if sign in "=!" else st.integers(1, 2))
         made.append((sign, place, argument))
     return tuple(made)
 
 
+TYPES = ("select", "select", "insert", "replace", "delete", "update", "upsert")
+
+
 @st.composite
-def requests(draw: st.DrawFn, *types: str) -> Statement:
-    space = SPACES[draw(st.sampled_from(sorted(SPACES)))]
+def requests(draw: st.DrawFn, types: Sequence[str] = TYPES, space_ids: Sequence[int] = tuple(SPACES)) -> Statement:
+    space = SPACES[draw(st.sampled_from(space_ids))]
     index = draw(st.sampled_from(range(len(space.indexes))))
-    type = draw(st.sampled_from(types or ("select", "select", "insert", "replace", "delete", "update", "upsert")))
+    type = draw(st.sampled_from(types))
     if type == "select":
         if space.indexes[index].type == "hash":
             iterator = draw(st.sampled_from((EQ, ALL)))
@@ -481,7 +483,7 @@ class Programs(RuleBasedStateMachine):
         self.views.append(View(self.box.open_view(confirmed=confirmed), moment.state))
 
     @precondition(lambda self: self.views)
-    @rule(number=st.integers(0, 3), statement=requests("select"))
+    @rule(number=st.integers(0, 3), statement=requests(("select",)))
     def read_through_a_view(self, number: int, statement: Statement) -> None:
         view = self.views[number % len(self.views)]
         index = view.view.spaces[statement.space].index(statement.index_id)
@@ -545,6 +547,76 @@ TestPrograms = Programs.TestCase
 TestPrograms.settings = settings(
     max_examples=5000 if FULL else 80, stateful_step_count=60 if FULL else 40, deadline=None
 )
+
+
+CHANGING = ("insert", "replace", "replace", "delete", "update", "upsert")
+MEETINGS = st.sampled_from(sorted(SPACES)).flatmap(
+    lambda space_id: st.tuples(
+        st.lists(tuples(SPACES[space_id]).map(lambda values: Statement("replace", space_id, 0, values)), max_size=9),
+        st.lists(requests(CHANGING, (space_id,)), max_size=3),
+        requests(("select",), (space_id,)),
+        requests(CHANGING, (space_id,)),
+    )
+)
+
+
+@settings(max_examples=20_000 if FULL else 500)
+@given(MEETINGS)
+def test_a_read_conflicts_with_exactly_what_changes_it(
+    meeting: tuple[list[Statement], list[Statement], Statement, Statement],
+) -> None:
+    """A transaction writes a little and reads something; then somebody else writes."""
+    first, own, read, other = meeting
+    programs = Programs()
+    for statement in first:
+        programs.autocommit(statement)
+    programs.begin(Isolation.DEFAULT)
+    (interactive,) = programs.open
+    elsewhere = WORDS if read.space != WORDS else NUMBERS
+    unread = Statement("replace", elsewhere, 0, ("seen" if elsewhere == WORDS else 99, None))
+    for statement in (*own, read, unread):
+        programs.interactive_statement(0, statement)
+    programs.autocommit(other)
+    has_changed = programs.has_changed(interactive)
+    programs.interactive_commit(0)
+    is_there = perform(programs.box.begin(), Statement("select", elsewhere, 0, unread.values[:1])) != []
+    assert is_there is not has_changed
+
+
+AUTOCOMMIT = 3
+SCHEDULES = st.sampled_from(sorted(SPACES)).flatmap(
+    lambda space_id: st.tuples(
+        st.lists(tuples(SPACES[space_id]).map(lambda values: Statement("replace", space_id, 0, values)), max_size=6),
+        st.lists(st.tuples(st.integers(0, AUTOCOMMIT), requests(space_ids=(space_id,)) | st.none()), max_size=24),
+    )
+)
+
+
+@settings(max_examples=20_000 if FULL else 400)
+@given(SCHEDULES)
+def test_transactions_that_meet_in_one_space_are_serializable(
+    schedule: tuple[list[Statement], list[tuple[int, Statement | None]]],
+) -> None:
+    """Three transactions, and statements of others between theirs; None is a commit, and in the end all commit."""
+    first, steps = schedule
+    programs = Programs()
+    for initial in first:
+        programs.autocommit(initial)
+    actors: dict[int, Interactive] = {}
+    for actor, statement in [*steps, *((actor, None) for actor in range(AUTOCOMMIT))]:
+        if actor == AUTOCOMMIT:
+            if statement is not None:
+                programs.autocommit(statement)
+            continue
+        if actors.get(actor) not in programs.open:
+            programs.begin(Isolation.DEFAULT)
+            actors[actor] = programs.open[-1]
+        number = programs.open.index(actors[actor])
+        if statement is None:
+            programs.interactive_commit(number)
+        else:
+            programs.interactive_statement(number, statement)
+    programs.indexes_are_in_order()
 
 
 @pytest.mark.parametrize("space_id", sorted(SPACES))
