@@ -17,9 +17,24 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.load import EVERYTHING, SPACE_ID, Connections, Requests, pings, selects, sequential, shuffled, statements
+from bench.load import (
+    EVERYTHING,
+    FIRST_KEY,
+    SPACE_ID,
+    Connections,
+    Requests,
+    pings,
+    selects,
+    sequential,
+    shuffled,
+    statements,
+)
 from bench.measure import Result, alternate, child, million_rows_per_second
-from flowstone.iproto.constants import RequestType
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.uri import parse_uri
+from flowstone.node.connection import Connection
+from flowstone.outside import production
 from tests import real_tarantool, served_node
 
 ROUNDS = 5
@@ -56,15 +71,23 @@ class Contender:
     def median_wait(self, requests: Requests) -> float:
         return float(np.median(self.one.run(requests, 1, keep_pauses=True).pauses))
 
-    def longest_wait_under_load(self, requests: Requests, load: Requests) -> float:
-        """Of a client with one request in flight, while many connections are busy."""
+    def longest_wait_during(self, action: Callable[[Contender], object], requests: Requests) -> float:
+        """Of a client with one request in flight, until the action is over."""
         with ThreadPoolExecutor(1) as pool:
-            busy = pool.submit(self.many.run, load, IN_FLIGHT)
+            busy = pool.submit(action, self)
             waits = [0.0]
             while not busy.done():
                 waits.append(float(self.one.run(requests, 1, keep_pauses=True).pauses.max()))
             busy.result()
         return max(waits)
+
+    def make_snapshot(self) -> None:
+        async def call() -> None:
+            async with await Connection.open(production(), parse_uri(f"127.0.0.1:{self.port}")) as connection:
+                body = {Key.FUNCTION_NAME.value: "box.snapshot"} | {Key.TUPLE.value: ()}
+                await connection.request(RequestType.CALL, pack(body))
+
+        asyncio.run(call())
 
 
 def run(work: Path) -> Iterator[Result]:
@@ -162,8 +185,8 @@ def _fresh_inserts() -> Callable[[Contender], float]:
 
     def measure(server: Contender) -> float:
         number = rounds[server.port] = rounds.get(server.port, 0) + 1
-        first = sequential(1)[0] + TUPLES + number * REQUESTS
-        return server.rate_of_many(statements(RequestType.INSERT, shuffled(REQUESTS, number, int(first))))
+        first = FIRST_KEY + TUPLES + number * REQUESTS
+        return server.rate_of_many(statements(RequestType.INSERT, shuffled(REQUESTS, number, first)))
 
     return measure
 
@@ -185,14 +208,19 @@ def _waits(ours: Contender, real: Contender) -> Iterator[Result]:
             f"≤ {LATENCY_RATIO}",
             mine / beside <= LATENCY_RATIO,
         )
-    load = statements(RequestType.REPLACE, shuffled(TUPLES, seed=3))
-    mine, beside = (server.longest_wait_under_load(selects(sequential(100)), load) for server in (ours, real))
-    yield Result(
-        f"longest wait of one SELECT in flight while {MANY} connections write",
-        f"{mine * 1e3:.1f} ms",
-        f"{beside * 1e3:.1f} ms",
-        mine / beside,
-    )
+    load = statements(RequestType.INSERT, shuffled(TUPLES, 3, FIRST_KEY + 100 * TUPLES))
+    few = selects(sequential(100))
+    for what, action in (
+        (f"while {MANY} connections insert {TUPLES / 1e6:.0f} M tuples", lambda server: server.rate_of_many(load)),
+        ("during a snapshot", Contender.make_snapshot),
+    ):
+        mine, beside = (server.longest_wait_during(action, few) for server in (ours, real))
+        yield Result(
+            f"longest wait of one SELECT in flight {what}",
+            f"{mine * 1e3:.1f} ms",
+            f"{beside * 1e3:.1f} ms",
+            mine / beside,
+        )
 
 
 # --- recovery and reads inside the process ----------------------------------------------------------
