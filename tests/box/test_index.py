@@ -146,3 +146,15 @@ def test_every_open_view_is_told_what_stood_there_before() -> None:
             index.set(2, b"other")
         assert first.changes == {index: {1: b"old", 2: None}}
         assert second.changes == {}
+
+
+def test_a_hash_index_goes_on_behind_a_key_as_long_as_that_is_there() -> None:
+    """The iterator GT, by which clients read such an index in pieces."""
+    index = index_of("hash")
+    for key in (5, 3, 9, 1):
+        index.set(key, b"%d" % key)
+    gt = index.key.span(6, (3,))
+    assert [key for key, _ in index.scan(gt)] == [9, 1]
+    assert index.count(gt) == 2
+    assert list(index.scan(index.key.span(6, (1,)))) == []
+    assert list(index.scan(index.key.span(6, (7,)))) == []

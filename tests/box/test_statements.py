@@ -248,3 +248,18 @@ def test_what_is_no_iterator_is_refused_before_the_key_is_looked_at(box: Box) ->
         statements.select(box.begin(), box.space(512), 0, iterator=12, key=pack(("x",)))
     with pytest.raises(errors.UnsupportedIndexFeature, match="does not support requested iterator type"):
         statements.select(box.begin(), box.space(512), 0, iterator=7, key=pack((1,)))
+
+
+def test_a_hash_index_is_read_in_pieces_by_the_key_of_the_last_tuple() -> None:
+    box = box_with(definition(512, on("0:string 1:unsigned", type="hash")))
+    for number in range(10):
+        statements.insert(box.begin(), box.space(512), pack((str(number), number)))
+    transaction = box.begin_interactive()
+    statements.insert(transaction, transaction.space(512), pack(("mine", 99)))
+    for reader, count in ((box.begin(), 10), (transaction, 11)):
+        found: list[bytes] = []
+        piece = statements.select(reader, box.space(512), 0, iterator=GT, limit=3)
+        while piece:
+            found += piece
+            piece = statements.select(reader, box.space(512), 0, iterator=GT, limit=3, key=piece[-1])
+        assert len(set(found)) == len(found) == count

@@ -88,18 +88,20 @@ class Index:
         self._fresh += keys
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
-        """The entries of `span`, in order; of an unordered index all that there are. Not to be held over a write."""
+        """The entries of `span`, in order; of an unordered index see `behind`. Not to be held over a write."""
         entries = self.map
         if not self.is_ordered:
-            return iter(entries.items())
+            return behind(span, iter(entries.items()))
         self.settle()
         keys = self._order.irange(span.low, span.high, (True, False), span.reverse)
         return ((key, entries[key]) for key in keys)
 
     def count(self, span: Span) -> int:
         """How many entries `span` has."""
-        if not self.is_ordered or (span.low is None and span.high is None):
+        if span.low is None and span.high is None:
             return len(self.map)
+        if not self.is_ordered:
+            return sum(1 for _ in self.scan(span))
         self.settle()
         order = self._order
         low = 0 if span.low is None else order.bisect_left(span.low)
@@ -151,3 +153,12 @@ class Index:
             self.settle()
             return self.map[self._order[number]]
         return next(islice(self.map.values(), number, None))
+
+
+def behind(span: Span, entries: Iterator[tuple[Key, bytes]]) -> Iterator[tuple[Key, bytes]]:
+    """Of an unordered index: all `entries`, or with the iterator GT those that follow its key, if that is there."""
+    if span.low is not None:
+        # The span begins right above the key.
+        key = span.low - 1 if isinstance(span.low, int) else span.low[:-1]
+        any(found == key for found, _ in entries)
+    return entries

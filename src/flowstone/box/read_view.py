@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Protocol, Self
 
-from flowstone.box.index import WHOLE, Index
+from flowstone.box.index import WHOLE, Index, behind
 from flowstone.box.keys import Key, Span
 from flowstone.box.space import Space
 
@@ -43,6 +43,19 @@ class Layer:
         return self._base.get(key) if found is _MISSING else found
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
+        if not self._is_ordered:
+            yield from behind(span, chain(*self._merge(WHOLE)))
+            return
+        present, added = self._merge(span)
+        added.sort(key=lambda entry: entry[0], reverse=not span.reverse)  # the next one last
+        for entry in present:
+            while added and (added[-1][0] < entry[0]) is not span.reverse:  # type: ignore[operator]
+                yield added.pop()
+            yield entry
+        yield from reversed(added)
+
+    def _merge(self, span: Span) -> tuple[Iterator[tuple[Key, bytes]], list[tuple[Key, bytes]]]:
+        """What there is of `span` in the base, as it is now, and what is new."""
         changes, base = self._changes, self._base
         added = [
             (key, value)
@@ -53,17 +66,7 @@ class Layer:
             (key, value if (changed := changes.get(key, _MISSING)) is _MISSING else changed)
             for key, value in base.scan(span)
         )
-        present = ((key, value) for key, value in kept if value is not None)
-        if not self._is_ordered:
-            yield from present
-            yield from added
-            return
-        added.sort(key=lambda entry: entry[0], reverse=not span.reverse)  # the next one last
-        for entry in present:
-            while added and (added[-1][0] < entry[0]) is not span.reverse:  # type: ignore[operator]
-                yield added.pop()
-            yield entry
-        yield from reversed(added)
+        return ((key, value) for key, value in kept if value is not None), added
 
 
 def contains(span: Span, key: Key) -> bool:

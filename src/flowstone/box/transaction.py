@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flowstone.box.alter import on_change
-from flowstone.box.index import Index
+from flowstone.box.index import WHOLE, Index
 from flowstone.box.keys import Key, Span
 from flowstone.box.read_view import Changes, Layer, ReadView, contains, successor
 from flowstone.box.space import Space, Values
@@ -210,9 +210,9 @@ class InteractiveTransaction(Transaction):
         place = len(spans)
         spans.append(Span(span.low, span.low, False) if span.low is not None else span)
         for key, value in source.scan(span):
-            spans[place] = _covered(span, key) if index.is_ordered else span
+            spans[place] = _covered(span, key) if index.is_ordered else WHOLE
             yield key, value
-        spans[place] = span
+        spans[place] = span if index.is_ordered else WHOLE
 
     def count(self, index: Index, span: Span) -> int:
         return sum(1 for _ in self.scan(index, span))
