@@ -188,3 +188,20 @@ async def test_reading_costs_little_more_than_looking_into_a_dictionary(fruit: f
         assert found is not None
         found[1]
     assert 100_000 / (time.perf_counter() - begun) > 200_000
+
+
+async def test_a_handle_follows_its_space_through_truncation(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    await fill(fruit)
+    by_name = fruit.index("by_name")
+    assert fruit.get(1) == by_name.get("apple") == (1, "apple", 5)
+    await fruit.truncate()
+    assert (fruit.get(1), by_name.get("apple"), len(fruit), fruit.select(), fruit.random(0)) == (
+        None,
+        None,
+        0,
+        [],
+        None,
+    )
+    assert await fruit.insert((1, "acorn", 1)) == (1, "acorn", 1)
+    assert fruit.get(1) == by_name.get("acorn") == node.space("fruit").get(1) == (1, "acorn", 1)
+    assert node.space("fruit").select() == fruit.select()

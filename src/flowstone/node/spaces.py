@@ -145,12 +145,15 @@ class Index(Reads):
         super().__init__(space_id, index_id)
         self._writer = writer
         self._box = writer.box
+        self._valid_spaces = writer.box.spaces
         self._learn()
 
     def _learn(self) -> None:
-        """Notes what `get` needs, as of this version of the schema."""
-        self._schema_version = self._box.schema_version
-        self._definition = space = self._box.space(self._space_id)
+        """Notes what `get` needs of the space that is valid now.
+
+        Any change puts another in its place, truncation too, which the version of the schema does not tell.
+        """
+        self._known = space = self._box.space(self._space_id)
         self._field_numbers = field_numbers(space.format.field_names)
         self._plain_key: type | None = None
         self._look_up: Callable[[Any], bytes | None] = _nothing
@@ -163,16 +166,16 @@ class Index(Reads):
         return self._box.begin()
 
     def _space(self, transaction: BoxTransaction) -> BoxSpace:
-        if self._schema_version != self._box.schema_version:
+        if self._valid_spaces.get(self._space_id) is not self._known:
             self._learn()
-        return self._definition
+        return self._known
 
     def _numbers(self, space: BoxSpace) -> Mapping[str, int]:
         return self._field_numbers
 
     def get(self, key: Any) -> Tuple | None:
         """The tuple with this key of a unique index; None if there is none."""
-        if type(key) is self._plain_key and self._schema_version == self._box.schema_version:
+        if type(key) is self._plain_key and self._valid_spaces.get(self._space_id) is self._known:
             raw = self._look_up(key)
             if raw is not None:
                 return Tuple(raw, self._field_numbers)
