@@ -106,7 +106,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on(serve: Serve) -> None
     first.wait_for("ready")
     second = serve()
     assert second.process.wait(SECONDS) == 1
-    assert second.lines[-1].startswith("flowstone: another node is running in data; ")
+    assert second.lines[-1].startswith("flowstone: another instance is running in data; ")
     assert greeting(first.port)
 
 

@@ -93,11 +93,23 @@ async def test_data_of_another_name_or_dialect_is_refused(
 
 async def test_one_directory_is_for_one_node(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path):
-        with pytest.raises(AlreadyLocked, match="another node is running"):
+        with pytest.raises(AlreadyLocked, match="another instance is running"):
             async with flowstone.Node(tmp_path):
                 pass
     async with flowstone.Node(tmp_path):
         pass
+
+
+async def test_a_node_and_a_tarantool_keep_each_other_out_of_a_directory(tarantool: Any, tmp_path: Path) -> None:
+    with (
+        tarantool.serve(tmp_path),
+        pytest.raises(AlreadyLocked, match=f"another instance is running in {tmp_path}"),
+    ):
+        await flowstone.Node(tmp_path).start()
+    async with flowstone.Node(tmp_path):
+        with pytest.raises(RuntimeError, match=r"Failed to lock WAL directory .* and hot_standby mode is off"):
+            tarantool.run("box.cfg{wal_dir='.', memtx_dir='.'}", tmp_path)
+    assert tarantool.run("box.cfg{log='real.log'} print(box.info.status) os.exit()", tmp_path) == "running\n"
 
 
 async def test_a_taken_address_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_kind_tells_files_from_directories_and_from_nothing(disk: Disk, tmp_path
 
 
 def test_a_lock_is_held_once_and_can_be_taken_again_after_release(disk: Disk, tmp_path: Path) -> None:
-    path = str(tmp_path / "lock")
+    path = str(tmp_path)
     with disk.lock(path) as lock:
         with pytest.raises(AlreadyLocked, match="cannot lock"):
             disk.lock(path)
@@ -180,7 +180,7 @@ def test_a_lock_is_held_once_and_can_be_taken_again_after_release(disk: Disk, tm
 
 
 def test_a_lock_held_by_another_process_is_refused_until_it_dies(disk: Disk, tmp_path: Path) -> None:
-    path = str(tmp_path / "lock")
+    path = str(tmp_path)
     holder = subprocess.Popen([sys.executable, "-c", HOLD_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with holder:
         assert holder.stdout is not None
@@ -193,6 +193,14 @@ def test_a_lock_held_by_another_process_is_refused_until_it_dies(disk: Disk, tmp
     assert path in str(caught.value)
     assert caught.value.hint
     disk.lock(path).release()
+
+
+def test_a_lock_leaves_nothing_behind_and_is_for_directories(disk: Disk, tmp_path: Path) -> None:
+    disk.lock(str(tmp_path)).release()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        disk.lock(str(tmp_path / "file"))
 
 
 def test_free_space_is_that_of_the_file_system(disk: Disk, tmp_path: Path) -> None:

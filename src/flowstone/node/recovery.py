@@ -33,7 +33,6 @@ from flowstone.xlog.reader import EndingKind, LogFile, Slab
 
 LOG = logging.getLogger("flowstone.node")
 
-LOCK_NAME = "flowstone.lock"
 FLAGS_SINCE = (2, 8, 1)
 """Rows say themselves whether they are synchronous since this version; before, the definition of their space does."""
 
@@ -64,13 +63,13 @@ class NothingToRecover(FlowstoneError):
 
 
 def lock_directory(disk: Disk, directory: str) -> Lock:
-    """Keeps every other process out of `directory`, which is made if need be, until released."""
+    """Keeps every other process, a Tarantool too, out of `directory`, which is made if need be, until released."""
     disk.make_directory(directory)
     try:
-        return disk.lock(posixpath.join(directory, LOCK_NAME))
+        return disk.lock(directory)
     except AlreadyLocked as error:
         raise AlreadyLocked(
-            f"another node is running in {directory}", hint="stop it first, or choose another work_dir"
+            f"another instance is running in {directory}", hint="stop it first, or choose another work_dir"
         ) from error
 
 

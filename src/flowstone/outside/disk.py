@@ -74,7 +74,7 @@ class Lock(Protocol):
     """A held lock: until `release`, the end of the `with` block, or the death of the process."""
 
     def release(self) -> None:
-        """Let go; releasing twice is harmless. The lock file stays."""
+        """Let go; releasing twice is harmless."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -134,7 +134,7 @@ class Disk(Protocol):
         ...
 
     def lock(self, path: str) -> Lock:
-        """Take the exclusive lock on `path` (the file is made if need be) or raise AlreadyLocked."""
+        """Take the exclusive lock on a directory, the one that a Tarantool takes on its `wal_dir`, or AlreadyLocked."""
         ...
 
     def free_space(self, path: str) -> int:
@@ -190,7 +190,7 @@ class SystemDisk:
             os.close(descriptor)
 
     def lock(self, path: str) -> Lock:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with _named(path):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
