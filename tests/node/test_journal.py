@@ -13,7 +13,7 @@ import pytest
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
-from flowstone.node.journal import SUBMISSION_SIZE_MAX, Journal, LastLog, WalMode
+from flowstone.node.journal import SUBMISSION_SIZE_MAX, Journal, JournalClosed, LastLog, WalMode
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import scan_directory
 from flowstone.xlog.errors import BlockTooLarge, WriteFailed
@@ -128,6 +128,23 @@ async def test_a_closed_journal_has_ended_its_file() -> None:
         assert len(list(file.rows())) == 1
         assert file.ending is not None
         assert file.ending.kind is EndingKind.COMPLETE
+
+
+@pytest.mark.parametrize("mode", list(WalMode))
+async def test_a_closed_journal_takes_nothing_more_and_touches_no_file(mode: WalMode) -> None:
+    disk = FaultDisk()
+    log = journal(disk, mode)
+    writer = Writer(log)
+    writer.submit("a")
+    await log.close()
+    before = {name: bytes(inode.data) for name, inode in disk.names.items()}
+    with pytest.raises(JournalClosed, match="the log in data is closed"):
+        writer.submit("b")
+    with pytest.raises(JournalClosed):
+        await log.rotate()
+    await log.close()
+    assert {name: bytes(inode.data) for name, inode in disk.names.items()} == before
+    assert (log.vclock, writer.acknowledged) == (VClock({1: 1}), [(1, "a")])
 
 
 async def test_mode_none_writes_nothing_and_counts() -> None:

@@ -18,6 +18,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.changes import Change
 from flowstone.node.connection import Connection, ConnectionFailed
+from flowstone.node.journal import JournalClosed
 from flowstone.outside import AlreadyLocked, Tls, production
 from flowstone.xlog.errors import XlogError
 from tests.node.fault_disk import FaultDisk
@@ -110,6 +111,23 @@ async def test_a_node_and_a_tarantool_keep_each_other_out_of_a_directory(taranto
         with pytest.raises(RuntimeError, match=r"Failed to lock WAL directory .* and hot_standby mode is off"):
             tarantool.run("box.cfg{wal_dir='.', memtx_dir='.'}", tmp_path)
     assert tarantool.run("box.cfg{log='real.log'} print(box.info.status) os.exit()", tmp_path) == "running\n"
+
+
+async def test_a_transaction_that_outlives_its_node_is_refused_and_leaves_the_next_node_alone(tmp_path: Path) -> None:
+    node = flowstone.Node(tmp_path)
+    await node.start()
+    space = await node.create_space("t")
+    await space.create_index("pk")
+    transaction = node.transaction()
+    await transaction.__aenter__()
+    transaction.space("t").insert((1,))
+    await node.stop()
+    async with flowstone.Node(tmp_path) as other:
+        await other.space("t").insert((7,))
+        with pytest.raises(JournalClosed, match=f"the log in {tmp_path} is closed"):
+            await transaction.__aexit__(None, None, None)
+    async with flowstone.Node(tmp_path) as other:
+        assert other.space("t").select() == [(7,)]
 
 
 async def test_a_taken_address_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.row import Row, encode_header, encode_uint
-from flowstone.node.journal import Journal
+from flowstone.node.journal import Journal, JournalClosed
 from flowstone.outside import Clock
 from flowstone.xlog.transactions import make_transaction
 
@@ -68,6 +68,9 @@ class Commits:
         self._box.in_flight.append(transaction)
         try:
             self._journal.submit(rows, count, written, local_count=local_count)
+        except JournalClosed as error:
+            self.settle(transaction, error)
+            raise
         except FlowstoneError as error:  # more than one transaction may be
             self.settle(transaction, error)
             raise wal_error(error) from error

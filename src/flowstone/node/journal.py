@@ -54,6 +54,10 @@ class LastLog:
     is_complete: bool
 
 
+class JournalClosed(FlowstoneError):
+    """Rows were submitted after the end: nobody writes them any more, and the files may be another's by now."""
+
+
 class Journal:
     """Takes rows, writes them in batches, says so.
 
@@ -88,6 +92,7 @@ class Journal:
         self._cuts: list[tuple[int, dict[int, int]]] = []
         self._worker: asyncio.Task[None] | None = None
         self._is_telling = False
+        self._is_closed = False
         self._lsns = vclock.to_mapping()
         self._written_lsns = vclock.to_mapping()
         self._written: VClock | None = vclock
@@ -130,6 +135,8 @@ class Journal:
         `next_lsn(0)`. `done` is called once: with None when they are written, else with the error; the last submitted
         is then told first, and all that was not yet written fails. It must not submit in that case.
         """
+        if self._is_closed:
+            raise self._closed()
         if len(rows) > SUBMISSION_SIZE_MAX:
             raise BlockTooLarge(self._directory, 0, len(rows), SUBMISSION_SIZE_MAX)
         lsns = self._lsns
@@ -186,6 +193,8 @@ class Journal:
             else:
                 written.set_exception(error)
 
+        if self._is_closed:
+            raise self._closed()
         position = self.vclock
         self._rows.append(b"")
         self._done.append(done)
@@ -195,10 +204,14 @@ class Journal:
         return position
 
     async def close(self) -> None:
-        """Writes what is queued and ends the file with its marker. Nothing may be submitted any more."""
+        """Writes what is queued and ends the file with its marker. Whoever submits from now on gets JournalClosed."""
+        self._is_closed = True
         await self.drain()
         if self._writer is not None:
             await self._outside.blocking(self._end_file)
+
+    def _closed(self) -> JournalClosed:
+        return JournalClosed(f"the log in {self._directory} is closed", hint="end transactions before the node stops")
 
     def _takes_long(self) -> bool:
         if self.mode is WalMode.NONE:
