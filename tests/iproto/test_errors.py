@@ -26,6 +26,12 @@ def test_error_of_a_code_is_caught_by_its_name() -> None:
     assert str(error) == f"Duplicate key exists (ER_TUPLE_FOUND, 3); {HINTS[3]}"
 
 
+def test_an_error_raised_here_gives_no_advice_about_another_server() -> None:
+    error = TupleFound("Duplicate key exists")
+    assert error.hint is None
+    assert str(error) == "Duplicate key exists (ER_TUPLE_FOUND, 3)"
+
+
 def test_codes_that_the_table_lacks_keep_their_number() -> None:
     error = error_of(9999, "from the future")
     assert type(error) is TarantoolError

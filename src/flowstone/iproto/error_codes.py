@@ -383,4 +383,4 @@ HINTS: dict[int, str] = {
     291: "the instance was gone too long and its log files were collected: it must join again",
     303: "the log files needed are gone: the instance must join again",
 }
-"""Sentences for codes that operators meet in replication and replay."""
+"""Sentences for codes that operators meet in replication and replay, as errors of the server at the other end."""

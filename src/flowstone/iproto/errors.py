@@ -1,7 +1,8 @@
 """One exception class per Tarantool error code, made from the table in `error_codes.py`.
 
 `except TupleFound` reads as it should: each class is an attribute of this module, named as in Tarantool
-without `ER_` (`ER_TUPLE_FOUND` is `TupleFound`). `error_of` turns what a server sent into its exception.
+without `ER_` (`ER_TUPLE_FOUND` is `TupleFound`). `error_of` turns what a server sent into its exception, with a hint
+for the operator; an error that this process raises itself has none, because the hints speak of another server.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class TarantoolError(FlowstoneError):
     name: str = "ER_UNKNOWN"
 
     def __init__(self, message: str, *, hint: str | None = None, stack: ErrorStack | None = None) -> None:
-        super().__init__(message, hint=hint or HINTS.get(self.code))
+        super().__init__(message, hint=hint)
         self.stack = stack
 
     def __str__(self) -> str:
@@ -50,10 +51,13 @@ def __getattr__(name: str) -> type[TarantoolError]:
 
 
 def error_of(code: int, message: str, stack: ErrorStack | None = None) -> TarantoolError:
-    """The exception for error `code`; codes that the table does not know give a plain TarantoolError."""
+    """The exception for error `code` of another server, with the table's hint.
+
+    Codes that the table does not know give a plain TarantoolError.
+    """
     kind = CLASSES.get(code)
     if kind is not None:
-        return kind(message, stack=stack)
+        return kind(message, hint=HINTS.get(code), stack=stack)
     error = TarantoolError(message, stack=stack)
     error.code, error.name = code, f"ER_{code}"
     return error
