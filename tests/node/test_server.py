@@ -350,6 +350,30 @@ async def test_a_lost_connection_rolls_its_transactions_back() -> None:
         assert len(server.instance.box.space(512)) == 0
 
 
+async def test_a_lost_connection_ends_its_calls_and_executes_nothing_behind_them() -> None:
+    async with serving() as server:
+        ended: list[int] = []
+
+        async def wait(number: int) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(number)
+
+        server.instance.functions["wait"] = wait
+        client = await Raw.open(server)
+        for number in (5, 6):
+            client.send(encode_request(RequestType.CALL, 1, pack({0x22: "wait", 0x21: (number,)}), stream_id=number))
+            client.send(encode_request(RequestType.REPLACE, 2, pack({0x10: 512, 0x21: (1,)}), stream_id=number))
+            client.send(encode_request(RequestType.BEGIN, 3, stream_id=number))
+        await until(lambda: server._tasks)
+        await client.close()
+        await until(lambda: not server._tasks)
+        assert ended == [5, 6]
+        assert len(server.instance.box.space(512)) == 0
+        assert not server.instance.box.views
+
+
 async def test_a_listener_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -keyout {key} -out {cert}"

@@ -287,6 +287,30 @@ async def test_requests_of_a_stream_wait_for_one_that_takes_time(client: Convers
     assert not client.session._streams
 
 
+async def test_what_waits_in_a_stream_is_not_executed_once_the_client_is_gone(client: Conversation) -> None:
+    gate = asyncio.Event()
+    client.instance.functions["slow"] = gate.wait
+    await client.request(RequestType.BEGIN, stream=1)
+    await client.insert(1, "one", stream=1)
+    running = [asyncio.create_task(client.response(RequestType.CALL, {0x22: "slow"}, stream=s)) for s in (1, 2)]
+    await asyncio.sleep(0)
+    row = {0x10: 512, 0x21: (2, "two")}
+    waiting = [asyncio.create_task(client.response(RequestType.INSERT, row, stream=1))]
+    waiting += [
+        asyncio.create_task(client.response(type, stream=1)) for type in (RequestType.COMMIT, RequestType.BEGIN)
+    ]
+    waiting += [asyncio.create_task(client.response(RequestType.BEGIN, stream=2))]
+    await asyncio.sleep(0)
+    client.session.close()
+    gate.set()
+    await asyncio.gather(*running)
+    assert await asyncio.gather(*waiting) == [None] * 4
+    assert await client.response(RequestType.INSERT, row) is None
+    assert len(client.instance.box.space(512)) == 0
+    assert not client.instance.box.views
+    assert not client.session._streams
+
+
 async def test_streams_are_unknown_to_2_6(instance: Instance) -> None:
     client = old(instance)
     for type in (RequestType.BEGIN, RequestType.COMMIT, RequestType.ROLLBACK):

@@ -76,6 +76,7 @@ class Connection:
         self.packet_size_max = server.limits.packet_size_max_before_auth
         self.in_flight = 0
         self._server = server
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
         self._is_paused = False
         self._is_held = False
@@ -116,6 +117,13 @@ class Connection:
         self._is_closed = True
         self.session.close()
         self._server.forget(self)
+        # Not at once: what began in this turn has yet to run its first step, and would leave its parts unawaited.
+        asyncio.get_running_loop().call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        """Ends what takes time, as nobody waits for it. What is on its way to the log gets there."""
+        for task in self._tasks:
+            task.cancel()
 
     # --- what a turn calls ---
 
@@ -148,7 +156,9 @@ class Connection:
         self.in_flight += 1
         if self.in_flight >= self._server.limits.net_msg_max:
             self._is_held = True
-        self._server.start(self._run(reply))
+        task = self._server.start(self._run(reply))
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     def send(self, packets: Sequence[bytes]) -> None:
         self._unsent = 0
@@ -335,11 +345,12 @@ class Server:
         self._connections.pop(connection, None)
         self._ready.pop(connection, None)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs something that takes time."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)

@@ -52,6 +52,7 @@ _WHILE_LOADING = frozenset({RequestType.PING, RequestType.ID, RequestType.VOTE, 
 """What an instance answers before it has its data."""
 
 _CONFLICT = 97
+_NO_REPLY: Final = Reply(b"")
 
 
 class Stream:
@@ -112,12 +113,15 @@ class Session:
         self._wide = instance.box.dialect is not Dialect.V2_6
         self._streams: dict[int, Stream] = {}
         self._watched: dict[str, None] = {}
+        self._is_closed = False
         self._handlers = _HANDLERS if self._wide else _HANDLERS_2_6
 
     # --- any request ---
 
     def handle(self, request: Request) -> Answer:
         """Executes a request; every error is in the reply."""
+        if self._is_closed:
+            return _NO_REPLY
         try:
             if request.error is not None:
                 raise request.error
@@ -160,7 +164,11 @@ class Session:
         return Reply(packet, request.sync, transaction)
 
     def close(self) -> None:
-        """The client is gone: its transactions are rolled back, its watches forgotten."""
+        """The client is gone: its transactions are rolled back, its watches forgotten, and what waits is not executed.
+
+        A write that was handed on before goes to the log all the same.
+        """
+        self._is_closed = True
         for stream in self._streams.values():
             transaction = stream.end()
             if transaction is not None:
@@ -197,6 +205,8 @@ class Session:
             try:
                 if before is not None:
                     await asyncio.shield(before)
+                if self._is_closed and before is not None:
+                    return _NO_REPLY
                 return await self._finish(handler(self, request, stream))
             except Exception as error:
                 return self._refusal(request, error)
