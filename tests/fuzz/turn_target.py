@@ -92,6 +92,7 @@ class _Peer:
     """A connection without a socket. What would take time is left out."""
 
     user = ADMIN
+    is_waiting = False
     packet_size_max = SIZE_MAX
 
     def __init__(self, instance: Instance) -> None:
@@ -110,6 +111,8 @@ class _Peer:
 
     def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
         reply.close()
+
+    def replying(self, size: int) -> None: ...
 
     def send(self, packets: Sequence[bytes]) -> None:
         self.replies += b"".join(packets)

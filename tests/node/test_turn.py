@@ -411,3 +411,47 @@ async def test_a_turn_that_fails_late_answers_by_its_own_syncs() -> None:
     syncs = [response.sync for response in served.peers[0].responses()]
     assert sorted(syncs) == [*range(100, 140), *range(200, 240)]
     assert len(served.box.space(NUMBERS)) == 20
+
+
+async def test_who_has_to_wait_is_not_served_in_bulk() -> None:
+    served = Served()
+    served.fill(40)
+    served.peers[0].is_waiting = True
+    await served.run([numbered(SELECT, range(40))])
+    assert served.peers[0].handled == 40
+
+
+async def test_a_batch_does_not_go_on_in_bulk_behind_a_request_that_has_to_wait() -> None:
+    """An INSERT of a key that is there goes to the session; if it has to wait, so must what follows."""
+    served = Served()
+    served.fill(5)
+    peer = served.peers[0]
+    handle = peer.handle
+
+    def wait(packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
+        peer.is_waiting = True
+        return handle(packet)
+
+    with patch.object(peer, "handle", wait):
+        tail = b"".join(statement(DELETE, NUMBERS, (key,)) + statement(SELECT, NUMBERS, (key,)) for key in range(10))
+        await served.run([statement(SELECT, NUMBERS, (1,)) + numbered(INSERT, [3]) + tail])
+    assert peer.handled == 21
+
+
+async def test_connections_are_told_how_much_is_on_its_way_to_them() -> None:
+    served = Served()
+    served.fill(40)
+    await served.run([numbered(SELECT, range(40))])
+    assert served.peers[0].handled == 0
+    assert served.peers[0].replied == len(b"".join(served.peers[0].sent))
+
+
+async def test_a_bulk_write_that_cannot_be_answered_leaves_nothing() -> None:
+    served = Served()
+    with (
+        patch("flowstone.iproto.batches.build_replies", side_effect=MemoryError),
+        pytest.raises(MemoryError),
+    ):
+        await served.run([numbered(REPLACE, range(40))])
+    assert len(served.box.space(NUMBERS)) == 0
+    assert not served.box.in_flight

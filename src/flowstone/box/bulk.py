@@ -8,7 +8,7 @@ has the effect of `statements.py`, one by one; what a kernel cannot vouch for is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
@@ -82,7 +82,10 @@ def _python_keys(lane: Lane, data: bytes, keys: Cells) -> list[Key]:
 
 
 class BulkWrite:
-    """Writes that took effect together and can be taken back until they are in the log."""
+    """Writes that took effect together and can be taken back until they are in the log.
+
+    As a context manager it takes them back if the block raises.
+    """
 
     __slots__ = ("_changes",)
 
@@ -101,6 +104,13 @@ class BulkWrite:
         for index, keys, olds in reversed(self._changes):
             for key, old in zip(reversed(keys), reversed(olds), strict=True):
                 yield index, key, old
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.rollback()
 
     def rollback(self) -> None:
         for index, key, old in self._newest_first():

@@ -38,7 +38,6 @@ READ_AHEAD_MAX: Final = 1024 * 1024
 """Bytes that wait for a turn before a connection is no longer read; a packet that is larger is read to its end."""
 
 _NO_REPLY: Final = Reply(b"")
-_NOBODY: Final = -1
 _LENGTH_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _OF_EVERY_GUEST: Final = int(Privilege.SESSION | Privilege.USAGE)
 
@@ -137,20 +136,23 @@ class Connection:
 
     @property
     def user(self) -> int:
-        """Nobody, who may do nothing, while requests wait: a batch must not overtake them."""
-        return _NOBODY if self._deferred else self.session.user
+        return self.session.user
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._is_held or bool(self._deferred)
 
     def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
-        if self._is_held or self._deferred:
+        if self.is_waiting:
             # Executed later, in their order: their replies would pile up now.
             self._deferred.append(packet)
             return _NO_REPLY
-        reply = self.session.handle(decode_request(packet, is_2_6=self._server.is_2_6))
-        if isinstance(reply, Reply):
-            self._unsent += len(reply.packet)
-            if self._unsent > self._server.limits.output_max:
-                self._is_held = True
-        return reply
+        return self.session.handle(decode_request(packet, is_2_6=self._server.is_2_6))
+
+    def replying(self, size: int) -> None:
+        self._unsent += size
+        if self._unsent > self._server.limits.output_max:
+            self._is_held = True
 
     def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
         self.in_flight += 1

@@ -78,12 +78,21 @@ class Peer(Protocol):
         """Whose rights its statements have."""
         ...
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether requests of it have to wait: `handle` then keeps them for a later turn, and no batch may overtake."""
+        ...
+
     def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
         """Executes one request. Every error that it may cause is in the reply."""
         ...
 
     def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
         """Runs what takes time, and sends its reply when there is one."""
+        ...
+
+    def replying(self, size: int) -> None:
+        """Told of each reply in the making; who asks for more than is good has to wait."""
         ...
 
     def send(self, packets: Sequence[bytes]) -> None:
@@ -104,6 +113,7 @@ class _Outbox:
 
     def add(self, peer: Peer, packet: bytes) -> Callable[[bytes], None]:
         """Queues `packet`; the result replaces it by another one."""
+        peer.replying(len(packet))
         packets = self._replies.setdefault(peer, [])
         place = len(packets)
         packets.append(packet)
@@ -135,16 +145,17 @@ class Turns:
         self._table: Cells = np.empty((scan.LINES, TURN_REQUESTS_MAX), np.int64)
         self.request_count = 0
 
-    def run(self, peers: Sequence[Peer]) -> list[Peer]:
-        """One turn for all connections with unread bytes; those that still hold whole packets, for the next."""
+    def run(self, peers: Sequence[Peer]) -> None:
+        """One turn for all connections with unread bytes. Some may still hold whole packets, for the next."""
         outbox = _Outbox()
-        size = sum(len(peer.unread) for peer in peers)
-        rest = self._run_plain(peers, outbox) if size < BULK_SIZE_MIN else self._run_scanned(peers, outbox)
+        if sum(len(peer.unread) for peer in peers) < BULK_SIZE_MIN:
+            self._run_plain(peers, outbox)
+        else:
+            self._run_scanned(peers, outbox)
         self._journal.flush()
         outbox.release()
-        return rest
 
-    def _run_plain(self, peers: Sequence[Peer], outbox: _Outbox) -> list[Peer]:
+    def _run_plain(self, peers: Sequence[Peer], outbox: _Outbox) -> None:
         for peer in peers:
             try:
                 packets, end = split(peer.unread, size_max=peer.packet_size_max)
@@ -154,9 +165,8 @@ class Turns:
             del peer.unread[:end]
             for packet in packets:
                 self._handle(peer, packet, outbox)
-        return []
 
-    def _run_scanned(self, peers: Sequence[Peer], outbox: _Outbox) -> list[Peer]:
+    def _run_scanned(self, peers: Sequence[Peer], outbox: _Outbox) -> None:
         data = b"".join([peer.unread for peer in peers])
         buf: Bytes = np.frombuffer(data, np.uint8)
         spans: Cells = np.zeros((len(peers), scan.SPAN_COLUMNS), np.int64)
@@ -175,26 +185,22 @@ class Turns:
             elif not self._run_bulk(code, batch.part(start, end), outbox):
                 self._one_by_one(batch, start, end, outbox)
         self.request_count += count
-        return self._leave(peers, spans, is_full=count == TURN_REQUESTS_MAX)
+        self._leave(peers, spans)
 
     def _one_by_one(self, batch: _Batch, start: int, end: int, outbox: _Outbox) -> None:
         spans, ats, ends = (batch.cells[line, start:end].tolist() for line in _PACKET_LINES)
         for span, at, behind in zip(spans, ats, ends, strict=True):
             self._handle(batch.peers[span], batch.data[at:behind], outbox)
 
-    def _leave(self, peers: Sequence[Peer], spans: Cells, *, is_full: bool) -> list[Peer]:
-        """Takes from each connection what was executed; those that may have more for a next turn."""
-        waiting: list[Peer] = []
-        for peer, (start, end, at, _, status) in zip(peers, spans.tolist(), strict=True):
+    def _leave(self, peers: Sequence[Peer], spans: Cells) -> None:
+        """Takes from each connection what was executed, and ends those that sent no packets."""
+        for peer, (start, _, at, _, status) in zip(peers, spans.tolist(), strict=True):
             if status == scan.WRONG_LENGTH:
                 peer.refuse("a packet does not begin with its length")
             elif status == scan.TOO_LARGE:
                 peer.refuse(f"a packet is empty, or larger than the {peer.packet_size_max} bytes that are accepted")
             else:
                 del peer.unread[: at - start]
-                if is_full and at < end:
-                    waiting.append(peer)
-        return waiting
 
     def _handle(self, peer: Peer, packet: bytes, outbox: _Outbox) -> None:
         reply = peer.handle(packet)
@@ -230,7 +236,7 @@ class Turns:
         box, kind = self._box, code >> scan.TYPE_SHIFT
         space = box.spaces.get(code & SPACE_ID_MASK)
         lane = bulk.lane_of(space) if space is not None else None
-        if lane is None or not self._may(lane.space, part, _READ if kind == SELECT else _WRITE):
+        if lane is None or part.is_waiting or not self._may(lane.space, part, _READ if kind == SELECT else _WRITE):
             return None
         if kind == SELECT:
             return lane
@@ -270,16 +276,16 @@ class Turns:
                 return False
             self._reply_tuples(part, found, outbox)
             return True
-        written = BulkWrite()
-        if kind == DELETE:
-            replace = self._reply_tuples(part, bulk.delete_many(lane, keys, written), outbox)
-        else:
-            ats, ends = part.line(scan.TUPLE_AT), part.line(scan.TUPLE_END)
-            put = bulk.insert_many if kind == INSERT else bulk.replace_many
-            if not put(lane, keys, bulk.slices(part.data, ats, ends), written):
-                return False
-            replace = self._reply(part, part.buf, ats, ends - ats, outbox)
-        self._log(part, written, replace, outbox)
+        with BulkWrite() as written:
+            if kind == DELETE:
+                replace = self._reply_tuples(part, bulk.delete_many(lane, keys, written), outbox)
+            else:
+                ats, ends = part.line(scan.TUPLE_AT), part.line(scan.TUPLE_END)
+                put = bulk.insert_many if kind == INSERT else bulk.replace_many
+                if not put(lane, keys, bulk.slices(part.data, ats, ends), written):
+                    return False
+                replace = self._reply(part, part.buf, ats, ends - ats, outbox)
+            self._log(part, written, replace, outbox)
         return True
 
     def _run_mixed(self, batch: _Batch, start: int, end: int, outbox: _Outbox) -> None:
@@ -289,17 +295,20 @@ class Turns:
             self._one_by_one(batch, start, end, outbox)
             return
         while start < end:
-            written = BulkWrite()
-            results = self._execute(plan, written)
-            part = batch.part(start, start + len(results))
-            if results:
-                replace = self._reply_tuples(part, results, outbox)
-                if written:
-                    self._log(part, written, replace, outbox)
+            with BulkWrite() as written:
+                results = self._execute(plan, written)
+                part = batch.part(start, start + len(results))
+                if results:
+                    replace = self._reply_tuples(part, results, outbox)
+                    if written:
+                        self._log(part, written, replace, outbox)
             start += len(results)
             if start < end:
                 self._one_by_one(batch, start, start + 1, outbox)
                 start += 1
+            if batch.part(start, end).is_waiting:
+                self._one_by_one(batch, start, end, outbox)
+                return
             plan = plan[len(results) + 1 :]
 
     def _plan(self, part: _Part) -> list[_Step] | None:
@@ -416,6 +425,11 @@ class _Part:
 
     def peers_of(self) -> list[Peer]:
         return [peer for peer, _, _ in self._spans]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether one of the connections has requests that must not be overtaken."""
+        return any(peer.is_waiting for peer, _, _ in self._spans)
 
 
 class _Batch(NamedTuple):

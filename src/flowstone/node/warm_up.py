@@ -63,6 +63,7 @@ class _Client:
     """A connection to nobody."""
 
     user = ADMIN
+    is_waiting = False
     packet_size_max = 1024 * 1024
 
     def __init__(self) -> None:
@@ -74,6 +75,8 @@ class _Client:
 
     def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
         reply.close()
+
+    def replying(self, size: int) -> None: ...
 
     def send(self, packets: Sequence[bytes]) -> None:
         self.reply_count += len(packets)
