@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from flowstone.box.dialect import Dialect
+from flowstone.iproto import errors
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.packet import decode_response, split
-from flowstone.node.watchers import BALLOT, Watchers, ballot, sources_of
+from flowstone.node.watchers import BALLOT, KEY_SIZE_MAX, Watchers, ballot, sources_of
 from tests.node.instances import REPLICASET_UUID, UUID, make_instance
 
 
@@ -101,6 +104,62 @@ def test_keys_of_the_user_are_broadcast() -> None:
     numbers.watchers.broadcast("mine", None)
     numbers.watchers.check()
     assert [value for _, _, value in numbers.screen.events] == ["nothing", {"a": 1}, "nothing"]
+
+
+def test_who_was_told_what_changed_back_before_the_check_is_told_again() -> None:
+    numbers, late = Numbers(), Screen()
+    numbers.watch()
+    numbers.watch()
+    numbers.watchers.check()
+    numbers.number = 2
+    numbers.watchers.watch(late, late, "number", 1)
+    numbers.watchers.watch(late, late, "number", 1)
+    numbers.change(1)
+    assert [value for _, _, value in numbers.screen.events] == [1]
+    assert [value for _, _, value in late.events] == [2, 1]
+
+
+def test_who_answers_after_a_change_is_told_by_the_answer_and_not_by_every_check() -> None:
+    numbers = Numbers()
+    numbers.watch()
+    numbers.change(2)
+    numbers.watchers.check()
+    assert len(numbers.screen.events) == 1
+    numbers.watch()
+    numbers.watchers.check()
+    assert [value for _, _, value in numbers.screen.events] == [1, 2]
+
+
+def test_a_check_looks_at_no_key_that_cannot_have_changed() -> None:
+    looked: list[str] = []
+
+    class Looking(Watchers):
+        def value(self, key: str) -> bytes | None:
+            looked.append(key)
+            return super().value(key)
+
+    watchers, screen = Looking({"one": lambda: 1, "two": lambda: 2}), Screen()
+    for key in ("one", *(f"key {number}" for number in range(1000))):
+        watchers.watch(screen, screen, key, 1)
+        watchers.watch(screen, screen, key, 1)
+    looked.clear()
+    watchers.check()
+    assert looked == ["one"]
+    watchers.broadcast("key 7", "news")
+    watchers.check()
+    assert looked == ["one", "one", "key 7"]
+    assert screen.events[-1] == (1, "key 7", "news")
+    watchers.forget(screen)
+    looked.clear()
+    watchers.check()
+    assert looked == []
+
+
+def test_a_key_has_a_largest_size() -> None:
+    numbers = Numbers()
+    numbers.watch("ü" * (KEY_SIZE_MAX // 2))
+    with pytest.raises(errors.Unsupported, match="keys of more than 1024 bytes"):
+        numbers.watch("ü" * (KEY_SIZE_MAX // 2) + "x")
 
 
 def test_every_node_has_the_keys_of_a_real_one() -> None:

@@ -1,17 +1,19 @@
 """Watchers: telling clients of a change of what they asked to be told about (reference section 4.6).
 
-Values are computed when somebody looks, and compared with what a watcher saw last: whoever changes something has
-nothing to announce. `check` is called once per turn and costs nothing while nobody watches. A watcher that has not yet
-answered an event gets no other; when it answers, it gets the newest value, not the ones between.
+Values of the node's own keys are computed when somebody looks, and compared with what a watcher saw last: whoever
+changes something has nothing to announce. `check` is called once per turn and looks at those few keys and at what was
+broadcast, however many are watched. A watcher that has not yet answered an event gets no other; when it answers, it
+gets the newest value, not the ones between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from flowstone.box.dialect import Dialect
+from flowstone.iproto import errors
 from flowstone.iproto.constants import BallotKey, Key
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.replies import encode_event
@@ -20,6 +22,9 @@ from flowstone.node.instance import Instance
 from flowstone.replication.vclock import VClock
 
 BALLOT = "internal.ballot"
+
+KEY_SIZE_MAX: Final = 1024
+"""Bytes of a watched key. Real servers have no bound; a key is kept for as long as its watcher likes."""
 
 Source = Callable[[], Any]
 """The present value of a key."""
@@ -46,25 +51,39 @@ class Watchers:
         self._sources = dict(sources)
         self._values: dict[str, bytes] = {}
         self._watches: dict[str, dict[object, _Watch]] = {}
+        self._keys: dict[object, dict[str, None]] = {}
+        self._told: dict[str, bytes | None] = {}
+        """What the node's own keys stood at when all who watch them knew."""
+        self._broadcast: dict[str, None] = {}
 
     def watch(self, client: object, send: Send, key: str, sync: int) -> None:
         """Registers a watch, and sends the value at once; for one that exists it is the answer to the last event."""
+        if len(key.encode("utf-8", "surrogateescape")) > KEY_SIZE_MAX:
+            raise errors.Unsupported(f"WATCH does not support keys of more than {KEY_SIZE_MAX} bytes")
         watch = self._watches.setdefault(key, {}).get(client)
         if watch is None:
             watch = self._watches[key][client] = _Watch(send, sync)
+            self._keys.setdefault(client, {})[key] = None
         watch.sync = sync
         watch.is_waiting = False
-        self._tell(key, watch, self.value(key))
+        value = self.value(key)
+        if self._told.get(key) != value:
+            self._told.pop(key, None)  # by the next check it may be back at what the others know
+        self._tell(key, watch, value)
 
     def unwatch(self, client: object, key: str) -> None:
-        watches = self._watches.get(key, {})
+        keys, watches = self._keys.get(client, {}), self._watches.get(key, {})
+        keys.pop(key, None)
         watches.pop(client, None)
+        if not keys:
+            self._keys.pop(client, None)
         if not watches:
             self._watches.pop(key, None)
+            self._told.pop(key, None)
 
     def forget(self, client: object) -> None:
         """The client is gone."""
-        for key in list(self._watches):
+        for key in list(self._keys.get(client, ())):
             self.unwatch(client, key)
 
     def value(self, key: str) -> bytes | None:
@@ -77,17 +96,25 @@ class Watchers:
         self._values.pop(key, None)
         if value is not None:
             self._values[key] = pack(value)
+        self._broadcast[key] = None
 
     def check(self, *, vclock_counts: bool = False) -> None:
         """Sends what has changed. The ballot holds the vclock, which always moves: that alone counts now and then."""
-        for key, watches in self._watches.items():
-            if key == BALLOT and not vclock_counts:
-                continue
-            waiting = [watch for watch in watches.values() if not watch.is_waiting]
-            if waiting:
+        for key in self._sources:
+            if key in self._watches and (key != BALLOT or vclock_counts):
                 value = self.value(key)
-                for watch in waiting:
-                    self._tell(key, watch, value)
+                if self._told.get(key) != value:
+                    self._told[key] = value
+                    self._tell_all(key, value)
+        if self._broadcast:
+            keys, self._broadcast = self._broadcast, {}
+            for key in keys:
+                self._tell_all(key, self.value(key))
+
+    def _tell_all(self, key: str, value: bytes | None) -> None:
+        for watch in self._watches.get(key, {}).values():
+            if not watch.is_waiting:
+                self._tell(key, watch, value)
 
     def _tell(self, key: str, watch: _Watch, value: bytes | None) -> None:
         if watch.seen != (value or b""):
