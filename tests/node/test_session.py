@@ -15,7 +15,7 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
-from flowstone.node.session import STREAMS_MAX, WATCHES_MAX
+from flowstone.node.session import STREAMS_MAX, WATCHES_MAX, WATCHES_MAX_BEFORE_AUTH
 from tests.node.conversations import SALT, Conversation
 from tests.node.instances import UUID, make_instance
 
@@ -445,10 +445,12 @@ async def test_a_value_can_be_asked_for_once(client: Conversation) -> None:
     assert await client.data(RequestType.WATCH_ONCE, {0x57: "unknown"}) == ()
 
 
-async def test_watched_keys_are_bounded(client: Conversation) -> None:
-    for number in range(WATCHES_MAX):
-        await client.response(RequestType.WATCH, {0x57: str(number)})
-    with raises(errors.Unsupported, "watching more than"):
+@pytest.mark.parametrize(("is_known", "most"), [(False, WATCHES_MAX_BEFORE_AUTH), (True, WATCHES_MAX)])
+async def test_watched_keys_are_bounded(client: Conversation, is_known: bool, most: int) -> None:
+    client.session.is_authenticated = is_known
+    for number in range(most):
+        assert await client.response(RequestType.WATCH, {0x57: str(number)}) is None
+    with raises(errors.Unsupported, f"watching more than {most} keys"):
         await client.request(RequestType.WATCH, {0x57: "one more"})
 
 

@@ -39,6 +39,9 @@ STREAMS_MAX: Final = 1024
 WATCHES_MAX: Final = 1024
 """Keys that one connection watches."""
 
+WATCHES_MAX_BEFORE_AUTH: Final = 16
+"""Keys that a stranger watches: connectors need the few of the node's own."""
+
 Answer = Reply | Coroutine[Any, Any, Reply]
 Handler = Callable[["Session", Request, "Stream | None"], Answer]
 
@@ -461,8 +464,9 @@ class Session:
 
     def _watch(self, request: Request, stream: Stream | None) -> Reply:
         key = request.text(Key.EVENT_KEY)
-        if key not in self._watched and len(self._watched) >= WATCHES_MAX:
-            raise errors.Unsupported(f"A connection does not support watching more than {WATCHES_MAX} keys")
+        most = WATCHES_MAX if self.is_authenticated else WATCHES_MAX_BEFORE_AUTH
+        if key not in self._watched and len(self._watched) >= most:
+            raise errors.Unsupported(f"A connection does not support watching more than {most} keys")
         self._watched[key] = None
         self._watchers.watch(self, self._send, key, request.sync)
         return Reply(b"", request.sync)
