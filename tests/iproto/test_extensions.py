@@ -157,6 +157,31 @@ def test_datetime_agrees_with_the_standard_library(moment: datetime.datetime, of
     assert datetime.datetime.fromisoformat(str(value)) == moment
 
 
+@given(st.datetimes(timezones=st.integers(-720, 840).map(lambda m: datetime.timezone(datetime.timedelta(minutes=m)))))
+def test_a_datetime_of_the_standard_library_is_written_with_its_offset(moment: datetime.datetime) -> None:
+    value = unpack(pack(moment))
+    assert isinstance(value, Datetime)
+    assert datetime.timedelta(minutes=value.tz_offset) == moment.utcoffset()
+    with contextlib.suppress(OverflowError):  # the first and the last day of the library's calendar in UTC
+        assert value.to_datetime() == moment
+
+
+def test_a_datetime_without_a_timezone_is_refused_with_advice() -> None:
+    with pytest.raises(LocalProtocolError, match="datetime 2024-02-29 00:00:00 has no timezone; give it one"):
+        pack([datetime.datetime(2024, 2, 29)])  # noqa: DTZ001
+
+
+def test_a_zone_that_tarantool_cannot_hold_is_named() -> None:
+    zone = datetime.timezone(datetime.timedelta(hours=-13))
+    with pytest.raises(LocalProtocolError, match="zone offset of -780 minutes"):
+        pack(datetime.datetime(2024, 2, 29, tzinfo=zone))
+
+
+def test_datetime_shows_the_moment_in_its_repr() -> None:
+    assert repr(Datetime(1645036200, 500_000_000, 180)) == "Datetime(2022-02-16T21:30:00.5+03:00)"
+    assert repr(Datetime(0, 0, 180, 947)) == "Datetime(1970-01-01T03:00:00+03:00, tz_index=947)"
+
+
 def test_interval_leaves_zeros_out() -> None:
     assert encode_interval(Interval()).hex() == "00"
     assert encode_interval(Interval(year=1, month=200, day=-77)).hex() == "03000101ccc803d0b3"

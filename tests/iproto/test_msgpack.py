@@ -157,6 +157,12 @@ def test_what_messagepack_cannot_hold_is_not_written(value: object) -> None:
         pack(value)
 
 
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 1 << 99999], ids=["above", "below", "far above"])
+def test_an_integer_that_is_too_large_is_said_to_be(value: int) -> None:
+    with pytest.raises(LocalProtocolError, match="outside of 64 bits"):
+        pack((1, {"deep": value}))
+
+
 def test_body_is_a_map_with_numbers_as_keys() -> None:
     assert unpack_body(b"") == {}
     assert unpack_body(b"\x81\x10\x05") == {16: 5}

@@ -50,6 +50,8 @@ DECIMAL_SCALE_PLAIN_MAX = 76
 Without a bound, five bytes of exponent would print as a megabyte.
 """
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MINUTE = datetime.timedelta(minutes=1)
 _SECONDS_MIN = -(2**31) * 86400 - 719163 * 86400
 _SECONDS_MAX = (2**31 - 1) * 86400 - 719163 * 86400
 _NANOSECONDS_END = 2_000_000_000  # leap seconds: a server accepts nsec up to twice a second
@@ -65,7 +67,7 @@ class Extension:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Datetime:
     """A point in time to the nanosecond, with the zone it was written in (`tz_index`: Tarantool's table)."""
 
@@ -74,12 +76,29 @@ class Datetime:
     tz_offset: int = 0
     tz_index: int = 0
 
+    @classmethod
+    def from_datetime(cls, moment: datetime.datetime) -> Datetime:
+        """The same moment and offset from UTC, in whole minutes; a zone's name is lost.
+
+        LocalProtocolError for one without a timezone: nobody but its maker knows which moment it is.
+        """
+        offset = moment.utcoffset()
+        if offset is None:
+            raise LocalProtocolError(
+                f"cannot be written as MessagePack: datetime {moment} has no timezone",
+                hint="give it one, as in datetime.now(timezone.utc) or moment.replace(tzinfo=timezone.utc)",
+            )
+        since = moment - _EPOCH
+        return cls(since.days * 86400 + since.seconds, since.microseconds * 1000, round(offset / _MINUTE))
+
     def to_datetime(self) -> datetime.datetime:
         """The standard library's form: microseconds, fixed offset; OverflowError outside years 1 to 9999."""
-        zone = datetime.timezone(datetime.timedelta(minutes=self.tz_offset))
-        epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-        moment = epoch + datetime.timedelta(seconds=self.seconds, microseconds=self.nsec // 1000)
+        zone = datetime.timezone(_MINUTE * self.tz_offset)
+        moment = _EPOCH + datetime.timedelta(seconds=self.seconds, microseconds=self.nsec // 1000)
         return moment.astimezone(zone)
+
+    def __repr__(self) -> str:
+        return f"Datetime({self}, tz_index={self.tz_index})" if self.tz_index else f"Datetime({self})"
 
     def __str__(self) -> str:
         days, second = divmod(self.seconds + self.tz_offset * 60 + self.nsec // 1_000_000_000, 86400)

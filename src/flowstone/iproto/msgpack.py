@@ -9,6 +9,7 @@ Tarantool never writes, comes out as `msgpack.Timestamp`.
 
 from __future__ import annotations
 
+import datetime
 import uuid
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -51,7 +52,10 @@ SMALL = 512
 
 
 def pack(value: Any) -> bytes:
-    """The MessagePack of `value`; LocalProtocolError for what MessagePack or Tarantool cannot hold."""
+    """The MessagePack of `value`; LocalProtocolError for what MessagePack or Tarantool cannot hold.
+
+    The standard library's datetimes with a timezone are written too; they come back as `Datetime`.
+    """
     try:
         data: bytes = msgpack.packb(value, default=_encode, unicode_errors="surrogateescape")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -102,7 +106,11 @@ def _name(value: object) -> str:
 
 
 def _encode(value: object) -> msgpack.ExtType:
+    if isinstance(value, datetime.datetime):
+        value = Datetime.from_datetime(value)
     encoder = _ENCODERS.get(type(value))
+    if isinstance(value, int):
+        raise OverflowError("an integer is outside of 64 bits, -2^63 to 2^64 - 1")
     if encoder is None:
         raise TypeError(f"no MessagePack form for {type(value).__name__}")
     code, data = encoder(value)
