@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from flowstone.box.bootstrap import FIRST_USER_ID, bootstrap_rows
+from flowstone.box.bootstrap import FIRST_USER_ID, FirstUserRefused, bootstrap_rows
 from flowstone.box.dialect import Dialect
 from flowstone.iproto.auth import hash_of_hash
 from flowstone.iproto.msgpack import pack, unpack
@@ -59,6 +59,36 @@ def test_the_first_user_may_do_everything(dialect: Dialect) -> None:
         (1, 32, "universe", 0, 24),
         (1, 32, "user", 32, 128),
     ]
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_admin_as_the_first_user_is_the_admin_who_is_there_with_a_password(dialect: Dialect) -> None:
+    with_user = rows(dialect, first_user=("admin", hash_of_hash("secret")), time=1_700_000_000)
+    added = [row for row in with_user if row not in rows(dialect)]
+    auth = {"chap-sha1": base64.b64encode(hash_of_hash("secret")).decode()}
+    tail = ((), 1_700_000_000) if dialect is Dialect.V2_11 else ()
+    assert added == [(304, (1, 1, "admin", "user", auth, *tail))]
+    assert len(with_user) == len(rows(dialect))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("guest", "user"), ("public", "role"), ("replication", "role"), ("super", "role")]
+)
+def test_the_first_user_cannot_be_one_who_is_there_already(name: str, kind: str) -> None:
+    with pytest.raises(FirstUserRefused, match=f"cannot be called '{name}', which every server has as a {kind}"):
+        rows(Dialect.V2_6, first_user=(name, hash_of_hash("secret")))
+
+
+def test_an_admin_with_a_password_is_as_the_real_server_would_have_made_it(tarantool: Any, tmp_path: Path) -> None:
+    script = """
+        box.cfg{log='tarantool.log'}
+        box.schema.user.passwd('admin', 'secret')
+        print(require('json').encode(box.space._user:get{1}))
+        os.exit(0)
+    """
+    user = json.loads(tarantool.run(script, tmp_path))
+    ours = rows(Dialect.V2_6, first_user=("admin", hash_of_hash("secret")))
+    assert (304, frozen(user)) in ours
 
 
 def test_the_first_user_is_as_the_real_server_would_have_made_it(tarantool: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from uuid import UUID
 from flowstone.box import system
 from flowstone.box.access import ADMIN, PUBLIC, SUPER, Privilege
 from flowstone.box.dialect import Dialect
+from flowstone.errors import FlowstoneError
 from flowstone.iproto.auth import METHOD
 from flowstone.iproto.msgpack import pack
 
@@ -23,8 +24,19 @@ FIRST_USER_ID: Final = 32
 """Real servers give it to the first user that is created: ids up to 31 are taken by `super`."""
 
 
+ADMIN_NAME: Final = "admin"
+"""Who is there from the beginning and may do everything, but has no password."""
+
+
+class FirstUserRefused(FlowstoneError):
+    """The first user cannot have this name."""
+
+
 class FirstUser(NamedTuple):
-    """A user who may do everything. `password_hash` is `auth.hash_of_hash` of the password, 20 bytes."""
+    """A user who may do everything. `password_hash` is `auth.hash_of_hash` of the password, 20 bytes.
+
+    The name `admin` means the one who is there anyway, and who gets the password.
+    """
 
     name: str
     password_hash: bytes
@@ -40,15 +52,15 @@ def bootstrap_rows(
 ) -> Iterator[tuple[int, bytes]]:
     """Space id and raw tuple of each row: spaces by id, tuples by primary key, as a snapshot has them.
 
-    `time` is when it happens, in seconds since 1970; 2.11 notes it at the first user.
+    `time` is when it happens, in seconds since 1970; 2.11 notes it at the first user. FirstUserRefused for the name
+    of `guest`, who has no password, or of a role.
     """
     tables = _tables(dialect)
     # Its key sorts before the others of `_schema`.
     tables[system.SCHEMA_ID].insert(0, ["cluster", str(replicaset_uuid)])
     tables[system.CLUSTER_ID] = [[1, str(instance_uuid)]]
     if first_user is not None:
-        tables[system.USER_ID].append(_user_row(dialect, FirstUser(*first_user), time))
-        tables[system.PRIV_ID].extend(_privilege_rows())
+        _add_user(tables, dialect, FirstUser(*first_user), time)
     for space_id in sorted(tables):
         for row in tables[space_id]:
             yield space_id, pack(row)
@@ -59,9 +71,29 @@ def _tables(dialect: Dialect) -> dict[int, list[list[Any]]]:
     return {int(space_id): rows for space_id, rows in json.loads(text).items()}
 
 
-def _user_row(dialect: Dialect, user: FirstUser, time: int) -> list[Any]:
+def _add_user(tables: dict[int, list[list[Any]]], dialect: Dialect, user: FirstUser, time: int) -> None:
+    users = tables[system.USER_ID]
+    taken = {row[_NAME]: number for number, row in enumerate(users)}
+    if user.name == ADMIN_NAME:
+        users[taken[ADMIN_NAME]] = _user_row(dialect, ADMIN, user, time)
+        return
+    if user.name in taken:
+        kind = users[taken[user.name]][_KIND]
+        raise FirstUserRefused(
+            f"the first user cannot be called {user.name!r}, which every server has as a {kind}",
+            hint=f"take another name, or {ADMIN_NAME!r} to give that one a password",
+        )
+    users.append(_user_row(dialect, FIRST_USER_ID, user, time))
+    tables[system.PRIV_ID].extend(_privilege_rows())
+
+
+_NAME, _KIND = 2, 3
+"""Fields of `_user`."""
+
+
+def _user_row(dialect: Dialect, user_id: int, user: FirstUser, time: int) -> list[Any]:
     auth = {METHOD: base64.b64encode(user.password_hash).decode()}
-    row: list[Any] = [FIRST_USER_ID, ADMIN, user.name, "user", auth]
+    row: list[Any] = [user_id, ADMIN, user.name, "user", auth]
     return row if dialect is Dialect.V2_6 else [*row, [], time]
 
 
