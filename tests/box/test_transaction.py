@@ -9,6 +9,7 @@ import pytest
 
 from flowstone.box import statements
 from flowstone.box.box import Box
+from flowstone.box.index import WHOLE
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.box.transaction import InteractiveTransaction, Isolation, Transaction
 from flowstone.iproto import errors
@@ -124,8 +125,9 @@ def test_temporary_spaces_are_not_logged_and_synchronous_ones_say_so(box: Box) -
     assert (transaction.statements, transaction.is_sync) == ([], False)
     insert(transaction, 1, space=SYNC)
     assert (len(transaction.statements), transaction.is_sync) == (1, True)
-    transaction.rollback()
+    transaction.rollback_to((1, 0))
     assert not transaction.is_sync
+    transaction.rollback()
     assert len(box.space(TEMPORARY)) == 0
 
 
@@ -349,6 +351,46 @@ def test_a_space_that_is_no_longer_the_same_ends_the_transaction(box: Box, one: 
     with pytest.raises(errors.TransactionConflict):
         get(one, 1)
     assert box.views == []
+
+
+def test_one_that_has_failed_has_nothing_but_its_failure(box: Box, one: InteractiveTransaction) -> None:
+    insert(one, 7, "lost", space=PLAIN)
+    get(one, 1)
+    truncate(box.begin())
+    for step in (
+        lambda: get(one, 1),
+        lambda: insert(one, 8, "x", space=PLAIN),
+        lambda: one.find(box.space(PLAIN).index(0), 1),
+        lambda: next(one.scan(box.space(PLAIN).index(0), WHOLE)),
+        one.prepare,
+    ):
+        with pytest.raises(errors.TransactionConflict):
+            step()
+    assert names(box, PLAIN) == "ace"
+    assert box.views == []
+
+
+def test_one_that_is_over_says_so(box: Box, one: InteractiveTransaction, other: InteractiveTransaction) -> None:
+    insert(one, 7, "g", space=PLAIN)
+    one.prepare()
+    other.end()
+    for transaction in (one, other):
+        with pytest.raises(errors.NoTransaction):
+            insert(transaction, 8, "h", space=PLAIN)
+    assert names(box, PLAIN) == "aceg"
+
+
+def test_a_statement_that_fails_is_taken_back_alone(box: Box) -> None:
+    def insert_and_fail() -> None:
+        insert(transaction, 9, "i")
+        raise KeyboardInterrupt
+
+    for transaction in (box.begin(), box.begin_interactive()):
+        insert(transaction, 7, "g")
+        with pytest.raises(KeyboardInterrupt):
+            transaction.attempt(insert_and_fail)
+        assert select(transaction) == [1, 3, 5, 7]
+        transaction.rollback()
 
 
 def test_changes_of_the_schema_are_refused_in_words(box: Box, one: InteractiveTransaction) -> None:

@@ -287,6 +287,22 @@ async def test_requests_of_a_stream_wait_for_one_that_takes_time(client: Convers
     assert not client.session._streams
 
 
+async def test_a_conflict_in_a_call_leaves_nothing_to_commit(client: Conversation) -> None:
+    for name in ("first", "second"):
+        await client.call("box.schema.space.create", name)
+        await client.call(f"box.space.{name}:create_index", "pk")
+    await client.request(RequestType.BEGIN, stream=1)
+    await client.call("box.space.first:replace", (1, "mine"), stream=1)
+    await client.call("box.space.second:truncate")
+    for name in ("second", "first"):
+        with raises(errors.TransactionConflict):
+            await client.call(f"box.space.{name}:replace", (2, "mine"), stream=1)
+    with raises(errors.TransactionConflict):
+        await client.request(RequestType.COMMIT, stream=1)
+    assert await client.call("box.space.first:len") == await client.call("box.space.second:len") == (0,)
+    assert await client.call("box.space.first:replace", (3, "next"), stream=1) == ((3, "next"),)
+
+
 async def test_what_waits_in_a_stream_is_not_executed_once_the_client_is_gone(client: Conversation) -> None:
     gate = asyncio.Event()
     client.instance.functions["slow"] = gate.wait

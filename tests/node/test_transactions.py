@@ -65,6 +65,35 @@ async def test_the_first_to_commit_wins(node: flowstone.Node, fruit: flowstone.S
     assert fruit.get(1) == (1, "apple", 6)
 
 
+async def test_a_conflict_that_is_caught_is_raised_again_in_the_end(
+    node: flowstone.Node, fruit: flowstone.Space
+) -> None:
+    other = await node.create_space("other")
+    await other.create_index("primary")
+
+    async def go_on_all_the_same() -> None:
+        async with node.transaction() as transaction:
+            transaction.space("fruit").insert((1, "apple", 5))
+            await other.truncate()
+            with pytest.raises(errors.TransactionConflict):
+                transaction.space("other").insert((1,))
+            with pytest.raises(errors.TransactionConflict):
+                transaction.space("fruit").insert((2, "banana", 3))
+
+    with pytest.raises(errors.TransactionConflict):
+        await go_on_all_the_same()
+    assert len(fruit) == len(other) == 0
+
+
+async def test_a_handle_outlives_its_transaction_in_name_only(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    async with node.transaction() as transaction:
+        inside = transaction.space("fruit")
+    with pytest.raises(errors.NoTransaction):
+        inside.insert((1, "apple", 5))
+    with pytest.raises(errors.NoTransaction):
+        inside.get(1)
+
+
 async def test_what_nobody_else_touched_is_no_conflict(node: flowstone.Node, fruit: flowstone.Space) -> None:
     await fruit.insert((1, "apple", 5))
     async with node.transaction() as transaction:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from flowstone.box.alter import on_change
 from flowstone.box.index import WHOLE, Index
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ADMIN: Final = 1
 """The user that may do everything: who embeds a node, and whatever the node does by itself."""
+
+T = TypeVar("T")
 
 Undo = tuple[Index, Key, bytes | None] | Callable[[], None]
 
@@ -62,8 +64,13 @@ class Transaction:
         self.box = box
         self.user = user
         self.statements: list[Statement] = []
-        self.is_sync = False
         self._undo: list[Undo] = []
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether it waits for a quorum: one of its statements is about a synchronous space."""
+        spaces = (statement.space for statement in self.statements)
+        return any(space is not None and space.definition.is_sync for space in spaces)
 
     def space(self, space: int | str) -> Space:
         return self.box.space(space)
@@ -84,12 +91,8 @@ class Transaction:
     def log(self, statement: Statement) -> None:
         """Adds a row for the log; temporary spaces have none."""
         space = statement.space
-        if space is None:
+        if space is None or not space.definition.is_temporary:
             self.statements.append(statement)
-        elif not space.definition.is_temporary:
-            self.statements.append(statement)
-            if space.definition.is_sync:
-                self.is_sync = True
 
     def write(
         self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
@@ -139,10 +142,18 @@ class Transaction:
         self._undo_to(savepoint[0])
         del self.statements[savepoint[1] :]
 
+    def attempt(self, statement: Callable[[], T]) -> T:
+        """Runs one statement of several: if it fails, it alone is taken back."""
+        savepoint = self.savepoint()
+        try:
+            return statement()
+        except BaseException:
+            self.rollback_to(savepoint)
+            raise
+
     def rollback(self) -> None:
         """Takes everything back; the transaction is empty afterwards."""
         self.rollback_to((0, 0))
-        self.is_sync = False
 
     def _undo_to(self, mark: int) -> None:
         while len(self._undo) > mark:
@@ -164,33 +175,54 @@ class Transaction:
 
 
 class InteractiveTransaction(Transaction):
-    """Statements with time between them; nobody else sees them before `prepare`."""
+    """Statements with time between them; nobody else sees them before `prepare`.
+
+    One that has failed answers whatever is asked of it, `prepare` too, with its failure.
+    """
 
     is_interactive = True
 
     def __init__(self, box: Box, user: int = ADMIN, isolation: Isolation = Isolation.DEFAULT) -> None:
         super().__init__(box, user)
         self.isolation = isolation
+        self._failure: errors.TarantoolError | None = None
         self._view: ReadView = box.open_view(confirmed=isolation is Isolation.READ_CONFIRMED)
         self._writes: dict[Index, Changes] = {}
         self._spaces: dict[int, Space] = {}
         self._keys_read: dict[Index, dict[Key, None]] = {}
         self._spans_read: dict[Index, list[Span]] = {}
 
+    def check(self) -> None:
+        """Raises why it has failed, if it has."""
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, failure: errors.TarantoolError) -> None:
+        """Takes everything back; from now on there is only `failure` to be had."""
+        self.rollback()
+        self._failure = failure
+
+    def end(self) -> None:
+        """Takes everything back, for good."""
+        self.fail(errors.NoTransaction("No active transaction"))
+
     def space(self, space: int | str) -> Space:
+        self.check()
         current = self.box.space(space)
         found = self._view.spaces.get(current.id)
         if found is not current:
-            self.rollback()
-            raise conflict()
+            self.fail(conflict())
+            self.check()
         self._spaces[current.id] = current
         return current
 
     def find(self, index: Index, key: Key) -> bytes | None:
+        self.check()
         self._keys_read.setdefault(index, {})[key] = None
         return self._find(index, key)
 
     def _find(self, index: Index, key: Key) -> bytes | None:
+        self.check()
         writes = self._writes.get(index)
         if writes is not None and key in writes:
             return writes[key]
@@ -202,6 +234,7 @@ class InteractiveTransaction(Transaction):
 
     def scan(self, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
         """Reads the part of `span` that is taken from the iterator, to its end if the iterator ends."""
+        self.check()
         source = self._view.source(index)
         writes = self._writes.get(index)
         if writes is not None:
@@ -217,7 +250,12 @@ class InteractiveTransaction(Transaction):
     def count(self, index: Index, span: Span) -> int:
         return sum(1 for _ in self.scan(index, span))
 
+    def log(self, statement: Statement) -> None:
+        self.check()
+        super().log(statement)
+
     def _set(self, index: Index, key: Key, value: bytes | None) -> None:
+        self.check()
         writes = self._writes.setdefault(index, {})
         self._undo.append(_Overlay(writes, key))
         writes[key] = value
@@ -229,20 +267,23 @@ class InteractiveTransaction(Transaction):
         )
 
     def prepare(self) -> Transaction:
-        """Makes the writes live, as a transaction that can be taken back; error 97 if what it read has changed."""
+        """Makes the writes live, as a transaction that can be taken back; error 97 if what it read has changed.
+
+        However that goes, this one is at its end.
+        """
         try:
+            self.check()
             if self.statements or self._writes:
                 self._validate()
             prepared = Transaction(self.box, self.user)
-            prepared.statements = self.statements
-            prepared.is_sync = self.is_sync
+            prepared.statements, self.statements = self.statements, []
             for index, writes in self._writes.items():
                 for key, value in writes.items():
                     prepared._set(index, key, value)
+            self._undo = []
             return prepared
         finally:
-            self._view.close()
-            self._undo = []
+            self.end()
 
     def _validate(self) -> None:
         for number, space in self._spaces.items():

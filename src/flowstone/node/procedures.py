@@ -80,14 +80,10 @@ class Call:
 
     def writing(self, statement: Callable[[Transaction], Results]) -> Outcome:
         """Runs `statement` in the stream's transaction, or in one of its own and waits until that is in the log."""
-        if self.transaction is None:
+        transaction = self.transaction
+        if transaction is None:
             return self._commit(statement)
-        savepoint = self.transaction.savepoint()
-        try:
-            return statement(self.transaction)
-        except BaseException:
-            self.transaction.rollback_to(savepoint)
-            raise
+        return transaction.attempt(lambda: statement(transaction))
 
     async def _commit(self, statement: Callable[[Transaction], Results]) -> Results:
         transaction = self.instance.box.begin(self.user)

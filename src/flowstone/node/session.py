@@ -12,7 +12,7 @@ import inspect
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from flowstone.box import statements
 from flowstone.box.access import GUEST, Privilege
@@ -42,6 +42,8 @@ WATCHES_MAX: Final = 1024
 WATCHES_MAX_BEFORE_AUTH: Final = 16
 """Keys that a stranger watches: connectors need the few of the node's own."""
 
+T = TypeVar("T")
+
 Answer = Reply | Coroutine[Any, Any, Reply]
 Handler = Callable[["Session", Request, "Stream | None"], Answer]
 
@@ -54,38 +56,29 @@ _TRUE = b"\xc3"
 _WHILE_LOADING = frozenset({RequestType.PING, RequestType.ID, RequestType.VOTE, RequestType.VOTE_DEPRECATED})
 """What an instance answers before it has its data."""
 
-_CONFLICT = 97
 _NO_REPLY: Final = Reply(b"")
 
 
 class Stream:
     """Requests that are executed one after the other, and the transaction that they may be in."""
 
-    __slots__ = ("deadline", "failure", "last", "transaction")
+    __slots__ = ("deadline", "last", "transaction")
 
     def __init__(self) -> None:
         self.transaction: InteractiveTransaction | None = None
         self.deadline = 0.0
-        self.failure: TarantoolError | None = None
-        """Why the transaction can only be rolled back."""
         self.last: asyncio.Future[None] | None = None
         """Done when the last of its requests that takes time is."""
 
     def usable(self) -> InteractiveTransaction | None:
-        """The open transaction, unless something has ended it."""
-        if self.failure is not None:
-            raise self.failure
+        """The open transaction; raises why it has failed."""
+        if self.transaction is not None:
+            self.transaction.check()
         return self.transaction
-
-    def fail(self, failure: TarantoolError) -> None:
-        """Lets go of what the transaction holds; its statements and its end are answered by `failure`."""
-        if self.transaction is not None and self.failure is None:
-            self.failure = failure
-            self.transaction.rollback()
 
     def end(self) -> InteractiveTransaction | None:
         """The transaction, which is no longer the stream's."""
-        transaction, self.transaction, self.failure = self.transaction, None, None
+        transaction, self.transaction = self.transaction, None
         return transaction
 
 
@@ -175,7 +168,7 @@ class Session:
         for stream in self._streams.values():
             transaction = stream.end()
             if transaction is not None:
-                transaction.rollback()
+                transaction.end()
         self._streams.clear()
         self._watchers.forget(self)
 
@@ -237,7 +230,7 @@ class Session:
         """Ends transactions that have taken too long."""
         for stream in self._streams.values():
             if stream.transaction is not None and now >= stream.deadline:
-                stream.fail(errors.TransactionTimeout("Transaction has been aborted by timeout"))
+                stream.transaction.fail(errors.TransactionTimeout("Transaction has been aborted by timeout"))
 
     def _begin(self, request: Request, stream: Stream | None) -> Reply:
         assert stream is not None, "the decoder lets no BEGIN pass without a stream"
@@ -259,10 +252,7 @@ class Session:
 
     def _commit(self, request: Request, stream: Stream | None) -> Reply:
         assert stream is not None, "the decoder lets no COMMIT pass without a stream"
-        failure = stream.failure
         transaction = stream.end()
-        if failure is not None:
-            raise failure
         if transaction is None:
             return self._ok(request)
         prepared = transaction.prepare()
@@ -270,10 +260,9 @@ class Session:
 
     def _rollback(self, request: Request, stream: Stream | None) -> Reply:
         assert stream is not None, "the decoder lets no ROLLBACK pass without a stream"
-        is_over = stream.failure is not None
         transaction = stream.end()
-        if transaction is not None and not is_over:
-            transaction.rollback()
+        if transaction is not None:
+            transaction.end()
         return self._ok(request)
 
     # --- statements ---
@@ -284,7 +273,7 @@ class Session:
         """Runs a statement in the stream's transaction, or in one of its own that has to be written."""
         transaction = stream.usable() if stream is not None else None
         if transaction is not None:
-            result = self._run(stream, transaction, request, statement)
+            result = self._attempt(transaction, request, statement)
             return self._data(request, [] if result is None else [result])
         own = self._box.begin(self.user)
         try:
@@ -294,22 +283,9 @@ class Session:
             raise
         return self._data(request, [] if result is None else [result], own if own.statements else None)
 
-    def _run(
-        self,
-        stream: Stream | None,
-        transaction: Transaction,
-        request: Request,
-        statement: Callable[[Transaction, Space], Any],
-    ) -> Any:
-        """One statement of a longer transaction: if it fails it alone is taken back, unless all is lost."""
-        savepoint = transaction.savepoint()
-        try:
-            return statement(transaction, self._space(transaction, request))
-        except TarantoolError as error:
-            transaction.rollback_to(savepoint)
-            if error.code == _CONFLICT and stream is not None:
-                stream.fail(error)
-            raise
+    def _attempt(self, transaction: Transaction, request: Request, statement: Callable[[Transaction, Space], T]) -> T:
+        """One statement of a longer transaction."""
+        return transaction.attempt(lambda: statement(transaction, self._space(transaction, request)))
 
     def _space(self, transaction: Transaction, request: Request) -> Space:
         if self._wide and _SPACE_NAME in request.fields:
@@ -328,7 +304,7 @@ class Session:
             tuples, position = self._read(request, reading, self._space(reading, request))
         else:
             read = lambda txn, space: self._read(request, txn, space)  # noqa: E731
-            tuples, position = self._run(stream, transaction, request, read)
+            tuples, position = self._attempt(transaction, request, read)
         if position is None:
             return self._data(request, tuples)
         packet = encode_data_with_position(request.sync, self._box.schema_version, tuples, position, self._wide)

@@ -48,11 +48,11 @@ class Transaction:
     ) -> None:
         transaction, self._transaction = self._open(), None
         if error is not None:
-            transaction.rollback()
+            transaction.end()
             return
         instance = self._instance
         if instance.outside.clock.monotonic() - self._begun > instance.configuration.txn_timeout:
-            transaction.rollback()
+            transaction.end()
             raise errors.TransactionTimeout("Transaction has been aborted by timeout")
         await instance.commits.commit(transaction.prepare())
 
