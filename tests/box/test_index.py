@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import bisect
+from bisect import bisect_left
+from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowstone.box.index import Index
+from flowstone.box import index as index_module
+from flowstone.box import order as order_module
+from flowstone.box.index import DEBT_MAX, RUN, Index
 from flowstone.box.keys import Key, Span
 from tests.box.spaces import box_with, definition, on
 
@@ -23,6 +27,18 @@ def index_of(type: str = "tree", parts: str = "0:unsigned") -> Index:
     return index
 
 
+@pytest.fixture(params=["few", "many"], autouse=True)
+def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small limits some keys are as many: sorted in runs, read around, paid back by writes."""
+    if request.param == "many":
+        monkeypatch.setattr(index_module, "RUN", 3)
+        monkeypatch.setattr(index_module, "SETTLED_BY_READ", 1)
+        monkeypatch.setattr(index_module, "RUNS_MAX", 2)
+        monkeypatch.setattr(index_module, "DEBT_MAX", 8)
+        monkeypatch.setattr(order_module, "PIECE", 4)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(WRITES | BULK | st.none(), max_size=60))
 def test_the_order_is_right_whenever_it_is_asked_for(
     program: list[tuple[int, bytes | None] | list[int] | None],
@@ -48,6 +64,7 @@ def test_the_order_is_right_whenever_it_is_asked_for(
     assert list(index.scan()) == sorted(wanted.items())
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(WRITES | st.sampled_from([1, 2, 5]), max_size=60))
 def test_an_order_that_was_settled_in_part_is_right_all_the_same(program: list[tuple[int, bytes | None] | int]) -> None:
     """A number stands for so many keys that are put in order."""
@@ -72,13 +89,16 @@ def test_an_order_that_was_settled_in_part_is_right_all_the_same(program: list[t
 BOUNDS = st.none() | st.integers(-1, 13)
 
 
-@given(st.sets(KEYS), BOUNDS, BOUNDS, st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(KEYS), st.sets(KEYS), BOUNDS, BOUNDS, st.booleans())
 def test_a_span_is_read_from_low_up_to_but_without_high(
-    keys: set[int], low: int | None, high: int | None, reverse: bool
+    keys: set[int], gone: set[int], low: int | None, high: int | None, reverse: bool
 ) -> None:
-    index, ordered = index_of(), sorted(keys)
-    for key in ordered:
+    index, ordered = index_of(), sorted(keys - gone)
+    for key in sorted(keys):
         index.set(key, b"%d" % key)
+    for key in sorted(gone):
+        index.set(key, None)
     first = 0 if low is None else bisect.bisect_left(ordered, low)
     last = len(ordered) if high is None else bisect.bisect_left(ordered, high)
     wanted = ordered[first:last][:: -1 if reverse else 1]
@@ -107,6 +127,79 @@ def test_many_keys_that_went_are_forgotten_at_once_and_few_one_by_one() -> None:
         for key in range(gone):
             index.set(key, None)
         assert [key for key, _ in index.scan()] == list(range(gone, 1000))
+
+
+def scattered(count: int, start: int = 0) -> list[Key]:
+    """Distinct keys in no order."""
+    return [(number * 7919) % 1_000_003 for number in range(start, start + count)]
+
+
+def put(index: Index, keys: list[Key]) -> None:
+    index.map.update(dict.fromkeys(keys, b"x"))
+    index.add_fresh(keys)
+
+
+@pytest.mark.parametrize("limits", ["few"], indirect=True)
+class TestManyKeysAtOnce:
+    """None of this is about how long something takes: what is not done cannot take long."""
+
+    def test_the_first_read_behind_many_new_keys_puts_none_of_them_in_its_place(self) -> None:
+        index = index_of()
+        for start in range(0, 3 * RUN, RUN):
+            put(index, scattered(RUN, start))
+        put(index, scattered(RUN // 2, 3 * RUN))
+        before = index.debt
+        wanted = sorted(index.map)
+        assert [key for key, _ in islice(index.scan(Span(500, None, False)), 3)] == wanted[bisect_left(wanted, 500) :][
+            :3
+        ]
+        assert index.debt == before == len(index.map)
+        assert index.count(Span(500, 5000, False)) == bisect_left(wanted, 5000) - bisect_left(wanted, 500)
+        while not index.settle_partly(2000):
+            pass
+        assert index.debt == 0
+        assert [key for key, _ in index.scan()] == wanted
+
+    def test_the_first_read_behind_many_deletions_forgets_none_of_them(self) -> None:
+        index = index_of()
+        put(index, scattered(50_000))
+        index.settle()
+        gone = scattered(20_000)
+        for key in gone:
+            index.set(key, None)
+        wanted = sorted(index.map)
+        assert index.debt == 20_000
+        assert next(index.scan(Span(None, None, True)))[0] == wanted[-1]
+        assert index.count(Span(0, 777_777, False)) == bisect_left(wanted, 777_777)
+        assert index.debt == 20_000
+        while not index.settle_partly(2000):
+            pass
+        assert [key for key, _ in index.scan()] == wanted
+
+    def test_keys_that_come_and_go_leave_nothing_behind_however_many(self) -> None:
+        index = index_of()
+        for key in range(5 * DEBT_MAX):
+            index.set(key, b"x")
+            index.set(key - 50, None)
+            if key % 1000 == 0:
+                assert index.debt <= 2 * DEBT_MAX
+        assert len(index) == 50
+
+    def test_a_long_load_of_new_keys_is_paid_back_by_itself(self) -> None:
+        index = index_of()
+        for start in range(0, 120 * RUN, RUN):
+            put(index, list(range(start, start + RUN)))
+        assert index.debt <= 101 * RUN
+        assert index.count(Span(5, 120 * RUN, False)) == 120 * RUN - 5
+
+    def test_a_read_puts_few_keys_in_their_places_beside_many(self) -> None:
+        """Or every write between two reads would add a run."""
+        index = index_of()
+        put(index, scattered(3 * RUN))
+        for key in range(2_000_000, 2_000_500):
+            index.set(key, b"x")
+            assert next(index.scan(Span(key, None, False)))[0] == key
+        assert index.debt == 3 * RUN
 
 
 def test_a_hash_index_has_its_tuples_and_no_order() -> None:

@@ -1,23 +1,25 @@
 """An index: where each tuple of a space is found by its key, and in which order keys follow each other.
 
-A dictionary from key to tuple, and for TREE the same keys in order. Writes only note that a key came or went; the
-order is brought up to date by the first read that needs it, so that a load of writes pays for sorting once. `set` is
-the only way to change an index: it tells every open read view what stood there before. What a key is, `keys.py` says;
-which tuples may be written, the statements decide.
+A dictionary from key to tuple, and for TREE the same keys in order. Writes only note that a key came or went; many new
+keys are sorted among themselves, and put in their places in steps (`settle_partly`) when there is time. A read puts the
+few in their places that it finds, and reads around many, so nobody waits for all. `set` is the only way to change an
+index: it tells every open read view what stood there before. What a key is, `keys.py` says; which tuples may be
+written, the statements decide.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from heapq import merge
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
-
-from sortedcontainers import SortedList
 
 from flowstone.box.collation import Collation
 from flowstone.box.definitions import IndexDefinition, SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.keys import Key, KeyDefinition, Span
+from flowstone.box.order import Order, in_order
 
 if TYPE_CHECKING:
     from flowstone.box.read_view import ReadView
@@ -27,11 +29,24 @@ SERVED_TYPES: Final = frozenset(("tree", "hash"))
 
 WHOLE: Final = Span(None, None, False)
 
+RUN: Final = 20_000
+"""New keys that are sorted as soon as they are so many: two milliseconds."""
+
+SETTLED_BY_READ: Final = 1000
+"""Keys that a read in order puts in their places; it reads around more."""
+
+RUNS_MAX: Final = 100
+DEBT_MAX: Final = 100_000
+"""Beyond so many runs, or so many keys that came or went (or twice as many as there are), writes pay back."""
+
+_MOST: Final = 3
+"""If one key in so many is in no place yet, all are sorted anew."""
+
 
 class Index:
     """The entries of one index. `views` is the box's list of open read views, shared by all its indexes."""
 
-    __slots__ = ("_fresh", "_gone", "_order", "definition", "is_ordered", "is_served", "key", "map", "views")
+    __slots__ = ("_fresh", "_gone", "_order", "_runs", "definition", "is_ordered", "is_served", "key", "map", "views")
 
     def __init__(
         self,
@@ -48,8 +63,9 @@ class Index:
         self.is_ordered = definition.type == "tree"
         self.map: dict[Key, bytes] = {}
         self.views = views
-        # Every key of the map is in `_order` or in `_fresh`, once; beyond those only what `_gone` names.
-        self._order: SortedList = SortedList()
+        # Every key of the map is in `_order`, in a run or in `_fresh`, once; beyond those only what `_gone` names.
+        self._order = Order([])
+        self._runs: list[list[Key]] = []
         self._fresh: list[Key] = []
         self._gone: dict[Key, None] = {}
 
@@ -71,7 +87,10 @@ class Index:
                 if key in self._gone:
                     del self._gone[key]
                 else:
-                    self._fresh.append(key)
+                    fresh = self._fresh
+                    fresh.append(key)
+                    if len(fresh) >= RUN:
+                        self._bound_debt()
         elif old is not None:
             del entries[key]
             if self.is_ordered:
@@ -86,15 +105,23 @@ class Index:
             gone = self._gone
             keys = [key for key in keys if key not in gone or gone.pop(key)]
         self._fresh += keys
+        if len(self._fresh) >= RUN:
+            self._bound_debt()
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
         """The entries of `span`, in order; of an unordered index see `behind`. Not to be held over a write."""
         entries = self.map
         if not self.is_ordered:
             return behind(span, iter(entries.items()))
-        self.settle()
-        keys = self._order.irange(span.low, span.high, (True, False), span.reverse)
-        return ((key, entries[key]) for key in keys)
+        low, high, reverse = span
+        if self._make_readable():
+            return ((key, entries[key]) for key in self._order.span(low, high, reverse))
+        keys = self._order.span(low, high, reverse)
+        if self._runs:
+            parts = ((run, _part(run, low, high)) for run in self._runs)
+            others = (map(run.__getitem__, reversed(part) if reverse else part) for run, part in parts)
+            keys = merge(keys, *others, reverse=reverse)
+        return ((key, entries[key]) for key in keys if key in entries)
 
     def count(self, span: Span) -> int:
         """How many entries `span` has."""
@@ -102,57 +129,85 @@ class Index:
             return len(self.map)
         if not self.is_ordered:
             return sum(1 for _ in self.scan(span))
-        self.settle()
+        self._make_readable()
+        low, high, _ = span
+        if low is not None and high is not None and low >= high:  # type: ignore[operator]
+            return 0
         order = self._order
-        low = 0 if span.low is None else order.bisect_left(span.low)
-        high = len(order) if span.high is None else order.bisect_left(span.high)
-        return max(0, high - low)
+        found = (len(order) if high is None else order.rank(high)) - (0 if low is None else order.rank(low))
+        found += sum(len(_part(run, low, high)) for run in self._runs)
+        return found - sum(1 for key in self._gone if _is_within(key, low, high))
+
+    @property
+    def debt(self) -> int:
+        """How many keys came or went that are not in their places yet."""
+        return len(self._fresh) + len(self._gone) + sum(map(len, self._runs))
 
     def settle(self) -> None:
         """Brings the order up to date with what came and went."""
-        if self._gone:
-            self._forget_gone()
         if self._fresh:
-            self._order.update(self._fresh)
-            self._fresh = []
+            self._runs.append(self._sorted_fresh())
+        if sum(map(len, self._runs)) * _MOST > len(self.map):
+            entries = self.map
+            self._order = Order(in_order([key for key in chain(self._order, *self._runs) if key in entries]))
+            self._runs, self._gone = [], {}
+        else:
+            self.settle_partly(self.debt)
 
     def settle_partly(self, limit: int) -> bool:
-        """As `settle`, for at most `limit` keys; True when nothing is left to do. Nobody waits long for that."""
-        fresh, gone, order = self._fresh, self._gone, self._order
-        batch = fresh[-limit:]
-        if batch:
-            del fresh[-limit:]
-            order.update([key for key in batch if key not in gone or gone.pop(key)])
-        elif gone:
-            for key in list(islice(gone, limit)):
-                order.remove(key)
-                del gone[key]
-        return not fresh and not gone
+        """As `settle`, for about `limit` keys; True when nothing is left to do. Nobody waits long for that."""
+        gone, order, runs = self._gone, self._order, self._runs
+        if self._fresh and not runs:
+            runs.append(self._sorted_fresh())
+        while runs and limit > 0:
+            batch = runs[-1][-limit:]
+            del runs[-1][-limit:]
+            if not runs[-1]:
+                runs.pop()
+            order.add([key for key in batch if key not in gone or gone.pop(key)] if gone else batch)
+            limit -= len(batch)
+        if gone and limit > 0 and not self._fresh:
+            order.remove(in_order([gone.popitem()[0] for _ in range(min(limit, len(gone)))]))
+        return not (runs or gone or self._fresh)
 
-    def _forget_gone(self) -> None:
-        gone, self._gone = self._gone, {}
-        before = len(self._fresh)
-        if before:
-            kept = [key for key in self._fresh if key not in gone]
-            if len(kept) < before:
-                for key in self._fresh:
-                    gone.pop(key, None)
-                self._fresh = kept
-        if len(gone) * 4 < len(self._order):
-            for key in gone:
-                self._order.remove(key)
-        else:
-            self._order = SortedList(key for key in self._order if key not in gone)
+    def _sorted_fresh(self) -> list[Key]:
+        """What came since it was last asked for, without what has gone again."""
+        fresh, self._fresh = self._fresh, []
+        if gone := self._gone:
+            fresh = [key for key in fresh if key not in gone or gone.pop(key)]
+        return in_order(fresh)
+
+    def _bound_debt(self) -> None:
+        """Sorts what came, which no read need do then; and pays back what was put off for long."""
+        size = len(self._fresh)
+        if run := self._sorted_fresh():
+            self._runs.append(run)
+        if len(self._runs) > RUNS_MAX or self.debt > max(DEBT_MAX, 2 * len(self.map)):
+            self.settle_partly(size + size // 4)
+
+    def _make_readable(self) -> bool:
+        """True if the order alone is the truth; otherwise runs and what has gone are to be looked at, too."""
+        if len(self._fresh) > SETTLED_BY_READ:
+            self._bound_debt()
+        elif self._fresh:
+            self._order.add(self._sorted_fresh())
+        if not self._runs and 0 < len(self._gone) <= SETTLED_BY_READ:
+            self.settle_partly(SETTLED_BY_READ)
+        return not (self._runs or self._gone)
 
     def random(self, number: int) -> bytes | None:
         """The tuple at position `number`, modulo their count."""
         if not self.map:
             return None
         number %= len(self.map)
-        if self.is_ordered:
-            self.settle()
+        if self.is_ordered and self._make_readable():
             return self.map[self._order[number]]
         return next(islice(self.map.values(), number, None))
+
+
+def _part(run: list[Key], low: Key | None, high: Key | None) -> range:
+    """Where in a sorted list that span is."""
+    return range(0 if low is None else bisect_left(run, low), len(run) if high is None else bisect_left(run, high))
 
 
 def behind(span: Span, entries: Iterator[tuple[Key, bytes]]) -> Iterator[tuple[Key, bytes]]:
@@ -162,3 +217,7 @@ def behind(span: Span, entries: Iterator[tuple[Key, bytes]]) -> Iterator[tuple[K
         key = span.low - 1 if isinstance(span.low, int) else span.low[:-1]
         any(found == key for found, _ in entries)
     return entries
+
+
+def _is_within(key: Key, low: Key | None, high: Key | None) -> bool:
+    return (low is None or key >= low) and (high is None or key < high)  # type: ignore[operator]
