@@ -278,8 +278,11 @@ async def test_checkpoints_come_by_the_size_of_the_log() -> None:
     node.checkpointer.start()
     for number in range(200):
         await node.replace("t", [number, "x" * 50])
+        if node.checkpointer.is_in_progress:
+            break
+    node.checkpointer.reconfigure(checkpoint_wal_threshold=10**18)
     await until(lambda: len(snapshots(disk)) == 2 and not node.checkpointer.is_in_progress)
-    node.checkpointer.reconfigure(checkpoint_wal_threshold=10**18, checkpoint_count=1)
+    node.checkpointer.reconfigure(checkpoint_count=1)
     last = snapshots(disk)
     for number in range(200):
         await node.replace("t", [number, "x" * 50])
