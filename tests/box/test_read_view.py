@@ -12,7 +12,7 @@ from flowstone.box import statements
 from flowstone.box.box import Box
 from flowstone.box.index import Index
 from flowstone.box.keys import Key, Span
-from flowstone.box.read_view import Layer, contains, successor
+from flowstone.box.read_view import Layer, ReadViewClosed, contains, successor
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.iproto.msgpack import pack
 from tests.box.spaces import box_with, definition, on
@@ -117,6 +117,20 @@ def test_a_closed_view_costs_nothing_any_more() -> None:
     index.set(2, b"b")
     assert view.changes == {}
     assert box.views == []
+
+
+@pytest.mark.parametrize("type", ["tree", "hash"])
+def test_a_closed_view_is_not_read(type: str) -> None:
+    box, index = box_of(type)
+    for key in (1, 2, 3):
+        index.set(key, b"a")
+    view = box.open_view()
+    slices = view.slices(index, 1)
+    next(slices)
+    view.close()
+    for read in (lambda: view.get(index, 1), lambda: list(view.scan(index)), lambda: next(slices)):
+        with pytest.raises(ReadViewClosed, match="the read view is closed; read from it before"):
+            read()
 
 
 def test_nothing_stands_between_a_key_and_its_successor() -> None:

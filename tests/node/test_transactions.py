@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import flowstone
+from flowstone.box.read_view import ReadViewClosed
 from flowstone.iproto import errors
 
 
@@ -153,3 +154,14 @@ async def test_a_read_view_stands_still(node: flowstone.Node, fruit: flowstone.S
         with pytest.raises(errors.NoSuchSpace):
             view.space("later")
     assert fruit.get(1) == (1, "pear", 6)
+
+
+async def test_a_closed_read_view_says_so_instead_of_showing_what_is_there_now(
+    node: flowstone.Node, fruit: flowstone.Space
+) -> None:
+    with node.read_view() as view:
+        inside = view.space("fruit")
+    await fruit.insert((1, "apple", 5))
+    for read in (lambda: inside.get(1), inside.select, lambda: len(inside), lambda: view.space("fruit")):
+        with pytest.raises(ReadViewClosed):
+            read()

@@ -15,9 +15,17 @@ from typing import Final, Protocol, Self
 from flowstone.box.index import WHOLE, Index, behind
 from flowstone.box.keys import Key, Span
 from flowstone.box.space import Space
+from flowstone.errors import FlowstoneError
 
 Changes = dict[Key, bytes | None]
 _MISSING: Final = b"\xc1"  # begins no MessagePack value, so it is no tuple
+
+
+class ReadViewClosed(FlowstoneError):
+    """A view was read that has been closed, and no longer knows what there was."""
+
+    def __init__(self) -> None:
+        super().__init__("the read view is closed", hint="read from it before it is closed, or open another one")
 
 
 class Source(Protocol):
@@ -84,6 +92,7 @@ class ReadView:
         self.sequence_rows = sequence_rows
         """The values of all sequences, as tuples of `_sequence_data`."""
         self.changes: dict[Index, Changes] = {}
+        self.is_closed = False
         self._views = views
         views.append(self)
 
@@ -95,8 +104,14 @@ class ReadView:
         if key not in changes:
             changes[key] = old
 
+    def check(self) -> None:
+        """Raises ReadViewClosed if it is."""
+        if self.is_closed:
+            raise ReadViewClosed
+
     def source(self, index: Index) -> Source:
         """The entries of `index` at the view's moment."""
+        self.check()
         changes = self.changes.get(index)
         return index if changes is None else Layer(index, changes, index.is_ordered)
 
@@ -110,7 +125,8 @@ class ReadView:
     def slices(self, index: Index, count: int) -> Iterator[list[bytes]]:
         """All tuples of `index`, in order, in lists of about `count`; between two of them anything may be written.
 
-        Each list costs what it holds and what was written since the last one, however much was written before.
+        Each list costs what it holds and what was written since the last one, however much was written before; keys
+        that are appended while it is read make it no longer.
         """
         if not index.is_ordered:
             yield from self._unordered_slices(index, count)
@@ -118,8 +134,11 @@ class ReadView:
         gone: list[Key] = []
         seen = 0
         last: Key | None = None
+        greatest = next(index.scan(Span(None, None, True)), None)
+        end = None if greatest is None else successor(greatest[0])
         is_end = False
         while not is_end:
+            self.check()
             changes = self.changes.get(index, {})
             # Changes are noted in order, so the new ones are the last.
             for key, old in islice(reversed(changes.items()), len(changes) - seen):
@@ -128,7 +147,7 @@ class ReadView:
             seen = len(changes)
             piece: list[bytes] = []
             taken = 0
-            span = Span(None if last is None else successor(last), None, False)
+            span = Span(None if last is None else successor(last), end, False)
             for key, value in islice(index.scan(span), count):
                 while gone and gone[0] < key:  # type: ignore[operator]
                     piece += _old(changes, heappop(gone))
@@ -155,9 +174,10 @@ class ReadView:
 
     def close(self) -> None:
         """Gives back what it holds; closing twice is harmless."""
-        if self in self._views:
+        if not self.is_closed:
+            self.is_closed = True
             self._views.remove(self)
-        self.changes = {}
+            self.changes = {}
 
     def __enter__(self) -> Self:
         return self

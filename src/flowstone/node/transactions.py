@@ -79,7 +79,8 @@ class View:
         self._transaction = ViewTransaction(instance.box, self._view)
 
     def space(self, space: str | int) -> ViewSpace:
-        """The space with this name or id, as it was."""
+        """The space with this name or id, as it was; ReadViewClosed once the view is."""
+        self._view.check()
         return ViewSpace(self._transaction, self._transaction.space(space).id)
 
     def close(self) -> None:
