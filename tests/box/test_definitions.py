@@ -158,3 +158,9 @@ def test_any_tuple_is_a_definition_or_a_clean_error(row: tuple[Any, ...], damage
             read_space(candidate)
         with contextlib.suppress(DefinitionError):
             read_index(candidate, FIELDS)
+
+
+@pytest.mark.parametrize(("options", "dimension"), [({}, 2), ({"dimension": 3}, 3), ({"dimension": "x"}, 2)])
+def test_an_rtree_has_two_dimensions_unless_it_says_otherwise(options: dict[str, Any], dimension: int) -> None:
+    row = (512, 1, "place", "RTREE", {"unique": False, **options}, ((1, "array"),))
+    assert read_index(row).dimension == dimension

@@ -335,3 +335,57 @@ def test_random_formats_accept_and_refuse_what_the_real_server_does(tarantool: M
                 seen[answer.code] = seen.get(answer.code, 0) + 1
     assert all(seen[code] > 100 for code in (0, 23, 39, 38)), seen
     assert elements_of(tuples[0])[0] == b"\x00"
+
+
+def rtree(dimension: int = 2, path: str | None = None) -> IndexDefinition:
+    part = IndexPart(1, "array", path=path)
+    return IndexDefinition(512, 1, "place", "rtree", False, (part,), dimension=dimension)
+
+
+PLACES: tuple[Any, ...] = (
+    (1, 2),
+    (1.5, -2),
+    (4, 3, 2, 1),
+    (),
+    (1,),
+    (1, 2, 3),
+    (1, 2, 3, 4, 5, 6),
+    (1, "x"),
+    (None, 2),
+    (1, 2, 3, True),
+    (1, Decimal(2)),
+    (1, (2,)),
+    (1, 2**53 + 1),
+    (1, 2**60),
+    (-(2**53) - 1, 1),
+    (1, float("nan")),
+)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+def test_a_field_of_an_rtree_is_a_point_or_a_box_as_the_real_server_wants_it(
+    tarantool: ModuleType, tmp_path: Path, dimension: int
+) -> None:
+    setup = "local s = box.schema.space.create('t', {id = 512}) s:create_index('pk') "
+    setup += "s:create_index('place', {type = 'rtree', unique = false, parts = {2, 'array'}, "
+    setup += f"dimension = {dimension}}})"
+    format = space(indexes=(PK, rtree(dimension)))
+    tuples = [pack((number, place)) for number, place in enumerate(PLACES)]
+    tuples += [pack((100, 5)), pack((101,)), pack((102, None))]
+    with tarantool.serve(tmp_path, setup=setup, cfg="wal_mode='none'") as server, RawClient(server.port) as client:
+        answers = client.ask([raw_client.insert(512, raw) for raw in tuples])
+    assert [refusal(format, raw) for raw in tuples] == [(answer.code, answer.message) for answer in answers]
+    assert 0 < sum(answer.code == 101 for answer in answers) < len(answers)
+
+
+def test_an_rtree_finds_its_field_by_a_path() -> None:
+    format = space(indexes=(PK, rtree(path="where[1]")))
+    assert refusal(format, pack((1, {"where": ((1, 2),)}))) == (0, "")
+    assert refusal(format, pack((1, {"where": ((1,),)}))) == (
+        101,
+        "RTree: Field must be an array with 2 (point) or 4 (rectangle/box) numeric coordinates",
+    )
+
+
+def test_a_space_with_an_rtree_is_not_judged_by_the_kinds_of_its_fields_alone() -> None:
+    assert space(indexes=(PK, rtree())).masks is None

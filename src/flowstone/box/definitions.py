@@ -60,6 +60,8 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     parts: tuple[IndexPart, ...]
     is_functional: bool = False
     """Keys are computed by a function of `_func`, in Lua."""
+    dimension: int = 2
+    """Of the points and boxes in an rtree."""
 
 
 class SpaceDefinition(msgspec.Struct, frozen=True):
@@ -132,6 +134,7 @@ def read_index(row: tuple[Any, ...], fields: tuple[FieldDefinition, ...] = ()) -
         unique=unique,
         parts=tuple(_read_part(part, fields) for part in parts),
         is_functional=bool(options.get("func")),
+        dimension=_positive(options.get("dimension"), 2),
     )
 
 
@@ -205,6 +208,10 @@ def _collation(options: dict[Any, Any]) -> int | None:
     if collation is not None and (type(collation) is not int or collation < 0):
         raise DefinitionError(f"collation is {collation!r}, not an id")
     return collation
+
+
+def _positive(number: object, default: int) -> int:
+    return number if type(number) is int and number > 0 else default
 
 
 def _at(row: tuple[Any, ...], position: int, default: object) -> Any:

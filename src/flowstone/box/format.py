@@ -2,7 +2,8 @@
 
 The rules, the order in which they are applied and the words are those of the server's tuple format: types are checked
 in the order of the tuple, down the JSON paths of index parts, and what is missing is told last. A tuple is looked at
-twice at most: quickly by its decoded values, and, where these do not settle it, by its bytes.
+twice at most: quickly by its decoded values, and, where these do not settle it, by its bytes. What an RTREE index asks
+of its field comes after all that. Such an index is kept here for a real server that will recover the data.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flowstone.box.definitions import IndexPart, SpaceDefinition
+from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.field_types import (
     KIND_ARRAY,
@@ -94,6 +95,34 @@ class FormatField:
             self.is_nullable = False
 
 
+class _Rectangle:
+    """What an RTREE index wants of its field: the coordinates of a point, or of two opposite corners of a box."""
+
+    __slots__ = ("_dimension", "_steps")
+
+    def __init__(self, index: IndexDefinition) -> None:
+        part = index.parts[0]  # a server allows no other
+        self._steps: tuple[Step, ...] = (part.field, *(parse_path(part.path) if part.path else ()))
+        self._dimension = index.dimension
+
+    def check(self, values: Any) -> None:
+        """`values` are a tuple that has an array at that place."""
+        for step in self._steps:
+            values = values[step]
+        points, corners = self._dimension, self._dimension * 2
+        if len(values) not in (points, corners):
+            raise errors.RtreeRect(
+                f"RTree: Field must be an array with {points} (point) or {corners} (rectangle/box) numeric coordinates"
+            )
+        for number, value in enumerate(values):
+            # A server takes coordinates as doubles, and integers only where nothing of them is lost.
+            if not (type(value) is float or (type(value) is int and int(float(value)) == value)):
+                # The server names the coordinate, not the field.
+                raise errors.FieldType(
+                    f"Tuple field {number + INDEX_BASE} type does not match one required by operation: expected number"
+                )
+
+
 class TupleFormat:
     """What the tuples of a space must look like. Never changes.
 
@@ -120,7 +149,8 @@ class TupleFormat:
             for inner in _below(field):
                 inner.accepted = accepted_kinds(inner.type, dialect) | (KIND_NIL if inner.is_nullable else 0)
         self._is_nested = any(field.children for field in self._fields)
-        self.masks = None if self._is_nested else self._make_masks()
+        self._rectangles = tuple(_Rectangle(index) for index in space.indexes if index.type == "rtree")
+        self.masks = None if self._is_nested or self._rectangles else self._make_masks()
         self._is_surely_right = self._compile(dialect)
 
     @property
@@ -136,6 +166,9 @@ class TupleFormat:
         """Raises what the server says to a tuple that does not fit. `values` is what `raw` decodes to."""
         if not self._is_surely_right(raw, values):
             self._check_closely(raw)
+        if self._rectangles:
+            for rectangle in self._rectangles:
+                rectangle.check(values)
 
     # --- from definition to fields -------------------------------------------------------------------------------
 
