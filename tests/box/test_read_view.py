@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from flowstone.box import statements
 from flowstone.box.box import Box
 from flowstone.box.index import Index
 from flowstone.box.keys import Key, Span
-from flowstone.box.read_view import Layer, ReadViewClosed, contains, successor
+from flowstone.box.read_view import Changes, KeyOrder, Layer, ReadViewClosed, Source, Spans, contains, successor
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.iproto.msgpack import pack
 from tests.box.spaces import box_with, definition, on
@@ -26,6 +27,10 @@ SPANS = st.builds(Span, st.none() | KEYS, st.none() | KEYS, st.booleans())
 def box_of(type: str = "tree") -> tuple[Box, Index]:
     box = box_with(definition(512, on("0:unsigned", type=type)))
     return box, box.space(512).index(0)
+
+
+def layered(base: Source, changes: Changes) -> Layer:
+    return Layer(base, changes, KeyOrder(changes))
 
 
 def within(content: dict[Key, bytes], span: Span) -> list[tuple[Key, bytes]]:
@@ -55,11 +60,68 @@ def test_a_layer_is_its_base_with_the_changes_over_it(
     for key, value in content.items():
         index.set(key, value)
     wanted = {key: value for key, value in (content | changes).items() if value is not None}
-    layer = Layer(index, dict(changes), is_ordered=True)
+    layer = layered(index, dict(changes))
     assert list(layer.scan(span)) == within(wanted, span)
-    over = Layer(layer, {5: b"top", 6: None}, is_ordered=True)
+    over = layered(layer, {5: b"top", 6: None})
     wanted = {key: value for key, value in (wanted | {5: b"top"}).items() if key != 6}
     assert list(over.scan(span)) == within(wanted, span)
+
+
+@given(st.lists(st.tuples(KEYS, st.booleans(), SPANS), max_size=40))
+def test_keys_of_changes_are_in_order_whatever_comes_and_goes_between_scans(
+    steps: list[tuple[int, bool, Span]],
+) -> None:
+    changes: Changes = {}
+    order = KeyOrder(changes)
+    for key, is_looked_at, span in steps:
+        if changes.pop(key, b"") == b"":
+            changes[key] = None
+        else:
+            order.remove(key)
+        if is_looked_at:
+            assert list(order.within(span)) == [key for key, _ in within(dict.fromkeys(changes, b""), span)]
+
+
+@given(st.lists(SPANS, max_size=6), st.integers(-1, 10))
+def test_a_key_is_in_spans_if_it_is_in_one_of_them(spans: list[Span], key: int) -> None:
+    assert (key in Spans(spans)) is any(contains(span, key) for span in spans)
+
+
+class Counted(int):
+    """A key that counts how often keys are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return super().__lt__(other)
+
+    def __ge__(self, other: int) -> bool:
+        Counted.compared += 1
+        return super().__ge__(other)
+
+
+def test_a_key_is_looked_for_in_spans_without_looking_at_each() -> None:
+    spans = Spans([Span(low, low + 1 + low % 3, False) for low in range(0, 4000, 2)])
+    Counted.compared = 0
+    assert Counted(2000) in spans
+    assert Counted(4001) not in spans
+    assert Counted.compared < 50
+
+
+def test_a_short_scan_does_not_look_at_all_that_was_changed() -> None:
+    box, index = box_of()
+    for key in range(4000):
+        index.set(key, b"a")
+    with box.open_view() as view:
+        for key in range(2000, 4000):
+            index.set(Counted(key), b"b")
+        list(islice(view.scan(index), 1))
+        for limit in (1, 5):
+            Counted.compared = 0
+            index.set(Counted(1000 + limit), b"b")
+            assert len(list(islice(view.scan(index, Span(1000, None, False)), limit))) == limit
+            assert Counted.compared < 100
 
 
 @pytest.mark.parametrize("type", ["tree", "hash"])

@@ -7,10 +7,11 @@ Checkpoints, joins, interactive transactions and confirmed reads all stand on th
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import chain, islice
-from typing import Final, Protocol, Self
+from itertools import islice
+from typing import Any, Final, Protocol, Self
 
 from flowstone.box.index import WHOLE, Index, behind
 from flowstone.box.keys import Key, Span
@@ -18,7 +19,9 @@ from flowstone.box.space import Space
 from flowstone.errors import FlowstoneError
 
 Changes = dict[Key, bytes | None]
-_MISSING: Final = b"\xc1"  # begins no MessagePack value, so it is no tuple
+
+_FEW: Final = 8
+"""New keys that are put in their places one by one; sorting all again costs less for more."""
 
 
 class ReadViewClosed(FlowstoneError):
@@ -36,45 +39,85 @@ class Source(Protocol):
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]: ...
 
 
+class KeyOrder:
+    """The keys of `changes` in order, brought up to date when they are asked for: a short scan then costs little."""
+
+    __slots__ = ("_changes", "_keys")
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        # The oldest keys of the changes. New ones are the last there, as dictionaries keep the order.
+        self._keys: list[Any] = []
+
+    def within(self, span: Span) -> Iterator[Key]:
+        """Those of `span`, in its direction; not to be held over a change."""
+        keys = self._keys
+        new = list(islice(reversed(self._changes), len(self._changes) - len(keys)))
+        if len(new) <= _FEW:
+            for key in new:
+                insort(keys, key)
+        else:
+            keys += new
+            keys.sort()
+        low = 0 if span.low is None else bisect_left(keys, span.low)
+        high = len(keys) if span.high is None else bisect_left(keys, span.high)
+        return map(keys.__getitem__, range(high - 1, low - 1, -1) if span.reverse else range(low, high))
+
+    def remove(self, key: Key) -> None:
+        """Says that `key` is no longer one of the changes."""
+        place = bisect_left(self._keys, key)
+        if place < len(self._keys) and self._keys[place] == key:
+            del self._keys[place]
+
+
 class Layer:
-    """A source with `changes` laid over it; None there means that the key is absent."""
+    """A source with `changes` laid over it; None there means that the key is absent. No order: an unordered index."""
 
-    __slots__ = ("_base", "_changes", "_is_ordered")
+    __slots__ = ("_base", "_changes", "_order")
 
-    def __init__(self, base: Source, changes: Changes, is_ordered: bool) -> None:
+    def __init__(self, base: Source, changes: Changes, order: KeyOrder | None) -> None:
         self._base = base
         self._changes = changes
-        self._is_ordered = is_ordered
+        self._order = order
 
     def get(self, key: Key) -> bytes | None:
-        found = self._changes.get(key, _MISSING)
-        return self._base.get(key) if found is _MISSING else found
+        return self._changes[key] if key in self._changes else self._base.get(key)
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
-        if not self._is_ordered:
-            yield from behind(span, chain(*self._merge(WHOLE)))
-            return
-        present, added = self._merge(span)
-        added.sort(key=lambda entry: entry[0], reverse=not span.reverse)  # the next one last
-        for entry in present:
-            while added and (added[-1][0] < entry[0]) is not span.reverse:  # type: ignore[operator]
-                yield added.pop()
-            yield entry
-        yield from reversed(added)
+        if self._order is None:
+            return behind(span, self._unordered())
+        return self._merged(span, self._order.within(span))
 
-    def _merge(self, span: Span) -> tuple[Iterator[tuple[Key, bytes]], list[tuple[Key, bytes]]]:
-        """What there is of `span` in the base, as it is now, and what is new."""
+    def _merged(self, span: Span, changed: Iterator[Key]) -> Iterator[tuple[Key, bytes]]:
+        """What there is of `span` in the base, with each changed key in its place."""
+        changes, reverse = self._changes, span.reverse
+        next_changed = next(changed, None)
+        for entry in self._base.scan(span):
+            key = entry[0]
+            while next_changed is not None and next_changed != key and (next_changed < key) is not reverse:  # type: ignore[operator]
+                if (value := changes[next_changed]) is not None:
+                    yield next_changed, value
+                next_changed = next(changed, None)
+            if next_changed != key:
+                yield entry
+                continue
+            if (value := changes[key]) is not None:
+                yield key, value
+            next_changed = next(changed, None)
+        while next_changed is not None:
+            if (value := changes[next_changed]) is not None:
+                yield next_changed, value
+            next_changed = next(changed, None)
+
+    def _unordered(self) -> Iterator[tuple[Key, bytes]]:
         changes, base = self._changes, self._base
-        added = [
-            (key, value)
-            for key, value in changes.items()
-            if value is not None and contains(span, key) and base.get(key) is None
-        ]
-        kept = (
-            (key, value if (changed := changes.get(key, _MISSING)) is _MISSING else changed)
-            for key, value in base.scan(span)
-        )
-        return ((key, value) for key, value in kept if value is not None), added
+        for key, value in base.scan():
+            now = changes.get(key) if key in changes else value
+            if now is not None:
+                yield key, now
+        for key, added in changes.items():
+            if added is not None and base.get(key) is None:
+                yield key, added
 
 
 def contains(span: Span, key: Key) -> bool:
@@ -82,6 +125,37 @@ def contains(span: Span, key: Key) -> bool:
     return (span.low is None or key >= span.low) and (  # type: ignore[operator]
         span.high is None or key < span.high  # type: ignore[operator]
     )
+
+
+class Spans:
+    """Many spans of one index: whether a key lies in one of them is known at once."""
+
+    __slots__ = ("_highs", "_lows", "_rest")
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        # What has no lower or no upper end comes down to one each.
+        below = [span.high for span in spans if span.low is None]
+        above: list[Any] = [span.low for span in spans if span.low is not None and span.high is None]
+        self._rest = [Span(None, _highest(below), False)] if below else []
+        self._rest += [Span(min(above), None, False)] if above else []
+        self._lows: list[Any] = []
+        self._highs: list[Any] = []
+        closed: list[Any] = [(span.low, span.high) for span in spans if span.low is not None and span.high is not None]
+        for low, high in sorted(closed):
+            if self._highs and low <= self._highs[-1]:
+                self._highs[-1] = max(self._highs[-1], high)
+            elif low < high:
+                self._lows.append(low)
+                self._highs.append(high)
+
+    def __contains__(self, key: Key) -> bool:
+        place = bisect_right(self._lows, key) - 1
+        return (place >= 0 and key < self._highs[place]) or any(contains(span, key) for span in self._rest)
+
+
+def _highest(ends: list[Any]) -> Any:
+    """Of upper ends, None being beyond all."""
+    return None if None in ends else max(ends)
 
 
 class ReadView:
@@ -92,6 +166,7 @@ class ReadView:
         self.sequence_rows = sequence_rows
         """The values of all sequences, as tuples of `_sequence_data`."""
         self.changes: dict[Index, Changes] = {}
+        self._orders: dict[Index, KeyOrder] = {}
         self.is_closed = False
         self._views = views
         views.append(self)
@@ -113,7 +188,14 @@ class ReadView:
         """The entries of `index` at the view's moment."""
         self.check()
         changes = self.changes.get(index)
-        return index if changes is None else Layer(index, changes, index.is_ordered)
+        if changes is None:
+            return index
+        if not index.is_ordered:
+            return Layer(index, changes, None)
+        order = self._orders.get(index)
+        if order is None:
+            order = self._orders[index] = KeyOrder(changes)
+        return Layer(index, changes, order)
 
     def get(self, index: Index, key: Key) -> bytes | None:
         return self.source(index).get(key)
@@ -178,6 +260,7 @@ class ReadView:
             self.is_closed = True
             self._views.remove(self)
             self.changes = {}
+            self._orders = {}
 
     def __enter__(self) -> Self:
         return self

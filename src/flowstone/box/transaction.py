@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from flowstone.box.alter import on_change
 from flowstone.box.index import WHOLE, Index
 from flowstone.box.keys import Key, Span
-from flowstone.box.read_view import Changes, Layer, ReadView, contains, successor
+from flowstone.box.read_view import Changes, KeyOrder, Layer, ReadView, Spans, successor
 from flowstone.box.space import Space, Values
 from flowstone.box.system import FIRST_SYSTEM_SPACE_ID, FIRST_USER_SPACE_ID
 from flowstone.iproto import errors
@@ -98,6 +98,11 @@ class Transaction:
         self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
     ) -> None:
         """Replaces tuple `old` by `new`, either of which may be missing; a taken unique key changes nothing."""
+        if new_values is not None and len(space.served) == 1 and space.id >= FIRST_USER_SPACE_ID:
+            # As most: in its only index the new tuple stands where the old one stood.
+            index = space.served[0]
+            self._set(index, index.key.entries(new_values)[0], new)
+            return
         if old_values is None and old is not None:
             old_values = unpack(old)
         planned = list(space.entries(old_values, new_values))
@@ -188,6 +193,7 @@ class InteractiveTransaction(Transaction):
         self._failure: errors.TarantoolError | None = None
         self._view: ReadView = box.open_view(confirmed=isolation is Isolation.READ_CONFIRMED)
         self._writes: dict[Index, Changes] = {}
+        self._orders: dict[Index, KeyOrder] = {}
         self._spaces: dict[int, Space] = {}
         self._keys_read: dict[Index, dict[Key, None]] = {}
         self._spans_read: dict[Index, list[Span]] = {}
@@ -238,7 +244,7 @@ class InteractiveTransaction(Transaction):
         source = self._view.source(index)
         writes = self._writes.get(index)
         if writes is not None:
-            source = Layer(source, writes, index.is_ordered)
+            source = Layer(source, writes, self._orders.get(index))
         spans = self._spans_read.setdefault(index, [])
         place = len(spans)
         spans.append(Span(span.low, span.low, False) if span.low is not None else span)
@@ -256,8 +262,12 @@ class InteractiveTransaction(Transaction):
 
     def _set(self, index: Index, key: Key, value: bytes | None) -> None:
         self.check()
-        writes = self._writes.setdefault(index, {})
-        self._undo.append(_Overlay(writes, key))
+        writes = self._writes.get(index)
+        if writes is None:
+            writes = self._writes[index] = {}
+            if index.is_ordered:
+                self._orders[index] = KeyOrder(writes)
+        self._undo.append(_Overlay(writes, self._orders.get(index), key))
         writes[key] = value
 
     def _alter(self, space: Space, old: bytes | None, new: bytes | None, mark: int) -> None:
@@ -290,10 +300,10 @@ class InteractiveTransaction(Transaction):
             if self.box.spaces.get(number) is not space:
                 raise conflict()
         for index, before in self._view.changes.items():
-            keys, spans = self._keys_read.get(index, {}), self._spans_read.get(index, [])
-            for key, value in before.items() if keys or spans else ():
+            keys, spans = self._keys_read.get(index, {}), Spans(self._spans_read.get(index, []))
+            for key, value in before.items():
                 # What was changed and is as before, say because its log write failed, disturbs nobody.
-                if index.map.get(key) != value and (key in keys or any(contains(span, key) for span in spans)):
+                if (key in keys or key in spans) and index.map.get(key) != value:
                     raise conflict()
 
     def rollback(self) -> None:
@@ -317,10 +327,11 @@ class _Altered:
 class _Overlay:
     """How to take back one write of an interactive transaction."""
 
-    __slots__ = ("_before", "_key", "_was_there", "_writes")
+    __slots__ = ("_before", "_key", "_order", "_was_there", "_writes")
 
-    def __init__(self, writes: Changes, key: Key) -> None:
+    def __init__(self, writes: Changes, order: KeyOrder | None, key: Key) -> None:
         self._writes = writes
+        self._order = order
         self._key = key
         self._was_there = key in writes
         self._before = writes.get(key)
@@ -330,6 +341,8 @@ class _Overlay:
             self._writes[self._key] = self._before
         else:
             del self._writes[self._key]
+            if self._order is not None:
+                self._order.remove(self._key)
 
 
 def _covered(span: Span, last: Key) -> Span:
