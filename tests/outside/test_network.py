@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.outside.network import QUEUE_MAX, Client, Listener, SystemNetwork, Tls
+from flowstone.outside.network import QUEUE_MAX, Client, Listener, SystemNetwork, Tls, TlsRefused
 
 
 async def shout_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -270,8 +270,71 @@ async def test_a_listener_with_an_authority_takes_only_clients_it_signed(certifi
         assert all("closed" in recorder.events for recorder in server.accepted)
 
 
-async def test_a_wrong_password_of_a_key_is_an_os_error_and_never_shown(certificate: Tls) -> None:
-    wrong = Tls(certificate.cert_file, certificate.key_file, password="hidden-word")
-    with pytest.raises(ssl.SSLError):
-        await SystemNetwork().listen("127.0.0.1", 0, Listening(), tls=wrong)
+async def refused(tls: Tls) -> str:
+    with pytest.raises(TlsRefused) as caught:
+        await SystemNetwork().listen("127.0.0.1", 0, Listening(), tls=tls)
+    assert not isinstance(caught.value, OSError)
+    return str(caught.value)
+
+
+async def test_a_password_that_does_not_open_the_key_is_told_and_never_shown(certificate: Tls) -> None:
+    cert, key = certificate.cert_file, certificate.key_file
+    wrong = Tls(cert, key, password="hidden-word")
     assert "hidden-word" not in repr(wrong)
+    said = await refused(wrong)
+    assert said.startswith(f"ssl_key_file {key} is not opened by the password; ")
+    assert "hidden-word" not in said
+    assert (await refused(Tls(cert, key))).startswith(f"ssl_key_file {key} is under a password")
+
+
+async def test_a_file_that_encryption_cannot_use_is_named(certificate: Tls, tmp_path: Path) -> None:
+    cert, key, missing, empty = certificate.cert_file, certificate.key_file, tmp_path / "missing", tmp_path / "empty"
+    empty.write_bytes(b"")
+    text = await refused(Tls(str(missing), key))
+    assert text.startswith(f"ssl_cert_file {missing} cannot be read: No such file or directory")
+    assert (await refused(Tls(str(empty), key))).startswith(f"ssl_cert_file {empty} holds no certificate")
+    assert (await refused(Tls(cert, cert))).startswith(f"ssl_key_file {cert} holds no private key")
+    assert (await refused(Tls(cert))).startswith(f"ssl_key_file {cert} holds no private key")
+    assert (await refused(Tls(ca_file=key))).startswith(f"ssl_ca_file {key} holds no certificate")
+    assert (await refused(Tls(ciphers="nonsense"))).startswith("ssl_ciphers 'nonsense': No cipher")
+    with pytest.raises(TlsRefused, match="ssl_ca_file"):
+        await SystemNetwork().connect("127.0.0.1", 1, timeout=1, tls=Tls(ca_file=str(missing)))
+
+
+@pytest.fixture
+def stranger_key(tmp_path: Path) -> str:
+    """A key without a password, of no certificate."""
+    path = str(tmp_path / "key.pem")
+    subprocess.run(["openssl", "genrsa", "-out", path, "2048"], check=True, capture_output=True)
+    return path
+
+
+async def test_a_broken_block_in_a_file_is_told_with_its_name(tmp_path: Path, stranger_key: str) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
+    assert (await refused(Tls(ca_file=str(broken)))).startswith(f"ssl_ca_file {broken}: ")
+    text = await refused(Tls(str(broken), stranger_key))
+    assert text.startswith(f"ssl_cert_file {broken} with ssl_key_file {stranger_key}: ")
+
+
+async def test_a_key_of_another_certificate_is_told(certificate: Tls, stranger_key: str) -> None:
+    text = await refused(Tls(certificate.cert_file, stranger_key))
+    assert text.startswith(f"ssl_key_file {stranger_key} is not the key of ssl_cert_file {certificate.cert_file}")
+
+
+async def test_the_file_of_a_unix_socket_goes_with_its_listener(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with listening(str(path), None):
+        assert path.is_socket()
+    assert not path.exists()
+
+
+async def test_a_listener_leaves_the_file_of_the_one_that_took_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with listening(str(path), None) as (_, _):
+        successor = await SystemNetwork().listen(str(path), None, Listening())
+    assert path.is_socket()
+    stream = await SystemNetwork().connect(str(path), None, timeout=10)
+    await stream.close()
+    await successor.close()
+    assert not path.exists()

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # in collections.abc only from Python 3.12 on
@@ -30,7 +33,7 @@ class Tls:
     """Encryption of one end, by the names of Tarantool's options `ssl_cert_file`, `ssl_key_file`, …
 
     A listener needs certificate and key. `ca_file`: the other end must show a certificate signed by it; without it
-    nobody's identity is checked. OSError or ssl.SSLError (one, too) where a file cannot be read.
+    nobody's identity is checked. `TlsRefused` where a file cannot be used.
     """
 
     cert_file: str | None = None
@@ -38,6 +41,10 @@ class Tls:
     ca_file: str | None = None
     ciphers: str | None = None
     password: str | None = field(default=None, repr=False)
+
+
+class TlsRefused(FlowstoneError):
+    """Encryption cannot be set up on our side: a file is missing or is not what it should be. The message names it."""
 
 
 class Stream(Protocol):
@@ -133,7 +140,7 @@ class Network(Protocol):
     async def connect(self, host: str, port: int | None, *, timeout: float, tls: Tls | None = None) -> Stream:
         """Connect to `host` and `port`, or, when `port` is None, to the Unix socket at path `host`.
 
-        Raises OSError, of which TimeoutError (after `timeout` seconds) is one."""
+        Raises OSError, of which TimeoutError (after `timeout` seconds) is one, and TlsRefused."""
         ...
 
     async def listen(
@@ -147,7 +154,8 @@ class Network(Protocol):
     ) -> Listener:
         """Accept connections, as with `connect`; `on_client` says who receives what a new one sends.
 
-        Raises OSError where the address is taken or not ours."""
+        Raises OSError where the address is taken or not ours, and TlsRefused. The file of a Unix socket is removed
+        when the listener is closed."""
         ...
 
 
@@ -184,7 +192,7 @@ class SystemNetwork:
             server = await loop.create_unix_server(accept, host, backlog=backlog, ssl=context)
         else:
             server = await loop.create_server(accept, host, port, backlog=backlog, ssl=context, reuse_address=True)
-        return _AsyncioListener(server, port)
+        return _AsyncioListener(server, host, port)
 
 
 def _client_context(tls: Tls) -> ssl.SSLContext:
@@ -203,13 +211,66 @@ def _server_context(tls: Tls) -> ssl.SSLContext:
 def _with_files(context: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls.cert_file:
-        # An empty password instead of None: OpenSSL would ask at the terminal for one that is missing.
-        context.load_cert_chain(tls.cert_file, tls.key_file, password=tls.password or "")
+        _load_certificate(context, tls.cert_file, tls.key_file or tls.cert_file, tls.password)
     if tls.ca_file:
-        context.load_verify_locations(tls.ca_file)
+        _check_pem("ssl_ca_file", tls.ca_file, _CERTIFICATE)
+        try:
+            context.load_verify_locations(tls.ca_file)
+        except ssl.SSLError as error:
+            raise TlsRefused(f"ssl_ca_file {tls.ca_file}: {_reason(error)}", hint=_PEM_HINT) from error
     if tls.ciphers:
-        context.set_ciphers(tls.ciphers)
+        try:
+            context.set_ciphers(tls.ciphers)
+        except ssl.SSLError as error:
+            hint = "write them as OpenSSL does: `openssl ciphers` lists the names"
+            raise TlsRefused(f"ssl_ciphers {tls.ciphers!r}: {_reason(error)}", hint=hint) from error
     return context
+
+
+_CERTIFICATE = (b"CERTIFICATE-----", "certificate")
+_PRIVATE_KEY = (b"PRIVATE KEY-----", "private key")
+"""How the first line of a PEM block ends, and what the block is."""
+
+_PEM_HINT = "give it in PEM form, the lines -----BEGIN … and -----END … included"
+
+
+def _load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str, password: str | None) -> None:
+    """OpenSSL does not say which file it stumbled over, so they are looked at before."""
+    _check_pem("ssl_cert_file", cert_file, _CERTIFICATE)
+    key = _check_pem("ssl_key_file", key_file, _PRIVATE_KEY)
+    try:
+        # An empty password instead of None: OpenSSL would ask at the terminal for one that is missing.
+        context.load_cert_chain(cert_file, key_file, password=password or "")
+    except ssl.SSLError as error:
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            message = f"ssl_key_file {key_file} is not the key of ssl_cert_file {cert_file}"
+            raise TlsRefused(message, hint="give the key that the certificate was made for") from error
+        if b"ENCRYPTED" in key:
+            what = "is not opened by the password" if password else "is under a password"
+            hint = f"give the right one (ssl_password in a URI), or take it off: openssl pkey -in {key_file} -out …"
+            raise TlsRefused(f"ssl_key_file {key_file} {what}", hint=hint) from error
+        message = f"ssl_cert_file {cert_file} with ssl_key_file {key_file}: {_reason(error)}"
+        raise TlsRefused(message, hint="see what `openssl x509` and `openssl pkey` say of them") from error
+
+
+def _check_pem(option: str, path: str, wanted: tuple[bytes, str]) -> bytes:
+    """What the file holds, among it a block of the kind that is wanted."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        message = f"{option} {path} cannot be read: {error.strerror or error}"
+        raise TlsRefused(message, hint=f"check the path and its permissions, or give another {option}") from error
+    line_end, kind = wanted
+    if line_end not in content:
+        raise TlsRefused(f"{option} {path} holds no {kind}", hint=_PEM_HINT)
+    return content
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """OpenSSL's reason in words; without one, its own text."""
+    reason = getattr(error, "reason", None)
+    return reason.replace("_", " ").lower() if reason else str(error.args[-1])
 
 
 def _send_at_once(transport: asyncio.BaseTransport) -> None:
@@ -291,13 +352,30 @@ class _AsyncioClient(asyncio.Protocol):
 
 
 class _AsyncioListener:
-    def __init__(self, server: asyncio.Server, port: int | None) -> None:
+    def __init__(self, server: asyncio.Server, host: str, port: int | None) -> None:
         self._server = server
         self.port = None if port is None else cast(int, server.sockets[0].getsockname()[1])
+        self._path = host if port is None else None
+        self._identity = _identity(self._path)
 
     async def close(self) -> None:
+        # Somebody else may listen at this path by now; then the file is theirs.
+        if self._path is not None and self._identity is not None and _identity(self._path) == self._identity:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
         # Not wait_closed: from Python 3.12 on it waits for the connections, too.
         self._server.close()
+
+
+def _identity(path: str | None) -> tuple[int, int] | None:
+    """Which file is at `path`; None where there is none, as for a socket in Linux's abstract namespace."""
+    if path is None or path.startswith("\0"):
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _peer(transport: asyncio.BaseTransport) -> str:
