@@ -173,3 +173,16 @@ async def test_methods_have_the_rights_of_their_caller(client: Conversation) -> 
     for method in ("len", "random", "bsize", "select", "truncate", "drop", "insert"):
         with pytest.raises(errors.AccessDenied):
             await guest.call(f"box.space.t:{method}", (1, "x"))
+
+
+@pytest.mark.parametrize(("method", "results"), [("random", ((1, "c"),)), ("bsize", (16,)), ("len", (4,))])
+async def test_in_a_stream_they_read_what_its_transaction_sees_and_conflict_with_who_changes_it(
+    filled: Conversation, method: str, results: tuple[Any, ...]
+) -> None:
+    await filled.request(RequestType.BEGIN, stream=1)
+    assert await filled.call("box.space.t:get", 7, stream=1) == ()
+    await filled.call("box.space.t:insert", (5, "other's"))
+    assert await filled.call(f"box.space.t:{method}", 4, stream=1) == results
+    await filled.call("box.space.t:insert", (6, "mine"), stream=1)
+    with pytest.raises(errors.TransactionConflict):
+        await filled.request(RequestType.COMMIT, stream=1)

@@ -88,6 +88,10 @@ class Transaction:
     def count(self, index: Index, span: Span) -> int:
         return index.count(span)
 
+    def random(self, index: Index, number: int) -> bytes | None:
+        """The tuple at position `number` of `index`, modulo their count."""
+        return index.random(number)
+
     def log(self, statement: Statement) -> None:
         """Adds a row for the log; temporary spaces have none."""
         space = statement.space
@@ -255,6 +259,11 @@ class InteractiveTransaction(Transaction):
 
     def count(self, index: Index, span: Span) -> int:
         return sum(1 for _ in self.scan(index, span))
+
+    def random(self, index: Index, number: int) -> bytes | None:
+        """Which tuple that is depends on all of them."""
+        tuples = [raw for _, raw in self.scan(index, WHOLE)]
+        return tuples[number % len(tuples)] if tuples else None
 
     def log(self, statement: Statement) -> None:
         self.check()

@@ -14,7 +14,7 @@ from typing import Any
 from flowstone.box import ddl, statements
 from flowstone.box.box import Box
 from flowstone.box.definitions import IndexPart
-from flowstone.box.index import Index
+from flowstone.box.index import WHOLE, Index
 from flowstone.box.space import Space
 from flowstone.box.transaction import Transaction
 from flowstone.iproto import errors
@@ -183,12 +183,13 @@ def _random(call: Call, transaction: Transaction, space: Space, index_id: int) -
     number = call.get(0)
     if not isinstance(number, int) or isinstance(number, bool):
         number = call.instance.outside.random.randrange(2**32)
-    return _one(space.index(index_id).random(number))
+    return _one(transaction.random(space.index(index_id), number))
 
 
 def _bsize(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
     statements.check_access(transaction, space, 1)
-    return value(sum(map(len, space.tuples())))
+    tuples = transaction.scan(space.primary, WHOLE) if space.primary is not None else ()
+    return value(sum(len(raw) for _, raw in tuples))
 
 
 def _format(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
