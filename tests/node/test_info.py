@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flowstone.box.dialect import Dialect
 from flowstone.node.info import box_info
+from flowstone.replication.synchro import RaftState
 from tests.node.instances import REPLICASET_UUID, UUID, make_instance
 
 KEYS_2_6 = (
@@ -26,6 +27,16 @@ def test_the_newer_dialect_adds_the_newer_keys() -> None:
     ]
     assert info["ro_reason"] is None
     assert box_info(make_instance(read_only=True))["ro_reason"] == "config"
+
+
+def test_elections_and_the_queue_are_shown_as_the_files_have_them() -> None:
+    instance = make_instance()
+    assert box_info(instance)["election"] == {"state": "follower", "vote": 0, "leader": 0, "term": 1}
+    instance.synchro.raft = RaftState(term=4, vote=1)
+    instance.synchro.owner_id, instance.synchro.term = 1, 3
+    info = box_info(instance)
+    assert info["election"] == {"state": "follower", "vote": 1, "leader": 0, "term": 4}
+    assert info["synchro"] == {"queue": {"len": 0, "owner": 1, "term": 3, "busy": False}, "quorum": 1}
 
 
 def test_it_says_who_it_is_and_where() -> None:

@@ -74,7 +74,7 @@ class TestRealDirectories:
             snapshot.unlink()
         oldest, from_oldest = await recovered(copy)
         assert from_newest.vclock == from_oldest.vclock
-        assert from_newest.pending == from_oldest.pending == ()
+        assert from_newest.synchro.pending == from_oldest.synchro.pending == ()
         vinyl = [space.id for space in newest.spaces.values() if space.definition.engine == "vinyl"]
         # What a real server keeps in files of vinyl is in no snapshot.
         assert state(newest) | dict.fromkeys(vinyl) == state(oldest) | dict.fromkeys(vinyl)

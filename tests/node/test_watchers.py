@@ -11,6 +11,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.packet import decode_response, split
 from flowstone.node.watchers import BALLOT, KEY_SIZE_MAX, Watchers, ballot, sources_of
+from flowstone.replication.synchro import RaftState
 from tests.node.instances import REPLICASET_UUID, UUID, make_instance
 
 
@@ -175,6 +176,14 @@ def test_every_node_has_the_keys_of_a_real_one() -> None:
     assert values[BALLOT] == {
         0x29: {1: False, 4: False, 5: False, 6: True, 2: {1: 1}, 3: {}, 7: False, 8: str(UUID), 9: (str(UUID),)}
     }
+
+
+def test_the_election_is_of_the_term_that_the_files_have() -> None:
+    instance = make_instance()
+    instance.synchro.raft = RaftState(term=4, vote=1)
+    screen, watchers = Screen(), Watchers(sources_of(instance))
+    watchers.watch(screen, screen, "box.election", 1)
+    assert screen.events[0][2] == {"term": 4, "role": "follower", "is_ro": False, "leader": 0}
 
 
 def test_a_moving_vclock_alone_wakes_nobody_before_its_time() -> None:

@@ -147,6 +147,7 @@ class Checkpointer:
     async def _make(self) -> None:
         self._is_in_progress = True
         try:
+            self._check_limbo()
             # The view and the position are of one moment: no row is submitted between these two lines.
             with self._box.open_view() as view:
                 vclock = await self._journal.rotate()
@@ -167,6 +168,15 @@ class Checkpointer:
             self._is_in_progress = False
             self._watch_size()
         await self._collector.collect()
+
+    def _check_limbo(self) -> None:
+        """A snapshot says of all that it holds that it is a fact."""
+        synchro = self._synchro
+        if synchro.pending:
+            raise errors.SyncQuorumTimeout(
+                f"Can't make a snapshot: {len(synchro.pending)} transactions in the synchronous queue of replica"
+                f" {synchro.queue_owner_id} wait for a verdict"
+            )
 
     async def _make_unasked(self) -> None:
         if self._is_in_progress:

@@ -9,6 +9,7 @@ from flowstone.box.dialect import Dialect
 from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.instance import Instance
+from flowstone.node.replay import Synchro
 
 PACKAGE = "Flowstone"
 
@@ -39,11 +40,21 @@ def box_info(instance: Instance) -> dict[str, Any]:
         "pid": instance.pid,
     }
     if instance.box.dialect is not Dialect.V2_6:
-        info["ro_reason"] = "config" if instance.is_read_only else None
+        info["ro_reason"] = instance.read_only_reason
         info["schema_version"] = instance.box.schema_version
-        info["election"] = {"state": "follower", "vote": 0, "leader": 0, "term": 1}
-        info["synchro"] = {"queue": {"len": 0, "owner": 0, "term": 0, "busy": False}, "quorum": 1}
+        info["election"] = _election(instance.synchro)
+        info["synchro"] = _synchro(instance.synchro)
     return info
+
+
+def _election(synchro: Synchro) -> dict[str, Any]:
+    """Of an instance that takes part in no elections: what it knows of them from its files."""
+    return {"state": "follower", "vote": synchro.raft.vote, "leader": 0, "term": synchro.raft.term}
+
+
+def _synchro(synchro: Synchro) -> dict[str, Any]:
+    owner, length = synchro.queue_owner_id, len(synchro.pending)
+    return {"queue": {"len": length, "owner": owner, "term": synchro.term, "busy": False}, "quorum": 1}
 
 
 def replication(instance: Instance) -> dict[int, dict[str, Any]]:

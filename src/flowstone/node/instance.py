@@ -16,6 +16,7 @@ from flowstone.iproto import errors
 from flowstone.node.commits import Commits
 from flowstone.node.configuration import Configuration
 from flowstone.node.journal import Journal
+from flowstone.node.replay import Synchro
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 
@@ -85,6 +86,9 @@ class Instance:
     started: float = 0.0
     """By the monotonic clock."""
 
+    synchro: Synchro = field(default_factory=Synchro)
+    """Of elections and of the limbo, as recovery found them."""
+
     reload: Callable[[dict[str, Any]], Awaitable[None]] | None = None
     """Applies options to the running node, for CALL of `box.cfg` with arguments."""
 
@@ -96,6 +100,17 @@ class Instance:
     @property
     def is_read_only(self) -> bool:
         return self.box.is_read_only
+
+    def settle_read_only(self) -> None:
+        """Makes the box writable or not, by the option and by whether anything waits in the limbo."""
+        self.box.is_read_only = self.configuration.read_only or bool(self.synchro.pending)
+
+    @property
+    def read_only_reason(self) -> str | None:
+        """What `box.info.ro_reason` shows."""
+        if self.synchro.pending:
+            return "synchro"
+        return "config" if self.is_read_only else None
 
     @property
     def vclock(self) -> VClock:

@@ -282,7 +282,7 @@ class Node:
     def _apply(self, running: _Running, changed: Sequence[str]) -> None:
         """Tells the parts that do not look for themselves."""
         configuration = self._configuration
-        _limit(running.instance.box, configuration)
+        _limit(running.instance)
         due = {name: getattr(configuration, name) for name in changed if name.startswith("checkpoint_")}
         running.checkpointer.reconfigure(**due)
         running.server.limits = limits_of(running.instance)
@@ -392,11 +392,10 @@ class Node:
 
     def _make_instance(self, box: Box, journal: Journal, recovered: Recovered, checkpointer: Checkpointer) -> Instance:
         outside = self._outside
-        _limit(box, self._configuration)
         commits = Commits(box, journal, outside.clock)
         commits.on_commit = self._on_commit
         commits.on_rollback = self._on_rollback
-        return Instance(
+        instance = Instance(
             outside,
             box,
             journal,
@@ -407,9 +406,19 @@ class Node:
             files=checkpointer,
             functions=self._functions,
             pid=self._pid,
+            synchro=recovered.synchro,
             reload=self._reload,
             started=outside.clock.monotonic(),
         )
+        _limit(instance)
+        if recovered.synchro.pending:
+            LOG.warning(
+                "%d transactions in the synchronous queue of replica %d wait for a verdict:"
+                " until they have one nothing can be changed, and no snapshot made",
+                len(recovered.synchro.pending),
+                recovered.synchro.queue_owner_id,
+            )
+        return instance
 
 
 class _Running(NamedTuple):
@@ -432,9 +441,9 @@ def _tls(configuration: Configuration) -> Tls | None:
     )
 
 
-def _limit(box: Box, configuration: Configuration) -> None:
-    box.is_read_only = configuration.read_only
-    box.tuple_size_max = configuration.memtx_max_tuple_size
+def _limit(instance: Instance) -> None:
+    instance.settle_read_only()
+    instance.box.tuple_size_max = instance.configuration.memtx_max_tuple_size
 
 
 def _uuid(text: str | None) -> UUID | None:

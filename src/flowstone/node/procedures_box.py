@@ -15,6 +15,7 @@ from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 from flowstone.node import procedures_schema, procedures_space
 from flowstone.node.info import box_info
 from flowstone.node.instance import Instance
+from flowstone.node.limbo import clear_synchro_queue
 from flowstone.node.procedures import Call, Outcome, Procedure, Procedures, Results, value
 
 _INFO, _CFG = "box.info.", "box.cfg."
@@ -129,7 +130,8 @@ def _not_yet(call: Call) -> Outcome:
     raise errors.Unsupported(f"This release of Flowstone does not support {call.name}()")
 
 
-def _nothing(call: Call) -> Outcome:
+async def _clear_synchro_queue(call: Call) -> Results:
+    await clear_synchro_queue(call.instance)
     return []
 
 
@@ -192,7 +194,7 @@ PROCEDURES: dict[str, Procedure] = {
     "box.ctl.is_recovery_finished": _is_recovery_finished,
     "box.ctl.promote": _not_yet,
     "box.ctl.demote": _not_yet,
-    "box.ctl.clear_synchro_queue": _nothing,
+    "box.ctl.clear_synchro_queue": _clear_synchro_queue,
     "box.session.id": _session_id,
     "box.session.user": _session_user,
     "box.session.uid": _session_uid,

@@ -24,7 +24,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.checkpoint import write_snapshot
 from flowstone.node.journal import LastLog
-from flowstone.node.replay import Applied, Replay, Synchro
+from flowstone.node.replay import Replay, Synchro
 from flowstone.outside import AlreadyLocked, Disk, Lock, Outside
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
@@ -50,8 +50,6 @@ class Recovered:
     replicaset_uuid: UUID | None
     replica_id: int
     synchro: Synchro
-    pending: tuple[Applied, ...] = ()
-    """Synchronous transactions without a verdict, and what waits behind them: applied, and may have to be undone."""
     last: LastLog | None = None
     row_count: int = 0
     left_out: list[str] = field(default_factory=list)
@@ -132,6 +130,7 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
     finally:
         box.is_recovering = False
     _settle_indexes(box)
+    replay.synchro.pending = replay.pending
     instance_uuid = UUID(snapshot.meta.instance_uuid)
     return Recovered(
         replay.vclock,
@@ -139,7 +138,6 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
         replicaset_uuid_of(box),
         replica_id_of(box, instance_uuid),
         replay.synchro,
-        replay.pending,
         last,
         replay.row_count,
         left_out,

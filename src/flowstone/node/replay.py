@@ -59,6 +59,13 @@ class Synchro:
     confirmed: dict[int, int] = field(default_factory=dict)
     promote_terms: dict[int, int] = field(default_factory=dict)
     """Per instance, the newest term of a PROMOTE or DEMOTE that it wrote."""
+    pending: tuple[Applied, ...] = ()
+    """Synchronous transactions without a verdict, and what waits behind them: applied, and may have to be undone."""
+
+    @property
+    def queue_owner_id(self) -> int:
+        """Whose synchronous transactions may wait. Before promotions the queue belonged to whoever wrote to it."""
+        return self.owner_id or (self.pending[0].replica_id if self.pending else 0)
 
     def promote(self) -> Promote:
         """The state as a snapshot has it."""
@@ -115,6 +122,11 @@ class Applied:
     def flags(self) -> int:
         return self.transaction.flags
 
+    @property
+    def is_synchronous(self) -> bool:
+        """It waits for a quorum itself, and not only behind another."""
+        return self.touches_synchronous or bool(self.flags & _WAIT_ACK)
+
 
 class Replay:
     """Slabs in, state out: `vclock` follows the rows, `synchro` the control rows, `pending` waits for a verdict."""
@@ -137,7 +149,11 @@ class Replay:
     @property
     def pending(self) -> tuple[Applied, ...]:
         """Synchronous transactions without a verdict, and what waits behind them, in the order of the log."""
-        return self._tracker.pending
+        return tuple(applied for applied in self._tracker.pending if self._waits(applied))
+
+    def _waits(self, applied: Applied) -> bool:
+        """The tracker keeps the log's order, and with it some that are facts already."""
+        return applied.rows[0].type not in _CONTROL and (self._by_schema or bool(applied.flags & _WAIT))
 
     # --- snapshots ---
 

@@ -144,8 +144,8 @@ def _status(instance: Instance) -> dict[str, Any]:
 
 
 def _election(instance: Instance) -> dict[str, Any]:
-    """Of an instance that takes part in no elections: the first term, and nobody leads."""
-    return {"term": 1, "role": "follower", "is_ro": instance.is_read_only, "leader": 0}
+    """Of an instance that takes part in no elections: the term that it has seen, and nobody leads."""
+    return {"term": instance.synchro.raft.term, "role": "follower", "is_ro": instance.is_read_only, "leader": 0}
 
 
 def ballot(instance: Instance) -> dict[int, Any]:
