@@ -6,7 +6,7 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -23,7 +23,7 @@ from flowstone.node.play import PlayError, PlayInterrupted, PlayResult, play
 from flowstone.outside import production
 from flowstone.xlog.transactions import Transaction, make_transaction
 from tests.conftest import FULL
-from tests.node.fake_server import Streaming, answering, peer
+from tests.node.fake_server import Reply, Streaming, answering, peer, refusal
 from tests.real_tarantool import Server
 
 SETUP = """
@@ -420,6 +420,48 @@ async def test_rows_of_a_snapshot_empty_nothing_and_leave_no_position() -> None:
     result = await streamed(store, [of_snapshot(1, 600, 3, space=330), of_snapshot(2, 7), *inserts(Log(), [8])])
     assert result == PlayResult(2, 2, 1, {1: 1})
     assert store.keys == [7, 8]
+
+
+async def test_rows_of_a_snapshot_that_look_like_those_of_a_log_leave_no_position() -> None:
+    store = Streaming()
+    raft = Transaction((Row(RequestType.RAFT, group_id=1, lsn=391, flags=1, body=pack({0: 1})),))
+    promote = Transaction((Row(RequestType.RAFT_PROMOTE, 1, lsn=392, flags=1, body=pack({2: 1})),))
+    files = iter(["0.snap", "0.snap", "0.snap", "0.xlog"])
+    rows = [of_snapshot(1, 7), raft, promote, *inserts(Log(), [7])]
+    with pytest.raises(PlayError, match=r"0\.xlog: row with LSN 1 .*--from 1 to try it again") as caught:
+        await streamed(store, rows, file=lambda: next(files))
+    assert caught.value.result == PlayResult(1, 1, 2, {})
+
+
+def without_transactions(store: Streaming) -> Callable[[Row], Reply]:
+    """A server as a Flowstone node of dialect 2.6 is: no streams, no EVAL."""
+
+    def answer(row: Row) -> Reply:
+        if row.type == RequestType.EVAL:
+            return refusal(5, "Flowstone does not support EVAL")
+        return store(row)
+
+    return answer
+
+
+async def test_a_server_without_streams_and_eval_gets_row_after_row() -> None:
+    store = Streaming()
+    async with peer(answering(without_transactions(store), (2, 6, 0))) as uri:
+        result = await play(production(), uri, inserts(Log(), range(5)))
+        assert result == PlayResult(5, 5, 0, {1: 5})
+        with pytest.raises(PlayError, match=r"row with LSN 2 .* was refused .*Duplicate key") as caught:
+            await play(production(), uri, inserts(Log(), [7, 3, 8]))
+    assert caught.value.result == PlayResult(1, 1, 0, {1: 1})
+    assert store.keys == [0, 1, 2, 3, 4, 7]
+
+
+async def test_a_server_without_streams_and_eval_gets_no_part_of_a_longer_transaction() -> None:
+    store, log = Streaming(), Log()
+    first, longer = inserts(log, [1]), make_transaction([log.insert(key, key) for key in (2, 3)])
+    async with peer(answering(without_transactions(store), (2, 6, 0))) as uri:
+        with pytest.raises(PlayError, match=r"LSN 2 to 3 of replica 1 has 2 rows, and .* takes no transactions of"):
+            await play(production(), uri, [*first, longer])
+    assert store.keys == [1]
 
 
 class Held:

@@ -3,7 +3,8 @@
 Many transactions of the log become one on the server, which is what makes it fast; if that one is refused,
 it is rolled back and its parts are sent one by one, so that exactly the transactions before the refused one
 are there. Transactions that touch Tarantool's own spaces always go alone. Servers with interactive
-transactions get BEGIN, rows, COMMIT on a stream; all others one EVAL per batch (see `LUA`).
+transactions get BEGIN, rows, COMMIT on a stream; all others one EVAL per batch (see `LUA`). A server that knows
+neither gets row after row, and no transaction of several rows: they would become true one by one.
 
 Rows name their space by number only, so a number that means another space on the server is found out by name,
 before the first row of it is sent.
@@ -21,7 +22,7 @@ import msgspec
 
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto.constants import Feature, Key, RequestType
-from flowstone.iproto.errors import AccessDenied, TarantoolError, TransactionYield, error_of
+from flowstone.iproto.errors import AccessDenied, TarantoolError, TransactionYield, Unsupported, error_of
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response
 from flowstone.iproto.row import Row
@@ -40,6 +41,7 @@ INTERRUPT_SECONDS = 5.0
 """Who cancels the replay wants to know what is applied, but not to wait for long."""
 
 STREAM_ID = 1
+SNAPSHOT_SUFFIX = ".snap"
 VSPACE_ID = 281
 """`_vspace`: the definitions of those spaces that the user may see."""
 
@@ -193,7 +195,9 @@ def _piece(transaction: Transaction, file: str | None) -> _Piece:
             space_ids.add(statement.changed_space_id)
             size += len(row.body)
             is_alone = is_alone or statement.space_id < SYSTEM_SPACES_END
-    from_snapshot = is_of_snapshot(transaction.rows[0])
+    # Rows of local spaces and of Raft look like rows of a log even in a snapshot: only the file tells them apart.
+    in_snapshot = file is not None and file.endswith(SNAPSHOT_SUFFIX)
+    from_snapshot = in_snapshot or is_of_snapshot(transaction.rows[0])
     return _Piece(transaction, tuple(statements), frozenset(space_ids), file, size, is_alone, from_snapshot)
 
 
@@ -339,6 +343,11 @@ class _Player:
                 self._way = _by_eval
                 refusal = await self._way(self._connection, statements)
             return refusal
+        except Unsupported as error:
+            if self._way is not _by_eval:
+                raise self._impossible(error) from error
+            self._way = _row_by_row
+            return await self._apply(batch)
         except (ConnectionFailed, RemoteProtocolError) as error:
             what, hint = _under_way(batch)
             raise PlayError(f"{error}, while {what}", self.result, hint=hint) from error
@@ -361,6 +370,8 @@ class _Player:
             self._on_progress(self.result)
 
     def _refused(self, piece: _Piece, refusal: _Refusal) -> PlayError:
+        if refusal.at is None and self._way is _row_by_row:
+            return self._too_long(piece)
         error = refusal.error
         file = f"{piece.file}: " if piece.file else ""
         row = piece.statements[refusal.at].row if refusal.at is not None else None
@@ -369,7 +380,7 @@ class _Player:
         else:
             statement = piece.statements[refusal.at]
             kind = RequestType(statement.row.type).name
-            what = f"{_row(statement.row)} ({kind}, {self._space(statement.space_id)})"
+            what = f"{_row(piece, statement.row)} ({kind}, {self._space(statement.space_id)})"
         return PlayError(
             f"{file}{what} was refused by {self._connection.address}: {error.message} ({error.name}, {error.code})",
             self.result,
@@ -378,11 +389,21 @@ class _Player:
             error=error,
         )
 
+    def _too_long(self, piece: _Piece) -> PlayError:
+        file = f"{piece.file}: " if piece.file else ""
+        return PlayError(
+            f"{file}the {_place(piece)} has {len(piece.statements)} rows, and {self._connection.address} takes no "
+            "transactions of several rows from clients",
+            self.result,
+            hint="replay into a server that has streams or EVAL: Tarantool, or a Flowstone node of dialect 2.11; "
+            + _resume(piece),
+        )
+
     def _another_space(self, piece: _Piece, space_id: int, name: str, found: str) -> PlayError:
         statement = next(each for each in piece.statements if each.changed_space_id == space_id)
         file = f"{piece.file}: " if piece.file else ""
         return PlayError(
-            f"{file}{_row(statement.row)} is for space {space_id} named {name!r}, which is named {found!r} at "
+            f"{file}{_row(piece, statement.row)} is for space {space_id} named {name!r}, which is named {found!r} at "
             f"{self._connection.address}; nothing from there on was applied",
             self.result,
             hint=f"replay into a server where {name!r} has number {space_id}: "
@@ -403,8 +424,8 @@ class _Player:
         return PlayError(message, self.result, hint=hint, error=error)
 
 
-def _row(row: Row) -> str:
-    if is_of_snapshot(row):
+def _row(piece: _Piece, row: Row) -> str:
+    if piece.is_of_snapshot:
         return f"row {row.lsn} of the snapshot"
     return f"row with LSN {row.lsn} of replica {row.replica_id}"
 
@@ -412,7 +433,7 @@ def _row(row: Row) -> str:
 def _place(piece: _Piece) -> str:
     transaction = piece.transaction
     if piece.is_of_snapshot:
-        return _row(transaction.rows[0])
+        return _row(piece, transaction.rows[0])
     return f"transaction with LSN {transaction.tsn} to {transaction.lsn} of replica {transaction.replica_id}"
 
 
@@ -458,11 +479,17 @@ async def _by_eval(connection: Connection, statements: Sequence[Statement]) -> _
     raise RemoteProtocolError(f"{connection.address} answered a replay with {answer!r}")
 
 
+async def _row_by_row(connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
+    if len(statements) > 1:
+        return _Refusal(None, Unsupported("no transactions of several rows"))
+    row = statements[0].row
+    answer = await connection.answer(connection.send(RequestType(row.type), row.body), timeout=ANSWER_SECONDS)
+    return _Refusal(0, answer.error()) if answer.is_error else None
+
+
 async def _by_stream(connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
     if len(statements) == 1:
-        row = statements[0].row
-        answer = await connection.answer(connection.send(RequestType(row.type), row.body), timeout=ANSWER_SECONDS)
-        return _Refusal(0, answer.error()) if answer.is_error else None
+        return await _row_by_row(connection, statements)
     # Without a transaction the rows would commit one by one, so BEGIN is waited for.
     await connection.request(RequestType.BEGIN, stream_id=STREAM_ID)
     sent = [
