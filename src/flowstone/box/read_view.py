@@ -20,6 +20,9 @@ from flowstone.errors import FlowstoneError
 
 Changes = dict[Key, bytes | None]
 
+_PASSED_OVER: Final = 8
+"""How many times the keys of a slice are passed over if they are new: that costs little, and new ones keep coming."""
+
 _FEW: Final = 8
 """New keys that are put in their places one by one; sorting all again costs less for more."""
 
@@ -207,8 +210,8 @@ class ReadView:
     def slices(self, index: Index, count: int) -> Iterator[list[bytes]]:
         """All tuples of `index`, in order, in lists of about `count`; between two of them anything may be written.
 
-        Each list costs what it holds and what was written since the last one, however much was written before; keys
-        that are appended while it is read make it no longer.
+        Each list costs what it holds and what was written since the last one, however much was written before. New
+        keys are passed over many at a time, and lists may be empty, so this ends although many come.
         """
         if not index.is_ordered:
             yield from self._unordered_slices(index, count)
@@ -230,7 +233,7 @@ class ReadView:
             piece: list[bytes] = []
             taken = 0
             span = Span(None if last is None else successor(last), end, False)
-            for key, value in islice(index.scan(span), count):
+            for key, value in islice(index.scan(span), count * _PASSED_OVER):
                 while gone and gone[0] < key:  # type: ignore[operator]
                     piece += _old(changes, heappop(gone))
                 if gone and gone[0] == key:
@@ -238,11 +241,12 @@ class ReadView:
                 piece += _old(changes, key) if key in changes else (value,)
                 last = key
                 taken += 1
-            is_end = taken < count
+                if len(piece) >= count:
+                    break
+            is_end = taken < count * _PASSED_OVER and len(piece) < count
             while is_end and gone:
                 piece += _old(changes, heappop(gone))
-            if piece:
-                yield piece
+            yield piece
 
     def _unordered_slices(self, index: Index, count: int) -> Iterator[list[bytes]]:
         changes = self.changes.get(index, {})

@@ -24,6 +24,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.node.gc import GarbageCollector
 from flowstone.node.journal import Journal
 from flowstone.node.replay import Synchro
+from flowstone.node.settling import settle_indexes
 from flowstone.outside import Outside
 from flowstone.replication.synchro import RaftState
 from flowstone.replication.vclock import VClock
@@ -40,9 +41,6 @@ CHECKPOINT_WAL_THRESHOLD = 10**18
 
 SLICE = 500
 """Tuples that are taken from a view at once: a fraction of a millisecond."""
-
-SETTLE_STEP = 500
-"""Keys that are sorted into an index at once, where nobody has read it in order before: a millisecond or two."""
 
 _KEPT_ENGINES = frozenset(("memtx", "vinyl"))
 """Others have no tuples of their own. Vinyl's are in memory here, and nowhere else."""
@@ -77,24 +75,26 @@ class Checkpointer:
         self._timer: asyncio.Task[None] | None = None
         self._by_size: asyncio.Task[None] | None = None
         self._deletion: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
 
     # --- life ---
 
     def start(self) -> None:
-        """Begins to make checkpoints by time and by size."""
+        """Begins to make checkpoints by time and by size, and to keep the indexes in order that these read."""
         self._journal.on_size = self._log_has_grown
         self._watch_size()
         self._schedule()
+        self._settling = asyncio.get_running_loop().create_task(settle_indexes(self._outside, self._box))
 
     async def stop(self) -> None:
         """Ends that; a checkpoint in progress is abandoned."""
         self._journal.on_size = None
-        for task in (self._timer, self._by_size, self._deletion):
+        for task in (self._timer, self._by_size, self._deletion, self._settling):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        self._timer = self._by_size = self._deletion = None
+        self._timer = self._by_size = self._deletion = self._settling = None
 
     def reconfigure(
         self,
@@ -245,11 +245,12 @@ async def write_snapshot(
                 # Numbers that inserts have taken are in no row of the log: this is where they are kept.
                 await _by_worker(outside, writer.add_tuples, space.id, view.sequence_rows)
                 continue
-            while not space.primary.settle_partly(SETTLE_STEP):
-                await outside.clock.sleep(0)
             group_id = GROUP_LOCAL if space.definition.is_local else 0
             for tuples in view.slices(space.primary, SLICE):
-                await _by_worker(outside, writer.add_tuples, space.id, tuples, group_id)
+                if tuples:
+                    await _by_worker(outside, writer.add_tuples, space.id, tuples, group_id)
+                else:
+                    await outside.clock.sleep(0)
         return await _by_worker(outside, writer.finish)
     except BaseException:
         with suppress(OSError):

@@ -1,0 +1,25 @@
+"""Puts new keys of indexes in their places while nobody waits: until then reads in order read around them.
+
+A step takes a millisecond, and between two of them everybody else has a turn.
+"""
+
+from __future__ import annotations
+
+from flowstone.box.box import Box
+from flowstone.box.index import SETTLED_BY_READ
+from flowstone.outside import Outside
+
+LOOK_INTERVAL = 0.1
+STEP_INTERVAL = 0.002
+STEP = 1000
+"""Keys that are put in their places at once."""
+
+
+async def settle_indexes(outside: Outside, box: Box) -> None:
+    """Until it is cancelled. What the next read in order settles by itself is left to it."""
+    while True:
+        await outside.clock.sleep(LOOK_INTERVAL)
+        indexes = [index for space in box.spaces.values() for index in space.served]
+        for index in indexes:
+            while index.debt > SETTLED_BY_READ and not index.settle_partly(STEP):
+                await outside.clock.sleep(STEP_INTERVAL)
