@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from flowstone.xlog.errors import (
+    BY_FORCE,
     BlockTooLarge,
     DamagedFile,
     ForeignFile,
@@ -45,6 +46,13 @@ def test_it_says_what_where_and_what_to_do(error: XlogError, words: str) -> None
     assert error.hint
     assert text.endswith(error.hint)
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("kind", [DamagedFile, ForeignFile, LogGap])
+def test_what_force_goes_past_says_so_in_words_that_others_can_replace(kind: type[XlogError]) -> None:
+    (error,) = (error for error, _ in ERRORS if isinstance(error, kind))
+    assert error.hint is not None
+    assert error.hint.count(BY_FORCE) == 1
 
 
 @pytest.mark.parametrize("error", [error for error, _ in ERRORS], ids=lambda value: type(value).__name__)

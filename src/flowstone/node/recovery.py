@@ -12,6 +12,7 @@ import logging
 import posixpath
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -28,7 +29,7 @@ from flowstone.node.replay import Replay, Synchro
 from flowstone.outside import AlreadyLocked, Disk, Lock, Outside
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
-from flowstone.xlog.errors import LogGap
+from flowstone.xlog.errors import BY_FORCE, LogGap, XlogError
 from flowstone.xlog.reader import EndingKind, LogFile, Slab
 
 LOG = logging.getLogger("flowstone.node")
@@ -124,9 +125,10 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
 
     box.is_recovering = True
     try:
-        replay = Replay(box, force=force, report=report)
-        await _read_snapshot(outside, snapshot, replay, force, report)
-        last = await _read_logs(outside, directory, snapshot, replay, force, report)
+        with _advice():
+            replay = Replay(box, force=force, report=report)
+            await _read_snapshot(outside, snapshot, replay, force, report)
+            last = await _read_logs(outside, directory, snapshot, replay, force, report)
     finally:
         box.is_recovering = False
     _settle_indexes(box)
@@ -142,6 +144,16 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
         replay.row_count,
         left_out,
     )
+
+
+@contextmanager
+def _advice() -> Iterator[None]:
+    """What readers of a file call `force` is an option of another name to who starts a node."""
+    try:
+        yield
+    except XlogError as error:
+        error.hint = error.hint and error.hint.replace(BY_FORCE, "with force_recovery")
+        raise
 
 
 async def bootstrap(

@@ -1,7 +1,8 @@
 """What can be wrong with a log file, one class per kind, each with the file and, where it has one, the
 offset.
 
-Every message says what is wrong and where; `hint` says what to do.
+Every message says what is wrong and where; `hint` says what to do. Where that is to go on all the same, it says
+`BY_FORCE`, after the argument of our readers; commands and nodes put the name of their own option in its place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from flowstone.errors import FlowstoneError
 
-FORCE_HINT = "read what is left of it with force, or take the file from another replica"
+BY_FORCE = "with force"
+FORCE_HINT = f"read what is left of it {BY_FORCE}, or take the file from another replica"
 
 
 class XlogError(FlowstoneError):
@@ -73,7 +75,7 @@ class ForeignFile(XlogError):
         super().__init__(
             f"{path}: written by instance {instance_uuid}, the directory belongs to {expected}",
             path=path,
-            hint="move the file away, or skip it with force",
+            hint=f"move the file away, or skip it {BY_FORCE}",
         )
         self.instance_uuid = instance_uuid
         self.expected = expected
@@ -93,7 +95,7 @@ class LogGap(XlogError):
         super().__init__(
             f"{path}: the log has a gap between {_text(have)} and {_text(need)}: LSN {ranges or 'unknown'} missing",
             path=path,
-            hint="bring the missing .xlog files back, or go on without these rows with force",
+            hint=f"bring the missing .xlog files back, or go on without these rows {BY_FORCE}",
         )
         self.have = dict(have)
         self.need = dict(need)
