@@ -152,6 +152,8 @@ def test_a_certificate_comes_with_its_key() -> None:
         configure({"ssl_cert_file": "node.crt"})
     with pytest.raises(errors.TarantoolError, match="'ssl_cert_file': needed with ssl_ca_file"):
         configure({"ssl_ca_file": "ca.crt"})
+    with pytest.raises(errors.TarantoolError, match="'ssl_cert_file': needed with ssl_password"):
+        configure({"ssl_password": "hush"})
 
 
 def test_a_changed_configuration_says_what_differs() -> None:

@@ -287,6 +287,24 @@ def certified(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
+@pytest.fixture
+def locked(certified: tuple[Path, Path]) -> Path:
+    """The key, under the password "hush"."""
+    path = certified[1].with_name("locked.pem")
+    command = f"openssl pkey -in {certified[1]} -out {path} -aes256 -passout pass:hush"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return path
+
+
+async def test_a_key_may_be_under_a_password(tmp_path: Path, certified: tuple[Path, Path], locked: Path) -> None:
+    certificate, _ = certified
+    options: dict[str, Any] = {"listen": "127.0.0.1:0", "ssl_cert_file": str(certificate), "ssl_key_file": str(locked)}
+    async with flowstone.Node(tmp_path / "data", ssl_password="hush", **options) as node:
+        assert node.address is not None
+    with pytest.raises(FlowstoneError, match="password"):
+        await flowstone.Node(tmp_path / "data", **options).start()
+
+
 async def test_clients_reach_it_over_tls(tmp_path: Path, certified: tuple[Path, Path]) -> None:
     certificate, key = certified
     options: dict[str, Any] = {"ssl_cert_file": str(certificate), "ssl_key_file": str(key)}
@@ -296,9 +314,26 @@ async def test_clients_reach_it_over_tls(tmp_path: Path, certified: tuple[Path, 
         stream = await production().network.connect("127.0.0.1", port, timeout=10, tls=Tls(ca_file=str(certificate)))
         assert (await stream.read(128)).startswith(b"Tarantool 2.11")
         await stream.close()
-    with pytest.raises(FlowstoneError, match=r"cannot listen on 127\.0\.0\.1:0: "):
+    with pytest.raises(FlowstoneError, match=r"key\.pem holds no certificate"):
         async with flowstone.Node(tmp_path / "data", listen="127.0.0.1:0", **(options | {"ssl_cert_file": str(key)})):
             pass
+
+
+async def ping_for_ever(connection: Connection) -> None:
+    while True:
+        await connection.request(RequestType.PING, b"\x80")
+
+
+async def test_bounds_on_clients_change_at_run_time(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
+        stranger = await connect(node)
+        known = await connect(node, "app:secret@")
+        await node.reconfigure(auth_timeout=0.01)
+        with pytest.raises(ConnectionFailed):
+            await asyncio.wait_for(ping_for_ever(stranger), 20)
+        await stranger.close()
+        await known.request(RequestType.PING, b"\x80")
+        await known.close()
 
 
 async def test_options_change_at_run_time(node: flowstone.Node) -> None:

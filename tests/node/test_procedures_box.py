@@ -63,6 +63,17 @@ async def test_box_cfg_is_read_and_its_options_one_by_one(client: Conversation) 
         await client.call("box.cfg.listen")
 
 
+async def test_box_cfg_shows_no_secrets() -> None:
+    secret: dict[str, Any] = {"ssl_cert_file": "cert.pem", "ssl_key_file": "key.pem", "ssl_password": "hush"}
+    instance = make_instance(**secret)
+    client = Conversation(instance)
+    (options,) = await client.call("box.cfg")
+    assert options["ssl_key_file"] == "key.pem"
+    assert "hush" not in f"{options}{instance.configuration}"
+    with pytest.raises(errors.NoSuchProc):
+        await client.call("box.cfg.ssl_password")
+
+
 async def test_box_cfg_with_options_changes_the_node_if_it_can(client: Conversation) -> None:
     with pytest.raises(errors.Unsupported, match="change of options"):
         await client.call("box.cfg", {"read_only": True})

@@ -23,7 +23,7 @@ from flowstone.iproto.uri import Uri
 from flowstone.node.connection import Connection
 from flowstone.node.instance import Instance
 from flowstone.node.journal import WalMode
-from flowstone.node.server import Limits, Server
+from flowstone.node.server import Limits, Server, limits_of
 from flowstone.outside import Tls, production
 from flowstone.outside.blocking import ThreadBlocking
 from tests.node.fault_disk import FaultDisk
@@ -106,6 +106,22 @@ def select(sync: int, key: int) -> bytes:
 
 def select_all(sync: int) -> bytes:
     return encode_request(RequestType.SELECT, sync, pack({0x10: 512, 0x12: 9, 0x14: 2, 0x20: ()}))
+
+
+def test_every_bound_is_an_option() -> None:
+    given: dict[str, Any] = {
+        "connections_max": 1,
+        "net_msg_max": 2,
+        "wal_queue_max_size": 3,
+        "packet_size_max": 4000,
+        "packet_size_max_before_auth": 2000,
+        "output_size_max": 5000,
+        "slow_reader_timeout": 6.0,
+        "auth_timeout": 7.0,
+    }
+    assert limits_of(make_instance(**given)) == Limits(1, 2, 3, 4000, 2000, 5000, 6.0, 7.0)
+    assert limits_of(make_instance()) == Limits()
+    assert limits_of(make_instance(packet_size_max=2000)).packet_size_max_before_auth == 2000
 
 
 @pytest.mark.parametrize("dialect", Dialect)

@@ -41,6 +41,8 @@ class Option:
     is_dynamic: bool
     help: str
     is_integral: bool = False
+    is_secret: bool = False
+    """It is shown to nobody, and not by `box.cfg`."""
 
     @property
     def variable(self) -> str:
@@ -181,9 +183,16 @@ def _option(
     check: Check | None = None,
     *,
     dynamic: bool = False,
+    secret: bool = False,
 ) -> Any:
-    settings = {"types": tuple(types.split(", ")), "check": check, "dynamic": dynamic, "help": help}
-    return field(default=default, metadata=settings)
+    settings = {
+        "types": tuple(types.split(", ")),
+        "check": check,
+        "dynamic": dynamic,
+        "help": help,
+        "secret": secret,
+    }
+    return field(default=default, metadata=settings, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,8 +266,36 @@ class Configuration:
     packet_size_max: int = _option(
         "number",
         128 * 1024 * 1024,
-        "Bytes of the largest packet; before authentication it is 64 KiB.",
+        "Bytes of the largest packet.",
         _outside(1024, INTEGER_MAX, "specified value is out of bounds"),
+        dynamic=True,
+    )
+    packet_size_max_before_auth: int = _option(
+        "number",
+        64 * 1024,
+        "Bytes of the largest packet of a client that has not authenticated.",
+        _outside(1024, INTEGER_MAX, "specified value is out of bounds"),
+        dynamic=True,
+    )
+    output_size_max: int = _option(
+        "number",
+        1024 * 1024,
+        "Bytes of replies that wait for one connection; its next requests wait until they are sent.",
+        _outside(1024, INTEGER_MAX, "specified value is out of bounds"),
+        dynamic=True,
+    )
+    slow_reader_timeout: float = _option(
+        "number",
+        60.0,
+        "Seconds that a client may leave its replies unread before it is disconnected.",
+        _not_above(0, "the value must be greater than 0"),
+        dynamic=True,
+    )
+    auth_timeout: float = _option(
+        "number",
+        0.0,
+        "Seconds that a client may take to authenticate before it is disconnected; 0: it may stay a guest.",
+        _below(0, "the value must not be less than 0"),
         dynamic=True,
     )
     txn_timeout: float = _option(
@@ -284,6 +321,12 @@ class Configuration:
     )
     ssl_cert_file: str | None = _option("string", None, "Certificate for TLS on the listener, with its chain (PEM).")
     ssl_key_file: str | None = _option("string", None, "Private key of the certificate (PEM).")
+    ssl_password: str | None = _option(
+        "string",
+        None,
+        "What opens the private key. Better in FLOWSTONE_SSL_PASSWORD: command lines can be seen by others.",
+        secret=True,
+    )
     ssl_ca_file: str | None = _option("string", None, "Authorities whose clients are let in (PEM).")
     ssl_ciphers: str | None = _option("string", None, "Ciphers for TLS up to 1.2, as OpenSSL lists them.")
     dialect: str | None = _option(
@@ -327,7 +370,7 @@ def _consistent(configuration: Configuration) -> Configuration:
         if configuration.ssl_cert_file is None:
             missing, given = given, missing
         raise incorrect(missing, f"needed with {given}")
-    for name in ("ssl_ca_file", "ssl_ciphers"):
+    for name in ("ssl_password", "ssl_ca_file", "ssl_ciphers"):
         if getattr(configuration, name) is not None and configuration.ssl_cert_file is None:
             raise incorrect("ssl_cert_file", f"needed with {name}")
     return configuration
@@ -346,6 +389,7 @@ def _read_table() -> dict[str, Option]:
             is_dynamic=settings["dynamic"],
             help=settings["help"],
             is_integral=entry.type == "int",
+            is_secret=settings["secret"],
         )
     return table
 

@@ -436,6 +436,7 @@ def _tls(configuration: Configuration) -> Tls | None:
     return Tls(
         cert_file=configuration.ssl_cert_file,
         key_file=configuration.ssl_key_file,
+        password=configuration.ssl_password,
         ca_file=configuration.ssl_ca_file,
         ciphers=configuration.ssl_ciphers,
     )

@@ -7,12 +7,12 @@ way to read them, EVAL, is not there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, Final
 
 from flowstone.iproto import errors
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 from flowstone.node import procedures_schema, procedures_space
+from flowstone.node.configuration import OPTIONS
 from flowstone.node.info import box_info
 from flowstone.node.instance import Instance
 from flowstone.node.limbo import clear_synchro_queue
@@ -45,8 +45,7 @@ def find_part(instance: Instance, name: str) -> Procedure | None:
 
 def _options(instance: Instance) -> dict[str, Any]:
     """Options that are set, as box.cfg shows them."""
-    configuration = instance.configuration
-    given = {entry.name: getattr(configuration, entry.name) for entry in fields(configuration)}
+    given = {name: getattr(instance.configuration, name) for name, option in OPTIONS.items() if not option.is_secret}
     return {name: setting for name, setting in given.items() if setting is not None}
 
 

@@ -44,7 +44,7 @@ _OF_EVERY_GUEST: Final = int(Privilege.SESSION | Privilege.USAGE)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on clients. Those named as in `box.cfg` come from there."""
+    """Bounds on clients, all of which are options. How deep MessagePack may nest is a constant instead."""
 
     connections_max: int = 10_000
     net_msg_max: int = 768
@@ -429,6 +429,10 @@ def limits_of(instance: Instance) -> Limits:
     return Limits(
         connections_max=configuration.connections_max,
         net_msg_max=configuration.net_msg_max,
-        packet_size_max=configuration.packet_size_max,
         wal_queue_max_size=configuration.wal_queue_max_size,
+        packet_size_max=configuration.packet_size_max,
+        packet_size_max_before_auth=min(configuration.packet_size_max_before_auth, configuration.packet_size_max),
+        output_max=configuration.output_size_max,
+        slow_reader_seconds=configuration.slow_reader_timeout,
+        auth_seconds=configuration.auth_timeout or None,
     )
