@@ -222,3 +222,22 @@ def test_the_database_interface_of_python_connects(library: Library) -> None:
     opened = connector.connect("127.0.0.1", library.port, user=library.user, password=library.password)
     assert opened.ping() > 0
     opened.close()
+
+
+def test_a_hash_index_is_read_in_pieces(library: Library, connection: Any) -> None:
+    """Each piece begins behind the last key of the one before; the order is the server's own."""
+    shelves = 601
+    library.run(create_space(shelves, "shelves"), create_index([[0, "unsigned"]], space=shelves, type="hash"))
+    try:
+        rows = [(number * 37, f"shelf {number}") for number in range(50)]
+        for row in rows:
+            connection.insert(shelves, row)
+        found: list[Any] = []
+        piece = connection.select(shelves, limit=7, iterator=ITERATOR_GT).data
+        while piece:
+            found += piece
+            assert len(found) <= len(rows)
+            piece = connection.select(shelves, piece[-1][0], limit=7, iterator=ITERATOR_GT).data
+        assert sorted(map(tuple, found)) == rows
+    finally:
+        library.run(drop_index(0, space=shelves), drop_space(shelves))

@@ -13,8 +13,10 @@ from tests.conformance.case import (
     PRIMARY,
     REQ,
     Space,
+    delete,
     group,
     hashed,
+    insert,
     part,
     select,
     tree,
@@ -133,6 +135,10 @@ hash_index = group(
         "GE without a key": select([], GE, unordered=True),
         "GT without a key": select([], GT, unordered=True),
         "GT with a partial key": select([1], GT),
+        "GT with an absent key": select([7, "a"], GT),
+        "GT with a wrong type": select([1, 2], GT),
+        "GT with too many parts": select([1, "a", "x"], GT),
+        "GT with a key and beyond all of them": select([1, "a"], GT, offset=2),
         "GE with a key": select([1, "a"], GE),
         "LE with a key": select([1, "a"], LE),
         "LT with a key": select([1, "a"], LT),
@@ -141,6 +147,22 @@ hash_index = group(
         "of strings, a number as key": select([1], EQ, index=1),
         "limit of a full scan": select([], ALL, limit=0),
         "offset beyond a full scan": select([], ALL, offset=3),
+    },
+)
+
+hash_index_of_one = group(
+    "hash index of one tuple",
+    Space([hashed((0, "unsigned"))], [[5, "a"]]),
+    {
+        "GT with its key": select([5], GT),
+        "GT with a smaller key": select([4], GT),
+        "GT without a key": select([], GT),
+        "GT with its key, once there is another": [
+            insert([6, "b"]),
+            select([5], GT, offset=1),
+            select([], GT, offset=2),
+        ],
+        "GT with its key, once it is gone": [delete([5]), select([5], GT)],
     },
 )
 
@@ -173,6 +195,7 @@ CASES = [
     *offset_and_limit,
     *unknown_iterators,
     *hash_index,
+    *hash_index_of_one,
     *parts_in_another_order,
     *empty_space,
 ]
