@@ -64,9 +64,10 @@ class Step(NamedTuple):
 class Interactive:
     """An interactive transaction, and what it has seen."""
 
-    def __init__(self, transaction: InteractiveTransaction, begin: Moment) -> None:
+    def __init__(self, transaction: InteractiveTransaction) -> None:
         self.transaction = transaction
-        self.begin = begin
+        self.begin: Moment | None = None
+        """What it sees: the moment of its first statement, once that has looked at something."""
         self.steps: list[Step] = []
         self.savepoints: list[tuple[int, int]] = []
 
@@ -245,8 +246,7 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: len(self.open) < 4)
     @rule(isolation=st.sampled_from((Isolation.DEFAULT, Isolation.DEFAULT, Isolation.READ_CONFIRMED)))
     def begin(self, isolation: Isolation) -> None:
-        begin = self.confirmed() if isolation is Isolation.READ_CONFIRMED else self.now
-        self.open.append(Interactive(self.box.begin_interactive(isolation=isolation), begin))
+        self.open.append(Interactive(self.box.begin_interactive(isolation=isolation)))
 
     def confirmed(self) -> Moment:
         """The moment before everything that is not in the log."""
@@ -256,12 +256,17 @@ class Programs(RuleBasedStateMachine):
     @rule(number=st.integers(0, 3), statement=requests())
     def interactive_statement(self, number: int, statement: Statement) -> None:
         interactive = self.open[number % len(self.open)]
+        is_confirmed = interactive.transaction.isolation is Isolation.READ_CONFIRMED
+        begin = interactive.begin or (self.confirmed() if is_confirmed else self.now)
+        views = len(self.box.views)
         result = perform(interactive.transaction, statement)
         if result == CONFLICT:
             # Its space is not any more what it was when the transaction began.
-            assert self.now.truncated[statement.space] != interactive.begin.truncated[statement.space]
+            assert self.now.truncated[statement.space] != begin.truncated[statement.space]
             self.open.remove(interactive)
             return
+        if len(self.box.views) > views:
+            interactive.begin = begin
         interactive.steps.append(Step(statement, result))
 
     @precondition(lambda self: self.open)
@@ -297,7 +302,7 @@ class Programs(RuleBasedStateMachine):
             assert self.has_changed(interactive), "a conflict with nobody"
             return
         if is_reader:
-            assert interactive.replay(interactive.begin.state)[0] == interactive.results
+            assert interactive.replay((interactive.begin or self.now).state)[0] == interactive.results
             assert not prepared.statements
             return
         results, after, _ = interactive.replay(self.now.state)
@@ -306,7 +311,7 @@ class Programs(RuleBasedStateMachine):
 
     def has_changed(self, interactive: Interactive) -> bool:
         """True if something that the transaction read is no longer so, or a space of it is another one."""
-        begin, now = interactive.begin, self.now
+        begin, now = interactive.begin or self.now, self.now
         if any(begin.truncated[space] != now.truncated[space] for space in interactive.touched):
             return True
         _, _, reads = interactive.replay(begin.state)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from flowstone.box import statements
+from flowstone.box.access import GUEST
 from flowstone.box.box import Box
 from flowstone.box.index import WHOLE
 from flowstone.box.system import TRUNCATE_ID
-from flowstone.box.transaction import InteractiveTransaction, Isolation, Transaction
+from flowstone.box.transaction import ADMIN, InteractiveTransaction, Isolation, Transaction
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
@@ -167,7 +168,9 @@ def test_an_interactive_transaction_sees_its_own_writes_and_nobody_else_does(
     assert names(box) == "zde"
 
 
-def test_it_reads_what_was_there_when_it_began(box: Box, one: InteractiveTransaction) -> None:
+def test_it_reads_what_was_there_at_its_first_statement(box: Box, one: InteractiveTransaction) -> None:
+    replace(box.begin(), 5, "y")
+    assert get(one, 5) == (5, "y")
     replace(box.begin(), 1, "z")
     delete(box.begin(), 3)
     assert get(one, 1) == (1, "a")
@@ -180,6 +183,27 @@ def test_a_rollback_leaves_nothing_behind(box: Box, one: InteractiveTransaction)
     one.rollback()
     assert names(box) == "ace"
     assert box.views == []
+    delete(box.begin(), 1)
+    assert get(one, 1) is None
+    insert(one, 2, "b")
+    one.prepare()
+    assert names(box) == "bce"
+
+
+def test_one_that_has_read_nothing_costs_no_writer_anything(box: Box, one: InteractiveTransaction) -> None:
+    one.space(SPACE)
+    one.user = GUEST
+    with pytest.raises(errors.AccessDenied):
+        get(one, 1)
+    with pytest.raises(errors.AccessDenied):
+        replace(one, 1, "x")
+    assert box.views == []
+    truncate(box.begin())
+    one.user = ADMIN
+    insert(one, 1, "x")
+    assert len(box.views) == 1
+    one.prepare()
+    assert names(box) == "x"
 
 
 def test_a_prepared_transaction_can_be_taken_back(box: Box, one: InteractiveTransaction) -> None:
@@ -318,6 +342,7 @@ def test_write_skew_is_a_conflict(box: Box, one: InteractiveTransaction, other: 
 
 def test_a_write_that_was_taken_back_is_no_conflict(box: Box, one: InteractiveTransaction) -> None:
     failing = box.begin()
+    get(one, 1)
     replace(failing, 3, "x")
     assert get(one, 3) == (3, "c")
     replace(one, 5, "mine")
@@ -347,9 +372,22 @@ def test_confirmed_reads_do_not_see_what_is_in_flight(box: Box) -> None:
 
 
 def test_a_space_that_is_no_longer_the_same_ends_the_transaction(box: Box, one: InteractiveTransaction) -> None:
+    get(one, 1, space=PLAIN)
     truncate(box.begin())
     with pytest.raises(errors.TransactionConflict):
         get(one, 1)
+    assert box.views == []
+    one.rollback()
+    assert get(one, 1) is None
+
+
+def test_confirmed_reads_of_a_space_that_is_about_to_change_are_a_conflict(box: Box) -> None:
+    in_flight = box.begin()
+    truncate(in_flight)
+    box.in_flight.append(in_flight)
+    confirmed = box.begin_interactive(isolation=Isolation.READ_CONFIRMED)
+    with pytest.raises(errors.TransactionConflict):
+        get(confirmed, 1)
     assert box.views == []
 
 

@@ -13,7 +13,7 @@ from flowstone.iproto.packet import Response, decode_response, encode_request, s
 from flowstone.iproto.requests import decode_request
 from flowstone.node.instance import Instance
 from flowstone.node.procedures_box import built_in
-from flowstone.node.session import Session
+from flowstone.node.session import OpenTransactions, Session
 from flowstone.node.turn import Reply
 from flowstone.node.watchers import Watchers, sources_of
 
@@ -23,11 +23,27 @@ SALT = bytes(range(32))
 class Conversation:
     """One client of an instance. What a request cannot do is raised, as our client does."""
 
-    def __init__(self, instance: Instance, *, user: int = 1, watchers: Watchers | None = None) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        user: int = 1,
+        watchers: Watchers | None = None,
+        open_transactions: OpenTransactions | None = None,
+    ) -> None:
         self.instance = instance
         self.events: list[Response] = []
         self.watchers = watchers or Watchers(sources_of(instance))
-        self.session = Session(instance, self.watchers, built_in(), self._hear, id=5, salt=SALT, peer="127.0.0.1:5000")
+        self.session = Session(
+            instance,
+            self.watchers,
+            built_in(),
+            self._hear,
+            id=5,
+            salt=SALT,
+            peer="127.0.0.1:5000",
+            open_transactions=open_transactions,
+        )
         self.session.user = user
         self._syncs = itertools.count(1)
 

@@ -366,6 +366,16 @@ async def test_a_lost_connection_rolls_its_transactions_back() -> None:
         assert len(server.instance.box.space(512)) == 0
 
 
+async def test_strangers_open_few_transactions_and_trusted_guests_more() -> None:
+    for instance, count in ((make_instance(), 2), (with_space(make_instance()), 4)):
+        async with serving(instance, Limits(transactions_max=4, transactions_max_before_auth=2)) as server:
+            client = await Raw.open(server)
+            for stream in range(1, 7):
+                client.send(encode_request(RequestType.BEGIN, stream, stream_id=stream))
+            assert [(await client.read_one()).is_error for _ in range(6)] == [False] * count + [True] * (6 - count)
+            await client.close()
+
+
 async def test_a_lost_connection_ends_its_calls_and_executes_nothing_behind_them() -> None:
     async with serving() as server:
         ended: list[int] = []

@@ -15,7 +15,7 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
-from flowstone.node.session import STREAMS_MAX, WATCHES_MAX, WATCHES_MAX_BEFORE_AUTH
+from flowstone.node.session import STREAMS_MAX, WATCHES_MAX, WATCHES_MAX_BEFORE_AUTH, OpenTransactions
 from tests.node.conversations import SALT, Conversation
 from tests.node.instances import UUID, make_instance
 
@@ -252,9 +252,40 @@ async def test_every_isolation_level_is_taken(client: Conversation, level: int) 
     assert await client.select() == ((1, "one"),)
 
 
-async def test_open_transactions_are_bounded(client: Conversation) -> None:
+async def test_open_transactions_of_all_clients_are_bounded_and_few_for_strangers(instance: Instance) -> None:
+    count = OpenTransactions(4, 2, lambda: False)
+    clients = [Conversation(instance, open_transactions=count) for _ in range(2)]
+    strangers = [Conversation(instance, user=GUEST, open_transactions=count) for _ in range(2)]
+    for client in clients:
+        client.session.is_authenticated = True
+    for conversations, most in ((strangers, 2), (clients, 4)):
+        for number in range(most):
+            await conversations[number % 2].request(RequestType.BEGIN, stream=1 + number // 2)
+        for client in conversations:
+            with raises(errors.Unsupported, f"does not support more than {most} open transactions"):
+                await client.request(RequestType.BEGIN, stream=9)
+        await conversations[0].request(RequestType.COMMIT, stream=1)
+        await conversations[0].request(RequestType.BEGIN, stream=1)
+        await conversations[0].request(RequestType.ROLLBACK, stream=1)
+        conversations[1].session.close()
+        for number in range(most // 2 + 1):
+            await conversations[0].request(RequestType.BEGIN, stream=20 + number)
+
+
+async def test_begin_alone_costs_no_writer_anything(client: Conversation) -> None:
+    await client.request(RequestType.BEGIN, stream=1)
+    assert not client.instance.box.views
+    await client.select(stream=1)
+    assert len(client.instance.box.views) == 1
+    await client.request(RequestType.COMMIT, stream=1)
+    assert not client.instance.box.views
+
+
+async def test_streams_are_bounded(client: Conversation) -> None:
     for stream in range(1, STREAMS_MAX + 1):
         await client.request(RequestType.BEGIN, stream=stream)
+        if stream % 100 == 0:
+            await client.select(stream=stream)
     with raises(errors.Unsupported, "open streams"):
         await client.request(RequestType.BEGIN, stream=STREAMS_MAX + 1)
     client.session.close()

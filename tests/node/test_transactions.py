@@ -107,9 +107,12 @@ async def test_rollback_in_the_block_leaves_an_empty_transaction(node: flowstone
     async with node.transaction() as transaction:
         inside = transaction.space("fruit")
         inside.insert((1, "apple", 5))
+        await fruit.insert((3, "cherry", 1))
+        assert inside.get(3) is None
         transaction.rollback()
+        assert inside.get(3) == (3, "cherry", 1)
         inside.insert((2, "banana", 3))
-    assert [row.id for row in fruit] == [2]
+    assert [row.id for row in fruit] == [2, 3]
 
 
 async def test_a_transaction_ends_with_its_block(node: flowstone.Node) -> None:

@@ -2,15 +2,16 @@
 
 `Transaction` changes the live indexes at once and remembers how to undo it: autocommit, recovery, replication and DDL,
 none of which gives way to others before it ends. `InteractiveTransaction` may wait for its client between statements:
-it reads a view of the moment it began, keeps its writes to itself, and at commit finds out whether what it read still
-holds; the first committer wins. Both only collect the rows for the log: who writes them, and when, is the node's part.
+it reads a view of the moment of its first one, keeps its writes to itself, and at commit finds out whether what it read
+still holds; the first committer wins. Both only collect the rows for the log: who writes them, and when, is the node's
+part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
 from flowstone.box.alter import on_change
 from flowstone.box.index import WHOLE, Index
@@ -186,7 +187,8 @@ class Transaction:
 class InteractiveTransaction(Transaction):
     """Statements with time between them; nobody else sees them before `prepare`.
 
-    One that has failed answers whatever is asked of it, `prepare` too, with its failure.
+    It sees everything as it was at its first statement, and until then it costs nobody anything. One that has failed
+    answers whatever is asked of it, `prepare` too, with its failure; after a rollback it is as if it had just begun.
     """
 
     is_interactive = True
@@ -195,7 +197,10 @@ class InteractiveTransaction(Transaction):
         super().__init__(box, user)
         self.isolation = isolation
         self._failure: errors.TarantoolError | None = None
-        self._view: ReadView = box.open_view(confirmed=isolation is Isolation.READ_CONFIRMED)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._view: ReadView | None = None
         self._writes: dict[Index, Changes] = {}
         self._orders: dict[Index, KeyOrder] = {}
         self._spaces: dict[int, Space] = {}
@@ -219,24 +224,39 @@ class InteractiveTransaction(Transaction):
     def space(self, space: int | str) -> Space:
         self.check()
         current = self.box.space(space)
-        found = self._view.spaces.get(current.id)
-        if found is not current:
-            self.fail(conflict())
-            self.check()
+        if self._view is not None and self._view.spaces.get(current.id) is not current:
+            self._fail_by_conflict()
         self._spaces[current.id] = current
         return current
 
-    def find(self, index: Index, key: Key) -> bytes | None:
+    def _fail_by_conflict(self) -> NoReturn:
+        failure = conflict()
+        self.fail(failure)
+        raise failure
+
+    def _opened(self) -> ReadView:
+        """The view, opened by the first statement that has a right to what it names."""
         self.check()
+        if self._view is None:
+            spaces = self.box.spaces
+            self._view = self.box.open_view(confirmed=self.isolation is Isolation.READ_CONFIRMED)
+            # Nothing was read of a space that was looked up and has changed since.
+            self._spaces = {number: space for number, space in self._spaces.items() if spaces.get(number) is space}
+            if any(self._view.spaces.get(number) is not space for number, space in self._spaces.items()):
+                self._fail_by_conflict()
+        return self._view
+
+    def find(self, index: Index, key: Key) -> bytes | None:
+        found = self._find(index, key)
         self._keys_read.setdefault(index, {})[key] = None
-        return self._find(index, key)
+        return found
 
     def _find(self, index: Index, key: Key) -> bytes | None:
-        self.check()
+        view = self._opened()
         writes = self._writes.get(index)
         if writes is not None and key in writes:
             return writes[key]
-        return self._view.get(index, key)
+        return view.get(index, key)
 
     def find_to_replace(self, space: Space, index: Index, key: Key) -> bytes | None:
         """That alone is no conflict, unless the old tuple says which entries of other indexes must go."""
@@ -244,8 +264,7 @@ class InteractiveTransaction(Transaction):
 
     def scan(self, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
         """Reads the part of `span` that is taken from the iterator, to its end if the iterator ends."""
-        self.check()
-        source = self._view.source(index)
+        source = self._opened().source(index)
         writes = self._writes.get(index)
         if writes is not None:
             source = Layer(source, writes, self._orders.get(index))
@@ -270,7 +289,7 @@ class InteractiveTransaction(Transaction):
         super().log(statement)
 
     def _set(self, index: Index, key: Key, value: bytes | None) -> None:
-        self.check()
+        self._opened()
         writes = self._writes.get(index)
         if writes is None:
             writes = self._writes[index] = {}
@@ -308,7 +327,8 @@ class InteractiveTransaction(Transaction):
         for number, space in self._spaces.items():
             if self.box.spaces.get(number) is not space:
                 raise conflict()
-        for index, before in self._view.changes.items():
+        changes = self._view.changes if self._view is not None else {}
+        for index, before in changes.items():
             keys, spans = self._keys_read.get(index, {}), Spans(self._spans_read.get(index, []))
             for key, value in before.items():
                 # What was changed and is as before, say because its log write failed, disturbs nobody.
@@ -317,7 +337,10 @@ class InteractiveTransaction(Transaction):
 
     def rollback(self) -> None:
         super().rollback()
-        self._view.close()
+        if self._view is not None:
+            self._view.close()
+        self._failure = None
+        self._forget()
 
 
 class _Altered:

@@ -23,7 +23,7 @@ from flowstone.iproto.replies import encode_error
 from flowstone.iproto.requests import decode_request
 from flowstone.node.instance import Instance
 from flowstone.node.procedures_box import built_in
-from flowstone.node.session import Session
+from flowstone.node.session import OpenTransactions, Session
 from flowstone.node.turn import Reply, Turns
 from flowstone.node.watchers import Watchers, sources_of
 from flowstone.outside import Client, Listener, Tls
@@ -64,6 +64,12 @@ class Limits:
     auth_seconds: float | None = None
     """A client that has not authenticated by then is disconnected; None: it may take its time, or stay a guest."""
 
+    transactions_max: int = 1000
+    """Open transactions of all clients: each that has begun to read makes every write cost a little more."""
+
+    transactions_max_before_auth: int = 16
+    """Those of clients that have not authenticated, unless guests have been given rights."""
+
 
 class Connection:
     """One client: what it sent, what it may still send, and its session."""
@@ -89,7 +95,14 @@ class Connection:
         self._congested_since: float | None = None
         salt = instance.outside.random.bytes(SALT_SIZE)
         self.session = Session(
-            instance, server.watchers, server.procedures, self._send_event, id=session_id, salt=salt, peer=client.peer
+            instance,
+            server.watchers,
+            server.procedures,
+            self._send_event,
+            id=session_id,
+            salt=salt,
+            peer=client.peer,
+            open_transactions=server.open_transactions,
         )
         client.write(encode_greeting(Greeting(instance.box.dialect.greeting_version, instance.uuid, salt)))
 
@@ -277,6 +290,9 @@ class Server:
         self.procedures = built_in()
         self.is_2_6 = instance.box.dialect is Dialect.V2_6
         self.accepted_count = 0
+        self.open_transactions = OpenTransactions(
+            self.limits.transactions_max, self.limits.transactions_max_before_auth, self.trusts_guests
+        )
         self._turns = Turns(
             instance.box, instance.journal, instance.commits, instance.outside.clock, wide=not self.is_2_6
         )

@@ -34,7 +34,7 @@ from flowstone.node.watchers import Watchers, ballot
 LOG = logging.getLogger("flowstone.node")
 
 STREAMS_MAX: Final = 1024
-"""Open transactions of one connection: each holds a view of the past."""
+"""Streams of one connection that have a transaction, or requests that wait."""
 
 WATCHES_MAX: Final = 1024
 """Keys that one connection watches."""
@@ -62,11 +62,13 @@ _NO_REPLY: Final = Reply(b"")
 class Stream:
     """Requests that are executed one after the other, and the transaction that they may be in."""
 
-    __slots__ = ("deadline", "last", "transaction")
+    __slots__ = ("deadline", "is_known", "last", "transaction")
 
     def __init__(self) -> None:
         self.transaction: InteractiveTransaction | None = None
         self.deadline = 0.0
+        self.is_known = False
+        """Whose the transaction is among the open ones."""
         self.last: asyncio.Future[None] | None = None
         """Done when the last of its requests that takes time is."""
 
@@ -76,10 +78,33 @@ class Stream:
             self.transaction.check()
         return self.transaction
 
-    def end(self) -> InteractiveTransaction | None:
-        """The transaction, which is no longer the stream's."""
-        transaction, self.transaction = self.transaction, None
-        return transaction
+
+class OpenTransactions:
+    """How many transactions all clients have open, in bounds: each may hold a view, which every write has to serve.
+
+    Those of strangers, who have not authenticated and are no guests that somebody trusts, are few and counted apart,
+    so that they are in nobody's way.
+    """
+
+    def __init__(
+        self, count_max: int, count_max_before_auth: int, trusts_guests: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._max = {True: count_max, False: count_max_before_auth}
+        self._count = {True: 0, False: 0}
+        self._trusts_guests = trusts_guests
+
+    def add(self, is_authenticated: bool) -> bool:
+        """One more; whether it is a known client's, which `remove` wants to know."""
+        is_known = is_authenticated or self._trusts_guests()
+        most = self._max[is_known]
+        if self._count[is_known] >= most:
+            whose = "" if is_known else " before authentication"
+            raise errors.Unsupported(f"This server does not support more than {most} open transactions{whose}")
+        self._count[is_known] += 1
+        return is_known
+
+    def remove(self, is_known: bool) -> None:
+        self._count[is_known] -= 1
 
 
 class Session:
@@ -95,6 +120,7 @@ class Session:
         id: int,
         salt: bytes,
         peer: str = "",
+        open_transactions: OpenTransactions | None = None,
     ) -> None:
         self.id = id
         self.peer = peer
@@ -108,6 +134,7 @@ class Session:
         self._salt = salt
         self._wide = instance.box.dialect is not Dialect.V2_6
         self._streams: dict[int, Stream] = {}
+        self._open_transactions = open_transactions or OpenTransactions(STREAMS_MAX, STREAMS_MAX)
         self._watched: dict[str, None] = {}
         self._is_closed = False
         self._handlers = _HANDLERS if self._wide else _HANDLERS_2_6
@@ -166,7 +193,7 @@ class Session:
         """
         self._is_closed = True
         for stream in self._streams.values():
-            transaction = stream.end()
+            transaction = self._end(stream)
             if transaction is not None:
                 transaction.end()
         self._streams.clear()
@@ -245,14 +272,22 @@ class Session:
             raise errors.IllegalParams("Illegal parameters, unknown isolation level")
         if level == Isolation.LINEARIZABLE:
             level = Isolation.READ_CONFIRMED  # an instance alone has nobody to ask what else is confirmed
+        stream.is_known = self._open_transactions.add(self.is_authenticated)
         stream.transaction = self._box.begin_interactive(self.user, Isolation(level))
         now = self._instance.outside.clock.monotonic()
         stream.deadline = now + (timeout or self._instance.configuration.txn_timeout)
         return self._ok(request)
 
+    def _end(self, stream: Stream) -> InteractiveTransaction | None:
+        """The transaction, which is no longer the stream's."""
+        transaction, stream.transaction = stream.transaction, None
+        if transaction is not None:
+            self._open_transactions.remove(stream.is_known)
+        return transaction
+
     def _commit(self, request: Request, stream: Stream | None) -> Reply:
         assert stream is not None, "the decoder lets no COMMIT pass without a stream"
-        transaction = stream.end()
+        transaction = self._end(stream)
         if transaction is None:
             return self._ok(request)
         prepared = transaction.prepare()
@@ -260,7 +295,7 @@ class Session:
 
     def _rollback(self, request: Request, stream: Stream | None) -> Reply:
         assert stream is not None, "the decoder lets no ROLLBACK pass without a stream"
-        transaction = stream.end()
+        transaction = self._end(stream)
         if transaction is not None:
             transaction.end()
         return self._ok(request)

@@ -25,8 +25,9 @@ ISOLATIONS: Final = {
 class Transaction:
     """Statements that become true together when the block ends, or not at all.
 
-    Leaving the block waits for the log. Where somebody else changed what was read here, and was first, it raises
-    TransactionConflict, and nothing was done; an exception in the block takes everything back.
+    They see everything as it was when the first of them was made, and what they did themselves. Leaving the block
+    waits for the log. Where somebody else changed what was read here, and was first, it raises TransactionConflict, and
+    nothing was done; an exception in the block takes everything back.
     """
 
     def __init__(self, instance: Instance, isolation: str) -> None:
@@ -62,8 +63,8 @@ class Transaction:
         return TransactionSpace(transaction, transaction.space(space).id)
 
     def rollback(self) -> None:
-        """Takes back what was done so far; the block may go on, with an empty transaction."""
-        self._open().rollback_to((0, 0))
+        """Takes back what was done so far; the block may go on, with an empty transaction that sees what is there."""
+        self._open().rollback()
 
     def _open(self) -> InteractiveTransaction:
         if self._transaction is None:
