@@ -28,7 +28,9 @@ from tests.conftest import FULL
 from tests.served_node import INDEX, SPACE, ServedNode
 
 ROUNDS = 50 if FULL else 2
-LEDGER, FIRST_OWN_SPACE = 512, 2000
+LEDGER, PLAIN, FIRST_OWN_SPACE = 512, 513, 2000
+"""With two indexes; with one, so that many statements at once go through the bulk path; those of the space writer."""
+
 WRITERS, KEYS_PER_WRITER = 4, 100
 IN_FLIGHT = 30
 ACKNOWLEDGED_PER_ROUND = 3000
@@ -70,6 +72,8 @@ class Writer:
     """Sends units over its connection and remembers them. Subclasses say what to write next."""
 
     in_flight = 1
+    refilled_at = 0
+    """How many units may be left in flight when it sends the next ones."""
 
     def __init__(self, number: int, rng: random.Random) -> None:
         self.number = number
@@ -92,8 +96,8 @@ class Writer:
         waiting: list[asyncio.Future[Response]] = []
         try:
             while True:
-                while len(waiting) < self.in_flight:
-                    waiting.append(self._send(connection))
+                if len(waiting) <= self.refilled_at:
+                    waiting += [self._send(connection) for _ in range(self.in_flight - len(waiting))]
                 response = await connection.answer(waiting[0])
                 waiting.pop(0)
                 self._acknowledge(response)
@@ -155,6 +159,7 @@ class RowWriter(Writer):
     """Single statements of every kind on keys of its own, many in flight."""
 
     in_flight = IN_FLIGHT
+    refilled_at = IN_FLIGHT - 1
 
     def owns(self, place: Place) -> bool:
         return place[0] == LEDGER and place[1][0] // KEYS_PER_WRITER == self.number
@@ -184,6 +189,7 @@ class TransactionWriter(RowWriter):
     """Transactions of several statements on a stream of its own."""
 
     in_flight = 5
+    refilled_at = 4
 
     def unit(self) -> Unit:
         first = self.number * KEYS_PER_WRITER
@@ -196,10 +202,42 @@ class TransactionWriter(RowWriter):
         return changes
 
 
+class BurstWriter(Writer):
+    """Many statements of one kind at a time, on a space with one index."""
+
+    in_flight = 200
+    refilled_at = 100
+
+    def __init__(self, number: int, rng: random.Random) -> None:
+        super().__init__(number, rng)
+        self._kind, self._left = RequestType.REPLACE, 0
+
+    def owns(self, place: Place) -> bool:
+        return place[0] == PLAIN
+
+    def unit(self) -> Unit:
+        if not self._left:
+            self._kind = self.rng.choice((RequestType.REPLACE, RequestType.INSERT, RequestType.DELETE))
+            self._left = self.rng.randint(13, 100)
+        self._left -= 1
+        number = self.rng.randrange(10 * KEYS_PER_WRITER)
+        new = (number, self.rng.randrange(1000), "x" * self.rng.choice((3, 30, 300)))
+        if self._kind is RequestType.DELETE and self.state:
+            (_, key) = self.rng.choice(list(self.state))
+            return [Change(PLAIN, key, None, RequestType.DELETE, {Key.KEY: key})]
+        if self._kind is RequestType.INSERT:
+            while (PLAIN, (number,)) in self.state:
+                number += 1
+            new = (number, *new[1:])
+            return [Change(PLAIN, (number,), new, RequestType.INSERT, {Key.TUPLE: new})]
+        return [Change(PLAIN, (number,), new, RequestType.REPLACE, {Key.TUPLE: new})]
+
+
 class SpaceWriter(Writer):
     """Creates spaces, puts a row in, drops the oldest: what it writes are rows of system spaces."""
 
     in_flight = 3
+    refilled_at = 2
 
     def __init__(self, number: int, rng: random.Random) -> None:
         super().__init__(number, rng)
@@ -273,6 +311,7 @@ async def contents(connection: Connection) -> dict[Place, Row]:
     by_version = await rows(connection, LEDGER, 1)
     assert sorted(by_version, key=lambda row: row[0]) == list(found.values()), "the second index differs"
     assert [row[1] for row in by_version] == sorted(row[1] for row in by_version)
+    found |= {(PLAIN, row[:1]): row for row in await rows(connection, PLAIN)}
     found |= {(SPACE, row[:1]): row for row in await rows(connection, SPACE) if row[0] >= FIRST_OWN_SPACE}
     found |= {(INDEX, row[:2]): row for row in await rows(connection, INDEX) if row[0] >= FIRST_OWN_SPACE}
     for space_id in [key[0] for space_id, key in found if space_id == INDEX]:
@@ -284,6 +323,7 @@ async def set_up(node: ServedNode) -> None:
     async with await served_node.connect(node) as connection:
         indexes = [("pk", True, [(0, "unsigned")]), ("version", False, [(1, "unsigned")])]
         await served_node.create_space(connection, LEDGER, "ledger", FIELDS, *indexes)
+        await served_node.create_space(connection, PLAIN, "plain", FIELDS)
 
 
 async def round_of(node: ServedNode, writers: list[Writer], rng: random.Random) -> None:
@@ -356,6 +396,7 @@ def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half_there(
         *(RowWriter(number, rng) for number in range(WRITERS)),
         *(kind(number, rng) for number in range(WRITERS, WRITERS + 2)),
         SpaceWriter(WRITERS + 2, rng),
+        BurstWriter(WRITERS + 3, rng),
     ]
     node = served_node.start(tmp_path, *options, dialect=dialect)
     asyncio.run(set_up(node))
