@@ -70,8 +70,11 @@ class Transaction:
     @property
     def is_sync(self) -> bool:
         """Whether it waits for a quorum: one of its statements is about a synchronous space."""
-        spaces = (statement.space for statement in self.statements)
-        return any(space is not None and space.definition.is_sync for space in spaces)
+        for statement in self.statements:
+            space = statement.space
+            if space is not None and space.definition.is_sync:
+                return True
+        return False
 
     def space(self, space: int | str) -> Space:
         return self.box.space(space)
