@@ -91,7 +91,17 @@ def test_it_says_ready_serves_and_stops(serve: Serve, tmp_path: Path) -> None:
     assert greeting(served.port).startswith(b"Tarantool 2.11")
     assert served.end() == 0
     assert served.lines[-1].endswith("stopped")
-    assert sorted(path.suffix for path in (tmp_path / "data").iterdir() if path.suffix) == [".lock", ".snap"]
+    assert sorted(path.suffix for path in (tmp_path / "data").iterdir() if path.suffix) == [".snap"]
+
+
+def test_signals_that_come_before_it_is_ready_are_heeded_then(serve: Serve) -> None:
+    served = serve()
+    served.wait_for("new data in data, dialect 2.11")
+    served.tell(signal.SIGHUP)
+    served.tell(signal.SIGUSR1)
+    served.wait_for("ready")
+    served.wait_for("configuration read again; changed: nothing")
+    assert served.end() == 0
 
 
 def test_an_interrupt_stops_it_as_well(serve: Serve) -> None:

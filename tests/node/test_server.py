@@ -114,7 +114,7 @@ def test_every_bound_is_an_option() -> None:
         "net_msg_max": 2,
         "wal_queue_max_size": 3,
         "packet_size_max": 4000,
-        "packet_size_max_before_auth": 2000,
+        "guest_packet_size_max": 2000,
         "output_size_max": 5000,
         "slow_reader_timeout": 6.0,
         "auth_timeout": 7.0,

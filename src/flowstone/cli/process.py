@@ -38,6 +38,7 @@ class Process:
         self._arguments = arguments
         self._defaults = defaults
         self._settings = self._read()
+        self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._log = logging.getLogger("flowstone")
@@ -51,18 +52,23 @@ class Process:
         note_compilation()
         for name in self._settings.strangers:
             self._log.warning("the environment variable %s is no option of a node", name)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, number)
-        async with Node(**self._settings.options, user=self._settings.user, pid=os.getpid()) as node:
-            loop.add_signal_handler(signal.SIGHUP, self._start, self._reload, node)
-            loop.add_signal_handler(signal.SIGUSR1, self._start, self._snapshot, node)
+        node = Node(**self._settings.options, user=self._settings.user, pid=os.getpid())
+        self._listen_to_signals(node)
+        async with node:
+            self._ready.set()
             say("ready")
             await self._stopping.wait()
             for task in self._tasks:
                 task.cancel()
         self._log.info("stopped")
         return OK
+
+    def _listen_to_signals(self, node: Node) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._start, self._reload, node)
+        loop.add_signal_handler(signal.SIGUSR1, self._start, self._snapshot, node)
 
     def _stop(self, number: signal.Signals) -> None:
         self._log.info("stopping: %s", number.name)
@@ -75,6 +81,7 @@ class Process:
         self._tasks.append(asyncio.get_running_loop().create_task(self._attempt(work, node)))
 
     async def _attempt(self, work: Callable[[Node], Coroutine[Any, Any, None]], node: Node) -> None:
+        await self._ready.wait()  # what is asked for while the node starts is done when it has
         try:
             await work(node)
         except (FlowstoneError, OSError) as error:

@@ -270,7 +270,7 @@ class Configuration:
         _outside(1024, INTEGER_MAX, "specified value is out of bounds"),
         dynamic=True,
     )
-    packet_size_max_before_auth: int = _option(
+    guest_packet_size_max: int = _option(
         "number",
         64 * 1024,
         "Bytes of the largest packet of a client that has not authenticated.",

@@ -447,7 +447,7 @@ def limits_of(instance: Instance) -> Limits:
         net_msg_max=configuration.net_msg_max,
         wal_queue_max_size=configuration.wal_queue_max_size,
         packet_size_max=configuration.packet_size_max,
-        packet_size_max_before_auth=min(configuration.packet_size_max_before_auth, configuration.packet_size_max),
+        packet_size_max_before_auth=min(configuration.guest_packet_size_max, configuration.packet_size_max),
         output_max=configuration.output_size_max,
         slow_reader_seconds=configuration.slow_reader_timeout,
         auth_seconds=configuration.auth_timeout or None,
