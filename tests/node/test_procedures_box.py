@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
+from flowstone.node import procedures_schema, procedures_space
 from flowstone.node.instance import NoFiles
+from flowstone.node.procedures_box import built_in
 from tests.node.conversations import Conversation
 from tests.node.instances import UUID, make_instance
 
@@ -141,3 +146,20 @@ async def test_a_call_knows_whether_it_is_in_a_transaction(client: Conversation)
     assert await client.call("box.is_in_txn") == (False,)
     await client.request(RequestType.BEGIN, stream=1)
     assert await client.call("box.is_in_txn", stream=1) == (True,)
+
+
+def names_of_the_registry() -> list[str]:
+    """Everything built in, where there are no fixed names with NAME, PART or OPTION in their place."""
+    tables: dict[str, Iterable[str]] = {
+        "box.space.NAME:": {**procedures_space.READS_OF_SPACE, **procedures_space.WRITES_OF_SPACE},
+        "box.space.NAME.index.NAME:": {**procedures_space.READS_OF_INDEX, **procedures_space.WRITES_OF_INDEX},
+        "box.sequence.NAME:": procedures_schema._METHODS,
+        "": built_in()._table,
+    }
+    found = [prefix + name for prefix, table in tables.items() for name in table]
+    return sorted([*found, "box.info.PART", "box.cfg.OPTION"])
+
+
+def test_the_documentation_lists_every_built_in_procedure_and_no_other() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "procedures.md").read_text()
+    assert sorted(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == names_of_the_registry()
