@@ -318,7 +318,7 @@ NAMES: dict[int, str] = {
 
 HINTS: dict[int, str] = {
     2: "raise memtx_memory on the server, or free space there",
-    3: "the key is already there: resume behind this row, or delete the tuple that is in the way first",
+    3: "the key is already there: delete the tuple that is in the way first, or leave this one out",
     5: "the server is of a release or engine that lacks this; compare its version with the log's",
     7: "the server is read-only: send this to the leader, or set box.cfg.read_only to false",
     14: "change the index definition on the target, or replay into an empty server",
