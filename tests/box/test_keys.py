@@ -225,10 +225,13 @@ def test_doubles_of_2_11_are_compared_as_numbers_are() -> None:
 
 def test_keys_of_tuples_come_out_of_documents() -> None:
     key = definition(IndexPart(1, "integer", path="a[2].b"), IndexPart(2, "string", is_nullable=True, path="c"))
-    assert key.extract((1, {"a": (0, {"b": 5})}, {"c": "x"})) == (5, "x")
-    assert key.extract((1, {"a": (0, {"b": 5})})) == (5, None)
-    assert key.describe_key((1, {"a": (0, {"b": 5})}, {"c": "x"})) == (5, "x")
-    assert key.describe_key((1, {"a": (0, {"b": 5})})) == (5, None, 1)
+    assert key.entries((1, {"a": (0, {"b": 5})}, {"c": "x"})) == [key.exact((5, "x"))]
+    (entry,) = key.entries((1, {"a": (0, {"b": 5})}))
+    assert isinstance(entry, bytes)
+    low, high, _ = key.span(0, (5, None))
+    assert isinstance(low, bytes)
+    assert isinstance(high, bytes)
+    assert low <= entry < high
 
 
 def test_a_multikey_index_has_an_entry_per_element_once() -> None:

@@ -85,6 +85,10 @@ def with_clock(disk: FaultDisk, clock: Clock) -> Outside:
     return replace(disk.outside(), clock=clock)
 
 
+def is_in_progress(node: SmallNode) -> bool:
+    return bool(node.checkpointer.gc_info()["checkpoint_is_in_progress"])
+
+
 async def small_node(disk: FaultDisk, **options: Any) -> SmallNode:
     node = await start(disk.outside(), "data", **options)
     await node.create_space("t")
@@ -159,12 +163,12 @@ async def test_a_second_request_meanwhile_is_refused() -> None:
     node = await small_node(FaultDisk())
     making = asyncio.create_task(node.checkpointer.snapshot())
     await tick()
-    assert node.checkpointer.gc_info()["checkpoint_is_in_progress"] is True
+    assert is_in_progress(node)
     with pytest.raises(errors.TarantoolError, match="Snapshot is already in progress") as caught:
         await node.checkpointer.snapshot()
     assert caught.value.code == 120
     await making
-    assert node.checkpointer.gc_info()["checkpoint_is_in_progress"] is False
+    assert not is_in_progress(node)
 
 
 async def test_the_end_of_a_backup_lets_old_files_go() -> None:
@@ -283,10 +287,10 @@ async def test_checkpoints_come_by_the_size_of_the_log() -> None:
     node.checkpointer.start()
     for number in range(200):
         await node.replace("t", [number, "x" * 50])
-        if node.checkpointer.is_in_progress:
+        if is_in_progress(node):
             break
     node.checkpointer.reconfigure(checkpoint_wal_threshold=10**18)
-    await until(lambda: len(snapshots(disk)) == 2 and not node.checkpointer.is_in_progress)
+    await until(lambda: len(snapshots(disk)) == 2 and not is_in_progress(node))
     node.checkpointer.reconfigure(checkpoint_count=1)
     last = snapshots(disk)
     for number in range(200):
@@ -317,7 +321,7 @@ async def test_stopping_abandons_a_checkpoint_in_progress() -> None:
     node.checkpointer.start()
     await tick(2)
     await clock.advance(200)
-    await until(lambda: node.checkpointer.is_in_progress)
+    await until(lambda: is_in_progress(node))
     await node.close()
     assert not node.box.views
     again = await start(disk.after_death().outside(), "data")

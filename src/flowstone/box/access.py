@@ -17,7 +17,6 @@ from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 GUEST: Final = 0
 ADMIN: Final = 1
 PUBLIC: Final = 2
-REPLICATION: Final = 3
 SUPER: Final = 31
 
 SYSTEM_USER_ID_MAX: Final = PUBLIC

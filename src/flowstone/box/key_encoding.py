@@ -142,7 +142,7 @@ def encode_string(value: str) -> bytes:
         data = value.encode("utf-8", "surrogateescape")
     if "\x00" in value:
         data = data.replace(b"\x00", b"\x00\xff")
-    return b"\x80%b\x00\x00" % data
+    return b"\x80%b\x00\x00" % data  # _STRING first, spelled out: this is in the way of every such key
 
 
 def encode_binary(value: bytes) -> bytes:
@@ -164,7 +164,7 @@ def _encode_unordered(value: object) -> bytes:
 
 def _collated(collation: Collation) -> Encoder:
     sort_key = collation.sort_key  # whose only zero byte is the last
-    return lambda value: b"\x80" + sort_key(value)
+    return lambda value: _STRING + sort_key(value)
 
 
 def _scalar(encode_text: Encoder) -> Encoder:

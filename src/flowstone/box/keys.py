@@ -121,19 +121,6 @@ class KeyDefinition:
         # ALL with a key is GE in a tree, and everything in a hash.
         return Span(at if self._is_tree else None, None, False)
 
-    def extract(self, values: Values) -> Values:
-        """The values of the key's parts in a tuple."""
-        return tuple(part.get(values) for part in self._parts)
-
-    def describe_key(self, values: Values) -> Values:
-        """What tells the tuple's place in the index: its key, and its primary key where that is part of the order."""
-        key = self.extract(values)
-        if self.is_unique and None not in key:
-            return key
-        known = [(part.definition.field, part.steps) for part in self._parts]
-        tail = [part for part in self._tail if (part.definition.field, part.steps) not in known]
-        return key + tuple(part.get(values) for part in tail)
-
     def _bounds(self, values: Values) -> tuple[Key, Key]:
         """The first place at or above the key, and the first above all that begin with it."""
         if self.kind is KeyKind.INTEGER:

@@ -138,10 +138,6 @@ class Checkpointer:
     def gc_vclock(self) -> VClock:
         return self._collector.vclock
 
-    @property
-    def is_in_progress(self) -> bool:
-        return self._is_in_progress
-
     # --- making one ---
 
     async def _make(self) -> None:
