@@ -1,8 +1,8 @@
 """Sequences: numbers that are handed out once, and how a space takes its keys from one.
 
-The definition is a row of `_sequence`, the last value one of `_sequence_data`. A value that a space takes for an
-inserted tuple is not logged, since whoever replays the insert sees the number in the tuple (`Sequence.update`); it is
-put into `_sequence_data` all the same, for the next snapshot.
+The definition is a row of `_sequence`. A value that was set or asked for is a row of `_sequence_data`, and logged. One
+that a space takes for an inserted tuple is neither: whoever replays the insert sees the number in the tuple
+(`Sequence.update`), and snapshots write the rows of `_sequence_data` from what the sequences have come to.
 """
 
 from __future__ import annotations
