@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from traceback import walk_tb
 from typing import Any
 
 import pytest
@@ -406,6 +407,17 @@ def test_one_that_has_failed_has_nothing_but_its_failure(box: Box, one: Interact
             step()
     assert names(box, PLAIN) == "ace"
     assert box.views == []
+
+
+def test_a_failure_that_is_told_again_and_again_does_not_grow(one: InteractiveTransaction) -> None:
+    def told() -> errors.TarantoolError:
+        with pytest.raises(errors.NoTransaction) as found:
+            one.check()
+        return found.value
+
+    one.end()
+    frames = [sum(1 for _ in walk_tb(told().__traceback__)) for _ in range(3)]
+    assert frames == frames[:1] * 3
 
 
 def test_one_that_is_over_says_so(box: Box, one: InteractiveTransaction, other: InteractiveTransaction) -> None:

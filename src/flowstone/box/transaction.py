@@ -213,7 +213,7 @@ class InteractiveTransaction(Transaction):
     def check(self) -> None:
         """Raises why it has failed, if it has."""
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)  # which would grow with every time that it is raised
 
     def fail(self, failure: errors.TarantoolError) -> None:
         """Takes everything back; from now on there is only `failure` to be had."""
