@@ -38,6 +38,7 @@ ANSWER_SECONDS = 5.0
 """How long the healthy client may wait at worst; a busy machine running two tests at a time is part of it."""
 
 GROWTH_BYTES = 256 << 20
+MIXED_GROWTH_BYTES = 200 << 20
 CONNECTIONS_MAX = 300
 CLERK_ID, CLERK, PASSWORD = 100, "clerk", "tick"
 OWN_SPACE = 600
@@ -67,9 +68,10 @@ class Client:
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             self.socket.settimeout(30)
             self.socket.connect(("127.0.0.1", node.port))
-            greeting = self._greeting()
+            greeting = decode_greeting(self._greeting())
+            self.version = greeting.version
             if as_clerk:
-                scramble = auth.scramble(PASSWORD, decode_greeting(greeting).salt)
+                scramble = auth.scramble(PASSWORD, greeting.salt)
                 body = {Key.USER_NAME.value: CLERK, Key.TUPLE.value: (auth.METHOD, scramble)}
                 assert not self.ask(encode_request(RequestType.AUTH, 1, pack(body))).is_error
         except BaseException:
@@ -324,6 +326,84 @@ def test_clients_that_never_read_are_held_back(node: ServedNode) -> None:
             with suppress(TimeoutError, ConnectionError):
                 attacker.socket.sendall(blob)
         go_on(client)
+
+
+def test_large_replies_among_small_ones_are_held_back_as_well(node: ServedNode) -> None:
+    body = {Key.SPACE_ID.value: requests.SPACE_ID, Key.TUPLE.value: (1001, "x" * 300_000, 0, 0)}
+    key = {Key.SPACE_ID.value: requests.SPACE_ID, Key.INDEX_ID.value: 0, Key.LIMIT.value: 1}
+    select = pack(key | {Key.KEY.value: (1001,), Key.OFFSET.value: 0, Key.ITERATOR.value: 0})
+    blob = (encode_request(RequestType.SELECT, 2, select) * 13 + encode_request(RequestType.PING, 3)) * 200
+    with watched(node) as client, ExitStack() as stack:
+        with Client(node, as_clerk=True) as writer:
+            assert not writer.ask(encode_request(RequestType.REPLACE, 1, pack(body))).is_error
+        before = node.resident_bytes()
+        attacker = Client(node, as_clerk=True, small_window=True)
+        stack.callback(attacker.drop)
+        attacker.socket.settimeout(0.2)
+        with suppress(TimeoutError, ConnectionError):
+            attacker.socket.sendall(blob)
+        go_on(client)
+        assert client.peak_bytes - before < MIXED_GROWTH_BYTES
+
+
+def test_transactions_that_are_begun_and_never_ended_harm_nobody_else(node: ServedNode) -> None:
+    body = {Key.SPACE_ID.value: requests.SPACE_ID}
+    with watched(node) as client, ExitStack() as stack:
+        for number in range(20):
+            attacker = Client(node, as_clerk=number % 4 != 0)
+            stack.callback(attacker.drop)
+            attacker.socket.settimeout(0.2)
+            packets = [encode_request(RequestType.BEGIN, stream, stream_id=stream) for stream in range(1, 1500)]
+            for stream in range(1, 40):
+                row = {Key.TUPLE.value: (number * 1500 + stream, "begun", 0, 0)}
+                packets.append(encode_request(RequestType.REPLACE, stream, pack(body | row), stream_id=stream))
+            with suppress(TimeoutError, ConnectionError):
+                attacker.socket.sendall(b"".join(packets))
+        go_on(client)
+
+
+def test_clients_that_watch_many_keys_harm_nobody_else(node: ServedNode) -> None:
+    with watched(node) as client, ExitStack() as stack:
+        for number in range(40):
+            attacker = Client(node, as_clerk=number % 2 == 0)
+            stack.callback(attacker.drop)
+            attacker.socket.settimeout(0.2)
+            keys = [pack({Key.EVENT_KEY.value: f"{number}.{key}"}) for key in range(2000)]
+            with suppress(TimeoutError, ConnectionError):
+                attacker.socket.sendall(b"".join(encode_request(RequestType.WATCH, 1, key) for key in keys))
+        go_on(client)
+
+
+def test_who_leaves_behind_a_slow_call_commits_all_or_nothing(node: ServedNode) -> None:
+    space = {Key.SPACE_ID.value: requests.SPACE_ID}
+    call = pack({Key.FUNCTION_NAME.value: "box.ctl.wait_ro", Key.TUPLE.value: (0.05,)})
+    pairs = range(5000, 5040, 2)
+    with Client(node) as stranger:
+        is_with_streams = stranger.version >= (2, 11)
+    with watched(node) as client:
+        for first in pairs:
+            one, other = (pack(space | {Key.TUPLE.value: (key, "half", 0, 0)}) for key in (first, first + 1))
+            with Client(node, as_clerk=True) as attacker, suppress(ConnectionError):
+                attacker.socket.sendall(
+                    encode_request(RequestType.BEGIN, 1, stream_id=5)
+                    + encode_request(RequestType.REPLACE, 2, one, stream_id=5)
+                    + encode_request(RequestType.CALL, 3, call, stream_id=5)
+                    + encode_request(RequestType.REPLACE, 4, other, stream_id=5)
+                    + encode_request(RequestType.COMMIT, 5, stream_id=5)
+                )
+                if first % 4:
+                    assert attacker.answer().is_error is not is_with_streams
+                attacker.drop()
+        go_on(client)
+    with Client(node, as_clerk=True) as reader:
+        for first in pairs if is_with_streams else ():
+            assert is_there(reader, first) is is_there(reader, first + 1)
+
+
+def is_there(client: Client, key: int) -> bool:
+    body = {Key.SPACE_ID.value: requests.SPACE_ID, Key.INDEX_ID.value: 0, Key.LIMIT.value: 1}
+    wanted = {Key.KEY.value: (key,), Key.OFFSET.value: 0, Key.ITERATOR.value: 0}
+    return bool(client.ask(encode_request(RequestType.SELECT, 9, pack(body | wanted))).values()[Key.DATA])
 
 
 def test_more_connections_than_allowed_are_turned_away_and_the_others_served(node: ServedNode) -> None:
