@@ -16,7 +16,7 @@ from flowstone.box.field_types import ACCEPTS
 from flowstone.box.index import Index
 from flowstone.box.keys import Key, KeyKind
 from flowstone.box.read_view import ReadView
-from flowstone.box.space import Space
+from flowstone.box.space import NOT_KNOWN, Space
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.box.tuple_kernels import STACK_SIZE, check_keys, check_tuples
 from flowstone.iproto.msgpack import unpack
@@ -34,17 +34,27 @@ class Lane(NamedTuple):
     key_field: int
     key_kinds: int
     is_text: int
+    is_alone: bool
+    """A write is one entry in one index and one row of the log, and nothing else, if no sequence numbers the tuples."""
 
 
 _KINDS: Final = (KeyKind.INTEGER, KeyKind.STRING)
 
 
 def lane_of(space: Space) -> Lane | None:
-    """The lane of `space`, if it has one."""
+    """The lane of `space`, if it has one; found once, as a space never changes."""
+    if space.lane is NOT_KNOWN:
+        space.lane = _find_lane(space)
+    lane: Lane | None = space.lane
+    return lane
+
+
+def _find_lane(space: Space) -> Lane | None:
     index, format = space.primary, space.format
     if index is None or format.masks is None or index.key.kind not in _KINDS or space.id < FIRST_USER_SPACE_ID:
         return None
-    part = index.definition.parts[0]
+    part, definition = index.definition.parts[0], space.definition
+    is_special = definition.is_temporary or definition.is_local or definition.is_sync
     return Lane(
         space,
         index,
@@ -54,7 +64,13 @@ def lane_of(space: Space) -> Lane | None:
         part.field,
         ACCEPTS[part.type],
         int(index.key.kind is KeyKind.STRING),
+        len(space.served) == 1 and not is_special,
     )
+
+
+def takes_writes(lane: Lane) -> bool:
+    """Whether statements that write may use the lane."""
+    return lane.is_alone and lane.space.sequence is None
 
 
 def tuple_keys(lane: Lane, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> list[Key] | None:

@@ -7,7 +7,7 @@ one back. Knows nothing of transactions, users or logs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.box.collation import Collation
 from flowstone.box.definitions import IndexDefinition, SpaceDefinition
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 Values = tuple[Any, ...]
 
+NOT_KNOWN: Final = object()
+
 
 class Space:
     """Spaces are compared by identity: an altered one is another."""
 
-    __slots__ = ("_dialect", "definition", "format", "indexes", "primary", "sequence", "served", "views")
+    __slots__ = ("_dialect", "definition", "format", "indexes", "lane", "primary", "sequence", "served", "views")
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Space:
         self.format = TupleFormat(definition, dialect)
         self.views = views
         self._dialect = dialect
+        self.lane: Any = NOT_KNOWN  # what `bulk.py` knows of it
         self.sequence: SpaceSequence | None = None
         self.indexes: dict[int, Index] = {}
         self._set_indexes(

@@ -75,6 +75,16 @@ class Commits:
             self.settle(transaction, error)
             raise wal_error(error) from error
 
+    @property
+    def has_listeners(self) -> bool:
+        """Whether somebody wants to hear of single transactions."""
+        return bool(self.on_commit or self.on_rollback)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is in flight, nobody listens and a small write is quick: who is alone may use the journal itself."""
+        return self._journal.is_ready and not self._box.in_flight and not self.has_listeners
+
     def settle(self, transaction: Revocable, error: FlowstoneError | None) -> None:
         """What was in flight is written, or taken back. Journals tell successes in order, failures backwards."""
         if error is None:

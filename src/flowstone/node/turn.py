@@ -31,6 +31,7 @@ from flowstone.iproto.replies import encode_error
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.node.commits import Commits, wal_error
 from flowstone.node.journal import Journal
+from flowstone.node.quick import QuickLane
 from flowstone.outside import Clock
 
 BULK_COUNT_MIN: Final = 12
@@ -142,11 +143,14 @@ class Turns:
         self._commits = commits
         self._clock = clock
         self._wide = wide
+        self._quick = QuickLane(box, journal, commits, clock, wide=wide)
         self._table: Cells = np.empty((scan.LINES, TURN_REQUESTS_MAX), np.int64)
         self.request_count = 0
 
     def run(self, peers: Sequence[Peer]) -> None:
         """One turn for all connections with unread bytes. Some may still hold whole packets, for the next."""
+        if len(peers) == 1 and len(peers[0].unread) < BULK_SIZE_MIN and self._run_single(peers[0]):
+            return
         outbox = _Outbox()
         if sum(len(peer.unread) for peer in peers) < BULK_SIZE_MIN:
             self._run_plain(peers, outbox)
@@ -154,6 +158,24 @@ class Turns:
             self._run_scanned(peers, outbox)
         self._journal.flush()
         outbox.release()
+
+    def _run_single(self, peer: Peer) -> bool:
+        """A turn that is one request, without what many need; False, with nothing done, if it is something else."""
+        unread = peer.unread
+        if len(unread) < 5 or unread[0] != 0xCE or len(unread) != 5 + int.from_bytes(unread[1:5], "big"):
+            return False
+        packet = bytes(unread[5:])
+        unread.clear()
+        answer = self._quick.execute(peer.user, packet) if not peer.is_waiting else None
+        if answer is not None:
+            peer.replying(len(answer))
+            peer.send((answer,))
+            return True
+        outbox = _Outbox()
+        self._handle(peer, packet, outbox)
+        self._journal.flush()
+        outbox.release()
+        return True
 
     def _run_plain(self, peers: Sequence[Peer], outbox: _Outbox) -> None:
         for peer in peers:
@@ -240,13 +262,7 @@ class Turns:
             return None
         if kind == SELECT:
             return lane
-        definition, commits = lane.space.definition, self._commits
-        is_special = definition.is_temporary or definition.is_local or definition.is_sync
-        if is_special or len(lane.space.served) > 1 or lane.space.sequence is not None:
-            return None
-        if box.is_read_only or commits.on_commit or commits.on_rollback:
-            return None
-        return lane
+        return lane if bulk.takes_writes(lane) and not box.is_read_only and not self._commits.has_listeners else None
 
     def _may(self, space: Space, part: _Part, privilege: int) -> bool:
         allows = self._box.access.allows

@@ -22,13 +22,25 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row, encode_header, encode_uint
 from flowstone.outside.disk import Disk, File
-from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, FLUSH_THRESHOLD, encode_block, new_compressor
+from flowstone.xlog.block import (
+    COMPRESS_THRESHOLD,
+    EOF_MAGIC,
+    FIXHEADER_SIZE,
+    FLUSH_THRESHOLD,
+    checksum,
+    encode_block,
+    encode_fixheader,
+    new_compressor,
+)
 from flowstone.xlog.errors import LsnUsedTwice, WriteFailed, XlogError
 from flowstone.xlog.meta import HEADER_READ_SIZE, HEADER_SIZE_MAX, FileType, Meta, encode, file_name, parse
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import Transaction
 
 INPROGRESS = ".inprogress"
+
+SMALL_SIZE_MAX = COMPRESS_THRESHOLD - FIXHEADER_SIZE - 1
+"""Bytes of rows that no real writer would compress."""
 
 
 class LogWriter:
@@ -158,6 +170,12 @@ class LogWriter:
                     self.mend()
                 raise WriteFailed(self.path, before, error, is_usable=self._is_usable) from error
         self._vclock = dict(vclock)
+
+    def append_small(self, rows: bytes, vclock: dict[int, int]) -> None:
+        """As `append_encoded`, for one transaction too small to be compressed; `vclock` becomes the writer's own."""
+        head = encode_fixheader(False, len(rows), checksum(rows))
+        self._write((head, rows))
+        self._vclock = vclock
 
     def mend(self) -> None:
         """Makes a file usable whose end was unknown, by cutting it where its last sound block ends."""
