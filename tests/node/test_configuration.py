@@ -101,14 +101,14 @@ def test_a_port_may_be_a_number() -> None:
     [
         ("127.0.0.1:3301", "127.0.0.1", 3301),
         ("localhost:0", "localhost", 0),
-        ("3301", "0.0.0.0", 3301),
+        ("3301", "127.0.0.1", 3301),
         ("*:3301", "0.0.0.0", 3301),
         ("[::1]:3301", "::1", 3301),
         ("unix/:/tmp/node.sock", "/tmp/node.sock", None),
         ("/tmp/node.sock", "/tmp/node.sock", None),
     ],
 )
-def test_listens_where_tarantool_would(text: str, host: str, port: int | None) -> None:
+def test_listens_where_it_is_told_and_a_bare_port_on_loopback(text: str, host: str, port: int | None) -> None:
     uri = listen_uri(text)
     assert (uri.host, uri.port) == (host, port)
 

@@ -62,14 +62,16 @@ def fail(error: Exception) -> int:
 
 
 def _is_usage(error: FlowstoneError) -> bool:
+    from flowstone.box.bootstrap import FirstUserRefused
     from flowstone.box.schema import UnknownSpace
     from flowstone.history.files import NoSuchLog
     from flowstone.history.tables import UnknownColumn
     from flowstone.iproto.uri import UriError
+    from flowstone.outside.network import TlsRefused
     from flowstone.xlog.errors import NotALogFile, UnsupportedFormat
 
-    usage = (UsageError, NoSuchLog, UnknownSpace, UnknownColumn, UriError, NotALogFile, UnsupportedFormat)
-    return isinstance(error, usage)
+    options = (UsageError, UnknownSpace, UnknownColumn, UriError, FirstUserRefused, TlsRefused)
+    return isinstance(error, (*options, NoSuchLog, NotALogFile, UnsupportedFormat))
 
 
 def silence(stream: TextIO | None) -> None:

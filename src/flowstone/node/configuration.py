@@ -15,8 +15,9 @@ from typing import Any, Final
 from flowstone.iproto import errors
 from flowstone.iproto.uri import Uri, UriError, parse_uri
 
+LOOPBACK: Final = "127.0.0.1"
 ANY_ADDRESS: Final = "0.0.0.0"
-"""Where a bare port listens, as in Tarantool."""
+"""Where `*` listens: reaching others takes asking for it."""
 
 LOG_LEVELS: Final = ("fatal", "syserror", "error", "crit", "warn", "info", "verbose", "debug")
 """By their numbers."""
@@ -156,7 +157,7 @@ def _no_log_level(value: str) -> str | None:
 
 
 def listen_uri(text: str) -> Uri:
-    """Where `listen` asks to listen: `host:port`, `*:port` or a bare port for all interfaces, `unix/:/path`.
+    """Where `listen` asks to listen: `host:port`, `*:port` for all interfaces, a bare port for loopback, `unix/:/path`.
 
     Port 0 means any that is free.
     """
@@ -164,7 +165,7 @@ def listen_uri(text: str) -> Uri:
     if place.startswith("/"):
         place = f"unix/:{place}"
     if place.isdecimal():
-        place = f"{ANY_ADDRESS}:{place}"
+        place = f"{LOOPBACK}:{place}"
     elif place.startswith(("*:", ":")):
         place = f"{ANY_ADDRESS}{place.removeprefix('*')}"
     host, colon, port = place.rpartition(":")

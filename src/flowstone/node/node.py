@@ -380,6 +380,10 @@ class Node:
             first_user=user,
         )
         LOG.info("new data in %s, dialect %s", memtx_dir, box.dialect.value)
+        if user is None and configuration.listen:
+            LOG.warning(
+                "only guest can log in, who may do little; new data with --user (FLOWSTONE_USER) has one who may do everything"
+            )
         return box, recovered
 
     def _check_identity(self, recovered: Recovered) -> None:
