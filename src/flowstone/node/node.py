@@ -382,7 +382,7 @@ class Node:
         LOG.info("new data in %s, dialect %s", memtx_dir, box.dialect.value)
         if user is None and configuration.listen:
             LOG.warning(
-                "only guest can log in, who may do little; new data with --user (FLOWSTONE_USER) has one who may do everything"
+                "only guest can log in, who may do little; start new data with --user to have one who may do everything"
             )
         return box, recovered
 
