@@ -232,7 +232,8 @@ def _put(space: SpaceDefinition, tuples: Tuples, old: bytes | None, new: Values,
     """`new` in the place of `old`; keys of unique indexes must be free."""
     others = tuple(raw for raw in tuples if raw != old)
     for index in space.indexes[1:]:
-        for key in keys_of(index, new):
+        # In the order of the index: the first that is taken is the last that is looked at.
+        for key in sorted(keys_of(index, new), key=cmp_to_key(compare_keys)):
             if index.unique and None not in key and _find(space, others, index.id, key, reads) is not None:
                 raise Refused(TUPLE_FOUND)
     raw = pack(new)
