@@ -14,6 +14,9 @@ STEP_INTERVAL = 0.002
 STEP = 1000
 """Keys that are put in their places at once."""
 
+BUSY_INTERVAL = 0.1
+"""How long it stands back when it was woken late: there is work that somebody waits for."""
+
 
 async def settle_indexes(outside: Outside, box: Box) -> None:
     """Until it is cancelled. What the next read in order settles by itself is left to it."""
@@ -22,4 +25,7 @@ async def settle_indexes(outside: Outside, box: Box) -> None:
         indexes = [index for space in box.spaces.values() for index in space.served]
         for index in indexes:
             while index.debt > SETTLED_BY_READ and not index.settle_partly(STEP):
+                due = outside.clock.monotonic() + 2 * STEP_INTERVAL
                 await outside.clock.sleep(STEP_INTERVAL)
+                if outside.clock.monotonic() > due:
+                    await outside.clock.sleep(BUSY_INTERVAL)
