@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flowstone.box import statements
+from flowstone.box import ddl, statements
 from flowstone.box.access import GUEST
 from flowstone.box.box import Box
 from flowstone.box.index import WHOLE
@@ -443,9 +443,25 @@ def test_a_statement_that_fails_is_taken_back_alone(box: Box) -> None:
         transaction.rollback()
 
 
-def test_changes_of_the_schema_are_refused_in_words(box: Box, one: InteractiveTransaction) -> None:
-    with pytest.raises(errors.Unsupported, match="transaction does not support changes of '_truncate'"):
-        truncate(one)
+def test_rows_of_system_spaces_take_effect_with_the_commit(box: Box, one: InteractiveTransaction) -> None:
+    truncate(one)
     insert(one, 2, "b")
+    assert names(box) == "ace"
     one.prepare()
-    assert names(box) == "abce"
+    assert names(box) == "b"
+
+
+def test_rows_of_system_spaces_that_make_no_sense_are_refused_by_the_commit(
+    box: Box, one: InteractiveTransaction
+) -> None:
+    insert(one, 2, "b")
+    statements.insert(one, one.space("_index"), pack((PLAIN, 7, "odd", "nonsense", {}, ((0, "unsigned"),))))
+    with pytest.raises(errors.IndexType):
+        one.prepare()
+    assert names(box) == "ace"
+    assert not [row for row in box.space("_index").tuples() if b"nonsense" in row]
+
+
+def test_functions_that_change_definitions_are_refused_in_words(one: InteractiveTransaction) -> None:
+    with pytest.raises(errors.Unsupported, match="does not support functions that change definitions"):
+        ddl.create_space(one, "another")

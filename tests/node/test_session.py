@@ -229,9 +229,9 @@ async def test_a_changed_definition_ends_a_transaction_that_uses_it(client: Conv
     assert await client.select(stream=1) == ()
 
 
-async def test_definitions_are_not_changed_inside_a_transaction(client: Conversation) -> None:
+async def test_functions_do_not_change_definitions_inside_a_transaction(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, stream=1)
-    with raises(errors.Unsupported, "make them in a statement of their own"):
+    with raises(errors.Unsupported, "call them outside of it"):
         await client.call("box.schema.space.create", "other", stream=1)
     await client.insert(1, "one", stream=1)
     await client.request(RequestType.COMMIT, stream=1)

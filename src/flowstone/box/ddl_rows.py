@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from flowstone.box import statements
 from flowstone.box.access import ADMIN
+from flowstone.box.space import Space
 from flowstone.box.transaction import Transaction
+from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack, unpack
 
 Row = tuple[Any, ...]
@@ -40,22 +42,32 @@ def last(txn: Transaction, space: str, *key: Any) -> Row | None:
     return unpack(found[0]) if found else None
 
 
+def _system(txn: Transaction, space: str) -> Space:
+    """The space to write to. What a definition means must hold at once: the next step of a function looks for it."""
+    if txn.is_interactive:
+        raise errors.Unsupported(
+            "A transaction with time between its statements does not support functions that change definitions: "
+            "call them outside of it, or write the rows of system spaces"
+        )
+    return txn.space(space)
+
+
 def insert(txn: Transaction, space: str, *row: Any) -> None:
-    statements.insert(txn, txn.space(space), pack(row))
+    statements.insert(txn, _system(txn, space), pack(row))
 
 
 def replace(txn: Transaction, space: str, *row: Any) -> None:
-    statements.replace(txn, txn.space(space), pack(row))
+    statements.replace(txn, _system(txn, space), pack(row))
 
 
 def update(txn: Transaction, space: str, key: Row, *operations: Row) -> Row | None:
     """`operations` are `("=", field, value)`, fields counted from 1."""
-    raw = statements.update(txn, txn.space(space), 0, pack(key), pack(operations), _LUA_BASE)
+    raw = statements.update(txn, _system(txn, space), 0, pack(key), pack(operations), _LUA_BASE)
     return None if raw is None else unpack(raw)
 
 
 def delete(txn: Transaction, space: str, *key: Any) -> Row | None:
-    raw = statements.delete(txn, txn.space(space), 0, pack(key))
+    raw = statements.delete(txn, _system(txn, space), 0, pack(key))
     return None if raw is None else unpack(raw)
 
 

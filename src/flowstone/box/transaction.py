@@ -192,6 +192,7 @@ class InteractiveTransaction(Transaction):
 
     It sees everything as it was at its first statement, and until then it costs nobody anything. One that has failed
     answers whatever is asked of it, `prepare` too, with its failure; after a rollback it is as if it had just begun.
+    Rows of system spaces mean nothing before `prepare`, which refuses those that make no sense.
     """
 
     is_interactive = True
@@ -209,6 +210,8 @@ class InteractiveTransaction(Transaction):
         self._spaces: dict[int, Space] = {}
         self._keys_read: dict[Index, dict[Key, None]] = {}
         self._spans_read: dict[Index, list[Span]] = {}
+        self._changes: list[tuple[int, bytes | None, bytes | None]] = []
+        self._has_definitions = False
 
     def check(self) -> None:
         """Raises why it has failed, if it has."""
@@ -301,11 +304,18 @@ class InteractiveTransaction(Transaction):
         self._undo.append(_Overlay(writes, self._orders.get(index), key))
         writes[key] = value
 
+    def write(
+        self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
+    ) -> None:
+        super().write(space, old, new, old_values, new_values)
+        self._changes.append((space.id, old, new))
+        self._undo.append(self._forget_change)
+
+    def _forget_change(self) -> None:
+        self._changes.pop()
+
     def _alter(self, space: Space, old: bytes | None, new: bytes | None, mark: int) -> None:
-        self._undo_to(mark)
-        raise errors.Unsupported(
-            f"A stream's transaction does not support changes of '{space.name}', make them in a statement of their own"
-        )
+        self._has_definitions = True
 
     def prepare(self) -> Transaction:
         """Makes the writes live, as a transaction that can be taken back; error 97 if what it read has changed.
@@ -317,14 +327,27 @@ class InteractiveTransaction(Transaction):
             if self.statements or self._writes:
                 self._validate()
             prepared = Transaction(self.box, self.user)
+            if self._has_definitions:
+                self._repeat(prepared)
+            else:
+                for index, writes in self._writes.items():
+                    for key, value in writes.items():
+                        prepared._set(index, key, value)
             prepared.statements, self.statements = self.statements, []
-            for index, writes in self._writes.items():
-                for key, value in writes.items():
-                    prepared._set(index, key, value)
             self._undo = []
             return prepared
         finally:
             self.end()
+
+    def _repeat(self, prepared: Transaction) -> None:
+        """Makes the changes in their order, as those of system spaces decide what the next ones find."""
+        try:
+            for space_id, old, new in self._changes:
+                space = self.box.space(space_id)
+                prepared.write(space, old, new, None, unpack(new) if new is not None else None)
+        except BaseException:
+            prepared.rollback()
+            raise
 
     def _validate(self) -> None:
         for number, space in self._spaces.items():
