@@ -6,6 +6,7 @@ What a node does, `flowstone.Node` does in any program; here it is only told whe
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -29,6 +30,10 @@ SEVERITIES: Final = {
     "verbose": logging.INFO - 5,
     "debug": logging.DEBUG,
 }
+
+
+GC_THRESHOLD: Final = 50_000
+"""New objects between two collections; Python's 700 is a collection for every few requests in flight."""
 
 
 class Process:
@@ -55,6 +60,7 @@ class Process:
         node = Node(**self._settings.options, user=self._settings.user, pid=os.getpid())
         self._listen_to_signals(node)
         async with node:
+            _collect_seldom()
             self._ready.set()
             say("ready")
             await self._stopping.wait()
@@ -97,6 +103,16 @@ class Process:
 
     async def _snapshot(self, node: Node) -> None:
         await node.snapshot()
+
+
+def _collect_seldom() -> None:
+    """Keeps the garbage collector from walking over what recovery has loaded: each such walk is a pause.
+
+    Tuples are bytes and need no collector; what turns leave behind is freed by its count of references.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 def start_log() -> None:
