@@ -145,41 +145,43 @@ class Index(Reads):
         super().__init__(space_id, index_id)
         self._writer = writer
         self._box = writer.box
-        self._valid_spaces = writer.box.spaces
-        self._learn()
+        # A function of its own, not a method: what it needs is then a step away instead of six.
+        self.get = self._learn()  # type: ignore[method-assign, assignment]
 
-    def _learn(self) -> None:
-        """Notes what `get` needs of the space that is valid now.
+    def _learn(self) -> Callable[[Any], Tuple | None]:
+        """Notes what is needed of the space that is valid now, and gives a `get` that has all of it at hand.
 
-        Any change puts another in its place, truncation too, which the version of the schema does not tell.
+        Any change puts another space in its place, truncation too, which the version of the schema does not tell.
         """
         self._known = space = self._box.space(self._space_id)
         self._field_numbers = field_numbers(space.format.field_names)
-        self._plain_key: type | None = None
-        self._look_up: Callable[[Any], bytes | None] = _nothing
         index = space.indexes.get(self._index_id)
-        if index is not None and index.is_served and space.definition.engine != "sysview":
-            self._plain_key = PYTHON_TYPES.get(index.key.kind)
-            self._look_up = index.map.get if self._plain_key is int else _by_text(index)
+        if index is None or not index.is_served or space.definition.engine == "sysview":
+            return super().get
+        plain_key = PYTHON_TYPES.get(index.key.kind)
+        look_up: Callable[[Any], bytes | None] = index.map.get if plain_key is int else _by_text(index)
+        numbers, spaces, space_id, slow = self._field_numbers, self._box.spaces, self._space_id, super().get
+
+        def get(key: Any) -> Tuple | None:
+            """The tuple with this key of a unique index; None if there is none."""
+            if type(key) is plain_key and spaces.get(space_id) is space:
+                raw = look_up(key)
+                if raw is not None:
+                    return Tuple(raw, numbers)
+            return slow(key)  # which knows why there is nothing
+
+        return get
 
     def _begin(self) -> BoxTransaction:
         return self._box.begin()
 
     def _space(self, transaction: BoxTransaction) -> BoxSpace:
-        if self._valid_spaces.get(self._space_id) is not self._known:
-            self._learn()
+        if self._box.spaces.get(self._space_id) is not self._known:
+            self.get = self._learn()  # type: ignore[method-assign, assignment]
         return self._known
 
     def _numbers(self, space: BoxSpace) -> Mapping[str, int]:
         return self._field_numbers
-
-    def get(self, key: Any) -> Tuple | None:
-        """The tuple with this key of a unique index; None if there is none."""
-        if type(key) is self._plain_key and self._valid_spaces.get(self._space_id) is self._known:
-            raw = self._look_up(key)
-            if raw is not None:
-                return Tuple(raw, self._field_numbers)
-        return super().get(key)  # which knows why there is nothing
 
     @property
     def name(self) -> str:
@@ -449,10 +451,6 @@ def iterator_number(iterator: str | int) -> int:
 def _stored(found: Tuple | None) -> Tuple:
     assert found is not None, "a statement that stores a tuple returns it"
     return found
-
-
-def _nothing(key: Any) -> None:
-    return None
 
 
 def _by_text(index: BoxIndex) -> Callable[[Any], bytes | None]:

@@ -40,15 +40,16 @@ class Tuple(msgspec.Struct, gc=False, eq=False):
     def __getitem__(self, field: slice) -> Values: ...
     def __getitem__(self, field: int | str | slice) -> Any:
         """By number from 0, or by name. A named field behind the end of this tuple is None, as in Tarantool."""
-        values = self._values
-        if values is None:
-            # What `decode` does, without the call: this is what reading a field costs.
-            try:
-                values = self._values = _decode_plain(self.raw)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                values = self._values = unpack(self.raw)
         if type(field) is not str:
+            # What `values` does, without the call: this is what reading a field costs.
+            if (values := self._values) is not None:
+                return values[field]  # type: ignore[index]
+            try:
+                self._values = values = _decode_plain(self.raw)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._values = values = unpack(self.raw)
             return values[field]  # type: ignore[index]
+        values = self.values
         number = self._numbers[field]
         return values[number] if number < len(values) else None
 
