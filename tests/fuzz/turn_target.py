@@ -55,7 +55,7 @@ class _Written:
     """A journal that keeps the rows, or fails."""
 
     replica_id = 1
-    is_idle = True
+    is_idle = is_ready = True
 
     def __init__(self, error: FlowstoneError | None) -> None:
         self.rows: list[bytes] = []
@@ -71,6 +71,12 @@ class _Written:
         self._lsn += count
         self.rows.append(rows)
         self._waiting.append(done)
+
+    def write_now(self, rows: bytes, count: int) -> None:
+        self._lsn += count
+        self.rows.append(rows)
+        if self._error is not None:
+            raise self._error
 
     def flush(self) -> None:
         waiting, self._waiting = self._waiting, []
