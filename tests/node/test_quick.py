@@ -103,3 +103,9 @@ async def test_where_writes_take_long_they_go_the_usual_way(mode: WalMode) -> No
     await served.run([statement(REPLACE, NUMBERS, (2, 1))])
     assert served.peers[0].codes() == [0, 0]
     assert served.journal.written_vclock.get(1) == 7
+
+
+async def test_a_packet_without_content_is_refused() -> None:
+    served = Served()
+    await served.run([b"\xce\0\0\0\0"])
+    assert len(served.peers[0].refused) == 1

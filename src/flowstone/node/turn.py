@@ -162,7 +162,7 @@ class Turns:
     def _run_single(self, peer: Peer) -> bool:
         """A turn that is one request, without what many need; False, with nothing done, if it is something else."""
         unread = peer.unread
-        if len(unread) < 5 or unread[0] != 0xCE or len(unread) != 5 + int.from_bytes(unread[1:5], "big"):
+        if len(unread) < 6 or unread[0] != 0xCE or len(unread) != 5 + int.from_bytes(unread[1:5], "big"):
             return False
         packet = bytes(unread[5:])
         unread.clear()
