@@ -148,8 +148,11 @@ class Index:
         if self._fresh:
             self._runs.append(self._sorted_fresh())
         if sum(map(len, self._runs)) * _MOST > len(self.map):
-            entries = self.map
-            self._order = Order(in_order([key for key in chain(self._order, *self._runs) if key in entries]))
+            keys = list(chain(self._order, *self._runs))
+            if self._gone:
+                entries = self.map
+                keys = [key for key in keys if key in entries]
+            self._order = Order(in_order(keys))
             self._runs, self._gone = [], {}
         else:
             self.settle_partly(self.debt)

@@ -26,12 +26,14 @@ _BY_COLUMN: Final = 1000
 
 
 def in_order(keys: list[Key]) -> list[Key]:
-    """The same keys, sorted."""
+    """The same keys, sorted; the very list if it is sorted already."""
     if len(keys) > _BY_COLUMN and isinstance(keys[0], int):
         try:
             column = np.array(keys, np.int64)
         except OverflowError:  # there are unsigned numbers beyond
             return sorted(keys)
+        if (column[1:] > column[:-1]).all():  # as snapshots and sequences have them
+            return keys
         return list(map(keys.__getitem__, column.argsort().tolist()))
     return sorted(keys)
 
