@@ -99,7 +99,7 @@ def run(work: Path) -> Iterator[Result]:
         yield from _rates(node, real)
         yield from _waits(node, real)
     yield _recovery(work)
-    yield _reads_in_process(work / "recovery")
+    yield from _reads_in_process(work / "recovery")
 
 
 @contextmanager
@@ -261,11 +261,12 @@ async def main():
     async with flowstone.Node(sys.argv[1], wal_mode="none") as node:
         people = node.space("people")
         keys = [row[0] for row in people.select(limit=200_000)]
-        random.Random(1).shuffle(keys)
-        start = time.perf_counter()
-        for key in keys:
-            people.get(key)[4]
-        print(len(keys) / (time.perf_counter() - start))
+        for order in (sorted, lambda keys: random.Random(1).sample(keys, len(keys))):
+            keys = order(keys)
+            start = time.perf_counter()
+            for key in keys:
+                people.get(key)[4]
+            print(len(keys) / (time.perf_counter() - start))
 asyncio.run(main())
 """
 
@@ -299,12 +300,14 @@ def _recovery(work: Path) -> Result:
     )
 
 
-def _reads_in_process(directory: Path) -> Result:
-    rate = statistics.median(float(child(READ_IN_PROCESS, str(directory))) for _ in range(3))
-    return Result(
-        "reads in the process: look-up by random key and one field",
-        f"{rate / 1e6:.2f} M/s",
+def _reads_in_process(directory: Path) -> Iterator[Result]:
+    runs = [[float(rate) for rate in child(READ_IN_PROCESS, str(directory)).split()] for _ in range(3)]
+    in_order, at_random = (statistics.median(rates) for rates in zip(*runs, strict=True))
+    yield Result("reads in the process: look-up and one field, keys in order", f"{in_order / 1e6:.2f} M/s", "")
+    yield Result(
+        "reads in the process: look-up and one field, random keys",
+        f"{at_random / 1e6:.2f} M/s",
         "",
         target=f"≥ {READS_PER_SECOND / 1e6:.0f} M/s",
-        holds=rate >= READS_PER_SECOND,
+        holds=at_random >= READS_PER_SECOND,
     )
