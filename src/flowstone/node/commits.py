@@ -34,7 +34,7 @@ class Revocable(Protocol):
 
 
 class Commits:
-    """The one way into the log for everything that this instance writes itself."""
+    """The way of transactions into the log. Turns write what they did in bulk themselves, and settle it here."""
 
     def __init__(self, box: Box, journal: Journal, clock: Clock) -> None:
         self._box = box

@@ -7,6 +7,7 @@ space by its id and follows it through changes of its definition. The checks are
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -48,16 +49,16 @@ class Writer(Protocol):
         ...
 
 
-class Reads:
+class Reads(ABC):
     """Reading through one index of one space."""
 
     def __init__(self, space_id: int, index_id: int) -> None:
         self._space_id = space_id
         self._index_id = index_id
 
+    @abstractmethod
     def _begin(self) -> BoxTransaction:
         """A transaction to read with."""
-        raise NotImplementedError
 
     def _space(self, transaction: BoxTransaction) -> BoxSpace:
         return transaction.space(self._space_id)

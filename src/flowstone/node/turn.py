@@ -2,8 +2,8 @@
 
 The cost of serving is per message and per system call, not per byte. So a turn takes the bytes of all connections that
 have some, finds the packets in one pass, and executes stretches of equal plain statements in bulk (`box/bulk.py`);
-what is not plain goes to its session, one by one, and few requests all do. Replies to writes leave when the log has
-them; a write that fails turns its replies into errors.
+what is not plain, or too little for that, goes to its session, one by one; a plain statement that is alone takes the
+quick lane (`quick.py`). Replies to writes leave when the log has them; a failed write turns its replies into errors.
 """
 
 from __future__ import annotations
@@ -145,7 +145,6 @@ class Turns:
         self._wide = wide
         self._quick = QuickLane(box, journal, commits, clock, wide=wide)
         self._table: Cells = np.empty((scan.LINES, TURN_REQUESTS_MAX), np.int64)
-        self.request_count = 0
 
     def run(self, peers: Sequence[Peer]) -> None:
         """One turn for all connections with unread bytes. Some may still hold whole packets, for the next."""
@@ -206,7 +205,6 @@ class Turns:
                 self._run_mixed(batch, start, end, outbox)
             elif not self._run_bulk(code, batch.part(start, end), outbox):
                 self._one_by_one(batch, start, end, outbox)
-        self.request_count += count
         self._leave(peers, spans)
 
     def _one_by_one(self, batch: _Batch, start: int, end: int, outbox: _Outbox) -> None:
