@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import asynctnt
 import pytest
 from hypothesis import settings
 
@@ -26,3 +28,11 @@ def tarantool() -> object:
             pytest.fail(message)
         pytest.skip(message)
     return real_tarantool
+
+
+@pytest.fixture(autouse=True)
+def streams_of_asynctnt() -> Iterator[None]:
+    """A connection of asynctnt to a server without streams takes them away from all its connections: give them back."""
+    stream = asynctnt.Connection.stream
+    yield
+    asynctnt.Connection.stream = stream

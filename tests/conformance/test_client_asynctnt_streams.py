@@ -15,8 +15,6 @@ from tests.conformance.case import truncate
 from tests.conformance.library import LOANS, Library, open_library
 
 WAIT_SECONDS = 10
-STREAM = asynctnt.Connection.stream
-"""A connection to a server without streams takes this method away from all connections of the process."""
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +29,8 @@ async def connect(library: Library) -> Any:
 
 
 @pytest.fixture
-async def connection(library: Library, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+async def connection(library: Library) -> AsyncIterator[Any]:
     """With the space `loans` empty."""
-    monkeypatch.setattr(asynctnt.Connection, "stream", STREAM)
     library.run(truncate(LOANS))
     opened = await connect(library)
     yield opened

@@ -86,11 +86,7 @@ async def test_the_official_client_does_all_of_its_requests(dialect: Dialect, tm
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-async def test_asynctnt_loads_the_schema_and_does_its_requests(
-    dialect: Dialect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A server without streams makes it take them away from all its connections, for good.
-    monkeypatch.setattr(asynctnt.Connection, "stream", asynctnt.Connection.stream)
+async def test_asynctnt_loads_the_schema_and_does_its_requests(dialect: Dialect, tmp_path: Path) -> None:
     async with serving(tmp_path, dialect) as server:
         connection = asynctnt.Connection(host=HOST, port=server.port, username="app", password="secret")
         await connection.connect()
