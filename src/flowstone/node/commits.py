@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
+from flowstone.box.read_view import ReadView
+from flowstone.box.system import CLUSTER_ID
 from flowstone.box.transaction import Statement, Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
@@ -32,6 +34,10 @@ class Revocable(Protocol):
 
     def rollback(self) -> None: ...
 
+    def hide_from(self, view: ReadView) -> None:
+        """Makes `view`, just opened, see what was there before."""
+        ...
+
 
 class Commits:
     """The way of transactions into the log. Turns write what they did in bulk themselves, and settle it here."""
@@ -43,6 +49,8 @@ class Commits:
         self._is_flush_due = False
         self.on_commit: list[Listener] = []
         self.on_rollback: list[Listener] = []
+        self.on_members: Callable[[], None] | None = None
+        """Called when a change of `_cluster` is in the log."""
 
     def submit(self, transaction: Transaction, done: Done) -> None:
         """Queues the transaction's rows; `done` is told when they are written, or that all was rolled back.
@@ -59,20 +67,43 @@ class Commits:
             transaction.rollback()
             raise
 
+        submit = lambda written: self._journal.submit(rows, count, written, local_count=local_count)  # noqa: E731
+        self._send(transaction, statements, submit, done)
+
+    def submit_replicated(
+        self,
+        effect: Revocable,
+        rows: bytes,
+        lsns: Mapping[int, int],
+        done: Done,
+        statements: tuple[Statement, ...] = (),
+    ) -> None:
+        """Queues rows that other instances have numbered, the last of each in `lsns`; `effect` takes them back.
+
+        `statements` are for who listens. Otherwise as `submit`.
+        """
+        self._send(effect, statements, lambda written: self._journal.submit_replicated(rows, lsns, written), done)
+
+    def _send(
+        self, effect: Revocable, statements: tuple[Statement, ...], submit: Callable[[Done], None], done: Done
+    ) -> None:
         def written(error: FlowstoneError | None) -> None:
-            self.settle(transaction, error)
-            for listener in self.on_rollback if error else self.on_commit:
-                listener(statements)
+            self.settle(effect, error)
+            if statements:
+                for listener in self.on_rollback if error else self.on_commit:
+                    listener(statements)
+                if error is None and self.on_members is not None and any(map(_is_about_members, statements)):
+                    self.on_members()
             done(error)
 
-        self._box.in_flight.append(transaction)
+        self._box.in_flight.append(effect)
         try:
-            self._journal.submit(rows, count, written, local_count=local_count)
+            submit(written)
         except JournalClosed as error:
-            self.settle(transaction, error)
+            self.settle(effect, error)
             raise
         except FlowstoneError as error:  # more than one transaction may be
-            self.settle(transaction, error)
+            self.settle(effect, error)
             raise wal_error(error) from error
 
     @property
@@ -170,6 +201,10 @@ class Commits:
         body = b"\x82\x02" + encode_uint(journal.replica_id) + b"\x03" + encode_uint(last)
         confirm = Row(RequestType.RAFT_CONFIRM, journal.replica_id, 0, last + 1, self._clock.wall(), last + 1)
         return rows + encode_header(confirm) + body, count + 1, local_count
+
+
+def _is_about_members(statement: Statement) -> bool:
+    return statement.space is not None and statement.space.id == CLUSTER_ID
 
 
 def wal_error(cause: FlowstoneError) -> errors.TarantoolError:

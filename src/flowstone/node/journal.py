@@ -12,7 +12,7 @@ import asyncio
 import errno
 import logging
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -135,16 +135,28 @@ class Journal:
         `next_lsn(0)`. `done` is called once: with None when they are written, else with the error; the last submitted
         is then told first, and all that was not yet written fails. It must not submit in that case.
         """
-        if self._is_closed:
-            raise self._closed()
-        if len(rows) > SUBMISSION_SIZE_MAX:
-            raise BlockTooLarge(self._directory, 0, len(rows), SUBMISSION_SIZE_MAX)
+        self._check_submission(rows)
         lsns = self._lsns
         lsns[self.replica_id] = lsns.get(self.replica_id, 0) + count
         if local_count:
             lsns[0] = lsns.get(0, 0) + local_count
         self._rows.append(rows)
         self._done.append(done)
+
+    def submit_replicated(self, rows: bytes, lsns: Mapping[int, int], done: Done) -> None:
+        """As `submit`, for rows that other instances have numbered: `lsns` has the last of each of them."""
+        self._check_submission(rows)
+        for replica_id, lsn in lsns.items():
+            assert lsn > self._lsns.get(replica_id, 0), "rows of one originator come in their order, each once"
+            self._lsns[replica_id] = lsn
+        self._rows.append(rows)
+        self._done.append(done)
+
+    def _check_submission(self, rows: bytes) -> None:
+        if self._is_closed:
+            raise self._closed()
+        if len(rows) > SUBMISSION_SIZE_MAX:
+            raise BlockTooLarge(self._directory, 0, len(rows), SUBMISSION_SIZE_MAX)
 
     @property
     def is_ready(self) -> bool:
