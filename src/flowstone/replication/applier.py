@@ -1,0 +1,120 @@
+"""The applier: what a replica says to its upstream, and what the answers mean, as a pure state machine.
+
+All that decides about states is in this module, in tables. Bytes go in, events come out, and between them what is to be
+sent; no socket, no clock, no box. `node/applier.py` runs it. Reference sections 7, 9 to 11.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.errors import TarantoolError
+
+
+class ApplierState(Enum):
+    """Where an applier is; the values are what `box.info.replication[n].upstream.status` shows."""
+
+    OFF = "off"
+    CONNECT = "connect"
+    CONNECTED = "connected"
+    AUTH = "auth"
+    READY = "ready"
+    INITIAL_JOIN = "initial_join"
+    FINAL_JOIN = "final_join"
+    JOINED = "joined"
+    FETCH_SNAPSHOT = "fetch_snapshot"
+    FETCHED_SNAPSHOT = "fetched_snapshot"
+    REGISTER = "register"
+    REGISTERED = "registered"
+    SYNC = "sync"
+    FOLLOW = "follow"
+    LOADING = "loading"
+    STOPPED = "stopped"
+    DISCONNECTED = "disconnected"
+
+
+_State = ApplierState
+
+FAILED: Final = frozenset({_State.OFF, _State.LOADING, _State.STOPPED, _State.DISCONNECTED})
+"""Without a connection. From LOADING and DISCONNECTED it tries again; OFF and STOPPED are the end."""
+
+ENDED: Final = frozenset({_State.OFF, _State.STOPPED})
+
+_FORWARD: Final = {
+    _State.OFF: (_State.CONNECT,),
+    _State.CONNECT: (_State.CONNECTED,),
+    _State.CONNECTED: (_State.AUTH, _State.READY),
+    _State.AUTH: (_State.READY,),
+    _State.READY: (_State.INITIAL_JOIN, _State.FETCH_SNAPSHOT, _State.REGISTER, _State.SYNC),
+    _State.INITIAL_JOIN: (_State.FINAL_JOIN,),
+    _State.FINAL_JOIN: (_State.JOINED,),
+    _State.JOINED: (_State.READY,),
+    _State.FETCH_SNAPSHOT: (_State.FETCHED_SNAPSHOT,),
+    _State.FETCHED_SNAPSHOT: (_State.READY,),
+    _State.REGISTER: (_State.REGISTERED,),
+    _State.REGISTERED: (_State.READY,),
+    _State.SYNC: (_State.FOLLOW,),
+    _State.FOLLOW: (),
+    _State.LOADING: (_State.CONNECT,),
+    _State.STOPPED: (_State.CONNECT,),
+    _State.DISCONNECTED: (_State.CONNECT,),
+}
+
+TRANSITIONS: Final[dict[ApplierState, frozenset[ApplierState]]] = {
+    # Whatever it is doing, it may fail or be told to stop.
+    state: frozenset(after) | (FAILED if state not in FAILED else {_State.OFF})
+    for state, after in _FORWARD.items()
+}
+"""State → the states that may come next."""
+
+_RETRIED: Final = {
+    # Not ready yet, or a matter of configuration that somebody may put right meanwhile.
+    errors.Loading.code: _State.LOADING,
+    errors.SyncQuorumTimeout.code: _State.LOADING,
+    errors.SyncRollback.code: _State.LOADING,
+    errors.Cfg.code: _State.LOADING,
+    errors.AccessDenied.code: _State.LOADING,
+    errors.NoSuchUser.code: _State.LOADING,
+    errors.CredsMismatch.code: _State.LOADING,
+    errors.System.code: _State.DISCONNECTED,
+    errors.ConnectionToSelf.code: _State.OFF,
+}
+_RETRIED_SINCE_2_6_1: Final = {
+    errors.TooEarlySubscribe.code: _State.LOADING,
+    errors.XlogGap.code: _State.LOADING,
+    errors.Ssl.code: _State.DISCONNECTED,
+    errors.NilUuid.code: _State.DISCONNECTED,
+}
+_CLASSES: Final = {
+    # The class at the top of a stack of errors counts before the code, which of these differs between versions.
+    "SocketError": errors.System.code,
+    "SystemError": errors.System.code,
+    "TimedOut": errors.System.code,
+    "XlogGapError": errors.XlogGap.code,
+}
+
+
+class ConnectionLost(FlowstoneError):
+    """The connection could not be made, broke, or nothing was heard for too long. Trying again may help."""
+
+
+def reaction(error: FlowstoneError | OSError, *, is_2_6: bool) -> ApplierState:
+    """The state that an applier of our age is in after `error`, its own or the peer's (reference 11.1)."""
+    if isinstance(error, OSError | ConnectionLost):
+        return _State.DISCONNECTED
+    code = code_of(error)
+    after = _RETRIED.get(code)
+    if after is None and not is_2_6:
+        after = _RETRIED_SINCE_2_6_1.get(code)
+    return after or _State.STOPPED
+
+
+def code_of(error: FlowstoneError) -> int:
+    """What an applier goes by; 0 for an error that is not Tarantool's."""
+    if not isinstance(error, TarantoolError):
+        return 0
+    stack = error.stack.errors if error.stack is not None else ()
+    return _CLASSES.get(stack[0].type, error.code) if stack else error.code

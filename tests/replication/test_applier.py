@@ -1,0 +1,63 @@
+"""The applier's states: what may follow what, and what each error does."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.errors import RemoteProtocolError
+from flowstone.iproto.errors import error_of
+from flowstone.replication.applier import ENDED, TRANSITIONS, ApplierState, ConnectionLost, reaction
+
+State = ApplierState
+
+# Reference 11.1: code, what a 2.6.0 applier does, what a newer one does.
+REACTIONS = (
+    (116, State.LOADING, State.LOADING),
+    (216, State.LOADING, State.LOADING),
+    (217, State.LOADING, State.LOADING),
+    (59, State.LOADING, State.LOADING),
+    (42, State.LOADING, State.LOADING),
+    (45, State.LOADING, State.LOADING),
+    (47, State.LOADING, State.LOADING),
+    (115, State.DISCONNECTED, State.DISCONNECTED),
+    (243, State.STOPPED, State.DISCONNECTED),
+    (220, State.STOPPED, State.LOADING),
+    (62, State.STOPPED, State.STOPPED),
+    (219, State.STOPPED, State.LOADING),
+    (264, State.STOPPED, State.DISCONNECTED),
+    (117, State.OFF, State.OFF),
+    (7, State.STOPPED, State.STOPPED),
+    (3, State.STOPPED, State.STOPPED),
+    (63, State.STOPPED, State.STOPPED),
+    (999, State.STOPPED, State.STOPPED),
+)
+
+
+@pytest.mark.parametrize(("code", "in_2_6", "later"), REACTIONS)
+def test_an_error_of_the_peer_does_what_it_does_to_a_real_applier(
+    code: int, in_2_6: ApplierState, later: ApplierState
+) -> None:
+    error = error_of(code, "no")
+    assert reaction(error, is_2_6=True) is in_2_6
+    assert reaction(error, is_2_6=False) is later
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("gone"), ConnectionResetError(), TimeoutError()])
+def test_a_lost_connection_is_made_again(error: ConnectionLost | OSError) -> None:
+    assert reaction(error, is_2_6=True) is reaction(error, is_2_6=False) is State.DISCONNECTED
+
+
+def test_bytes_that_are_no_protocol_stop_an_applier() -> None:
+    assert reaction(RemoteProtocolError("nonsense"), is_2_6=True) is State.STOPPED
+
+
+def test_every_state_has_its_line_in_the_table_and_can_be_reached() -> None:
+    assert list(TRANSITIONS) == list(State)
+    assert {after for line in TRANSITIONS.values() for after in line} == set(State)
+
+
+def test_an_applier_can_always_be_stopped_and_started_again() -> None:
+    for state in State:
+        assert State.OFF in TRANSITIONS[state]
+    for state in ENDED:
+        assert State.CONNECT in TRANSITIONS[state]
