@@ -129,7 +129,10 @@ _VALUE = msgspec.msgpack.Decoder(msgspec.Raw)
 
 
 class Request(msgspec.Struct, gc=False):
-    """One request. `fields` holds the raw values of its body by key; `error` is the answer to a broken one."""
+    """One request. `fields` holds the raw values of its body by key; `error` is the answer to a broken one.
+
+    `body` is the whole body of a request whose fields are not read here, as those of replicas.
+    """
 
     type: int
     sync: int
@@ -137,6 +140,7 @@ class Request(msgspec.Struct, gc=False):
     stream_id: int
     fields: dict[int, bytes]
     error: TarantoolError | None = None
+    body: bytes = b""
 
     def uint(self, key: int, default: int = 0) -> int:
         """An unsigned field, whose type the decoder has checked."""
@@ -158,6 +162,18 @@ def decode_text(raw: bytes) -> str:
     head = raw[0]
     start = 1 if head < 0xC0 else 2 if head == 0xD9 else 3 if head == 0xDA else 5
     return raw[start:].decode("utf-8", "surrogateescape")
+
+
+def split_map(body: bytes) -> dict[int, bytes]:
+    """The raw values of a MessagePack map by key, without those whose key is no number; else a ValueError."""
+    if not body or body[0] not in _HEADS[MAP]:
+        raise ValueError("no map")
+    try:
+        return {key: bytes(raw) for key, raw in _BODY.decode(body).items()}
+    except msgspec.ValidationError:
+        return _walk(body, {})
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def decode_request(packet: bytes, *, is_2_6: bool = False) -> Request:
@@ -209,7 +225,7 @@ def _with_body(type: int, sync: int, schema_version: int, stream_id: int, body: 
             if not is_2_6:
                 _check_stream(type, stream_id)
             if rule is None:
-                return Request(type, sync, schema_version, stream_id, {})
+                return Request(type, sync, schema_version, stream_id, {}, None, body)
         return Request(type, sync, schema_version, stream_id, _fields(rule, body, is_2_6))
     except TarantoolError as error:
         return Request(type, sync, schema_version, stream_id, {}, error)
