@@ -166,7 +166,7 @@ def documented() -> str:
     """The table of docs/configuration.md, as the options have it."""
     lines = ["| option | type | default | at run time | what |", "|---|---|---|---|---|"]
     for option in OPTIONS.values():
-        default = "" if option.default is None else f"`{json.dumps(option.default)}`"
+        default = "" if option.default in (None, ()) else f"`{json.dumps(option.default)}`"
         when = "yes" if option.is_dynamic else ""
         lines.append(f"| `{option.name}` | {', '.join(option.types)} | {default} | {when} | {option.help} |")
     return "\n".join(lines)

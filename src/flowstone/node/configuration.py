@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final
 
 from flowstone.iproto import errors
+from flowstone.iproto.constants import VCLOCK_MAX
 from flowstone.iproto.uri import Uri, UriError, parse_uri
 
 LOOPBACK: Final = "127.0.0.1"
@@ -24,8 +25,10 @@ LOG_LEVELS: Final = ("fatal", "syserror", "error", "crit", "warn", "info", "verb
 
 WAL_MODES: Final = ("none", "write", "fsync")
 DIALECTS: Final = ("2.6", "2.11")
+STRATEGIES: Final = ("auto", "config", "supervised", "legacy")
 
 INTEGER_MAX: Final = 2**31 - 1
+UPSTREAMS_MAX: Final = VCLOCK_MAX - 1
 
 Check = Callable[[Any], str | None]
 """What is wrong with a value; None: nothing."""
@@ -61,9 +64,15 @@ class Option:
             return None
         if self.types == ("boolean",):
             return {"true": True, "false": False}.get(text.lower(), text)
+        if "table" in self.types:
+            return [part.strip() for part in text.split(",")]
         if "number" in self.types:
             return _number(text)
         return text
+
+    def shown(self, value: Any) -> Any:
+        """The value as it may be shown to anybody: without passwords."""
+        return [str(parse_uri(uri)) for uri in value] if "table" in self.types else value
 
     def accept(self, value: Any) -> Any:
         """The checked value for the configuration, or error 59."""
@@ -74,7 +83,9 @@ class Option:
             raise self.refuse(
                 f"should be of type {wanted}" if len(self.types) == 1 else f"should be one of types {wanted}"
             )
-        if "string" in self.types and not isinstance(value, str):
+        if "table" in self.types:
+            value = tuple(value) if isinstance(value, list | tuple) else tuple(self.parse(str(value)))
+        elif "string" in self.types and not isinstance(value, str):
             value = str(value)
         if self.is_integral:
             if value != int(value):
@@ -109,6 +120,8 @@ def _number(text: str) -> Any:
 def _is_of(value: object, kind: str) -> bool:
     if kind == "number":
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    if kind == "table":
+        return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
     return isinstance(value, {"string": str, "boolean": bool}[kind])
 
 
@@ -137,6 +150,17 @@ def _no_listen_address(value: str) -> str | None:
         listen_uri(value)
     except UriError:
         return "expected host:service or /unix.socket"
+    return None
+
+
+def _no_upstreams(value: tuple[str, ...]) -> str | None:
+    if len(value) > UPSTREAMS_MAX:
+        return "too many replicas"
+    for text in value:
+        try:
+            parse_uri(text)
+        except UriError:
+            return "expected host:service or /unix.socket"
     return None
 
 
@@ -185,6 +209,7 @@ def _option(
     *,
     dynamic: bool = False,
     secret: bool = False,
+    shown: bool = True,
 ) -> Any:
     settings = {
         "types": tuple(types.split(", ")),
@@ -193,7 +218,7 @@ def _option(
         "help": help,
         "secret": secret,
     }
-    return field(default=default, metadata=settings, repr=not secret)
+    return field(default=default, metadata=settings, repr=shown and not secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,6 +355,73 @@ class Configuration:
     )
     ssl_ca_file: str | None = _option("string", None, "Authorities whose clients are let in (PEM).")
     ssl_ciphers: str | None = _option("string", None, "Ciphers for TLS up to 1.2, as OpenSSL lists them.")
+    replication: tuple[str, ...] = _option(
+        "string, number, table",
+        (),
+        "Whom to follow: URIs such as user:password@host:port, separated by commas; ?transport=ssl&ssl_ca_file=…"
+        " for TLS.",
+        _no_upstreams,
+        dynamic=True,
+        shown=False,
+    )
+    replication_timeout: float = _option(
+        "number",
+        1.0,
+        "Seconds between heartbeats; a peer that is silent for four times as long is disconnected.",
+        _not_above(0, "the value must be greather than 0"),
+        dynamic=True,
+    )
+    replication_connect_timeout: float = _option(
+        "number",
+        30.0,
+        "Seconds that a start waits for peers to answer.",
+        _not_above(0, "the value must be greather than 0"),
+        dynamic=True,
+    )
+    replication_connect_quorum: int | None = _option(
+        "number",
+        None,
+        "Peers that must answer, and be caught up with before changes are accepted; default: all (2.6 and legacy).",
+        _below(0, "the value must be greater or equal to 0"),
+        dynamic=True,
+    )
+    replication_sync_lag: float = _option(
+        "number",
+        10.0,
+        "Seconds behind a peer that count as caught up.",
+        _not_above(0, "the value must be greater than 0"),
+        dynamic=True,
+    )
+    replication_sync_timeout: float = _option(
+        "number",
+        300.0,
+        "Seconds that a start waits to catch up; then it goes on as an orphan, which is read-only.",
+        _not_above(0, "the value must be greater than 0"),
+        dynamic=True,
+    )
+    replication_skip_conflict: bool = _option(
+        "boolean", False, "Leave out replicated rows whose unique key is taken, instead of stopping.", dynamic=True
+    )
+    replication_anon: bool = _option(
+        "boolean", False, "Follow without being a member: read-only, uses no id; can be switched off later.", dynamic=True
+    )
+    bootstrap_strategy: str = _option(
+        "string",
+        "auto",
+        "How the first data is found (2.11): auto, legacy (replication_connect_quorum), config, supervised.",
+        _not_among(STRATEGIES, f"the value should be one of the following: {', '.join(map(repr, STRATEGIES))}"),
+        dynamic=True,
+    )
+    bootstrap_leader: str | None = _option(
+        "string", None, "With the strategy config: whose data to take, by URI, UUID or name.", dynamic=True
+    )
+    wal_cleanup_delay: float = _option(
+        "number",
+        14400.0,
+        "Seconds after a start before logs are deleted, if not all members have come back by then (2.11).",
+        _below(0, "value must be >= 0"),
+        dynamic=True,
+    )
     dialect: str | None = _option(
         "string",
         None,
@@ -374,6 +466,12 @@ def _consistent(configuration: Configuration) -> Configuration:
     for name in ("ssl_password", "ssl_ca_file", "ssl_ciphers"):
         if getattr(configuration, name) is not None and configuration.ssl_cert_file is None:
             raise incorrect("ssl_cert_file", f"needed with {name}")
+    if configuration.replication_anon and not configuration.read_only:
+        raise incorrect("replication_anon", "the value may be set to true only when the instance is read-only")
+    if configuration.bootstrap_leader is not None and configuration.bootstrap_strategy != "config":
+        raise incorrect("bootstrap_leader", "the option takes no effect when bootstrap strategy is not 'config'")
+    if configuration.bootstrap_leader is None and configuration.bootstrap_strategy == "config":
+        raise incorrect("bootstrap_leader", "the option can't be empty when bootstrap strategy is 'config'")
     return configuration
 
 
@@ -389,7 +487,7 @@ def _read_table() -> dict[str, Option]:
             check=settings["check"],
             is_dynamic=settings["dynamic"],
             help=settings["help"],
-            is_integral=entry.type == "int",
+            is_integral=entry.type in ("int", "int | None"),
             is_secret=settings["secret"],
         )
     return table

@@ -45,8 +45,12 @@ def find_part(instance: Instance, name: str) -> Procedure | None:
 
 def _options(instance: Instance) -> dict[str, Any]:
     """Options that are set, as box.cfg shows them."""
-    given = {name: getattr(instance.configuration, name) for name, option in OPTIONS.items() if not option.is_secret}
-    return {name: setting for name, setting in given.items() if setting is not None}
+    given = {
+        name: option.shown(getattr(instance.configuration, name))
+        for name, option in OPTIONS.items()
+        if not option.is_secret
+    }
+    return {name: setting for name, setting in given.items() if setting not in (None, [])}
 
 
 def _info(call: Call) -> Outcome:

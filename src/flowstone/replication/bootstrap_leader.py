@@ -1,0 +1,130 @@
+"""Whom an instance without data takes its data from, and whom one takes it from whose logs are gone.
+
+The rules are those of real servers (reference sections 8 and 13), over what peers say of themselves in their ballots.
+Candidates are asked in the order of their UUIDs, whatever order they come in, so that all members choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from flowstone.iproto import errors
+from flowstone.replication.messages import Ballot
+from flowstone.replication.vclock import Order, VClock
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A peer that answered: who it is, where, and what it says of itself."""
+
+    uuid: UUID
+    ballot: Ballot
+    address: str = ""
+
+
+Rule = Callable[[Iterable[Candidate]], Candidate | None]
+
+
+def oldest_rule(candidates: Iterable[Candidate]) -> Candidate | None:
+    """Of 1.10 to 2.6: who can be written to, if anybody can; then who has left loading, then the larger vclock."""
+    ordered = _in_order(candidates)
+    return _round(candidate for candidate in ordered if not candidate.ballot.is_ro_cfg) or _round(ordered)
+
+
+def _round(ordered: Iterable[Candidate]) -> Candidate | None:
+    leader: Candidate | None = None
+    for candidate in ordered:
+        if leader is None:
+            leader = candidate
+        elif candidate.ballot.is_loading and not leader.ballot.is_loading:
+            continue
+        elif _is_ahead(candidate, leader):
+            leader = candidate
+    return leader
+
+
+def score_rule(candidates: Iterable[Candidate]) -> Candidate | None:
+    """Since 2.10: booted before writable by configuration before writable now before who can lead; then the vclock."""
+    leader: Candidate | None = None
+    best = -1
+    for candidate in _in_order(candidates):
+        score = _score(candidate.ballot)
+        if score > best or (score == best and leader is not None and _is_ahead(candidate, leader)):
+            leader, best = candidate, score
+    return leader
+
+
+def _score(ballot: Ballot) -> int:
+    return 1000 * ballot.is_booted + 100 * (not ballot.is_ro_cfg) + 10 * (not ballot.is_ro) + ballot.can_lead
+
+
+def configured_rule(leader: str) -> Rule:
+    """Strategy `config`: the peer that `bootstrap_leader` names, by address, UUID or name; the others do not count."""
+
+    def rule(candidates: Iterable[Candidate]) -> Candidate | None:
+        for candidate in _in_order(candidates):
+            if leader in (candidate.address, str(candidate.uuid), candidate.ballot.instance_name):
+                return candidate
+        raise errors.Cfg(
+            f"Incorrect value for option 'bootstrap_leader': failed to connect to the bootstrap leader {leader}"
+        )
+
+    return rule
+
+
+def supervised_rule(candidates: Iterable[Candidate]) -> Candidate | None:
+    """Strategy `supervised`: the peer that was made the leader, and says so."""
+    for candidate in _in_order(candidates):
+        if candidate.ballot.bootstrap_leader_uuid == candidate.uuid:
+            return candidate
+    return None
+
+
+def rejoin_source(candidates: Iterable[Candidate], vclock: VClock) -> Candidate | None:
+    """Whom to join anew because nobody has the logs behind `vclock` any more; None while following is possible.
+
+    A peer that lacks rows which we have is no source: they would be lost.
+    """
+    source: Candidate | None = None
+    for candidate in _in_order(candidates):
+        ballot = candidate.ballot
+        if ballot.gc_vclock.compare(vclock, ignore_zero=True) in (Order.BEFORE, Order.EQUAL):
+            return None
+        if vclock.compare(ballot.vclock, ignore_zero=True) not in (Order.BEFORE, Order.EQUAL):
+            continue
+        if source is None or ballot.vclock.signature > source.ballot.vclock.signature:
+            source = candidate
+    return source
+
+
+def unlisted_members(candidates: Iterable[Candidate], uri_count: int) -> tuple[UUID, ...]:
+    """Members that ballots know and nobody is connected to, where there are more members than addresses.
+
+    Who joins an existing replica set since 2.11 must be able to reach all of it.
+    """
+    ordered = _in_order(candidates)
+    registered = {uuid: None for candidate in ordered for uuid in candidate.ballot.registered_uuids}
+    if len(registered) <= uri_count:
+        return ()
+    connected = [candidate.uuid for candidate in ordered]
+    return tuple(sorted(uuid for uuid in registered if uuid not in connected))
+
+
+def dissenter(candidates: Iterable[Candidate], own_uuid: UUID) -> Candidate | None:
+    """A peer that has chosen somebody else than us as the leader of the replica set to be born."""
+    for candidate in _in_order(candidates):
+        if candidate.ballot.bootstrap_leader_uuid not in (None, UUID(int=0), own_uuid):
+            return candidate
+    return None
+
+
+def _in_order(candidates: Iterable[Candidate]) -> Sequence[Candidate]:
+    return sorted(candidates, key=lambda candidate: candidate.uuid)
+
+
+def _is_ahead(candidate: Candidate, leader: Candidate) -> bool:
+    """Walking up the UUIDs, equal vclocks keep who was first; incomparable ones count as larger."""
+    order = candidate.ballot.vclock.compare(leader.ballot.vclock, ignore_zero=True)
+    return order in (Order.AFTER, Order.INCOMPARABLE)
