@@ -6,13 +6,59 @@ again and what to log; what rows mean is for the sink, which the node, `follow` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any, Final, NoReturn, Protocol
 from uuid import UUID
 
+import numpy as np
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import scan
+from flowstone.iproto.greeting import Greeting
 from flowstone.iproto.row import Row
+from flowstone.iproto.uri import Uri
+from flowstone.node.connection import CLOSE_SECONDS, CONNECT_SECONDS, READ_SIZE, reason_of, tls_of
+from flowstone.outside import Outside, Stream
+from flowstone.replication.applier import ENDED, FAILED, ApplierState, ConnectionLost, code_of, reaction
+from flowstone.replication.applier_protocol import (
+    ApplierProtocol,
+    BallotIsEvent,
+    Entered,
+    Event,
+    FinalBegun,
+    FinalRows,
+    Greeted,
+    HeartbeatHeard,
+    JoinEnded,
+    MetaRow,
+    RaftHeard,
+    Rows,
+    SnapshotBegun,
+    SnapshotRows,
+    Subscribed,
+)
+from flowstone.replication.ballot_watch import BallotWatch
+from flowstone.replication.messages import Ballot, FetchSnapshot, Join, Register, Subscribe
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
+
+LOG = logging.getLogger("flowstone.node")
+
+TIMEOUT_INFINITY: Final = 100 * 365 * 86400.0
+"""The lag of an applier that has heard nothing yet, as real ones show it."""
+
+SILENCE_MAX: Final = 4
+"""Times `replication_timeout` without a word, and the connection counts as lost; both ends agree on it."""
+
+FAILURES_BEFORE_BACKOFF: Final = 10
+BACKOFF: Final = 1.5
+RETRY_SECONDS_MAX: Final = 5.0
+"""How the pauses between attempts grow once these many have failed."""
+
+_LAST_2_6: Final = 2 << 16 | 6 << 8
 
 
 class Sink(Protocol):
@@ -86,3 +132,440 @@ class Sink(Protocol):
     def raft(self, source_id: int, row: Row) -> None:
         """A RAFT row of the peer `source_id`, from between two transactions."""
         ...
+
+
+class Applier:
+    """Follows one upstream. Made, `start`ed, resumed state by state or for good, and `stop`ped.
+
+    It pauses in the states it is told to, at first those of `start`, then the one of `resume_to`; from SYNC on it goes
+    on by itself. `state` is always that of `box.info`, `error` why it is not what it should be.
+    """
+
+    def __init__(
+        self,
+        outside: Outside,
+        uri: Uri,
+        sink: Sink,
+        *,
+        replication_timeout: float = 1.0,
+        reconnect_timeout: float | None = None,
+        sync_lag: float = 10.0,
+        on_state: Callable[[Applier], None] = lambda applier: None,
+        on_ballot: Callable[[Applier], None] = lambda applier: None,
+    ) -> None:
+        self._outside = outside
+        self._sink = sink
+        self._on_state = on_state
+        self._on_ballot = on_ballot
+        self._task: asyncio.Task[None] | None = None
+        self._verdict: FlowstoneError | None = None
+        self._pause_at: frozenset[ApplierState] = frozenset()
+        self._resumed = asyncio.Event()
+        self._waiters: list[_Waiter] = []
+        self._protocol: ApplierProtocol | None = None
+        self._stream: Stream | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._is_ack_due = False
+        self._acked: VClock | None = None
+        self._heard_at = outside.clock.monotonic()
+        self._last_logged: object = None
+        self._failures = 0
+        self.replication_timeout = replication_timeout
+        self.reconnect_timeout = reconnect_timeout
+        self.sync_lag = sync_lag
+        self.uri = uri
+        self.state = ApplierState.OFF
+        self.uuid: UUID | None = None
+        self.version: tuple[int, int, int] = (0, 0, 0)
+        self.ballot: Ballot | None = None
+        self.peer_id = 0
+        self.lag = TIMEOUT_INFINITY
+        self.error: FlowstoneError | None = None
+        self.remote_vclock_at_subscribe: VClock | None = None
+
+    def __repr__(self) -> str:
+        return f"<Applier of {self.uri}, {self.state.value}>"
+
+    # --- for whoever owns it ---
+
+    def start(self, *, pause_at: Collection[ApplierState] = ()) -> None:
+        """Begins, and pauses when it comes to one of `pause_at`."""
+        assert self._task is None or self._task.done(), "it runs already"
+        self._pause_at = frozenset(pause_at)
+        self._resumed.clear()
+        self._verdict = self._last_logged = None
+        self._failures = 0
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def resume(self) -> None:
+        """Goes on without pauses: follows for ever, and connects again whenever the connection is lost."""
+        self._pause_at = frozenset()
+        self._resumed.set()
+
+    async def resume_to(self, state: ApplierState, *, is_patient: bool = True) -> None:
+        """Goes on until `state`, and returns with a pause there; raises its error if it fails before.
+
+        While the peer is loading, or a login or a right is missing, it tries again, unless it is not patient.
+        """
+        if self._task is None or self._task.done():
+            raise self._failure()
+        if self.state is state and not self._resumed.is_set():
+            return
+        failures = FAILED - {ApplierState.LOADING} if is_patient else FAILED
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), failures | {state})
+        self._waiters.append(waiter)
+        self._pause_at = frozenset({state})
+        self._resumed.set()
+        try:
+            reached = await waiter.reached
+        finally:
+            self._waiters.remove(waiter)
+        if reached is not state:
+            raise self._failure()
+
+    def _failure(self) -> FlowstoneError:
+        if self.error is not None:
+            return self.error
+        return ConnectionLost(f"the applier of {self.uri.address} is {self.state.value}")
+
+    async def stop(self) -> None:
+        """Ends it; it may be started again."""
+        task = self._task
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            self._task = None
+        if self.state is not ApplierState.OFF:
+            self._set_state(ApplierState.OFF)
+
+    def fail(self, error: FlowstoneError) -> None:
+        """Stops it for a reason of ours: what was applied could not be written, and was taken back."""
+        if self._task is None or self._task.done() or self._verdict is not None:
+            return
+        self._verdict = error
+        self._task.cancel()
+
+    def info(self) -> dict[str, Any]:
+        """`upstream` of `box.info.replication[n]`; it has none while it is off."""
+        found: dict[str, Any] = {"status": self.state.value}
+        if self._task is not None:
+            found["lag"] = self.lag
+            found["idle"] = self._outside.clock.monotonic() - self._heard_at
+            found["peer"] = str(self.uri)
+        if self.error is not None:
+            found["message"] = self.error.message
+            cause = self.error.__cause__
+            if isinstance(cause, OSError) and cause.strerror:
+                found["system_message"] = cause.strerror
+        return found
+
+    # --- its life ---
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except asyncio.CancelledError:
+                if self._verdict is None:
+                    raise
+                after = self._fail(self._verdict)
+            except (FlowstoneError, OSError) as error:
+                after = self._fail(error)
+            except Exception as error:
+                LOG.exception("the applier of %s", self.uri.address)
+                after = self._fail(FlowstoneError(f"{type(error).__name__}: {error}"))
+            finally:
+                await self._disconnect()
+            self._set_state(after)
+            if after in ENDED:
+                return
+            await self._outside.clock.sleep(self._pause_before_retry())
+
+    def _fail(self, error: FlowstoneError | OSError) -> ApplierState:
+        """Takes note of the error, logs it unless it is the last one again, and tells what comes of it."""
+        if isinstance(error, OSError):
+            lost = ConnectionLost(f"connection to {self.uri.address} is lost: {reason_of(error) or 'time-out'}")
+            lost.__cause__ = error
+            error = lost
+        after = reaction(error, is_2_6=self._sink.version_id <= _LAST_2_6)
+        if after is ApplierState.OFF:
+            LOG.info("%s is this instance itself", self.uri.address)
+            return after
+        self.error = error
+        which = code_of(error) or error.message
+        if which != self._last_logged:
+            self._last_logged = which
+            if after is ApplierState.STOPPED:
+                LOG.error("replication from %s is stopped: %s", self.uri.address, error)
+            else:
+                seconds = self._interval()
+                LOG.warning("%s %s: %s; trying again every %g s", _doing(self.state), self.uri.address, error, seconds)
+        self._failures += 1
+        return after
+
+    def _interval(self) -> float:
+        return self.replication_timeout if self.reconnect_timeout is None else self.reconnect_timeout
+
+    def _pause_before_retry(self) -> float:
+        """As real appliers at first; who cannot be reached for long is asked less often."""
+        patience = max(0, self._failures - FAILURES_BEFORE_BACKOFF)
+        return min(self._interval() * BACKOFF**patience, max(self._interval(), RETRY_SECONDS_MAX))
+
+    def _set_state(self, state: ApplierState) -> None:
+        self.state = state
+        self._on_state(self)
+        for waiter in self._waiters:
+            waiter.see(state)
+
+    async def _enter(self, state: ApplierState) -> None:
+        """As `_set_state`, and waits there if it is to pause in this state."""
+        if state in self._pause_at:
+            self._resumed.clear()
+        self._set_state(state)
+        if state in self._pause_at:
+            await self._resumed.wait()
+
+    async def _disconnect(self) -> None:
+        self._protocol = None
+        if self._request_ack in self._sink.on_written:
+            self._sink.on_written.remove(self._request_ack)
+        await self._end_watch()
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with suppress(TimeoutError):  # a peer that reads no more would hold us for ever
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await stream.close()
+
+    # --- one connection ---
+
+    async def _follow(self) -> NoReturn:
+        """Connects and never returns: some error ends it."""
+        uuid = self._sink.instance_uuid
+        protocol = ApplierProtocol(self.uri.address, instance_uuid=uuid, came_from=self.state)
+        while True:
+            event = protocol.next_event()
+            self._send(protocol)
+            if event is None:
+                await self._read(protocol)
+            else:
+                await self._handle(protocol, event)
+
+    async def _handle(self, protocol: ApplierProtocol, event: Event) -> None:
+        sink = self._sink
+        match event:
+            case Rows(slab, timestamp):
+                await sink.apply(slab)
+                self._note_lag(timestamp)
+            case HeartbeatHeard(heartbeat):
+                self._note_lag(heartbeat.timestamp)
+                self._acked = None  # it wants an answer, even if nothing is new
+                self._request_ack()
+            case RaftHeard(row):
+                sink.raft(self.peer_id, row)
+            case SnapshotRows(slab):
+                await sink.snapshot_rows(slab)
+            case FinalRows(slab):
+                await self._final(protocol, slab)
+            case Entered(state):
+                self.ballot = protocol.ballot or self.ballot
+                await self._enter(state)
+                await self._act(protocol, state)
+            case Greeted(greeting):
+                self._greeted(greeting)
+            case BallotIsEvent():
+                protocol.ballot_known(await self._watch_ballot())
+            case SnapshotBegun(vclock):
+                await sink.begin_snapshot(vclock, protocol.greeting.version)
+            case MetaRow(row):
+                await sink.meta(row)
+            case FinalBegun(stop_vclock):
+                await sink.begin_final(stop_vclock)
+            case JoinEnded(vclock):
+                await sink.end_join(vclock)
+            case Subscribed():
+                await self._end_watch()
+                self._begin_following(protocol)
+
+    async def _act(self, protocol: ApplierProtocol, state: ApplierState) -> None:
+        """What is to be done in a state that waits for us."""
+        if state is ApplierState.CONNECT:
+            self._stream = await self._open()
+        elif state is ApplierState.CONNECTED:
+            if self.uri.user is None:
+                protocol.go_on()
+            else:
+                protocol.log_in(self.uri.user, self.uri.password or "")
+        elif state is ApplierState.READY:
+            self._ask(protocol)
+
+    def _ask(self, protocol: ApplierProtocol) -> None:
+        """For data, if we have none; for an id, if we need one; else for what is new."""
+        sink, uuid = self._sink, self._sink.instance_uuid
+        if sink.replicaset_uuid is None:
+            if protocol.has_joined:
+                raise FlowstoneError(f"what {self.uri.address} sent for a join names no replica set")
+            if sink.is_anonymous:
+                protocol.fetch_snapshot(FetchSnapshot(sink.version_id, uuid))
+            else:
+                protocol.join(Join(uuid, sink.version_id))
+        elif sink.replica_id == 0 and not sink.is_anonymous and not protocol.has_registered:
+            protocol.register(Register(uuid, sink.vclock))
+        else:
+            place = (sink.replicaset_uuid, uuid, sink.vclock, sink.version_id)
+            protocol.subscribe(Subscribe(*place, sink.is_anonymous, sink.id_filter))
+
+    async def _final(self, protocol: ApplierProtocol, slab: Slab) -> None:
+        """Of a registration, rows are taken only if they go on where we are.
+
+        A master of 2.6 sends what it has written since it was asked, however far behind we were: the subscription
+        then brings all of it, the row that registers us as well.
+        """
+        if protocol.state is ApplierState.REGISTER and not self._goes_on(slab):
+            return
+        await self._sink.final_rows(slab)
+
+    def _goes_on(self, slab: Slab) -> bool:
+        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+        vclock = self._sink.vclock
+        return all(
+            int(lsns[replica_ids == number].min()) <= vclock.get(number) + 1
+            for number in np.unique(replica_ids).tolist()
+        )
+
+    # --- talking ---
+
+    async def _open(self) -> Stream:
+        uri = self.uri
+        try:
+            return await self._outside.network.connect(uri.host, uri.port, timeout=CONNECT_SECONDS, tls=tls_of(uri))
+        except OSError as error:
+            reason = reason_of(error) or f"no answer within {CONNECT_SECONDS:g} s"
+            raise ConnectionLost(f"cannot connect to {uri.address}: {reason}") from error
+
+    async def _read(self, protocol: ApplierProtocol) -> None:
+        """Waits for bytes: not for ever where something must come."""
+        assert self._stream is not None
+        must_come = protocol.is_subscribed or not protocol.is_greeted
+        seconds = SILENCE_MAX * self.replication_timeout
+        try:
+            async with asyncio.timeout(seconds if must_come else None):
+                data = await self._stream.read(READ_SIZE)
+        except TimeoutError as error:
+            raise ConnectionLost(f"{self.uri.address} said nothing for {seconds:g} s") from error
+        if not data:
+            raise ConnectionLost(f"{self.uri.address} closed the connection")
+        self._heard_at = self._outside.clock.monotonic()
+        protocol.receive(data)
+
+    def _send(self, protocol: ApplierProtocol) -> None:
+        data = protocol.data_to_send()
+        if data and self._stream is not None:
+            self._stream.write(data)
+
+    def _greeted(self, greeting: Greeting) -> None:
+        if (self.uuid, self.version) != (greeting.uuid, greeting.version):
+            text = greeting.version_text
+            LOG.info("remote master %s at %s running Tarantool %s", greeting.uuid, self.uri.address, text)
+        self.uuid, self.version = greeting.uuid, greeting.version
+
+    # --- the ballot of a newer peer ---
+
+    async def _watch_ballot(self) -> Ballot:
+        """Begins to watch it on a connection of its own; the first one."""
+        first: asyncio.Future[Ballot] = asyncio.get_running_loop().create_future()
+        self._watch = asyncio.get_running_loop().create_task(self._keep_watching(first))
+        return await first
+
+    async def _keep_watching(self, first: asyncio.Future[Ballot]) -> None:
+        try:
+            await self._watch_until_lost(first)
+        except (FlowstoneError, OSError) as error:
+            if not first.done():
+                first.set_exception(error)
+
+    async def _watch_until_lost(self, first: asyncio.Future[Ballot]) -> None:
+        watch = BallotWatch(self.uri.address)
+        stream = await self._open()
+        try:
+            while data := await stream.read(READ_SIZE):
+                watch.receive(data)
+                while (ballot := watch.next_ballot()) is not None:
+                    self.ballot = ballot
+                    if first.done():
+                        self._on_ballot(self)
+                    else:
+                        first.set_result(ballot)
+                stream.write(watch.data_to_send())
+            raise ConnectionLost(f"{self.uri.address} closed the connection")
+        finally:
+            await stream.close()
+
+    async def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+
+    # --- following ---
+
+    def _begin_following(self, protocol: ApplierProtocol) -> None:
+        reply = protocol.reply
+        assert reply is not None
+        LOG.info("subscribed to %s: its vclock is %s, ours %s", self.uri.address, reply.vclock, self._sink.vclock)
+        self.peer_id = reply.replica_id
+        self.remote_vclock_at_subscribe = reply.vclock
+        self.lag = TIMEOUT_INFINITY
+        self.error = self._last_logged = None
+        self._failures = 0
+        self._acked = None
+        self._protocol = protocol
+        self._sink.on_written.append(self._request_ack)
+
+    def _note_lag(self, timestamp: float) -> None:
+        if timestamp:  # newer masters leave it out of a heartbeat if rows have told it
+            self.lag = self._outside.clock.wall() - timestamp
+
+    def _request_ack(self) -> None:
+        """What is written before the loop comes round again shares an ACK."""
+        if not self._is_ack_due:
+            self._is_ack_due = True
+            asyncio.get_running_loop().call_soon(self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._is_ack_due = False
+        protocol = self._protocol
+        if protocol is None:
+            return
+        vclock = self._sink.vclock.without_zero()
+        if vclock != self._acked:
+            self._acked = vclock
+            protocol.acknowledge(vclock, self._sink.term)
+            self._send(protocol)
+        if protocol.synchronize(vclock, self.lag, self.sync_lag):
+            self._set_state(ApplierState.FOLLOW)
+
+
+class _Waiter:
+    """Somebody who waits for one of `states`."""
+
+    def __init__(self, reached: asyncio.Future[ApplierState], states: frozenset[ApplierState]) -> None:
+        self.reached = reached
+        self._states = states
+
+    def see(self, state: ApplierState) -> None:
+        if state in self._states and not self.reached.done():
+            self.reached.set_result(state)
+
+
+_DOING: Final = {
+    ApplierState.CONNECT: "cannot connect to",
+    ApplierState.AUTH: "cannot log in at",
+    ApplierState.CONNECTED: "cannot join or follow",
+    ApplierState.READY: "cannot join or follow",
+}
+
+
+def _doing(state: ApplierState) -> str:
+    return _DOING.get(state, "cannot go on reading from")

@@ -28,6 +28,7 @@ from flowstone.outside import Outside, Stream, Tls
 CONNECT_SECONDS = 10.0
 REQUEST_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
+GREETING_SECONDS = 2.0
 READ_SIZE = 256 * 1024
 ID_SINCE = (2, 10, 0)
 """Servers before this one have no ID request and none of the features it announces."""
@@ -62,7 +63,7 @@ class Connection:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout):
-                stream = await outside.network.connect(uri.host, uri.port, timeout=timeout, tls=_tls(uri))
+                stream = await outside.network.connect(uri.host, uri.port, timeout=timeout, tls=tls_of(uri))
                 connection = cls(stream, await _greeting(stream), uri.address)
                 await connection._introduce()
                 if uri.user is not None:
@@ -71,7 +72,7 @@ class Connection:
         except OSError as error:
             if connection is not None:
                 await connection.close()
-            reason = _reason(error) or f"no answer within {timeout:g} s"
+            reason = reason_of(error) or f"no answer within {timeout:g} s"
             raise ConnectionFailed(f"cannot connect to {uri.address}: {reason}") from error
         except BaseException:
             if connection is not None:
@@ -200,7 +201,7 @@ class Connection:
                 answer.exception()  # marks it as seen: of a hundred requests only one may be waited for
 
 
-def _tls(uri: Uri) -> Tls | None:
+def tls_of(uri: Uri) -> Tls | None:
     """Encryption as the parameters of a URI ask for it, by Tarantool's names: `?transport=ssl&ssl_ca_file=…`."""
     given = dict(uri.parameters)
     if given.get("transport", "plain") == "plain":
@@ -209,7 +210,7 @@ def _tls(uri: Uri) -> Tls | None:
     return Tls(**{name: given.get(f"ssl_{name}") for name in names})
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """In words; a name with several addresses gives one error that holds the texts of all."""
     numbers = {int(number) for number in _ERRNO.findall(str(error))}
     if isinstance(error, ConnectionRefusedError) or numbers == {errno.ECONNREFUSED}:
@@ -229,3 +230,15 @@ async def _greeting(stream: Stream) -> Greeting:
     except BaseException:
         await stream.close()
         raise
+
+
+async def greeting_of(outside: Outside, uri: Uri, *, timeout: float = GREETING_SECONDS) -> Greeting | None:
+    """How the server at `uri` greets; None where nobody does within `timeout`."""
+    try:
+        async with asyncio.timeout(timeout):
+            stream = await outside.network.connect(uri.host, uri.port, timeout=timeout, tls=tls_of(uri))
+            greeting = await _greeting(stream)
+            await stream.close()
+            return greeting
+    except (OSError, FlowstoneError):
+        return None

@@ -1,7 +1,7 @@
-"""The applier: what a replica says to its upstream, and what the answers mean, as a pure state machine.
+"""The states of an applier, what may follow what, and what an error does to it.
 
-All that decides about states is in this module, in tables. Bytes go in, events come out, and between them what is to be
-sent; no socket, no clock, no box. `node/applier.py` runs it. Reference sections 7, 9 to 11.
+All that decides about states is here, in tables. The protocol that moves through them is `applier_protocol.py`;
+`node/applier.py` runs it. Reference sections 7 and 11.1.
 """
 
 from __future__ import annotations
@@ -118,3 +118,7 @@ def code_of(error: FlowstoneError) -> int:
         return 0
     stack = error.stack.errors if error.stack is not None else ()
     return _CLASSES.get(stack[0].type, error.code) if stack else error.code
+
+
+class UnsupportedPeer(FlowstoneError):
+    """A server that we cannot follow, whatever it answers."""

@@ -1,0 +1,87 @@
+"""Learning an upstream's ballot: by VOTE, or, from newer servers, as an event on a connection of its own.
+
+Pure: bytes in, ballots out. Reference section 7.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowstone.iproto import errors
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.greeting import GREETING_SIZE, Greeting, decode_greeting
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.packet import Response, decode_response, frame
+from flowstone.iproto.requests import split_map
+from flowstone.iproto.row import Row, encode_header
+from flowstone.replication import messages
+from flowstone.replication.messages import Ballot
+from flowstone.replication.row_stream import RowStream
+
+
+def decode_vote(response: Response, greeting: Greeting) -> Ballot | None:
+    """The ballot in the reply to VOTE; None from a server that knows no such request."""
+    if response.is_error:
+        error = response.error()
+        if not isinstance(error, errors.UnknownRequestType):
+            raise error
+        return None
+    return messages.decode_ballot(response.body, is_2_6=greeting.version < (2, 6, 1))
+
+
+class BallotWatch:
+    """The second connection to a newer upstream, which tells its ballot whenever that changes."""
+
+    def __init__(self, peer: str) -> None:
+        self._stream = RowStream(peer)
+        self._greeting_bytes = b""
+        self._greeting: Greeting | None = None
+        self._outgoing: list[bytes] = []
+        self._is_vote = False
+        self._ballot = Ballot(is_booted=False)
+
+    def receive(self, data: bytes) -> None:
+        if self._greeting is None:
+            self._greeting_bytes += data
+            if len(self._greeting_bytes) < GREETING_SIZE:
+                return
+            self._greeting = decode_greeting(self._greeting_bytes[:GREETING_SIZE])
+            data = self._greeting_bytes[GREETING_SIZE:]
+            self._outgoing.append(_WATCH)
+        if data:
+            self._stream.feed(data)
+
+    def data_to_send(self) -> bytes:
+        data, self._outgoing = b"".join(self._outgoing), []
+        return data
+
+    def next_ballot(self) -> Ballot | None:
+        """None: nothing more before the next bytes."""
+        while (packet := self._stream.take_packet()) is not None:
+            response = decode_response(packet)
+            ballot = self._voted(response) if self._is_vote else self._told(response)
+            if ballot is not None:
+                self._ballot = ballot
+                return ballot
+        return None
+
+    def _voted(self, response: Response) -> Ballot:
+        assert self._greeting is not None
+        return decode_vote(response, self._greeting) or Ballot()
+
+    def _told(self, response: Response) -> Ballot | None:
+        if response.is_error:
+            raise response.error()
+        if response.type != RequestType.EVENT:
+            raise errors.UnknownRequestType(f"Unknown request type {response.type}")
+        data = split_map(response.body).get(Key.EVENT_DATA)
+        if data is None:  # a server that knows watchers and no ballots
+            self._is_vote = True
+            self._outgoing.append(messages.encode_vote())
+            return None
+        self._outgoing.append(_WATCH)
+        return messages.decode_ballot_event(data, self._ballot)
+
+
+_WATCH: Final = frame(encode_header(Row(RequestType.WATCH.value)) + pack({Key.EVENT_KEY.value: "internal.ballot"}))
+"""Asks for the ballot, and, again after each event, for the next one."""
