@@ -40,6 +40,11 @@ class Box:
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
+        self.tuple_size_max = 1024 * 1024
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything, as new; nobody may be using it."""
         self.spaces: dict[int, Space] = {}
         self.names: dict[str, Space] = {}
         self.schema_version = 1
@@ -51,7 +56,6 @@ class Box:
         self.is_read_only = False
         self.replica_id = 0
         """Our own number in `_cluster`; 0 before we have one."""
-        self.tuple_size_max = 1024 * 1024
         self.views: list[ReadView] = []
         self.in_flight: deque[Visible] = deque()
         """What is visible and not yet in the log, in the order of its LSNs."""

@@ -403,7 +403,10 @@ class Configuration:
         "boolean", False, "Leave out replicated rows whose unique key is taken, instead of stopping.", dynamic=True
     )
     replication_anon: bool = _option(
-        "boolean", False, "Follow without being a member: read-only, uses no id; can be switched off later.", dynamic=True
+        "boolean",
+        False,
+        "Follow without being a member: read-only, uses no id; can be switched off later.",
+        dynamic=True,
     )
     bootstrap_strategy: str = _option(
         "string",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 from flowstone.box.dialect import Dialect
 from flowstone.box.system import CLUSTER_ID
@@ -26,7 +27,7 @@ def box_info(instance: Instance) -> dict[str, Any]:
         "package": PACKAGE,
         "cluster": {"uuid": str(instance.replicaset_uuid)},
         "listen": instance.listen,
-        "replication_anon": {"count": 0},
+        "replication_anon": {"count": len(instance.peers.anonymous())},
         "replication": replication(instance),
         "signature": sum(lsn for replica_id, lsn in vclock.items() if replica_id),
         "status": instance.status,
@@ -58,10 +59,22 @@ def _synchro(synchro: Synchro) -> dict[str, Any]:
 
 
 def replication(instance: Instance) -> dict[int, dict[str, Any]]:
-    """The members that are registered, by id."""
+    """The members that are registered, by id; with each how following it goes, and how it follows us."""
+    return {replica_id: _member(instance, replica_id, uuid) for replica_id, uuid in members(instance)}
+
+
+def _member(instance: Instance, replica_id: int, uuid: str) -> dict[str, Any]:
+    known, peers = UUID(uuid), instance.peers
+    sides = {"upstream": peers.upstream(known), "downstream": peers.downstream(known)}
+    shown = {"id": replica_id, "uuid": uuid, "lsn": instance.vclock.get(replica_id)}
+    return shown | {name: side for name, side in sides.items() if side is not None}
+
+
+def replication_anon(instance: Instance) -> dict[str, dict[str, Any]]:
+    """Who follows without being a member, by UUID: what `box.info.replication_anon()` shows."""
     return {
-        replica_id: {"id": replica_id, "uuid": uuid, "lsn": instance.vclock.get(replica_id)}
-        for replica_id, uuid in members(instance)
+        str(uuid): {"id": 0, "uuid": str(uuid), "lsn": 0, "downstream": downstream}
+        for uuid, downstream in instance.peers.anonymous()
     }
 
 

@@ -67,6 +67,35 @@ class NoFiles:
         return VClock()
 
 
+class Peers(Protocol):
+    """Whom the instance follows and who follows it, for `box.info.replication`."""
+
+    def upstream(self, uuid: UUID) -> dict[str, Any] | None:
+        """How following the instance goes; None if it is not followed."""
+        ...
+
+    def downstream(self, uuid: UUID) -> dict[str, Any] | None:
+        """How the instance follows us; None if it never did."""
+        ...
+
+    def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:
+        """Who follows us without being a member."""
+        ...
+
+
+class NoPeers:
+    """An instance alone."""
+
+    def upstream(self, uuid: UUID) -> dict[str, Any] | None:
+        return None
+
+    def downstream(self, uuid: UUID) -> dict[str, Any] | None:
+        return None
+
+    def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:
+        return []
+
+
 @dataclass(slots=True, eq=False)
 class Instance:
     """`status` is that of `box.info`: loading, running, orphan. `listen` is where clients reach it."""
@@ -89,6 +118,14 @@ class Instance:
     synchro: Synchro = field(default_factory=Synchro)
     """Of elections and of the limbo, as recovery found them."""
 
+    is_orphan: bool = False
+    """It has not caught up with enough of its peers."""
+
+    bootstrap_leader_uuid: UUID | None = None
+    """Whose data this instance has taken, or is about to take, at its birth."""
+
+    peers: Peers = field(default_factory=NoPeers)
+
     reload: Callable[[dict[str, Any]], Awaitable[None]] | None = None
     """Applies options to the running node, for CALL of `box.cfg` with arguments."""
 
@@ -101,15 +138,24 @@ class Instance:
     def is_read_only(self) -> bool:
         return self.box.is_read_only
 
+    @property
+    def is_anonymous(self) -> bool:
+        """It follows without being a member."""
+        return self.id == 0 and self.configuration.replication_anon
+
     def settle_read_only(self) -> None:
-        """Makes the box writable or not, by the option and by whether anything waits in the limbo."""
-        self.box.is_read_only = self.configuration.read_only or bool(self.synchro.pending)
+        """Makes the box writable or not, by the option, by its peers and by whether anything waits in the limbo."""
+        self.box.is_read_only = self.configuration.read_only or self.is_orphan or bool(self.synchro.pending)
+        if self.status != "loading":
+            self.status = "orphan" if self.is_orphan else "running"
 
     @property
     def read_only_reason(self) -> str | None:
         """What `box.info.ro_reason` shows."""
         if self.synchro.pending:
             return "synchro"
+        if self.is_orphan:
+            return "orphan"
         return "config" if self.is_read_only else None
 
     @property

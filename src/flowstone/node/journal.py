@@ -84,8 +84,6 @@ class Journal:
         self._directory = directory
         self._instance_uuid = instance_uuid
         self._version = version
-        self._last = last
-        self._prev_vclock = last.meta.vclock if last else None
         self._writer: LogWriter | None = None
         self._rows: list[bytes] = []
         self._done: list[Done] = []
@@ -93,9 +91,7 @@ class Journal:
         self._worker: asyncio.Task[None] | None = None
         self._is_telling = False
         self._is_closed = False
-        self._lsns = vclock.to_mapping()
-        self._written_lsns = vclock.to_mapping()
-        self._written: VClock | None = vclock
+        self.continue_at(vclock, last)
         self.replica_id = replica_id
         self.mode = mode
         self.wal_max_size = wal_max_size
@@ -106,6 +102,14 @@ class Journal:
         self.size_limit: int | None = None
         self.on_size: Callable[[], None] | None = None
         """Called after each write by which `written_bytes` is at or above `size_limit`; for checkpoints."""
+
+    def continue_at(self, vclock: VClock, last: LastLog | None = None) -> None:
+        """The data has been loaded, up to `vclock` and the `last` log: this is before anything is submitted."""
+        self._last = last
+        self._prev_vclock = last.meta.vclock if last else None
+        self._lsns = vclock.to_mapping()
+        self._written_lsns = vclock.to_mapping()
+        self._written: VClock | None = vclock
 
     @property
     def vclock(self) -> VClock:

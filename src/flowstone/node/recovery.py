@@ -11,7 +11,7 @@ import asyncio
 import logging
 import posixpath
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from flowstone.box.bootstrap import FirstUser, bootstrap_rows
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect, from_greeting
 from flowstone.errors import FlowstoneError
-from flowstone.iproto.msgpack import unpack
+from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node.checkpoint import write_snapshot
 from flowstone.node.journal import LastLog
 from flowstone.node.replay import Replay, Synchro
@@ -131,7 +131,7 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
             last = await _read_logs(outside, directory, snapshot, replay, force, report)
     finally:
         box.is_recovering = False
-    _settle_indexes(box)
+    sort_indexes(box)
     replay.synchro.pending = replay.pending
     instance_uuid = UUID(snapshot.meta.instance_uuid)
     return Recovered(
@@ -164,8 +164,12 @@ async def bootstrap(
     instance_uuid: UUID | None = None,
     replicaset_uuid: UUID | None = None,
     first_user: FirstUser | None = None,
+    peers: Sequence[UUID] = (),
 ) -> Recovered:
-    """A replica set is born: fills `box`, which must be new, and writes the first snapshot, of vclock {}."""
+    """A replica set is born: fills `box`, which must be new, and writes the first snapshot, of vclock {}.
+
+    `peers` are members from the beginning, with ids from 2 on.
+    """
     instance = instance_uuid or outside.random.uuid()
     replicaset = replicaset_uuid or outside.random.uuid()
     now = int(outside.clock.wall())
@@ -173,6 +177,8 @@ async def bootstrap(
     try:
         for space_id, row in bootstrap_rows(box.dialect, instance, replicaset, first_user, time=now):
             statements.insert(box.begin(), box.space(space_id), row)
+        for replica_id, peer in enumerate(peers, 2):
+            statements.insert(box.begin(), box.space(system.CLUSTER_ID), pack((replica_id, str(peer))))
     finally:
         box.is_recovering = False
     synchro = Synchro()
@@ -279,7 +285,7 @@ def _gap(listed: ListedFile, have: VClock) -> LogGap:
     return LogGap(listed.path, have.to_mapping(), need.to_mapping(), missing)
 
 
-def _settle_indexes(box: Box) -> None:
+def sort_indexes(box: Box) -> None:
     """Sorts now, while nobody waits, what the first range read would have to."""
     for space in box.spaces.values():
         for index in space.served:

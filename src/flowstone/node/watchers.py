@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
@@ -161,13 +162,13 @@ def ballot(instance: Instance) -> dict[int, Any]:
         }
     return {
         BallotKey.IS_RO_CFG.value: read_only,
-        BallotKey.IS_RO.value: instance.is_read_only,
-        BallotKey.IS_ANON.value: False,
+        BallotKey.IS_RO.value: is_loading or instance.is_read_only,
+        BallotKey.IS_ANON.value: instance.is_anonymous,
         BallotKey.IS_BOOTED.value: not is_loading,
         BallotKey.VCLOCK.value: vclock,
         BallotKey.GC_VCLOCK.value: gc_vclock,
         BallotKey.CAN_LEAD.value: False,
-        BallotKey.BOOTSTRAP_LEADER_UUID.value: str(instance.uuid),
+        BallotKey.BOOTSTRAP_LEADER_UUID.value: str(instance.bootstrap_leader_uuid or UUID(int=0)),
         BallotKey.REGISTERED_REPLICA_UUIDS.value: [uuid for _, uuid in members(instance)],
     }
 
