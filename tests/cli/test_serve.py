@@ -209,5 +209,5 @@ def test_help_shows_every_option_an_example_and_the_exit_codes(flowstone: Comman
 
     shown = " ".join(flowstone("serve", "--help").text.split())
     assert all(f" {option.dashed} " in shown for option in OPTIONS.values())
-    assert "Example: FLOWSTONE_USER=app:secret flowstone serve" in shown
+    assert "Example: `FLOWSTONE_USER=app:secret flowstone serve" in shown
     assert "Exit codes: 0 stopped by a signal; 1 " in shown

@@ -57,7 +57,7 @@ def _quiet(command: Callable[P, int]) -> Callable[P, int]:
 
 app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(cat.cat))
 app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(play.play))
-app.command("serve", epilog=f"{serve.EXAMPLE}\n\n{SERVE_EXIT_CODES}")(_quiet(serve.serve))
+app.command("serve", cls=serve.PlainHelp, epilog=f"{serve.EXAMPLE}\n\n{SERVE_EXIT_CODES}")(_quiet(serve.serve))
 app.command("demo", epilog=demo.EXAMPLE)(_quiet(demo.demo))
 
 

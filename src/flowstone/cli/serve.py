@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from flowstone.node.configuration import Option
@@ -48,6 +49,13 @@ def serve(**arguments: Any) -> int:
 # --- the command line ----------------------------------------------------------------------------------------
 
 
+class PlainHelp(TyperCommand):
+    """Help as plain text: a table would cut the long names of Tarantool's options on a terminal of 80 columns."""
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, **(settings | {"rich_markup_mode": None}))
+
+
 def declare_options(*, every: bool) -> None:
     """Gives the command its options; who runs another one need not load what most of them are made from."""
     parameters = _first_parameters()
@@ -76,7 +84,7 @@ def _option_parameters(option: Option) -> Iterator[inspect.Parameter]:
         yield _parameter(f"{NO}{option.name}", bool, typer.Option(off, hidden=True))
         return
     default = DEFAULTS.get(option.name, option.default)
-    text = option.help if default is None else f"{option.help} Default: {_shown(default)}"
+    text = option.help if default in (None, ()) else f"{option.help} Default: {_shown(default)}"
     metavar = METAVARS.get(option.name.rpartition("_")[2], "NUMBER" if option.types == ("number",) else "TEXT")
     yield _parameter(option.name, str, typer.Option(option.dashed, metavar=metavar, help=text))
 
