@@ -2,7 +2,8 @@
 
 The bytes written are those of `row.encode_header`; the tests hold them against each other. Headers are made anew from
 the table, as real servers do, so that what a peer adds to a header (SYNC, a schema version, keys of a newer release)
-is not passed on; bodies are copied as they are. Output buffers are the caller's and `rows_bound` large.
+is not passed on; bodies are copied as they are. Output buffers are the caller's and `rows_bound` large; one that is
+too small stays as it is from there on, and the answer is NO_ROOM.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from flowstone.kernels.wide import byte, copy, number, poke
 
 ROW_OVERHEAD = 88
 """A packet's length (5), the map's marker (1) and eight numbers of a key and at most nine bytes each."""
+
+NO_ROOM = -1
 
 NOP = RequestType.NOP.value
 
@@ -215,11 +218,19 @@ def put_body(buf: Bytes, cells: Cells, row: int, out: Bytes, at: int) -> int:
     return copy(out, at, buf, start, int(cells[ROW_END, row]) - start)
 
 
+@inlined
+def fits(cells: Cells, row: int, out: Bytes, at: int) -> bool:
+    """Whether there is room for the row behind `at`."""
+    return at + ROW_OVERHEAD + int(cells[ROW_END, row]) - int(cells[BODY_AT, row]) <= out.size
+
+
 @kernel
 def build_log_rows(buf: Bytes, cells: Cells, first: int, stop: int, timestamp: int, out: Bytes) -> int:
     """Rows `first` to `stop` for a log, stamped with the float64 whose bits are `timestamp`; the bytes written."""
     at = 0
     for row in range(first, stop):
+        if not fits(cells, row, out, at):
+            return NO_ROOM
         at = put_header(
             out,
             at,
@@ -265,6 +276,8 @@ def build_packets(buf: Bytes, cells: Cells, keep: Bytes, sync: int, out: Bytes) 
         for row in range(first, last + 1):
             if not is_sent(cells, row, keep):
                 continue
+            if not fits(cells, row, out, at):
+                return NO_ROOM
             lsn = int(cells[LSN, row])
             if is_first:
                 tsn = lsn

@@ -31,6 +31,9 @@ Tarantool has no such bound, but a transaction of this size takes minutes there,
 _ROOM: Final = 64
 """Columns of the first table."""
 
+_SMALL: Final = 4096
+"""Bytes of rows for which a table of any size they may need is cheaper than asking how large it must be."""
+
 _WHAT: Final = {
     row_batches.BAD_ROW: "a packet that is no row",
     row_batches.BAD_REPLICA_ID: "which no replica set can have",
@@ -208,7 +211,13 @@ class RowStream:
 def slab_of_rows(rows: bytes, path: str) -> Slab:
     """Rows as a log has them: one behind the other, whole transactions."""
     buf: Bytes = np.frombuffer(rows, np.uint8)
-    found = rowscan.scan(buf, np.array([[0, len(rows)]], np.int64))
+    spans: Cells = np.array([[0, len(rows)]], np.int64)
+    if len(rows) <= _SMALL:
+        cells: Cells = np.empty((rowscan.LINES, len(rows) // rowscan.ROW_SIZE_MIN + 2), np.int64)
+        _, _, count, why = rowscan.scan_spans(buf, spans, 0, 0, cells, 0)
+        if why == rowscan.DONE:
+            return Slab(path, rows, buf, cells[:, :count], _ONE_SPAN)
+    found = rowscan.scan(buf, spans)
     if found.wrong:
         raise RemoteProtocolError(f"{path}: the bytes at {found.wrong[0][1]} are no row")
     return Slab(path, rows, buf, found.cells, _ONE_SPAN)
@@ -218,10 +227,9 @@ def journal_rows(slab: Slab, first: int, stop: int, timestamp: float) -> bytes:
     """Rows `first` to `stop` as our log has them: without packet lengths and SYNC, stamped with our own time."""
     if stop <= first:
         return b""
-    cells = slab.cells
-    content = int(cells[rowscan.ROW_END, stop - 1]) - int(cells[rowscan.ROW_AT, first])
-    out: Bytes = np.empty(row_batches.rows_bound(stop - first, content), np.uint8)
-    size = row_batches.build_log_rows(slab.buf, cells, first, stop, float_bits(timestamp), out)
+    out = _room(slab.cells, first, stop)
+    size = row_batches.build_log_rows(slab.buf, slab.cells, first, stop, float_bits(timestamp), out)
+    assert size >= 0, "the rows of a slab are in the order of their bytes"
     return out[:size].tobytes()
 
 
@@ -231,11 +239,20 @@ def stream_packets(slab: Slab, keep: NDArray[np.bool_] | None = None, *, sync: i
     Local rows are never among them (those that old logs sign with a replica's id go as NOPs, for their LSN). What is
     left of a transaction is a transaction: its last row has the flags, and one that is left alone has no TSN.
     """
-    if not len(slab):
+    count = len(slab)
+    if not count:
         return b""
-    cells = slab.cells
-    content = int(cells[rowscan.ROW_END, -1]) - int(cells[rowscan.ROW_AT, 0])
-    out: Bytes = np.empty(row_batches.rows_bound(len(slab), content), np.uint8)
-    chosen = row_batches.ALL if keep is None else keep.view(np.uint8)
-    size = row_batches.build_packets(slab.buf, cells, chosen, sync, out)
+    chosen = row_batches.ALL
+    if keep is not None:
+        assert keep.shape == (count,), "one choice per row"
+        chosen = np.ascontiguousarray(keep).view(np.uint8)
+    out = _room(slab.cells, 0, count)
+    size = row_batches.build_packets(slab.buf, slab.cells, chosen, sync, out)
+    assert size >= 0, "the rows of a slab are in the order of their bytes"
     return out[:size].tobytes()
+
+
+def _room(cells: Cells, first: int, stop: int) -> Bytes:
+    """Room for rows in any form; they follow each other, so two offsets tell how many bytes their bodies have."""
+    content = int(cells[rowscan.ROW_END, stop - 1]) - int(cells[rowscan.ROW_AT, first])
+    return np.empty(row_batches.rows_bound(stop - first, max(content, 0)), np.uint8)
