@@ -312,6 +312,14 @@ class SnapWriter:
         row = Row(type, group_id=group_id, lsn=self.row_count, tsn=self.row_count, timestamp=self._timestamp)
         self._add(encode_header(row) + body)
 
+    def add_encoded(self, rows: bytes, count: int) -> None:
+        """`count` rows that are bytes already, numbered from `row_count` on; together they go into one block."""
+        self._rows.append(rows)
+        self.row_count += count
+        self._pending += len(rows)
+        if self._pending >= FLUSH_THRESHOLD:
+            self._flush()
+
     def finish(self) -> str:
         """Ends the file, makes it durable, gives it its name, returns the path; or leaves nothing of it."""
         try:

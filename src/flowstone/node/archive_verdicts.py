@@ -1,0 +1,186 @@
+"""What of an archived log is settled: every row passes here once, on its way to the file or when that is read again.
+
+Runs `replication.settled` over slabs. A stretch in which nothing is synchronous, decides or defines passes whole; any
+other goes through it transaction by transaction. For logs of servers before 2.8.1, whose rows do not say that they are
+synchronous, it follows the definitions of spaces; a definition that is rolled back is taken back here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowstone.box.schema import SchemaTracker
+from flowstone.box.system import INDEX_ID, SPACE_ID
+from flowstone.iproto import scan
+from flowstone.iproto.constants import Flag
+from flowstone.iproto.row import Row
+from flowstone.replication.settled import SettledTracker
+from flowstone.replication.synchro import Promote
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.reader import Slab
+from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group
+
+FLAGS_SINCE = (2, 8, 1)
+"""The first release whose rows say whether their transaction is synchronous."""
+
+_CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)
+_WAIT_ACK = Flag.WAIT_ACK.value
+
+Range = tuple[int, int, int]
+"""Originator, first and last LSN."""
+
+
+class Judged(NamedTuple):
+    """What a stretch of the log holds beside plain rows, and what it has withdrawn."""
+
+    has_definitions: bool = False
+    has_synchronous: bool = False
+    has_control: bool = False
+    rolled_back: tuple[Range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A transaction, whether the schema makes it synchronous, and the schema before it where it changes that."""
+
+    transaction: Transaction
+    touches_synchronous: bool
+    schema_before: SchemaTracker | None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.transaction.rows
+
+    @property
+    def replica_id(self) -> int:
+        return self.transaction.replica_id
+
+    @property
+    def lsn(self) -> int:
+        return self.transaction.lsn
+
+    @property
+    def flags(self) -> int:
+        return self.transaction.flags
+
+
+class Verdicts:
+    """The settled position of one log. Starts at a snapshot: `define` its rows, then `start`."""
+
+    def __init__(self) -> None:
+        self._schema = SchemaTracker()
+        self._by_schema = False
+        self._tracker: SettledTracker[_Placed] = SettledTracker()
+
+    @property
+    def settled(self) -> VClock:
+        return self._tracker.vclock
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing waits for a verdict."""
+        return self._tracker.is_quiet
+
+    @property
+    def pending_transactions(self) -> int:
+        return len(self._tracker.pending)
+
+    def define(self, slab: Slab) -> None:
+        """Takes the definitions of spaces from rows of a snapshot."""
+        for row in slab.rows(np.flatnonzero(_defining(slab, 0, len(slab)))):
+            self._schema.apply(row.type, row.body)
+
+    def start(self, vclock: VClock, promote: Promote | None = None) -> None:
+        """The log begins at the snapshot of `vclock`, with nothing waiting."""
+        self._tracker.start(vclock, promote)
+
+    def follow_version(self, version: tuple[int, ...]) -> None:
+        """The rows to come are of a server of this version."""
+        by_schema = version < FLAGS_SINCE
+        if by_schema == self._by_schema or not self._tracker.is_quiet:
+            return
+        before = self._tracker
+        self._by_schema = by_schema
+        self._tracker = SettledTracker(
+            is_synchronous=(lambda placed: placed.touches_synchronous) if by_schema else None
+        )
+        owner = Promote(before.owner_id, before.confirmed_lsn, before.term) if before.owner_id else None
+        self._tracker.start(before.vclock, owner)
+
+    def skip(self, vclock: VClock) -> None:
+        """Rows up to `vclock` were judged before, and there is nothing in them but plain rows: only while quiet."""
+        self._tracker.skip_to(self._tracker.vclock.merged(vclock))
+
+    def push(self, slab: Slab, first: int, stop: int) -> Judged:
+        """Takes the rows from `first` to `stop`, whole transactions that follow what was taken before."""
+        defining = _defining(slab, first, stop)
+        synchronous = self._synchronous(slab, first, stop)
+        has_control = bool(np.isin(slab.cells[scan.TYPE, first:stop], _CONTROL).any())
+        has_definitions, has_synchronous = bool(defining.any()), bool(synchronous.any())
+        if self._tracker.is_quiet and not (has_definitions or has_synchronous or has_control):
+            self._tracker.skip_to(self._tracker.vclock.merged(newest(slab, first, stop)))
+            return Judged()
+        rolled_back: list[Range] = []
+        for placed in self._placed(slab, first, stop):
+            has_synchronous |= placed.touches_synchronous
+            withdrawn = [each for each, kept in self._tracker.push(placed) if not kept]
+            rolled_back += [span for each in withdrawn for span in _ranges(each.rows)]
+            self._take_back_definitions(withdrawn)
+        return Judged(has_definitions, has_synchronous, has_control, tuple(rolled_back))
+
+    def _synchronous(self, slab: Slab, first: int, stop: int) -> NDArray[np.bool_]:
+        """Rows that wait for a quorum, as far as that does not depend on definitions among them."""
+        waits: NDArray[np.bool_] = (slab.cells[scan.FLAGS, first:stop] & _WAIT_ACK) != 0
+        if self._by_schema and (spaces := self._schema.schema.synchronous):
+            waits |= np.isin(slab.cells[scan.SPACE_ID, first:stop], sorted(spaces))
+        return waits
+
+    def _placed(self, slab: Slab, first: int, stop: int) -> Iterator[_Placed]:
+        """The transactions, each with the schema that holds for it; definitions hold from the next one on."""
+        space_ids = slab.cells[scan.SPACE_ID]
+        defining = np.zeros(len(slab), np.bool_)
+        defining[first:stop] = _defining(slab, first, stop)
+        for transaction in group(slab.rows(np.arange(first, stop))):
+            end = first + len(transaction.rows)
+            touches = self._by_schema and not self._schema.schema.synchronous.isdisjoint(space_ids[first:end].tolist())
+            before = None
+            if defining[first:end].any():
+                before = deepcopy(self._schema) if not self._tracker.is_quiet else None
+                for row in slab.rows(first + np.flatnonzero(defining[first:end])):
+                    self._schema.apply(row.type, row.body)
+            yield _Placed(transaction, touches, before)
+            first = end
+
+    def _take_back_definitions(self, withdrawn: list[_Placed]) -> None:
+        """What is withdrawn is all that came last, so the schema is as it was before the first of it."""
+        before = next((placed.schema_before for placed in withdrawn if placed.schema_before is not None), None)
+        if before is not None:
+            self._schema = before
+
+
+def _defining(slab: Slab, first: int, stop: int) -> NDArray[np.bool_]:
+    space_ids = slab.cells[scan.SPACE_ID, first:stop]
+    defining: NDArray[np.bool_] = (space_ids == SPACE_ID) | (space_ids == INDEX_ID)
+    return defining
+
+
+def newest(slab: Slab, first: int, stop: int) -> VClock:
+    """The highest LSN of each originator among these rows."""
+    replica_ids, lsns = slab.cells[scan.REPLICA_ID, first:stop], slab.cells[scan.LSN, first:stop]
+    if len(lsns) and replica_ids.min() == replica_ids.max():
+        return VClock({int(replica_ids[0]): int(lsns.max())})
+    return VClock({number: int(lsns[replica_ids == number].max()) for number in np.unique(replica_ids).tolist()})
+
+
+def _ranges(rows: tuple[Row, ...]) -> list[Range]:
+    found: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        first, last = found.get(row.replica_id, (row.lsn, row.lsn))
+        found[row.replica_id] = min(first, row.lsn), max(last, row.lsn)
+    return [(replica_id, first, last) for replica_id, (first, last) in found.items()]
