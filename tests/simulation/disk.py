@@ -1,0 +1,355 @@
+"""A disk in memory that forgets, when the power goes, what nobody has synced.
+
+`Storage` is what stays when a process dies; `SimulatedDisk` is the door's Disk for one life of a process, and dead when
+that is. Content and names are kept apart, as file systems do: an fsync of a file makes its bytes durable, one of a
+directory its names. Directories themselves are durable at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+from collections.abc import Callable
+from enum import Enum
+from random import Random
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+from flowstone.outside import AlreadyLocked, Disk, File, Lock
+from tests.simulation.loop import Died, Life
+from tests.simulation.trace import Trace
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+ROOM: Final = 2**40
+
+
+class Loss(Enum):
+    """What a crash takes with it."""
+
+    NOTHING = "nothing"
+    """The process died; the kernel writes what it was given."""
+
+    UNSYNCED = "unsynced"
+    """The power went, and with it everything that was not synced."""
+
+    ANY = "any"
+    """The power went; of what was not synced some is there, some is torn, some is zeros."""
+
+
+class Inode:
+    """The bytes of a file as they are, and as they would be after a loss of power."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.synced = bytearray(data)
+        self.unsynced: list[bytes | int] = []
+        """Appended bytes, and sizes that it was cut to, since the last sync, in their order."""
+
+    def append(self, data: bytes) -> None:
+        self.data += data
+        self.unsynced.append(data)
+
+    def truncate(self, size: int) -> None:
+        _cut(self.data, size)
+        self.unsynced.append(size)
+
+    def sync(self) -> None:
+        for change in self.unsynced:
+            _apply(self.synced, change)
+        self.unsynced = []
+
+    def after(self, loss: Loss, rng: Random) -> Inode:
+        if loss is Loss.NOTHING:
+            return Inode(bytes(self.data))
+        found = bytearray(self.synced)
+        if loss is Loss.ANY and self.unsynced:
+            kept = rng.randint(0, len(self.unsynced))
+            for change in self.unsynced[:kept]:
+                _apply(found, change)
+            torn = self.unsynced[kept] if kept < len(self.unsynced) else 0
+            if isinstance(torn, bytes):
+                piece = bytearray(torn[: rng.randint(0, len(torn))])
+                if rng.random() < 0.5:  # the length was written, and not all of the pages
+                    start = rng.randint(0, len(piece))
+                    piece[start:] = bytes(len(piece) - start)
+                found += piece
+        return Inode(bytes(found))
+
+
+def _apply(data: bytearray, change: bytes | int) -> None:
+    if isinstance(change, int):
+        _cut(data, change)
+    else:
+        data += change
+
+
+def _cut(data: bytearray, size: int) -> None:
+    data[size:] = bytes(max(size - len(data), 0))
+
+
+class Storage:
+    """The disk of one machine. `room`: bytes until it is full. `broken`: names of calls that fail."""
+
+    def __init__(self, name: str, trace: Trace, rng: Random) -> None:
+        self.name = name
+        self.names: dict[str, Inode] = {}
+        self.directories: dict[str, None] = {"/": None}
+        self.locked: dict[str, Life] = {}
+        self.room = ROOM
+        self.broken: set[str] = set()
+        self.operation_count = 0
+        self._synced_names: dict[str, Inode] = {}
+        self._unsynced_names: list[dict[str, Inode | None]] = []
+        self._trace = trace
+        self._rng = rng
+        self._fuse: int | None = None
+        self._on_fuse: Callable[[], None] = lambda: None
+
+    def die_after(self, operations: int, die: Callable[[], None]) -> None:
+        """Calls `die` in the middle of the disk operation with this number, from 1 on, from now."""
+        self._fuse, self._on_fuse = operations, die
+
+    def crash(self, loss: Loss) -> None:
+        """The process that uses it has died."""
+        self._fuse = None
+        self.locked = {}
+        if loss is Loss.NOTHING:
+            return
+        names = self._synced_names
+        kept = self._rng.randint(0, len(self._unsynced_names)) if loss is Loss.ANY else 0
+        for changes in self._unsynced_names[:kept]:
+            _rename(names, changes)
+        survivors = {inode: inode.after(loss, self._rng) for inode in names.values()}
+        self.names = {path: survivors[inode] for path, inode in names.items()}
+        self._synced_names = dict(self.names)
+        self._unsynced_names = []
+
+    def operate(self, operation: str, path: str, data: bytes | None = None, inode: Inode | None = None) -> None:
+        """Before each change: whether it can be made, or is the last that this process lives to see."""
+        self.operation_count += 1
+        self._trace.note(self.name, f"{operation} {path}", data)
+        if self._fuse is not None:
+            self._fuse -= 1
+            if self._fuse <= 0:
+                self._fuse = None
+                if data is not None and inode is not None:
+                    inode.append(data[: self._rng.randint(0, len(data))])
+                self._on_fuse()
+                raise Died
+        self.check(operation, path)
+
+    def check(self, operation: str, path: str) -> None:
+        if operation in self.broken:
+            raise OSError(errno.EIO, "Input/output error", path)
+
+    def find(self, path: str) -> Inode:
+        inode = self.names.get(path)
+        if inode is None:
+            raise _missing(path)
+        return inode
+
+    def change_names(self, changes: dict[str, Inode | None]) -> None:
+        _rename(self.names, changes)
+        self._unsynced_names.append(changes)
+
+    def sync_names(self, directory: str) -> None:
+        later = []
+        for changes in self._unsynced_names:
+            if any(posixpath.dirname(path) == directory for path in changes):
+                _rename(self._synced_names, changes)
+            else:
+                later.append(changes)
+        self._unsynced_names = later
+
+    def check_directory(self, path: str) -> str:
+        path = posixpath.normpath(path)
+        if path not in self.directories:
+            raise _missing(path)
+        return path
+
+
+def _rename(names: dict[str, Inode], changes: dict[str, Inode | None]) -> None:
+    for path, inode in changes.items():
+        if inode is None:
+            names.pop(path, None)
+        else:
+            names[path] = inode
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+
+
+class SimulatedDisk:
+    """The storage as one life sees it: the door's Disk. Paths without a slash in front begin at the root."""
+
+    def __init__(self, storage: Storage, life: Life) -> None:
+        self.storage = storage
+        self.life = life
+
+    def enter(self) -> Storage:
+        if self.life.is_dead:
+            raise Died
+        return self.storage
+
+    def open(self, path: str) -> File:
+        storage, path = self.enter(), _absolute(path)
+        storage.check("open", path)
+        return SimulatedFile(self, path, storage.find(path), is_writable=False)
+
+    def create(self, path: str) -> File:
+        storage, path = self.enter(), _absolute(path)
+        storage.operate("create", path)
+        storage.check_directory(posixpath.dirname(path))
+        if path in storage.names:
+            raise FileExistsError(errno.EEXIST, "File exists", path)
+        inode = Inode()
+        storage.change_names({path: inode})
+        return SimulatedFile(self, path, inode, is_writable=True)
+
+    def append_to(self, path: str) -> File:
+        storage, path = self.enter(), _absolute(path)
+        storage.check("append_to", path)
+        return SimulatedFile(self, path, storage.find(path), is_writable=True)
+
+    def rename(self, old: str, new: str) -> None:
+        storage, old, new = self.enter(), _absolute(old), _absolute(new)
+        storage.operate("rename", f"{old} {new}")
+        storage.check_directory(posixpath.dirname(new))
+        storage.change_names({old: None, new: storage.find(old)})
+
+    def unlink(self, path: str) -> None:
+        storage, path = self.enter(), _absolute(path)
+        storage.operate("unlink", path)
+        storage.room += len(storage.find(path).data)
+        storage.change_names({path: None})
+
+    def make_directory(self, path: str) -> None:
+        storage, path = self.enter(), _absolute(path)
+        storage.check("make_directory", path)
+        while path not in storage.directories:
+            if path in storage.names:
+                raise FileExistsError(errno.EEXIST, "File exists", path)
+            storage.directories[path] = None
+            path = posixpath.dirname(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        storage, path = self.enter(), _absolute(path)
+        storage.check("list_directory", path)
+        storage.check_directory(path)
+        paths = (*storage.names, *storage.directories)
+        return sorted(posixpath.basename(each) for each in paths if posixpath.dirname(each) == path and each != path)
+
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        storage, path = self.enter(), _absolute(path)
+        if path in storage.names:
+            return "file"
+        return "directory" if path in storage.directories else None
+
+    def is_link(self, path: str) -> bool:
+        return False
+
+    def size(self, path: str) -> int:
+        return len(self.enter().find(_absolute(path)).data)
+
+    def sync_directory(self, path: str) -> None:
+        storage, path = self.enter(), _absolute(path)
+        storage.operate("sync_directory", path)
+        storage.sync_names(storage.check_directory(path))
+
+    def lock(self, path: str) -> Lock:
+        storage, path = self.enter(), _absolute(path)
+        storage.check_directory(path)
+        if path in storage.locked:
+            raise AlreadyLocked(
+                f"cannot lock {path}: it is in use",
+                hint="stop the process that holds it, or choose another directory",
+            )
+        storage.locked[path] = self.life
+        return SimulatedLock(self, path)
+
+    def free_space(self, path: str) -> int:
+        return self.enter().room
+
+
+class SimulatedLock:
+    def __init__(self, disk: SimulatedDisk, path: str) -> None:
+        self._disk, self._path = disk, path
+
+    def release(self) -> None:
+        locked = self._disk.enter().locked
+        if locked.get(self._path) is self._disk.life:
+            del locked[self._path]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class SimulatedFile:
+    def __init__(self, disk: SimulatedDisk, path: str, inode: Inode, *, is_writable: bool) -> None:
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+        self._is_writable = is_writable
+        self._is_closed = False
+
+    def size(self) -> int:
+        self._enter()
+        return len(self._inode.data)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        self._enter().check("read_at", self.path)
+        return bytes(memoryview(self._inode.data)[offset : offset + size])
+
+    def append(self, *parts: Buffer) -> None:
+        storage = self._enter(for_writing=True)
+        data = b"".join(parts)
+        storage.operate("append", self.path, data, self._inode)
+        taken = min(len(data), storage.room)
+        storage.room -= taken
+        self._inode.append(data[:taken])
+        if taken < len(data):
+            raise OSError(errno.ENOSPC, "No space left on device", self.path)
+
+    def truncate(self, size: int) -> None:
+        storage = self._enter(for_writing=True)
+        storage.operate("truncate", self.path)
+        storage.room += len(self._inode.data) - size
+        self._inode.truncate(size)
+
+    def sync(self) -> None:
+        self._enter().operate("sync", self.path)
+        self._inode.sync()
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _enter(self, *, for_writing: bool = False) -> Storage:
+        storage = self._disk.enter()
+        if self._is_closed or (for_writing and not self._is_writable):
+            raise OSError(errno.EBADF, "Bad file descriptor", self.path)
+        return storage
+
+
+def _absolute(path: str) -> str:
+    return posixpath.normpath(posixpath.join("/", path))
+
+
+def _check(disk: SimulatedDisk) -> Disk:
+    """The type checker compares it with the contract here."""
+    return disk

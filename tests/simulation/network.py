@@ -1,0 +1,519 @@
+"""A network in memory: hosts, ports, connections with latency, and links that can be cut or swallow what is sent.
+
+`Internet` is the one that all hosts share, `SimulatedNetwork` the door's Network for one life of a process. A
+connection behaves as TCP does: bytes arrive in order and once or not at all, a full window holds the writer back, a
+kernel says goodbye for a process that was killed, and nobody does for a machine that lost power. What a black hole has
+swallowed is sent again once it is healed. TLS and Unix sockets are not simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from flowstone.outside import Client, Listener, Network, Receiver, Stream, Tls
+from flowstone.outside.network import BACKLOG, QUEUE_MAX
+from tests.simulation.loop import LIFE, Died, Life, VirtualLoop
+from tests.simulation.trace import Trace
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+LATENCY: Final = (0.0001, 0.002)
+"""Seconds that a packet is on its way: at least, and at most."""
+
+WINDOW: Final = 4 * 1024 * 1024
+"""Bytes on their way, or not yet read by the other side, beyond which a kernel takes no more; as on loopback."""
+
+STREAM_QUEUE_MAX: Final = 64 * 1024
+"""Bytes from which on `drain` waits, as in asyncio."""
+
+FIRST_EPHEMERAL_PORT: Final = 40_000
+
+
+class Fault(Enum):
+    """What is wrong with a link, in one direction."""
+
+    CUT = "cut"
+    """Connections are reset, new ones refused as unreachable."""
+
+    BLACK_HOLE = "black hole"
+    """Nothing arrives, and nobody is told."""
+
+
+class Kind(Enum):
+    DATA = "data"
+    FIN = "fin"
+    RST = "rst"
+
+
+@dataclass(slots=True)
+class Host:
+    name: str
+    is_up: bool = True
+    next_port: int = FIRST_EPHEMERAL_PORT
+
+
+class Internet:
+    """All hosts and what is between them."""
+
+    def __init__(self, loop: VirtualLoop, rng: Random, trace: Trace) -> None:
+        self.loop = loop
+        self.trace = trace
+        self.latency = LATENCY
+        self.hosts: dict[str, Host] = {}
+        self.listeners: dict[tuple[str, int], SimulatedListener] = {}
+        self.faults: dict[tuple[str, str], Fault] = {}
+        self._rng = rng
+        self._ends: dict[End, None] = {}
+        self._connection_count = 0
+
+    # --- faults ---
+
+    def break_link(self, source: str, target: str, fault: Fault) -> None:
+        """One direction only; a cut resets connections in both."""
+        self.faults[source, target] = fault
+        self.trace.note("network", f"{fault.value} {source} {target}")
+        if fault is Fault.CUT:
+            for end in list(self._ends):
+                if (end.host.name, end.other.host.name) in ((source, target), (target, source)):
+                    end.sever()
+
+    def heal(self, source: str, target: str) -> None:
+        if self.faults.pop((source, target), None) is None:
+            return
+        self.trace.note("network", f"heal {source} {target}")
+        for end in list(self._ends):
+            if (end.host.name, end.other.host.name) == (source, target):
+                end.send_again()
+
+    def end_of_life(self, life: Life, *, is_quiet: bool) -> None:
+        """A process is gone. Its kernel tells the others, unless that is gone, too."""
+        for address in [address for address, listener in self.listeners.items() if listener.life is life]:
+            del self.listeners[address]
+        for end in list(self._ends):
+            if end.life is life and not end.is_gone:
+                end.die(is_quiet)
+
+    # --- for the ends of connections ---
+
+    def delay(self) -> float:
+        return self._rng.uniform(*self.latency)
+
+    def is_open(self, source: Host, target: Host) -> bool:
+        return (source.name, target.name) not in self.faults
+
+    def later(self, delay: float, callback: Callable[..., None], *args: object) -> None:
+        """The network has no life that could end."""
+        self.loop.call_later(delay, callback, *args, context=Context())
+
+    def forget(self, end: End) -> None:
+        self._ends.pop(end, None)
+
+    # --- connecting ---
+
+    def open(self, source: Host, life: Life | None, name: str, port: int, answer: asyncio.Future[Stream]) -> None:
+        target = self.hosts.get(source.name if name in ("127.0.0.1", "localhost") else name)
+        if target is None:
+            answer.set_exception(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+            return
+        fault = self.faults.get((source.name, target.name)) or self.faults.get((target.name, source.name))
+        if fault is Fault.CUT:
+            unreachable = OSError(errno.EHOSTUNREACH, "No route to host")
+            self.later(self.delay(), _refuse, answer, unreachable)
+        elif fault is None:
+            self.later(self.delay(), self._accept, source, life, target, port, answer)
+
+    def _accept(self, source: Host, life: Life | None, target: Host, port: int, answer: asyncio.Future[Stream]) -> None:
+        if not target.is_up or not self.is_open(source, target) or not self.is_open(target, source):
+            return
+        listener = self.listeners.get((target.name, port))
+        if listener is None:
+            refused = ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ('{target.name}', {port})")
+            self.later(self.delay(), _refuse, answer, refused)
+            return
+        self._connection_count += 1
+        source.next_port += 1
+        here = End(self, self._connection_count, source, life, f"{target.name}:{port}")
+        there = End(self, self._connection_count, target, listener.life, f"{source.name}:{source.next_port}")
+        here.other, there.other = there, here
+        self._ends[here] = self._ends[there] = None
+        self.trace.note("network", f"connection {here.number}: {there.peer} to {here.peer}")
+        delay = self.delay()
+        there.last_arrival = self.loop.time() + delay  # nothing overtakes the answer
+        self.later(delay, _connected, here, answer)
+        there.accepted(listener.on_client)
+
+
+def _refuse(answer: asyncio.Future[Stream], error: OSError) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+def _connected(end: End, answer: asyncio.Future[Stream]) -> None:
+    if answer.done() or end.is_dead:
+        end.die(is_quiet=False)
+    else:
+        answer.set_result(SimulatedStream(end))
+
+
+class End:
+    """One end of a connection: what its process wrote, what has arrived for it, and how it ended."""
+
+    def __init__(self, internet: Internet, number: int, host: Host, life: Life | None, peer: str) -> None:
+        self.number = number
+        self.host = host
+        self.life = life
+        self.peer = peer
+        self.other: End
+        self.unsent = bytearray()
+        self.arrived = bytearray()
+        self.is_eof = False
+        """The other side will send no more."""
+        self.is_closing = False
+        """We want to send no more than is queued."""
+        self.is_gone = False
+        """Nobody here knows of the connection any more."""
+        self.is_paused = False
+        self.last_arrival = 0.0
+        self._receiver: Receiver | None = None
+        self._internet = internet
+        self._sent: deque[tuple[Kind, bytes]] = deque()
+        self._lost_count = 0
+        """How many of those sent a black hole has swallowed."""
+        self._in_flight = 0
+        self._unreported = 0
+        """Bytes taken here of which the other side has not heard: its window is smaller by them."""
+        self._is_severed = False
+        self._is_ended = False
+        """The last packet is sent."""
+        self._is_congested = False
+        self._error: OSError | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def is_dead(self) -> bool:
+        return self.life is not None and self.life.is_dead
+
+    def __repr__(self) -> str:
+        return f"<connection {self.number} of {self.host.name} to {self.peer}>"
+
+    # --- what the process does ---
+
+    def write(self, data: Buffer) -> None:
+        if self.is_gone or self.is_closing:
+            return
+        self.unsent += memoryview(data)
+        self._pump()
+        if len(self.unsent) > QUEUE_MAX and not self._is_congested:
+            self._is_congested = True
+            self._tell("congested")
+
+    def take(self, n: int) -> bytes:
+        data = bytes(memoryview(self.arrived)[:n])
+        del self.arrived[:n]
+        self._unreported += len(data)
+        self._internet.later(0, self._report)
+        return data
+
+    async def changed(self) -> None:
+        """Returns when something has arrived, was sent, or the connection has ended."""
+        waiter = self._internet.loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        if not self.is_gone and not self.is_closing:
+            self.is_closing = True
+            self._pump()
+
+    def abort(self) -> None:
+        if not self.is_gone and not self._is_ended:
+            self.is_closing = self._is_ended = True
+            self.unsent.clear()
+            self._send(Kind.RST)
+            self._internet.later(0, self._lose, None)
+
+    def die(self, is_quiet: bool) -> None:
+        """The process is gone, and with it what it had not yet handed to its kernel."""
+        self.is_gone = True
+        if not is_quiet:
+            self._send(Kind.RST if self.arrived else Kind.FIN)
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self._internet.later(0, self._hand_over)
+
+    # --- what the network does ---
+
+    def accepted(self, on_client: Callable[[Client], Receiver]) -> None:
+        def accept() -> None:
+            self._receiver = on_client(SimulatedClient(self))
+
+        self._run(accept)
+
+    def sever(self) -> None:
+        self._is_severed = True
+        self._sent.clear()
+        self._internet.later(self._internet.delay(), self._lose, _reset())
+
+    def send_again(self) -> None:
+        count, self._lost_count = self._lost_count, 0
+        for _ in range(count):
+            self._schedule()
+        self._internet.later(self._internet.delay(), self.other._report)
+
+    def _pump(self) -> None:
+        """Hands to the kernel what that takes."""
+        while self.unsent and self._in_flight < WINDOW:
+            piece = bytes(memoryview(self.unsent)[: WINDOW - self._in_flight])
+            del self.unsent[: len(piece)]
+            self._in_flight += len(piece)
+            self._send(Kind.DATA, piece)
+        if self.is_closing and not self.unsent and not self.is_gone and not self._is_ended:
+            self._is_ended = True
+            self._send(Kind.FIN)
+            self._internet.later(0, self._lose, None)
+        elif self._is_congested and len(self.unsent) <= QUEUE_MAX // 4:
+            self._is_congested = False
+            self._tell("drained")
+        self._wake()
+
+    def _send(self, kind: Kind, data: bytes = b"") -> None:
+        if not self._is_severed:
+            self._sent.append((kind, data))
+            self._schedule()
+
+    def _schedule(self) -> None:
+        """The first of those sent and not arrived will arrive, whichever that is then: TCP keeps the order."""
+        loop = self._internet.loop
+        self.last_arrival = max(self.last_arrival, loop.time() + self._internet.delay())
+        loop.call_at(self.last_arrival, self._deliver, context=Context())
+
+    def _deliver(self) -> None:
+        if self._is_severed or not self._sent:
+            return
+        if not self._internet.is_open(self.host, self.other.host):
+            self._lost_count += 1
+            return
+        kind, data = self._sent.popleft()
+        self._internet.trace.note(self.other.host.name, f"receives {self.number} {kind.value}", data)
+        self.other._arrive(kind, data)
+        if self.is_gone and not self._sent:
+            self._internet.forget(self)
+
+    def _arrive(self, kind: Kind, data: bytes) -> None:
+        if self.is_gone:
+            # A kernel says that it knows of no such connection; a machine without power says nothing.
+            if kind is Kind.DATA and self.host.is_up:
+                self._send(Kind.RST)
+        elif kind is Kind.RST:
+            self._lose(_reset())
+        elif kind is Kind.FIN:
+            self.is_eof = True
+            self._hand_over()
+        else:
+            self.arrived += data
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """A server is called with what has arrived; whoever made the connection takes it himself."""
+        if self._receiver is None:
+            self._wake()
+        elif not self.is_gone and not self.is_paused and not self.is_closing:
+            if self.arrived:
+                data = self.take(len(self.arrived))
+                receiver = self._receiver
+                self._run(lambda: receiver.received(data))
+            if self.is_eof and not self.arrived:
+                self.close()
+
+    def _report(self) -> None:
+        """The window of the other side is as much larger as was taken here, once it hears of it."""
+        if self._unreported and self._internet.is_open(self.host, self.other.host):
+            self.other._in_flight -= self._unreported
+            self._unreported = 0
+            if not self.other.is_gone:
+                self.other._pump()
+
+    def _lose(self, error: OSError | None) -> None:
+        if self.is_gone:
+            return
+        self.is_gone = True
+        self._error = error
+        self.unsent.clear()
+        self._wake()
+        self._tell("closed")
+        if not self._sent:
+            self._internet.forget(self)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _tell(self, method: str) -> None:
+        if self._receiver is not None:
+            self._run(getattr(self._receiver, method))
+
+    def _run(self, call: Callable[[], Any]) -> None:
+        """As the process itself, if it still lives; it may already be in the middle of something."""
+        life = self.life
+        if life is None or LIFE.get() is life:
+            call()
+        elif not life.is_dead:
+            try:
+                life.context.run(call)
+            except Died:
+                return
+            except Exception as error:
+                self._internet.loop.call_exception_handler({"message": f"in {life.name}", "exception": error})
+
+
+def _reset() -> ConnectionResetError:
+    return ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+class SimulatedStream:
+    """The door's Stream."""
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+
+    async def read(self, n: int) -> bytes:
+        end = self._end
+        while not end.arrived and not end.is_eof and not end.is_gone:
+            await end.changed()
+        end.check()
+        return end.take(n) if end.arrived else b""
+
+    def write(self, data: Buffer) -> None:
+        self._end.write(data)
+
+    async def drain(self) -> None:
+        end = self._end
+        while len(end.unsent) > STREAM_QUEUE_MAX and not end.is_gone:
+            await end.changed()
+        end.check()
+        if end.is_gone:
+            raise ConnectionResetError("Connection lost")
+
+    async def close(self) -> None:
+        self._end.close()
+        while not self._end.is_gone:
+            await self._end.changed()
+
+
+class SimulatedClient:
+    """The door's Client."""
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+
+    @property
+    def peer(self) -> str:
+        return self._end.peer
+
+    @property
+    def queued(self) -> int:
+        return len(self._end.unsent)
+
+    def write(self, data: Buffer) -> None:
+        self._end.write(data)
+
+    def pause_reading(self) -> None:
+        self._end.is_paused = True
+
+    def resume_reading(self) -> None:
+        self._end.resume()
+
+    def close(self) -> None:
+        self._end.close()
+
+    def abort(self) -> None:
+        self._end.abort()
+
+
+class SimulatedListener:
+    """The door's Listener."""
+
+    def __init__(
+        self, internet: Internet, host: str, port: int, life: Life | None, on_client: Callable[[Client], Receiver]
+    ) -> None:
+        self.port: int | None = port
+        self.life = life
+        self.on_client = on_client
+        self._internet = internet
+        self._address = host, port
+
+    async def close(self) -> None:
+        if self._internet.listeners.get(self._address) is self:
+            del self._internet.listeners[self._address]
+
+
+class SimulatedNetwork:
+    """The network as one life on one host sees it: the door's Network."""
+
+    def __init__(self, internet: Internet, host: Host, life: Life | None) -> None:
+        self._internet = internet
+        self._host = host
+        self._life = life
+
+    async def connect(self, host: str, port: int | None, *, timeout: float, tls: Tls | None = None) -> Stream:
+        assert tls is None, "TLS is not simulated"
+        assert port is not None, "Unix sockets are not simulated"
+        self._enter()
+        answer: asyncio.Future[Stream] = self._internet.loop.create_future()
+        self._internet.open(self._host, self._life, host, port, answer)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError as error:
+            raise TimeoutError(f"no connection to {host}:{port} within {timeout:g} s") from error
+
+    async def listen(
+        self,
+        host: str,
+        port: int | None,
+        on_client: Callable[[Client], Receiver],
+        *,
+        tls: Tls | None = None,
+        backlog: int = BACKLOG,
+    ) -> Listener:
+        assert tls is None, "TLS is not simulated"
+        assert port is not None, "Unix sockets are not simulated"
+        self._enter()
+        if host not in (self._host.name, "0.0.0.0"):
+            raise OSError(errno.EADDRNOTAVAIL, f"Cannot assign requested address: {host}")
+        if port == 0:
+            self._host.next_port += 1
+            port = self._host.next_port
+        address = self._host.name, port
+        if address in self._internet.listeners:
+            raise OSError(errno.EADDRINUSE, f"Address already in use: {host}:{port}")
+        listener = SimulatedListener(self._internet, *address, self._life, on_client)
+        self._internet.listeners[address] = listener
+        return listener
+
+    def _enter(self) -> None:
+        if self._life is not None and self._life.is_dead:
+            raise Died
+        assert LIFE.get() is self._life, f"the network of {self._life} used by {LIFE.get()}: see Simulation.on"
+
+
+def _check(network: SimulatedNetwork) -> Network:
+    """The type checker compares it with the contract here."""
+    return network

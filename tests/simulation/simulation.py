@@ -1,0 +1,469 @@
+"""Whole clusters of unmodified nodes in one process, in virtual time, from one seed.
+
+    @simulated(seeds=range(5))
+    async def test_what_is_acknowledged_survives(sim: Simulation) -> None:
+        node = await sim.start("a", wal_mode="fsync")
+        …
+        sim.crash("a")
+        await sim.restart("a")
+
+Each node has a machine of its own, named as the node: a host at port 3301 and a disk, which stay when it dies. The
+scenario itself, and clients that it makes, live on a host of their own and cannot die. Equal seeds give equal runs:
+`sim.trace.hash` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from contextvars import Context
+from random import Random
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import pytest
+
+from flowstone import Node
+from flowstone.iproto.uri import Uri
+from flowstone.node.connection import Connection
+from flowstone.outside import Blocking, Clock, Outside
+from flowstone.outside import Random as RandomSource
+from flowstone.outside.blocking import DEFAULT_WORKERS
+from tests.simulation.disk import Loss, SimulatedDisk, Storage
+from tests.simulation.loop import LIFE, Died, Life, VirtualLoop
+from tests.simulation.network import Fault, Host, Internet, SimulatedNetwork
+from tests.simulation.trace import Trace, TraceHandler
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+PORT: Final = 3301
+USER, PASSWORD = "first", "secret"
+"""Who may do everything on a node that was born here, and so on those that join it."""
+
+EPOCH: Final = 1_700_000_000.0
+"""The wall clock when a run begins."""
+
+BLOCKING_SECONDS: Final = (0.00005, 0.003)
+"""How long a worker takes to begin, and again to be heard of: at least, and at most."""
+
+LINES_SHOWN: Final = 60
+
+
+class Crashed(Exception):
+    """The node died while somebody waited for it."""
+
+
+class SimulatedClock:
+    """The door's Clock. `skew` is what the wall clock of the machine is ahead by."""
+
+    def __init__(self, machine: Machine, life: Life | None) -> None:
+        self._machine = machine
+        self._life = life
+
+    def monotonic(self) -> float:
+        return self._machine.loop.time()
+
+    def wall(self) -> float:
+        return EPOCH + self._machine.loop.time() + self._machine.wall_skew
+
+    async def sleep(self, seconds: float) -> None:
+        _enter(self._life)
+        await asyncio.sleep(max(seconds, 0.0))
+
+
+class SimulatedRandom:
+    """The door's Random, from a seed."""
+
+    def __init__(self, seed: str) -> None:
+        self._source = Random(seed)
+
+    def bytes(self, n: int) -> bytes:
+        return self._source.randbytes(n)
+
+    def uuid(self) -> UUID:
+        return UUID(bytes=self._source.randbytes(16), version=4)
+
+    def uniform(self, a: float, b: float) -> float:
+        return self._source.uniform(a, b)
+
+    def randrange(self, n: int) -> int:
+        return self._source.randrange(n)
+
+
+class SimulatedBlocking:
+    """The door's Blocking: done at some moment between the call and its return, all at once."""
+
+    def __init__(self, machine: Machine, life: Life | None, rng: Random) -> None:
+        self._machine = machine
+        self._life = life
+        self._rng = rng
+
+    async def __call__(self, fn: Callable[..., T], *args: object) -> T:
+        _enter(self._life)
+        answer: asyncio.Future[T] = self._machine.loop.create_future()
+        self._machine.loop.call_later(self._seconds(), self._run, answer, fn, args)
+        return await answer
+
+    def map(
+        self, fn: Callable[[Item], T], items: Iterable[Item], workers: int = DEFAULT_WORKERS
+    ) -> Generator[T, None, None]:
+        return (fn(item) for item in items)
+
+    def _run(self, answer: asyncio.Future[T], fn: Callable[..., T], args: tuple[object, ...]) -> None:
+        try:
+            result = fn(*args)
+        except Exception as error:
+            self._machine.loop.call_later(self._seconds(), _fail, answer, error)
+        else:
+            self._machine.loop.call_later(self._seconds(), _succeed, answer, result)
+
+    def _seconds(self) -> float:
+        return self._rng.uniform(*self._machine.blocking_seconds)
+
+
+def _succeed(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+def _enter(life: Life | None) -> None:
+    if life is not None and life.is_dead:
+        raise Died
+    assert LIFE.get() is life, f"what belongs to {life} is used by {LIFE.get()}: see Simulation.on"
+
+
+class Machine:
+    """What stays when a node dies: its host, its disk, and how it was started."""
+
+    def __init__(self, sim: Simulation, name: str) -> None:
+        self.loop = sim.loop
+        self.name = name
+        self.host = Host(name)
+        self.storage = Storage(name, sim.trace, Random(f"{sim.seed}/{name}/disk"))
+        self.wall_skew = 0.0
+        self.blocking_seconds = BLOCKING_SECONDS
+        self.options: dict[str, Any] = {}
+        self.life: Life | None = None
+        self.node: Node | None = None
+        self.waiting: dict[asyncio.Future[Any], None] = {}
+        self._internet = sim.internet
+        self._seed = sim.seed
+        self._life_count = 0
+        sim.internet.hosts[name] = self.host
+
+    def outside(self, life: Life | None) -> Outside:
+        """The world as one life on this machine sees it. Without one it is the scenario's."""
+        self._life_count += 1
+        seed = f"{self._seed}/{self.name}/{self._life_count}"
+        clock: Clock = SimulatedClock(self, life)
+        source: RandomSource = SimulatedRandom(seed)
+        blocking: Blocking = SimulatedBlocking(self, life, Random(f"{seed}/blocking"))
+        disk = SimulatedDisk(self.storage, life if life is not None else Life(self.name))
+        return Outside(disk, clock, source, blocking, SimulatedNetwork(self._internet, self.host, life))
+
+
+class Simulation:
+    """One run: `Simulation(seed).run(scenario)`. Times are virtual seconds."""
+
+    def __init__(self, seed: int | str, *, is_verbose: bool = False) -> None:
+        self.seed = seed
+        self.loop = VirtualLoop()
+        self.trace = Trace(self.loop.time, is_verbose=is_verbose)
+        self.random = Random(f"{seed}/scenario")
+        self.internet = Internet(self.loop, Random(f"{seed}/network"), self.trace)
+        self.failures: list[str] = []
+        """What nobody has caught, and what nodes logged with an exception; none may be left when a run ends well."""
+        self._machines: dict[str, Machine] = {}
+        self._lives: list[Life] = []
+        self._clients: list[Connection] = []
+        self._conditions: dict[asyncio.Future[None], Callable[[], object]] = {}
+        self._outside = Machine(self, "scenario").outside(None)
+        self.loop.before_jump.append(self._look_at_conditions)
+        self.loop.on_failure = self._failed
+
+    # --- a run ---
+
+    def run(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
+        """The scenario, then an orderly end of all nodes. Fails with the seed and the last events in a note."""
+        logger = logging.getLogger("flowstone")
+        handler = TraceHandler(self.trace, self._logged)
+        level, was_collecting = logger.level, gc.isenabled()
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        gc.disable()  # what it finds and when depends on all that happened before this run
+        try:
+            result = self.loop.run_until_complete(self._main(scenario))
+            assert not self.failures, "\n".join(self.failures)
+            return result
+        except BaseException as error:
+            lines = "\n".join(list(self.trace.lines)[-LINES_SHOWN:])
+            error.add_note(f"seed {self.seed}; the last events:\n{lines}")
+            raise
+        finally:
+            self.loop.bury(self._lives)
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            if was_collecting:
+                gc.enable()
+
+    async def _main(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
+        try:
+            result = await scenario(self)
+        finally:
+            for client in self._clients:
+                await client.close()
+        for name, machine in self._machines.items():
+            if machine.life is not None:
+                await self.stop(name)
+        return result
+
+    def _failed(self, context: dict[str, Any]) -> None:
+        self._logged(str(context.get("message")), context.get("exception"))
+
+    def _logged(self, message: str, error: BaseException | None) -> None:
+        self.failures.append(f"{self.loop.time():.6f} {message}: {error!r}")
+        if error is not None:
+            self.trace.note("failure", f"{message}: {error!r}")
+
+    # --- nodes ---
+
+    async def start(self, name: str, **options: Any) -> Node:
+        """A node in a new directory on a new machine, or, once it was stopped, where it was with other options."""
+        machine = self._machines.get(name)
+        if machine is None:
+            machine = self._machines[name] = Machine(self, name)
+        assert machine.life is None, f"{name} is running"
+        machine.options = {"listen": f"{name}:{PORT}"} | options
+        return await self._start(machine)
+
+    async def restart(self, name: str, **options: Any) -> Node:
+        """A node that has crashed, or was stopped, with the options it had and those given."""
+        machine = self._machines[name]
+        if machine.life is not None:
+            await self.stop(name)
+        machine.options |= options
+        return await self._start(machine)
+
+    async def _start(self, machine: Machine) -> Node:
+        machine.life = life = Life(machine.name)
+        machine.host.is_up = True
+        self._lives.append(life)
+        self.trace.note(machine.name, "start")
+        options = dict(machine.options)
+        if not machine.storage.names:
+            options.setdefault("user", (USER, PASSWORD))
+        outside = machine.outside(life)
+        node = machine.node = Node(f"/{machine.name}", outside=outside, **options)
+        try:
+            await self.on(machine.name, node.start())
+        except Crashed:
+            raise
+        except BaseException:
+            self._end(machine, life, is_quiet=False)
+            raise
+        return node
+
+    async def stop(self, name: str) -> None:
+        """As an operator does it. Whatever the node leaves behind running is a failure."""
+        machine = self._machines[name]
+        life, node = machine.life, machine.node
+        assert life is not None
+        assert node is not None
+        await self.on(name, node.stop())
+        await asyncio.sleep(0)
+        if life.tasks:
+            self.failures.append(f"{name} stopped and left behind {[task.get_coro() for task in life.tasks]}")
+        self.trace.note(name, "stop")
+        self._end(machine, life, is_quiet=False)
+
+    def kill(self, name: str) -> None:
+        """The process dies: what it wrote is there, and its kernel closes its connections."""
+        self._die(name, Loss.NOTHING)
+
+    def crash(self, name: str, loss: Loss = Loss.ANY) -> None:
+        """The machine loses power: what was not synced is lost, and nobody is told."""
+        self._die(name, loss)
+
+    def crash_after(self, name: str, operations: int, loss: Loss = Loss.ANY) -> None:
+        """As `crash`, or `kill` with Loss.NOTHING, in the middle of the disk operation with this number from now on."""
+        self._machines[name].storage.die_after(operations, lambda: self._die(name, loss))
+
+    def is_running(self, name: str) -> bool:
+        return self._machines[name].life is not None
+
+    def _die(self, name: str, loss: Loss) -> None:
+        machine = self._machines[name]
+        life = machine.life
+        assert life is not None, f"{name} is not running"
+        self.trace.note(name, f"dies, loses {loss.value}")
+        machine.storage.crash(loss)
+        machine.host.is_up = loss is Loss.NOTHING
+        self._end(machine, life, is_quiet=loss is not Loss.NOTHING)
+
+    def _end(self, machine: Machine, life: Life, *, is_quiet: bool) -> None:
+        life.is_dead = True
+        machine.life = machine.node = None
+        machine.storage.locked = {}
+        self.internet.end_of_life(life, is_quiet=is_quiet)
+        waiting, machine.waiting = machine.waiting, {}
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(Crashed(machine.name))
+
+    def node(self, name: str) -> Node:
+        """The running node, to look at. What takes time goes through `on`."""
+        node = self._machines[name].node
+        assert node is not None, f"{name} is not running"
+        return node
+
+    def storage(self, name: str) -> Storage:
+        return self._machines[name].storage
+
+    def machine(self, name: str) -> Machine:
+        return self._machines[name]
+
+    async def on(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine as part of a node, so that it ends with it; Crashed is then raised."""
+        machine = self._machines[name]
+        life = machine.life
+        assert life is not None, f"{name} is not running"
+        answer: asyncio.Future[T] = self.loop.create_future()
+        machine.waiting[answer] = None
+
+        def done(task: asyncio.Task[T]) -> None:
+            machine.waiting.pop(answer, None)
+            if answer.done():
+                return
+            if task.cancelled():
+                answer.cancel()
+            elif (error := task.exception()) is not None:
+                answer.set_exception(Crashed(name) if isinstance(error, Died) else error)
+            else:
+                answer.set_result(task.result())
+
+        task = self.loop.create_task(work, context=life.context.copy())
+        task.add_done_callback(done, context=Context())
+        try:
+            return await answer
+        finally:
+            if not task.done() and not life.is_dead:
+                task.cancel()
+
+    # --- the network ---
+
+    def cut(self, one: str, other: str) -> None:
+        """Connections between the two break, and no new ones come about."""
+        self._break(one, other, Fault.CUT)
+
+    def black_hole(self, one: str, other: str, *, is_one_way: bool = False) -> None:
+        """Nothing that one sends arrives at the other, and neither is told; one way: from `one` to `other` only."""
+        self.internet.break_link(one, other, Fault.BLACK_HOLE)
+        if not is_one_way:
+            self.internet.break_link(other, one, Fault.BLACK_HOLE)
+
+    def _break(self, one: str, other: str, fault: Fault) -> None:
+        self.internet.break_link(one, other, fault)
+        self.internet.break_link(other, one, fault)
+
+    def isolate(self, name: str, *, is_quiet: bool = False) -> None:
+        """Cuts a node off from all other nodes; quietly: by black holes."""
+        fault = Fault.BLACK_HOLE if is_quiet else Fault.CUT
+        for other in self._machines:
+            if other != name:
+                self._break(name, other, fault)
+
+    def heal(self, *names: str) -> None:
+        """All links, or those between the two named."""
+        for source, target in list(self.internet.faults):
+            if not names or (source in names and target in names):
+                self.internet.heal(source, target)
+
+    def uri(self, name: str) -> str:
+        """Where a node listens, and as whom to come there."""
+        return f"{USER}:{PASSWORD}@{name}:{PORT}"
+
+    async def client(self, name: str, *, user: str | None = USER, password: str | None = PASSWORD) -> Connection:
+        """A connection to a node over the network; the end of the run closes it."""
+        connection = await Connection.open(self._outside, Uri(name, PORT, user, password))
+        self._clients.append(connection)
+        return connection
+
+    @property
+    def outside(self) -> Outside:
+        """The world as the scenario itself sees it."""
+        return self._outside
+
+    # --- time ---
+
+    @property
+    def now(self) -> float:
+        return self.loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def until(self, condition: Callable[[], object], *, seconds: float = 60.0, what: str = "") -> None:
+        """Returns at the first moment at which the condition holds; TimeoutError if none comes."""
+        found: asyncio.Future[None] = self.loop.create_future()
+        self._conditions[found] = condition
+        self.loop.call_soon(lambda: None)  # so that it is looked at before time moves on
+        try:
+            async with asyncio.timeout(seconds):
+                await found
+        except TimeoutError as error:
+            raise TimeoutError(f"not within {seconds:g} s: {what or _source(condition)}") from error
+        finally:
+            self._conditions.pop(found, None)
+
+    def _look_at_conditions(self) -> None:
+        for found, condition in list(self._conditions.items()):
+            if found.done():
+                continue
+            try:
+                holds = bool(condition())
+            except Exception as error:
+                found.set_exception(error)
+            else:
+                if holds:
+                    found.set_result(None)
+
+
+def _source(condition: Callable[[], object]) -> str:
+    try:
+        return inspect.getsource(condition).strip()
+    except (OSError, TypeError):
+        return repr(condition)
+
+
+def simulated(
+    seeds: Iterable[int] = (0,),
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Makes a test of a scenario: `async def test_…(sim, …)` runs once per seed, in virtual time."""
+
+    def decorate(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(scenario)
+        def test(seed: int, **arguments: Any) -> None:
+            async def run(sim: Simulation) -> None:
+                await scenario(sim, **arguments)
+
+            name = "/".join([scenario.__name__, *(f"{key}={value}" for key, value in arguments.items()), str(seed)])
+            Simulation(name).run(run)
+
+        signature = inspect.signature(scenario)
+        others = list(signature.parameters.values())[1:]
+        seed = inspect.Parameter("seed", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        del test.__wrapped__
+        test.__signature__ = signature.replace(parameters=[seed, *others])  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("seed", list(seeds))(test)
+
+    return decorate

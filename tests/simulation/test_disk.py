@@ -1,0 +1,204 @@
+"""The simulated disk: what a crash leaves, and that it keeps the contract of the real one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flowstone.outside import AlreadyLocked, Disk, production
+from tests.simulation.disk import Loss, SimulatedDisk, Storage
+from tests.simulation.loop import Died, Life
+from tests.simulation.trace import Trace
+
+
+def storage(seed: int = 0) -> Storage:
+    return Storage("a", Trace(lambda: 0.0), random.Random(seed))
+
+
+def mount(storage: Storage, life: Life | None = None) -> SimulatedDisk:
+    return SimulatedDisk(storage, life or Life("a"))
+
+
+@pytest.fixture(params=["simulated", "real"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, str]:
+    """A disk and a directory in it, once of either kind: both keep one contract."""
+    disk: Disk = mount(storage()) if request.param == "simulated" else production().disk
+    directory = "/data" if request.param == "simulated" else str(tmp_path / "data")
+    disk.make_directory(directory)
+    return disk, directory
+
+
+def test_both_disks_append_read_and_truncate_alike(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    path = f"{directory}/file"
+    with disk.create(path) as file:
+        file.append(b"hello ", bytearray(b"world"))
+        file.sync()
+        assert file.path == path
+        assert (file.size(), file.read_at(6, 100), file.read_at(50, 1)) == (11, b"world", b"")
+        file.truncate(5)
+        file.append(b"!")
+    assert disk.size(path) == 6
+    with disk.append_to(path) as file:
+        file.append(b"?")
+    with disk.open(path) as file:
+        assert file.read_at(0, 100) == b"hello!?"
+        with pytest.raises(OSError):
+            file.append(b"x")
+
+
+def test_both_disks_know_names_alike(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.create(f"{directory}/b").close()
+    disk.create(f"{directory}/a").close()
+    disk.make_directory(f"{directory}/sub/sub")
+    assert disk.list_directory(directory) == ["a", "b", "sub"]
+    assert [disk.kind(f"{directory}/{name}") for name in ("a", "sub", "c")] == ["file", "directory", None]
+    disk.rename(f"{directory}/a", f"{directory}/b")
+    assert disk.list_directory(directory) == ["b", "sub"]
+    disk.unlink(f"{directory}/b")
+    disk.sync_directory(directory)
+    assert disk.free_space(directory) > 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda disk, missing: disk.open(missing),
+        lambda disk, missing: disk.append_to(missing),
+        lambda disk, missing: disk.unlink(missing),
+        lambda disk, missing: disk.rename(missing, missing + "2"),
+        lambda disk, missing: disk.create(f"{missing}/file"),
+        lambda disk, missing: disk.list_directory(missing),
+        lambda disk, missing: disk.sync_directory(missing),
+        lambda disk, missing: disk.lock(missing),
+        lambda disk, missing: disk.size(missing),
+    ],
+)
+def test_both_disks_miss_alike(place: tuple[Disk, str], call: Callable[[Disk, str], object]) -> None:
+    disk, directory = place
+    with pytest.raises(FileNotFoundError) as caught:
+        call(disk, f"{directory}/missing")
+    assert caught.value.filename
+
+
+def test_both_disks_lock_and_create_once(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.create(f"{directory}/file").close()
+    with pytest.raises(FileExistsError):
+        disk.create(f"{directory}/file")
+    with disk.lock(directory), pytest.raises(AlreadyLocked):
+        disk.lock(directory)
+    disk.lock(directory).release()
+
+
+def test_power_takes_what_was_not_synced() -> None:
+    machine = storage()
+    disk = mount(machine)
+    disk.make_directory("/d")
+    kept, unsynced = disk.create("/d/kept"), disk.create("/d/unsynced")
+    kept.append(b"synced")
+    kept.sync()
+    kept.append(b" lost")
+    unsynced.append(b"lost")
+    disk.sync_directory("/d")
+    disk.create("/d/nameless").sync()
+    disk.rename("/d/kept", "/d/renamed")
+    machine.crash(Loss.UNSYNCED)
+    after = mount(machine)
+    assert after.list_directory("/d") == ["kept", "unsynced"]
+    assert (after.open("/d/kept").read_at(0, 99), after.size("/d/unsynced")) == (b"synced", 0)
+
+
+def test_a_process_takes_nothing_with_it() -> None:
+    machine = storage()
+    disk = mount(machine)
+    disk.create("/file").append(b"written")
+    disk.lock("/")
+    machine.crash(Loss.NOTHING)
+    after = mount(machine)
+    assert after.open("/file").read_at(0, 99) == b"written"
+    after.lock("/")
+
+
+def test_any_part_of_what_was_not_synced_may_be_there() -> None:
+    found = set()
+    for seed in range(200):
+        machine = storage(seed)
+        disk = mount(machine)
+        with disk.create("/file") as file:
+            disk.sync_directory("/")
+            file.append(b"ab")
+            file.sync()
+            file.append(b"cd")
+            file.append(b"e")
+        machine.crash(Loss.ANY)
+        found.add(bytes(machine.names["/file"].data))
+    assert found == {b"ab", b"abc", b"ab\0", b"abcd", b"abc\0", b"ab\0\0", b"abcde", b"abcd\0"}
+
+
+def test_renames_survive_in_their_order() -> None:
+    for seed in range(50):
+        machine = storage(seed)
+        disk = mount(machine)
+        for name in "abc":
+            disk.create(f"/{name}")
+        machine.crash(Loss.ANY)
+        assert "".join(name[1:] for name in sorted(machine.names)) in ("", "a", "ab", "abc")
+
+
+def test_the_disk_of_the_dead_is_dead() -> None:
+    machine, life = storage(), Life("a")
+    disk = mount(machine, life)
+    file, lock = disk.create("/file"), disk.lock("/")
+    life.is_dead = True
+    for call in (
+        lambda: file.append(b"x"),
+        file.size,
+        lambda: disk.list_directory("/"),
+        lock.release,
+        lambda: disk.kind("/"),
+    ):
+        with pytest.raises(Died):
+            call()
+
+
+def test_a_process_dies_in_the_middle_of_an_operation() -> None:
+    sizes = set()
+    for seed in range(50):
+        machine, life = storage(seed), Life("a")
+
+        def die(machine: Storage = machine, life: Life = life) -> None:
+            life.is_dead = True
+            machine.crash(Loss.NOTHING)
+
+        file = mount(machine, life).create("/file")
+        machine.die_after(2, die)
+        file.append(b"first")
+        with pytest.raises(Died):
+            file.append(b"xy")
+        sizes.add(len(machine.names["/file"].data))
+    assert sizes == {5, 6, 7}
+
+
+def test_a_full_disk_takes_what_fits() -> None:
+    machine = storage()
+    machine.room = 3
+    disk = mount(machine)
+    file = disk.create("/file")
+    with pytest.raises(OSError, match="No space left"):
+        file.append(b"hello")
+    assert (file.size(), disk.free_space("/")) == (3, 0)
+    file.truncate(0)
+    assert disk.free_space("/") == 3
+
+
+def test_a_broken_call_fails_by_name() -> None:
+    machine = storage()
+    file = mount(machine).create("/file")
+    machine.broken.add("sync")
+    with pytest.raises(OSError, match=r"Input/output error.*/file"):
+        file.sync()

@@ -1,0 +1,144 @@
+"""The virtual loop: time jumps, order is fixed, and the dead are never called again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from tests.simulation.loop import Life, NothingWillHappen, TimeStandsStill, VirtualLoop
+
+
+def run(scenario: Coroutine[Any, Any, Any], loop: VirtualLoop | None = None) -> Any:
+    return (loop or VirtualLoop()).run_until_complete(scenario)
+
+
+def test_a_year_passes_at_once() -> None:
+    async def scenario() -> float:
+        before = time.monotonic()
+        await asyncio.sleep(365 * 86400)
+        assert time.monotonic() - before < 1
+        return asyncio.get_running_loop().time()
+
+    assert run(scenario()) == 365 * 86400
+
+
+def test_timers_come_in_order_and_those_of_one_moment_as_they_were_set() -> None:
+    async def scenario() -> list[int]:
+        loop, seen = asyncio.get_running_loop(), list[int]()
+        for number, delay in enumerate([3, 1, 2, 1, 1, 0]):
+            loop.call_later(delay, seen.append, number)
+        await asyncio.sleep(4)
+        return seen
+
+    assert run(scenario()) == [5, 1, 3, 4, 2, 0]
+
+
+def test_a_timeout_is_one_of_virtual_time() -> None:
+    async def scenario() -> float:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(60):
+                await asyncio.get_running_loop().create_future()
+        return asyncio.get_running_loop().time()
+
+    assert run(scenario()) == 60
+
+
+def test_cancelled_timers_do_not_move_the_clock_and_do_not_pile_up() -> None:
+    loop = VirtualLoop()
+
+    async def scenario() -> None:
+        for _ in range(5000):
+            async with asyncio.timeout(1000):
+                await asyncio.sleep(0)
+        await asyncio.sleep(1)
+
+    run(scenario(), loop)
+    assert loop.time() == 1
+    assert len(loop._timers) < 2500
+
+
+def test_waiting_for_what_nobody_will_do_is_an_error() -> None:
+    async def scenario() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(NothingWillHappen):
+        run(scenario())
+
+
+def test_going_round_in_circles_is_an_error() -> None:
+    def again() -> None:
+        asyncio.get_running_loop().call_soon(again)
+
+    async def scenario() -> None:
+        again()
+        await asyncio.sleep(1)
+
+    with pytest.raises(TimeStandsStill):
+        run(scenario())
+
+
+def test_the_dead_do_not_even_run_their_finally() -> None:
+    loop, said = VirtualLoop(), list[str]()
+    life = Life("a")
+
+    async def work() -> None:
+        try:
+            said.append("begin")
+            await asyncio.sleep(1)
+            said.append("middle")
+            await asyncio.sleep(10)
+        finally:
+            said.append("goodbye")
+
+    async def scenario() -> None:
+        loop.create_task(work(), context=life.context.copy())
+        loop.call_later(5, said.append, "alive")
+        await asyncio.sleep(2)
+        life.is_dead = True
+        await asyncio.sleep(100)
+
+    run(scenario(), loop)
+    assert said == ["begin", "middle", "alive"]
+    loop.bury([life])  # where it is heard by nobody
+    assert not life.tasks
+
+
+def test_whatever_a_life_starts_belongs_to_it() -> None:
+    loop, said = VirtualLoop(), list[str]()
+    life = Life("a")
+
+    async def grandchild() -> None:
+        await asyncio.sleep(1)
+        said.append("grandchild")
+
+    async def child() -> None:
+        asyncio.get_running_loop().call_later(1, said.append, "timer")
+        await asyncio.create_task(grandchild())
+
+    async def scenario() -> None:
+        loop.create_task(child(), context=life.context.copy())
+        await asyncio.sleep(0.5)
+        assert len(life.tasks) == 2
+        life.is_dead = True
+        await asyncio.sleep(10)
+
+    run(scenario(), loop)
+    assert said == []
+    loop.bury([life])
+
+
+def test_an_exception_that_nobody_catches_is_told() -> None:
+    loop, told = VirtualLoop(), list[dict[str, Any]]()
+    loop.on_failure = told.append
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+        await asyncio.sleep(1)
+
+    run(scenario(), loop)
+    assert isinstance(told[0]["exception"], ZeroDivisionError)

@@ -1,0 +1,236 @@
+"""The simulated network: streams, latency, cut links, black holes, and the ends of processes and machines."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flowstone.outside import Client, Listener, Stream
+from flowstone.outside.network import QUEUE_MAX
+from tests.simulation.loop import Life
+from tests.simulation.network import WINDOW
+from tests.simulation.simulation import Machine, Simulation, simulated
+
+
+class Echo:
+    """A server that answers with what it hears, and writes down what happens to it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.heard = bytearray()
+        self.clients: list[Client] = []
+        self.answers = True
+
+    def accept(self, client: Client) -> Echo:
+        self.clients.append(client)
+        return self
+
+    def received(self, data: bytes) -> None:
+        self.heard += data
+        if self.answers:
+            self.clients[-1].write(data)
+
+    def congested(self) -> None:
+        self.events.append("congested")
+
+    def drained(self) -> None:
+        self.events.append("drained")
+
+    def closed(self) -> None:
+        self.events.append("closed")
+
+
+class Place:
+    """A host `a` with an echo at port 1, served by a life that can end."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.echo = Echo()
+        self.life = Life("a")
+        self.machine = Machine(sim, "a")
+        self.network = self.machine.outside(self.life).network
+
+    async def listen(self) -> Place:
+        work = self.network.listen("a", 1, self.echo.accept)
+        await self.sim.loop.create_task(work, context=self.life.context.copy())
+        return self
+
+    async def connect(self, *, timeout: float = 10) -> Stream:
+        return await self.sim.outside.network.connect("a", 1, timeout=timeout)
+
+    def die(self, *, is_quiet: bool) -> None:
+        self.life.is_dead = True
+        self.machine.host.is_up = not is_quiet
+        self.sim.internet.end_of_life(self.life, is_quiet=is_quiet)
+
+
+async def read_exactly(stream: Stream, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = await stream.read(size - len(data))
+        assert piece, "closed"
+        data += piece
+    return data
+
+
+@simulated(seeds=range(5))
+async def test_bytes_arrive_in_order_and_take_their_time(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    stream = await place.connect()
+    wanted = b"".join(number.to_bytes(4, "big") for number in range(1000))
+    for start in range(0, len(wanted), 40):
+        stream.write(wanted[start : start + 40])
+    before = sim.now
+    assert await read_exactly(stream, len(wanted)) == wanted
+    assert 0.0002 < sim.now - before < 0.1
+    await stream.close()
+    await sim.until(lambda: place.echo.events == ["closed"])
+    assert await stream.read(1) == b""
+
+
+@simulated()
+async def test_nobody_listens_there(sim: Simulation) -> None:
+    place = Place(sim)
+    with pytest.raises(ConnectionRefusedError):
+        await place.connect()
+    with pytest.raises(OSError, match="not known"):
+        await sim.outside.network.connect("nowhere", 1, timeout=1)
+    place.machine.host.is_up = False
+    before = sim.now
+    with pytest.raises(TimeoutError, match="no connection to a:1 within 10 s"):
+        await place.connect()
+    assert sim.now == before + 10
+
+
+@simulated()
+async def test_a_port_is_taken_once_and_given_back(sim: Simulation) -> None:
+    network = sim.outside.network
+    echo = Echo()
+    first: Listener = await network.listen("scenario", 0, echo.accept)
+    assert first.port
+    with pytest.raises(OSError, match="in use"):
+        await network.listen("scenario", first.port, echo.accept)
+    with pytest.raises(OSError, match="Cannot assign"):
+        await network.listen("elsewhere", 1, echo.accept)
+    await first.close()
+    await (await network.listen("scenario", first.port, echo.accept)).close()
+
+
+@simulated()
+async def test_a_reader_who_stops_holds_the_writer_back(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    place.echo.answers = False
+    stream = await place.connect()
+    await sim.until(lambda: place.echo.clients)
+    client, events = place.echo.clients[0], place.echo.events
+    place.life.context.run(client.write, bytes(WINDOW))
+    assert (client.queued, events) == (0, [])
+    place.life.context.run(client.write, bytes(QUEUE_MAX + 1))
+    assert (client.queued, events) == (QUEUE_MAX + 1, ["congested"])
+    await read_exactly(stream, WINDOW + QUEUE_MAX + 1)
+    await sim.sleep(1)
+    assert (client.queued, events) == (0, ["congested", "drained"])
+    client.pause_reading()
+    stream.write(bytes(2 * WINDOW))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(100):
+            await stream.drain()
+    client.resume_reading()
+    await stream.drain()
+    await sim.until(lambda: len(place.echo.heard) == 2 * WINDOW)
+
+
+@simulated()
+async def test_a_cut_resets_both_ends_and_keeps_new_ones_away_until_healed(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    stream = await place.connect()
+    stream.write(b"lost")
+    sim.cut("a", "scenario")
+    with pytest.raises(ConnectionResetError):
+        await stream.read(1)
+    with pytest.raises(ConnectionResetError):
+        await stream.drain()
+    with pytest.raises(OSError, match="No route"):
+        await place.connect()
+    await sim.until(lambda: place.echo.events == ["closed"])
+    assert not place.echo.heard
+    sim.heal()
+    await (await place.connect()).close()
+
+
+@simulated(seeds=range(5))
+async def test_a_black_hole_is_silent_and_gives_back_what_it_took(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    stream = await place.connect()
+    stream.write(b"one ")
+    assert await read_exactly(stream, 4) == b"one "
+    sim.black_hole("scenario", "a")
+    for _ in range(10):
+        stream.write(b"two ")
+        await sim.sleep(0.0007)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1000):
+            await stream.read(1)
+    with pytest.raises(TimeoutError):
+        await place.connect()
+    assert place.echo.events == []
+    sim.heal()
+    stream.write(b"three")
+    assert await read_exactly(stream, 45) == b"two " * 10 + b"three"
+
+
+@simulated()
+async def test_a_black_hole_can_be_of_one_direction(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    stream = await place.connect()
+    sim.black_hole("a", "scenario", is_one_way=True)
+    stream.write(b"heard, not answered")
+    await sim.until(lambda: len(place.echo.heard) == 19)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10):
+            await stream.read(1)
+
+
+@simulated()
+async def test_the_kernel_says_goodbye_for_a_killed_process(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    stream = await place.connect()
+    place.die(is_quiet=False)
+    assert await stream.read(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        await place.connect()
+    assert place.echo.events == []
+
+
+@simulated()
+async def test_nobody_does_for_a_machine_without_power_until_it_is_back(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    stream = await place.connect()
+    place.die(is_quiet=True)
+    stream.write(b"?")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1000):
+            await stream.read(1)
+    place.machine.host.is_up = True
+    stream.write(b"?")
+    with pytest.raises(ConnectionResetError):
+        await stream.read(1)
+
+
+@simulated()
+async def test_close_sends_what_is_queued_and_abort_does_not(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    stream = await place.connect()
+    await sim.until(lambda: place.echo.clients)
+    place.life.context.run(place.echo.clients[0].write, b"bye")
+    place.life.context.run(place.echo.clients[0].close)
+    assert await read_exactly(stream, 3) == b"bye"
+    assert await stream.read(1) == b""
+    await sim.until(lambda: place.echo.events == ["closed"])
+    stream = await place.connect()
+    await sim.until(lambda: len(place.echo.clients) == 2)
+    place.life.context.run(place.echo.clients[1].abort)
+    with pytest.raises(ConnectionResetError):
+        await stream.read(1)
+    await sim.until(lambda: place.echo.events == ["closed"] * 2)

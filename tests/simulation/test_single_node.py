@@ -1,0 +1,159 @@
+"""Unmodified nodes, one at a time, in the simulator: clients, restarts, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.disk import Loss
+from tests.simulation.simulation import Crashed, Simulation, simulated
+from tests.simulation.workload import Writer, make_space, rows
+
+SMALL_LOGS = {"wal_max_size": 20_000, "checkpoint_wal_threshold": 60_000}
+"""So that a few hundred writes go through many files and checkpoints."""
+
+
+@simulated()
+async def test_minutes_pass_in_a_moment(sim: Simulation) -> None:
+    await sim.start("a", checkpoint_interval=200)
+    await make_space(sim, "a")
+    await sim.sleep(600)
+    assert 600 <= sim.node("a").info()["uptime"] <= 601
+    assert "/a/00000000000000000002.snap" in sim.storage("a").names
+
+
+@simulated()
+async def test_a_restarted_node_has_its_data_and_its_name(sim: Simulation) -> None:
+    uuid = (await sim.start("a", dialect="2.6")).info()["uuid"]
+    await make_space(sim, "a")
+    writer = Writer(sim, 0)
+    await writer.run("a", 100)
+    assert writer.count == 100
+    assert (await sim.restart("a")).info()["uuid"] == uuid
+    writer.check(await rows(await sim.client("a")))
+
+
+async def live_through(sim: Simulation, *, loss: Loss, rounds: int = 4, **options: object) -> list[Writer]:
+    """Writers write, the machine dies at some disk operation, comes back, and everything acknowledged is there."""
+    await sim.start("a", **SMALL_LOGS, **options)
+    await make_space(sim, "a")
+    await sim.on("a", sim.node("a").snapshot())
+    writers = [Writer(sim, number) for number in range(4)]
+    for _ in range(rounds):
+        sim.crash_after("a", sim.random.randrange(1, sim.random.choice([10, 100, 500])), loss)
+        writing = asyncio.gather(*(writer.run("a", 300, timeout=5) for writer in writers))
+        await sim.until(lambda: not sim.is_running("a"), seconds=600)
+        await writing
+        for _ in range(sim.random.randrange(2)):  # and now and then it dies again while it starts
+            sim.crash_after("a", sim.random.randrange(1, 8), loss)
+            try:
+                await sim.restart("a")
+            except Crashed:
+                continue
+            sim.crash("a", loss)
+        await sim.restart("a")
+        found = await rows(await sim.client("a"))
+        for writer in writers:
+            writer.check(found)
+    return writers
+
+
+@simulated(seeds=range(10))
+async def test_what_is_acknowledged_with_fsync_survives_a_loss_of_power(sim: Simulation) -> None:
+    loss = sim.random.choice([Loss.ANY, Loss.ANY, Loss.UNSYNCED])
+    writers = await live_through(sim, loss=loss, wal_mode="fsync")
+    assert sum(writer.count for writer in writers) > 20
+
+
+@simulated(seeds=range(5))
+async def test_what_is_acknowledged_with_write_survives_the_death_of_the_process(sim: Simulation) -> None:
+    writers = await live_through(sim, loss=Loss.NOTHING, wal_mode="write")
+    assert sum(writer.count for writer in writers) > 20
+
+
+def test_losing_power_without_fsync_loses_what_was_acknowledged() -> None:
+    """The simulated disk is able to find what the two tests above look for."""
+
+    async def scenario(sim: Simulation) -> None:
+        await live_through(sim, loss=Loss.UNSYNCED, wal_mode="write")
+
+    with pytest.raises(AssertionError, match="acknowledged"):
+        Simulation(1).run(scenario)
+
+
+@simulated(seeds=range(3))
+async def test_a_killed_node_says_no_goodbye(sim: Simulation) -> None:
+    await sim.start("a", wal_mode="write")
+    await make_space(sim, "a")
+    await Writer(sim, 0).run("a", 10)
+    operations = sim.storage("a").operation_count
+    sim.kill("a")
+    await sim.sleep(60)
+    assert sim.storage("a").operation_count == operations
+    with pytest.raises(Exception, match="cannot connect to a:3301: connection refused"):
+        await sim.client("a")
+
+
+@simulated()
+async def test_a_node_waits_for_a_full_disk_and_goes_on(sim: Simulation) -> None:
+    await sim.start("a", wal_mode="fsync")
+    await make_space(sim, "a")
+    writer = Writer(sim, 0)
+    await writer.run("a", 20)
+    sim.storage("a").room = 50
+    await writer.run("a", 20)
+    assert writer.count < 40
+    sim.storage("a").room = 2**30
+    before = writer.count
+    await writer.run("a", 20)
+    assert writer.count == before + 20
+    sim.crash("a", Loss.UNSYNCED)
+    await sim.restart("a")
+    writer.check(await rows(await sim.client("a")))
+
+
+# --- the same seed is the same run ---
+
+
+async def eventful(sim: Simulation) -> None:
+    await live_through(sim, loss=Loss.ANY, rounds=3, wal_mode="fsync")
+    await Writer(sim, 5).run("a", 100)
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
+    hashes = []
+    for seed in (7, 7, 8):
+        sim = Simulation(seed)
+        sim.run(eventful)
+        assert sim.trace.count > 300
+        hashes.append(sim.trace.hash)
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+PRINT_HASH = f"""
+from tests.simulation.simulation import Simulation
+from {__name__} import eventful
+sim = Simulation(7)
+sim.run(eventful)
+print(sim.trace.hash)
+"""
+
+
+def test_hashes_of_strings_have_no_part_in_a_run() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", PRINT_HASH],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    sim = Simulation(7)
+    sim.run(eventful)
+    assert found == {f"{sim.trace.hash}\n"}

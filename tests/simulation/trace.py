@@ -1,0 +1,58 @@
+"""What happened in a run: a line per event, and one hash over all of them.
+
+Two runs with equal hashes did the same, byte for byte. The last lines are kept for whoever has to understand a
+failure; all of them where somebody asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from tests.simulation.loop import LIFE
+
+LINES_KEPT: Final = 400
+
+
+class Trace:
+    """`note` adds an event; `lines` are the last ones; `hash` is of all."""
+
+    def __init__(self, time: Callable[[], float], *, is_verbose: bool = False) -> None:
+        self._time = time
+        self._digest = hashlib.sha256()
+        self.lines: deque[str] = deque(maxlen=None if is_verbose else LINES_KEPT)
+        self.count = 0
+
+    def note(self, who: str, what: str, data: bytes | bytearray | None = None) -> None:
+        content = "" if data is None else f" {len(data)} bytes {zlib.crc32(data):08x}"
+        line = f"{self._time():.6f} {who} {what}{content}"
+        self._digest.update(line.encode())
+        self._digest.update(b"\n")
+        self.lines.append(line)
+        self.count += 1
+
+    @property
+    def hash(self) -> str:
+        return self._digest.hexdigest()
+
+
+class TraceHandler(logging.Handler):
+    """Puts what nodes log among the events. What they log with an exception is told to `on_failure`, too."""
+
+    def __init__(self, trace: Trace, on_failure: Callable[[str, BaseException | None], None]) -> None:
+        super().__init__(logging.INFO)
+        self._trace = trace
+        self._on_failure = on_failure
+
+    def emit(self, record: logging.LogRecord) -> None:
+        life = LIFE.get()
+        if life is not None and life.is_dead:
+            return
+        who = life.name if life is not None else "-"
+        self._trace.note(who, f"{record.levelname} {record.getMessage()}")
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            self._on_failure(f"{who} logged {record.getMessage()!r}", record.exc_info[1])

@@ -1,0 +1,104 @@
+"""What clients do in a simulation, and what must be there afterwards.
+
+A writer knows what it was told to be written (acknowledged) and what it only asked for; `check` compares both with
+what is found.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.msgpack import pack
+from flowstone.node.connection import Connection
+from tests import served_node
+from tests.simulation.simulation import Simulation
+
+SPACE_ID: Final = 512
+SPACE: Final = "ledger"
+FIELDS: Final = (("id", "unsigned"), ("version", "unsigned"), ("text", "string"))
+
+Row = tuple[Any, ...]
+
+
+async def make_space(sim: Simulation, name: str) -> None:
+    """The space that writers write to, made by a client of the node."""
+    client = await sim.client(name)
+    await served_node.create_space(client, SPACE_ID, SPACE, FIELDS)
+
+
+async def replace(client: Connection, row: Row, *, timeout: float = 60.0) -> None:
+    body = {Key.SPACE_ID.value: SPACE_ID, Key.TUPLE.value: row}
+    await client.request(RequestType.REPLACE, pack(body), timeout=timeout)
+
+
+async def rows(client: Connection) -> list[Row]:
+    """All rows of the space, as a client sees them."""
+    body = {Key.SPACE_ID.value: SPACE_ID, Key.INDEX_ID.value: 0, Key.LIMIT.value: 2**32 - 1}
+    body |= {Key.ITERATOR.value: 2, Key.OFFSET.value: 0}
+    answer = await client.request(RequestType.SELECT, pack(body | {Key.KEY.value: ()}))
+    found: list[Row] = answer[Key.DATA]
+    return found
+
+
+def held(sim: Simulation, name: str) -> list[bytes]:
+    """The rows of the space in a running node, as bytes; none where it does not know the space yet."""
+    spaces = sim.node(name).box.spaces
+    return sorted(spaces[SPACE_ID].tuples()) if SPACE_ID in spaces else []
+
+
+class Writer:
+    """Replaces the rows of its own keys, one at a time, in ever newer versions."""
+
+    def __init__(self, sim: Simulation, number: int, *, key_count: int = 10) -> None:
+        self._sim = sim
+        self._keys = range(1 + number * key_count, 1 + (number + 1) * key_count)
+        self._version = 0
+        self.acknowledged: dict[int, Row] = {}
+        self.unanswered: dict[int, list[Row]] = {}
+        self.count = 0
+        """Writes that were acknowledged."""
+
+    async def run(self, name: str, count: int, *, timeout: float = 60.0) -> None:
+        """Writes `count` rows to a node, or as many as it lives to see."""
+        try:
+            client = await self._sim.client(name)
+        except FlowstoneError:
+            return
+        for _ in range(count):
+            if not await self.write(client, timeout):
+                return
+
+    async def write(self, client: Connection, timeout: float = 60.0) -> bool:
+        """One row; whether the connection is still good."""
+        self._version += 1
+        key = self._sim.random.choice(self._keys)
+        row = (key, self._version, "x" * self._sim.random.randrange(200))
+        self.unanswered.setdefault(key, []).append(row)
+        try:
+            await replace(client, row, timeout=timeout)
+        except TarantoolError:
+            self.unanswered[key].remove(row)
+            return True
+        except FlowstoneError:
+            return False
+        self.acknowledged[key] = row
+        self.unanswered.pop(key)
+        self.count += 1
+        return True
+
+    def check(self, found: list[Row]) -> None:
+        """Of each key there is what was acknowledged last, or something newer that was asked for."""
+        by_key = {row[0]: row for row in found}
+        for key in self._keys:
+            acknowledged, row = self.acknowledged.get(key), by_key.get(key)
+            allowed = [acknowledged, *self.unanswered.get(key, ())]
+            assert row in allowed, (
+                f"key {key}: found {row and row[:2]}, acknowledged {acknowledged and acknowledged[:2]}"
+            )
+            if row is not None and row != acknowledged:
+                # It is there now, and so it must stay.
+                self.acknowledged[key] = row
+            self.unanswered.pop(key, None)
