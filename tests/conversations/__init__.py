@@ -1,0 +1,1 @@
+"""Recorded conversations of real servers, played again with a Flowstone node on either end."""

@@ -1,0 +1,162 @@
+"""The client side of a recorded conversation, played to a server: the same requests, in the recorded order.
+
+A request is sent when the server has said as much as it had when the request was recorded. Authentication is computed
+anew, for the salt of this server. Heartbeats come by a timer, so they are kept apart: none is waited for but the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import msgpack
+
+from flowstone.iproto.constants import Key, RequestType
+from tests.conversations.recording import GREETING_SIZE, Conversation, Packet, framed, salt_of, split
+
+DEADLINE_SECONDS = 20.0
+READ_SIZE = 65536
+LAST_SYNC = 4242
+"""Of the PING that shows a connection to be alive and silent at the end."""
+
+PASSWORDS = ("secret", "nopw", "wrong", "x")
+"""All that were used when recording; `ghost` and `wrong` are nobody's."""
+
+Before = Callable[[Packet], Awaitable[None]]
+"""Awaited before the answer that was recorded here is waited for: whatever must happen for it to come."""
+
+
+@dataclass
+class Played:
+    """What the server said this time; `transcript` is all that was sent and read, by direction."""
+
+    greeting: bytes
+    transcript: list[tuple[str, bytes]]
+    answers: list[Packet] = field(default_factory=list)
+    heartbeats: list[Packet] = field(default_factory=list)
+    server_closed: bool = False
+
+
+class Connection:
+    """A connection to the server that is played to; `played` grows as it speaks."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, greeting: bytes) -> None:
+        self._reader, self._writer = reader, writer
+        self._buffer = b""
+        self.patience = DEADLINE_SECONDS
+        self.played = Played(greeting, transcript=[("s2c", greeting)])
+
+    def send(self, payload: bytes) -> None:
+        data = framed(payload)
+        self.played.transcript.append(("c2s", data))
+        self._writer.write(data)
+
+    async def answers(self, count: int) -> None:
+        """Returns when there are `count` answers besides heartbeats, or the server has closed the connection."""
+        await self.until(lambda: len(self.played.answers) >= count)
+
+    async def heartbeat(self) -> None:
+        await self.until(lambda: bool(self.played.heartbeats))
+
+    async def end(self) -> None:
+        await self.until(lambda: False)
+
+    async def until(self, is_enough: Callable[[], bool]) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.patience):
+                while not is_enough() and not self.played.server_closed:
+                    await self._read()
+
+    async def _read(self) -> None:
+        data = await self._reader.read(READ_SIZE)
+        if not data:
+            self.played.server_closed = True
+            return
+        self.played.transcript.append(("s2c", data))
+        self._buffer += data
+        end = 0
+        for payload, end in split(self._buffer, 0, len(self._buffer)):
+            packet = Packet(True, payload)
+            (self.played.heartbeats if packet.is_heartbeat else self.played.answers).append(packet)
+        self._buffer = self._buffer[end:]
+
+
+@asynccontextmanager
+async def connect(port: int) -> AsyncIterator[Connection]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield Connection(reader, writer, await reader.readexactly(GREETING_SIZE))
+    finally:
+        writer.close()
+
+
+async def play(
+    conversation: Conversation, port: int, *, before: Before | None = None, patience: float = DEADLINE_SECONDS
+) -> Played:
+    """Everything the server answers to the requests of `conversation`, and whether it hung up as it did then.
+
+    Where the server had not hung up, it must answer one more PING at the end, with nothing before that; the stream of
+    a subscription ends with the connection only. An answer that does not come within `patience` is done without.
+    """
+    async with connect(port) as connection:
+        connection.patience = patience
+        await _play(conversation.packets, connection, conversation, before)
+        if conversation.server_closed_first:
+            await connection.end()
+        elif not _is_subscribed(conversation.packets):
+            await _ping(connection)
+        return connection.played
+
+
+async def _play(
+    packets: Sequence[Packet], connection: Connection, conversation: Conversation, before: Before | None
+) -> None:
+    expected = 0
+    for packet in packets:
+        if not packet.from_server:
+            await connection.answers(expected)
+            connection.send(again(packet, conversation.salt, salt_of(connection.played.greeting)))
+        elif packet.is_heartbeat:
+            await connection.heartbeat()
+        else:
+            expected += 1
+            if before is not None:
+                await before(packet)
+    await connection.answers(expected)
+
+
+async def _ping(connection: Connection) -> None:
+    """Leaves itself and its answer out of what was played."""
+    kept = len(connection.played.transcript)
+    connection.send(msgpack.packb({Key.REQUEST_TYPE.value: RequestType.PING.value, Key.SYNC.value: LAST_SYNC}))
+    answers = connection.played.answers
+    await connection.until(lambda: bool(answers) and answers[-1].field(Key.SYNC) == LAST_SYNC)
+    if answers and answers[-1].field(Key.SYNC) == LAST_SYNC:
+        answers.pop()
+        del connection.played.transcript[kept:]
+
+
+def _is_subscribed(packets: Sequence[Packet]) -> bool:
+    return any(packet.type == RequestType.SUBSCRIBE for packet in packets if not packet.from_server)
+
+
+def again(request: Packet, recorded_salt: bytes, salt: bytes) -> bytes:
+    """The request for another greeting: in AUTH the scramble is that of the same password and the new salt."""
+    if request.type != RequestType.AUTH:
+        return request.payload
+    method, scrambled = request.content(Key.TUPLE)
+    recorded = scrambled if isinstance(scrambled, bytes) else scrambled.encode(errors="surrogateescape")
+    for password in PASSWORDS:
+        if scramble(password, recorded_salt) == recorded:
+            return request.payload.replace(recorded, scramble(password, salt))
+    raise ValueError(f"no known password gives the recorded {method} of {request.content(Key.USER_NAME)}")
+
+
+def scramble(password: str, salt: bytes) -> bytes:
+    """chap-sha1, as its users compute it."""
+    once = hashlib.sha1(password.encode()).digest()
+    proof = hashlib.sha1(salt + hashlib.sha1(once).digest()).digest()
+    return bytes(a ^ b for a, b in zip(once, proof, strict=True))
