@@ -130,13 +130,15 @@ async def _play(
 
 async def _ping(connection: Connection) -> None:
     """Leaves itself and its answer out of what was played."""
-    kept = len(connection.played.transcript)
+    answers, transcript = connection.played.answers, connection.played.transcript
     connection.send(msgpack.packb({Key.REQUEST_TYPE.value: RequestType.PING.value, Key.SYNC.value: LAST_SYNC}))
-    answers = connection.played.answers
+    request = len(transcript) - 1
     await connection.until(lambda: bool(answers) and answers[-1].field(Key.SYNC) == LAST_SYNC)
     if answers and answers[-1].field(Key.SYNC) == LAST_SYNC:
-        answers.pop()
-        del connection.played.transcript[kept:]
+        side, data = transcript.pop()
+        rest = data.removesuffix(framed(answers.pop().payload))
+        transcript += [(side, rest)] if rest else []
+        del transcript[request]
 
 
 def _is_subscribed(packets: Sequence[Packet]) -> bool:
