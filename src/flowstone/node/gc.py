@@ -7,6 +7,7 @@ before it, and every log from the oldest kept checkpoint, or from the slowest co
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import posixpath
 from dataclasses import dataclass, field
@@ -49,11 +50,13 @@ class GarbageCollector:
         """Takes stock of the checkpoints that are there; deletes nothing yet."""
         self._outside = outside
         self._memtx_dir = memtx_dir
-        self._wal_dir = wal_dir
+        self.wal_dir = wal_dir
         self.checkpoint_count = checkpoint_count
         self.consumers: list[Consumer] = []
         self.checkpoints: list[Checkpoint] = []
         self._backup: Checkpoint | None = None
+        self._collection: asyncio.Task[None] | None = None
+        self._next_log_start: VClock | None = None
         disk = outside.disk
         for listed in scan_directory(disk, memtx_dir).snapshots:
             try:
@@ -74,13 +77,20 @@ class GarbageCollector:
             self.checkpoints.append(Checkpoint(vclock))
 
     def add_consumer(self, name: str, vclock: VClock) -> Consumer:
-        """Keeps all logs from `vclock` on; set the consumer's `vclock` when it has advanced."""
+        """Keeps all logs from `vclock` on, until it advances or is removed."""
         consumer = Consumer(name, vclock)
         self.consumers.append(consumer)
         return consumer
 
+    def advance(self, consumer: Consumer, vclock: VClock) -> None:
+        """The consumer needs no more than what comes after `vclock`; logs that it alone has kept are deleted soon."""
+        consumer.vclock = vclock
+        following = self._next_log_start
+        if following is not None and following.without_zero() <= vclock and self.checkpoints[0].vclock >= following:
+            self.collect_soon()
+
     def remove_consumer(self, consumer: Consumer) -> None:
-        """Removing twice is harmless."""
+        """Removing twice is harmless. What it has kept goes with the next collection."""
         if consumer in self.consumers:
             self.consumers.remove(consumer)
 
@@ -100,6 +110,11 @@ class GarbageCollector:
             self._backup.references.remove("backup")
             self._backup = None
 
+    def collect_soon(self) -> None:
+        """Deletes what may go, in a while; without a snapshot there is nothing."""
+        if self._collection is None or self._collection.done():
+            self._collection = asyncio.get_running_loop().create_task(self.collect())
+
     async def collect(self) -> None:
         """Deletes what may go."""
         while len(self.checkpoints) > self.checkpoint_count and not self.checkpoints[0].references:
@@ -110,7 +125,7 @@ class GarbageCollector:
         needed = oldest
         for consumer in self.consumers:
             needed = _earlier(needed, consumer.vclock)
-        self._log_start = await self._outside.blocking(self._delete, oldest, needed)
+        self._log_start, self._next_log_start = await self._outside.blocking(self._delete, oldest, needed)
 
     def info(self) -> dict[str, Any]:
         """What `box.info.gc()` shows, but for the checkpoint in progress."""
@@ -134,13 +149,13 @@ class GarbageCollector:
     def _newest_vclock(self) -> VClock:
         return self.checkpoints[-1].vclock if self.checkpoints else VClock()
 
-    def _delete(self, oldest: VClock, needed: VClock) -> VClock:
-        """Deletes snapshots before `oldest` and logs that end before `needed`; where the logs begin now."""
+    def _delete(self, oldest: VClock, needed: VClock) -> tuple[VClock, VClock | None]:
+        """Deletes snapshots before `oldest` and logs that end before `needed`; where the first two logs begin now."""
         disk = self._outside.disk
         for snapshot in scan_directory(disk, self._memtx_dir).snapshots:
             if snapshot.signature < oldest.signature:
                 self._unlink(snapshot.path)
-        logs = scan_directory(disk, self._wal_dir).logs
+        logs = scan_directory(disk, self.wal_dir).logs
         # The last log that begins at or before what is needed holds its first row; all before it may go.
         starts: list[VClock | None] = []
         for log in logs:
@@ -151,8 +166,8 @@ class GarbageCollector:
         kept = max((number for number, start in enumerate(starts) if start is not None and start <= needed), default=0)
         for log in logs[:kept]:
             self._unlink(log.path)
-        first = next((start for start in starts[kept:] if start is not None), None)
-        return first if first is not None else oldest
+        left = [start for start in starts[kept:] if start is not None]
+        return left[0] if left else oldest, left[1] if len(left) > 1 else None
 
     def _unlink(self, path: str) -> None:
         try:

@@ -16,17 +16,19 @@ from typing import Any, Final
 from flowstone.box.access import GUEST, PUBLIC, UNIVERSE, Privilege
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType
 from flowstone.iproto.greeting import Greeting, encode_greeting
 from flowstone.iproto.limits import PACKET_SIZE_MAX_BEFORE_AUTH
 from flowstone.iproto.packet import frame
 from flowstone.iproto.replies import encode_error
-from flowstone.iproto.requests import decode_request
+from flowstone.iproto.requests import Request, decode_request
 from flowstone.node.instance import Instance
 from flowstone.node.procedures_box import built_in
-from flowstone.node.session import OpenTransactions, Session
+from flowstone.node.relay import Relays
+from flowstone.node.session import OpenTransactions, Session, no_replication
 from flowstone.node.turn import Reply, Turns
 from flowstone.node.watchers import Watchers, sources_of
-from flowstone.outside import Client, Listener, Tls
+from flowstone.outside import Client, Listener, Receiver, Tls
 
 LOG = logging.getLogger("flowstone.node")
 
@@ -91,6 +93,9 @@ class Connection:
         self._unsent = 0
         self._deferred: list[bytes] = []
         self._refusal: bytes | None = None
+        self._relay: Receiver | None = None
+        self._is_serving_replica = False
+        self._drained: asyncio.Future[None] | None = None
         self._opened = instance.outside.clock.monotonic()
         self._congested_since: float | None = None
         salt = instance.outside.random.bytes(SALT_SIZE)
@@ -103,12 +108,16 @@ class Connection:
             salt=salt,
             peer=client.peer,
             open_transactions=server.open_transactions,
+            replicate=self._replicate,
         )
         client.write(encode_greeting(Greeting(instance.box.dialect.greeting_version, instance.uuid, salt)))
 
     # --- what the network calls ---
 
     def received(self, data: bytes) -> None:
+        if self._relay is not None:
+            self._relay.received(data)
+            return
         self.unread += data
         size = len(self.unread)
         if size >= self._wanted and not self._is_held:
@@ -117,18 +126,28 @@ class Connection:
             self._pause()
 
     def congested(self) -> None:
+        if self._relay is not None:
+            self._relay.congested()
+            return
         self._congested_since = self._server.instance.outside.clock.monotonic()
         self._is_held = True
         self._pause()
 
     def drained(self) -> None:
+        if self._relay is not None:
+            self._relay.drained()
+            return
         self._congested_since = None
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
         self._continue()
 
     def closed(self) -> None:
         self._is_closed = True
         self.session.close()
         self._server.forget(self)
+        if self._relay is not None:
+            self._relay.closed()
         # Not at once: what began in this turn has yet to run its first step, and would leave its parts unawaited.
         asyncio.get_running_loop().call_soon(self._cancel)
 
@@ -153,7 +172,7 @@ class Connection:
 
     @property
     def is_waiting(self) -> bool:
-        return self._is_held or bool(self._deferred)
+        return self._is_held or self._is_serving_replica or bool(self._deferred)
 
     def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
         if self.is_waiting:
@@ -187,6 +206,68 @@ class Connection:
         server = self._server
         self._refusal = encode_error(0, server.instance.box.schema_version, error, not server.is_2_6)
         self.unread.clear()
+
+    # --- what those who serve a replica call: `node.relay_stream.Link` ---
+
+    def _replicate(self, request: Request) -> Coroutine[Any, Any, None]:
+        relays = self._server.relays
+        if relays is None:
+            return no_replication(request)
+        return self._serve_replica(relays.serve(request, self), request.type == RequestType.SUBSCRIBE)
+
+    async def _serve_replica(self, work: Coroutine[Any, Any, None], ends_connection: bool) -> None:
+        try:
+            await work
+        except Exception:
+            if ends_connection:  # as real servers do, when the error is sent
+                asyncio.get_running_loop().call_soon(self.close)
+            raise
+
+    @property
+    def peer(self) -> str:
+        return self.client.peer
+
+    @property
+    def is_busy(self) -> bool:
+        return self.in_flight > 0 or self._unsent > 0
+
+    def hold(self) -> None:
+        self._is_serving_replica = True
+
+    def release(self) -> None:
+        if self._relay is None:
+            self._is_serving_replica = False
+            self._continue()
+
+    def write(self, data: bytes) -> None:
+        if not self._is_closed:
+            self.client.write(data)
+
+    async def flushed(self) -> None:
+        if self._congested_since is None:
+            await self._server.instance.outside.clock.sleep(0)
+            return
+        self._drained = asyncio.get_running_loop().create_future()
+        await self._drained
+
+    def hand_over(self, receiver: Receiver) -> bytes:
+        self._relay = receiver
+        unread = bytes(self.unread)
+        self.unread.clear()
+        if self._is_paused:
+            self._is_paused = False
+            self.client.resume_reading()
+        if self._congested_since is not None:
+            receiver.congested()
+        return unread
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self.client.close()
+
+    def abort(self) -> None:
+        if not self._is_closed:
+            self.client.abort()
 
     # --- the rest ---
 
@@ -225,7 +306,7 @@ class Connection:
 
     def _continue(self) -> None:
         """Goes on if nothing holds it back any more."""
-        if self._is_closed:
+        if self._is_closed or self._is_serving_replica:
             return
         limits = self._server.limits
         self._is_held = (
@@ -252,6 +333,8 @@ class Connection:
     def sweep(self, now: float) -> None:
         """Ends what has taken too long."""
         limits = self._server.limits
+        if self._relay is not None:
+            return  # it has its own idea of what is too long
         if self._congested_since is not None and now - self._congested_since > limits.slow_reader_seconds:
             LOG.warning("%s does not read what it asked for, and is disconnected", self.client.peer)
             self.client.abort()
@@ -289,6 +372,8 @@ class Server:
         self.watchers = Watchers(sources_of(instance))
         self.procedures = built_in()
         self.is_2_6 = instance.box.dialect is Dialect.V2_6
+        self.relays: Relays | None = None
+        """Whoever serves replicas; there is nobody before there is data, and where there is no log."""
         self.accepted_count = 0
         self.open_transactions = OpenTransactions(
             self.limits.transactions_max, self.limits.transactions_max_before_auth, self.trusts_guests
@@ -321,6 +406,10 @@ class Server:
         self._listener = listener
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+
+    def reconfigure(self) -> None:
+        """Takes the options as they are now."""
+        self.limits = limits_of(self.instance)
 
     async def stop_listening(self) -> None:
         listener, self._listener = self._listener, None

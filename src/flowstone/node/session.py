@@ -45,6 +45,9 @@ WATCHES_MAX_BEFORE_AUTH: Final = 16
 T = TypeVar("T")
 
 Answer = Reply | Coroutine[Any, Any, Reply]
+Replicate = Callable[[Request], Coroutine[Any, Any, None]]
+"""Serves a request of a replica, or raises why not."""
+
 Handler = Callable[["Session", Request, "Stream | None"], Answer]
 
 _SPACE_ID, _INDEX_ID, _LIMIT, _OFFSET = 0x10, 0x11, 0x12, 0x13
@@ -121,6 +124,7 @@ class Session:
         salt: bytes,
         peer: str = "",
         open_transactions: OpenTransactions | None = None,
+        replicate: Replicate | None = None,
     ) -> None:
         self.id = id
         self.peer = peer
@@ -131,6 +135,7 @@ class Session:
         self._watchers = watchers
         self._procedures = procedures
         self._send = send
+        self._replicate = replicate or no_replication
         self._salt = salt
         self._wide = instance.box.dialect is not Dialect.V2_6
         self._streams: dict[int, Stream] = {}
@@ -470,8 +475,16 @@ class Session:
         vclock = {replica_id: lsn for replica_id, lsn in self._instance.vclock if replica_id}
         return self._ok(request, pack({Key.VCLOCK.value: vclock}))
 
-    def _replicate(self, request: Request, stream: Stream | None) -> Reply:
-        raise errors.Unsupported(f"This release of Flowstone does not support {type_name(request.type)} of replicas")
+    def _serve_replica(self, request: Request, stream: Stream | None) -> Answer:
+        return self._answer_replica(request, self._replicate(request))
+
+    async def _answer_replica(self, request: Request, work: Coroutine[Any, Any, None]) -> Reply:
+        """What there is to say is sent on the way; only an error is left to be said."""
+        try:
+            await work
+        except Exception as error:
+            return self._refusal(request, error)
+        return Reply(b"", request.sync)
 
     def _watch(self, request: Request, stream: Stream | None) -> Reply:
         key = request.text(Key.EVENT_KEY)
@@ -509,10 +522,10 @@ _HANDLERS_2_6: dict[int, Handler] = {
     RequestType.PING.value: Session._ping,
     RequestType.VOTE.value: Session._vote,
     RequestType.VOTE_DEPRECATED.value: Session._vote_deprecated,
-    RequestType.JOIN.value: Session._replicate,
-    RequestType.SUBSCRIBE.value: Session._replicate,
-    RequestType.FETCH_SNAPSHOT.value: Session._replicate,
-    RequestType.REGISTER.value: Session._replicate,
+    RequestType.JOIN.value: Session._serve_replica,
+    RequestType.SUBSCRIBE.value: Session._serve_replica,
+    RequestType.FETCH_SNAPSHOT.value: Session._serve_replica,
+    RequestType.REGISTER.value: Session._serve_replica,
 }
 _HANDLERS: dict[int, Handler] = _HANDLERS_2_6 | {
     RequestType.ID.value: Session._identify,
@@ -523,6 +536,11 @@ _HANDLERS: dict[int, Handler] = _HANDLERS_2_6 | {
     RequestType.UNWATCH.value: Session._unwatch,
     RequestType.WATCH_ONCE.value: Session._watch_once,
 }
+
+
+def no_replication(request: Request) -> Coroutine[Any, Any, None]:
+    """Answers replicas where there is nobody who could serve them."""
+    raise errors.Unsupported("This instance does not support replication: it has no directory")
 
 
 def _scramble_of(proof: tuple[Any, ...]) -> bytes:

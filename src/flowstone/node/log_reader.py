@@ -1,0 +1,128 @@
+"""Reading our own logs from a position on while they are being written: for relays that are behind, and for JOIN.
+
+Blocks on the disk, so it runs in a worker; one call at a time. Nothing beyond the position that the caller names is
+given out: what the journal has not reported may still be taken back.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import scan
+from flowstone.iproto.constants import VCLOCK_MAX
+from flowstone.iproto.scan import Cells
+from flowstone.outside import Disk
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import ListedFile, scan_directory
+from flowstone.xlog.reader import LogFile, Slab
+
+
+class LogsGone(FlowstoneError):
+    """Logs between `have` and `need` are not there any more."""
+
+    def __init__(self, have: VClock, need: VClock) -> None:
+        super().__init__(f"no log holds what comes between {have} and {need}", hint="take a new snapshot")
+        self.have = have
+        self.need = need
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of the log. Some may be older than the position that was asked for."""
+
+    slab: Slab
+    after: VClock
+
+
+class LogReader:
+    """Gives out the rows of the logs in `directory` behind `position`, which local rows have no part in."""
+
+    def __init__(self, disk: Disk, directory: str, position: VClock) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._position = position.without_zero()
+        self._log: LogFile | None = None
+        self._offset = 0
+
+    def read(self, limit: VClock) -> Piece | None:
+        """The next rows, none of them behind `limit`, which is a position of the log; None: there are no more yet.
+
+        LogsGone where rows are missing.
+        """
+        if self._log is None:
+            self._open(self._first(limit))
+        while True:
+            piece, is_at_limit = self._next(limit)
+            if piece is not None or is_at_limit:
+                return piece
+            following = self._following()
+            if following is None:
+                return None
+            # The journal may have ended this log after we came to its end, and before it began the next.
+            piece, is_at_limit = self._next(limit)
+            if piece is not None or is_at_limit:
+                return piece
+            self._check(following)
+            self._open(following)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _first(self, limit: VClock) -> ListedFile:
+        """The last log that begins at or before the position."""
+        logs = scan_directory(self._disk, self._directory).logs
+        for log in reversed(logs):
+            if VClock(log.meta.vclock).without_zero() <= self._position:
+                return log
+        raise LogsGone(self._position, VClock(logs[0].meta.vclock) if logs else limit)
+
+    def _following(self) -> ListedFile | None:
+        assert self._log is not None
+        signature = VClock(self._log.meta.vclock).signature
+        logs = scan_directory(self._disk, self._directory).logs
+        return next((log for log in logs if log.signature > signature), None)
+
+    def _check(self, following: ListedFile) -> None:
+        """Each log names the start of the one before it."""
+        assert self._log is not None
+        named = following.meta.prev_vclock
+        if named is not None and named != self._log.meta.vclock:
+            raise LogsGone(self._position, VClock(following.meta.vclock))
+
+    def _open(self, listed: ListedFile) -> None:
+        log = LogFile.open(self._disk, listed.path)
+        self.close()
+        self._log = log
+        self._offset = log.first_block
+        self._position = self._position.merged(VClock(log.meta.vclock).without_zero())
+
+    def _next(self, limit: VClock) -> tuple[Piece | None, bool]:
+        """The rows of the next blocks, and whether `limit` cuts them off."""
+        assert self._log is not None
+        chunk = next(self._log.chunks(self._offset), None)
+        if chunk is None:
+            return None, False
+        slab = chunk.decode()
+        stop = _count_up_to(slab, limit)
+        if stop == len(slab):
+            self._offset = chunk.end
+        elif stop == 0:
+            return None, True
+        else:
+            self._offset = int(slab.offsets[slab.cells[scan.SPAN, stop]])
+            slab = Slab(slab.path, slab.payload, slab.buf, slab.cells[:, :stop], slab.offsets)
+        self._position = self._position.merged(VClock(slab.newest()).without_zero())
+        return Piece(slab, self._position), stop == 0
+
+
+def _count_up_to(slab: Slab, limit: VClock) -> int:
+    """How many rows of the slab, which are in the order of the log, are not behind `limit`."""
+    lsns: Cells = np.zeros(VCLOCK_MAX, np.int64)
+    for replica_id, lsn in limit:
+        lsns[replica_id] = lsn
+    beyond = slab.cells[scan.LSN] > lsns[slab.cells[scan.REPLICA_ID]]
+    return int(np.argmax(beyond)) if beyond.any() else len(slab)

@@ -1,0 +1,308 @@
+"""Relays: all replicas that follow this node, or have followed it, and what they keep of its logs.
+
+Requests of replicas are served here: refused by the rules of `replication/relay.py`, answered with data by
+`relay_join.py`, and followed by one relay each (`relay_stream.py`); all of these feed from one `tail.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+from uuid import UUID
+
+from flowstone.box.access import Privilege
+from flowstone.box.dialect import Dialect
+from flowstone.box.system import CLUSTER_ID
+from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.requests import Request
+from flowstone.node.gc import Consumer, GarbageCollector
+from flowstone.node.info import members
+from flowstone.node.instance import Instance
+from flowstone.node.journal import WalMode
+from flowstone.node.relay_join import Join
+from flowstone.node.relay_stream import Downstream, Link, Relay
+from flowstone.node.tail import Tail
+from flowstone.replication.messages import (
+    NIL_UUID,
+    decode_fetch_snapshot,
+    decode_join,
+    decode_register,
+    decode_subscribe,
+    encode_vclock_reply,
+)
+from flowstone.replication.relay import Facts, RelayState, RequestOfReplica, refusal
+from flowstone.replication.vclock import VClock
+
+LOG = logging.getLogger("flowstone.node")
+
+
+class Relays:
+    """All replicas that follow, or have followed, this node; and what they keep of its logs."""
+
+    def __init__(self, instance: Instance, collector: GarbageCollector) -> None:
+        self.instance = instance
+        self.on_ack: list[Callable[[int, VClock], None]] = []
+        """Called with the id, 0 for an anonymous one, and the vclock of a replica that has written more."""
+        self._collector = collector
+        self._is_2_6 = instance.box.dialect is Dialect.V2_6
+        self._downstreams: dict[UUID, Downstream] = {}
+        self._followers: dict[Relay, None] = {}
+        self._tail: Tail | None = None
+        self._is_pump_due = False
+
+    # --- what box.info shows ---
+
+    def downstream(self, uuid: UUID) -> dict[str, Any] | None:
+        replica = self._downstreams.get(uuid)
+        return None if replica is None else self._shown(replica)
+
+    @property
+    def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:
+        """Who follows without being a member."""
+        replicas = (replica for replica in self._downstreams.values() if not replica.id)
+        return [(replica.uuid, shown) for replica in replicas if (shown := self._shown(replica)) is not None]
+
+    def acked(self, uuid: UUID) -> VClock | None:
+        """What the replica says it has; None if it is not connected."""
+        replica = self._downstreams.get(uuid)
+        return replica.relay.acked.vclock if replica is not None and replica.relay is not None else None
+
+    def _shown(self, replica: Downstream) -> dict[str, Any] | None:
+        relay = replica.relay
+        if relay is not None:
+            idle = self.instance.outside.clock.monotonic() - relay.pulse.row_time
+            shown = {"status": replica.state.value, "idle": idle, "vclock": relay.acked.vclock.to_mapping()}
+            return shown if self._is_2_6 else shown | {"lag": relay.acked.lag}
+        if replica.state is RelayState.OFF:
+            return None
+        shown = {"status": replica.state.value, "message": replica.message}
+        return shown if replica.system_message is None else shown | {"system_message": replica.system_message}
+
+    # --- life ---
+
+    def member_removed(self, uuid: UUID) -> None:
+        """It is no longer in `_cluster`: its logs need not be kept, and it is not followed any more."""
+        replica = self._downstreams.pop(uuid, None)
+        if replica is None:
+            return
+        if replica.relay is not None:
+            replica.relay.stop("the replica is no longer registered")
+        self._set_consumer(replica, None)
+        self._collector.collect_soon()
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        relays = list(self._followers)
+        for relay in relays:
+            relay.stop("the instance is stopped")
+        for relay in relays:
+            await relay.ended()
+
+    # --- requests of replicas ---
+
+    def serve(self, request: Request, link: Link) -> Coroutine[Any, Any, None]:
+        """Serves a request of a replica; every refusal is raised, by the call itself or when the result is awaited."""
+        if link.is_busy:
+            raise errors.Protocol("Can't process join/subscribe while there are pending requests")
+        link.hold()
+        return self._serve(request, link)
+
+    async def _serve(self, request: Request, link: Link) -> None:
+        handlers = {
+            RequestType.JOIN: self._join,
+            RequestType.FETCH_SNAPSHOT: self._fetch_snapshot,
+            RequestType.REGISTER: self._register,
+            RequestType.SUBSCRIBE: self._subscribe,
+        }
+        try:
+            await handlers[RequestType(request.type)](request, link)
+        finally:
+            link.release()
+
+    def _check(self, asked: RequestOfReplica, link: Link) -> Downstream:
+        """The replica that asks, unless it is refused."""
+        uuid = asked.instance_uuid or NIL_UUID
+        replica = self._downstreams.get(uuid) or Downstream(uuid)
+        replica.id = next((number for number, member in members(self.instance) if UUID(member) == uuid), 0)
+        error = refusal(asked, self._facts(replica, link.user))
+        if error is not None:
+            raise error
+        return replica
+
+    def _facts(self, replica: Downstream, user: int) -> Facts:
+        instance = self.instance
+        access, cluster = instance.box.access, instance.box.spaces[CLUSTER_ID]
+        may_write = lambda: access.check(  # noqa: E731
+            user, Privilege.WRITE, "space", CLUSTER_ID, cluster.definition.owner, cluster.name
+        )
+        return Facts(
+            self._is_2_6,
+            instance.uuid,
+            instance.replicaset_uuid,
+            replica_id=replica.id,
+            is_followed=replica.relay is not None,
+            is_loading=instance.status == "loading",
+            is_anonymous=instance.is_anonymous,
+            has_log=instance.journal.mode is not WalMode.NONE,
+            read_only=self._read_only(),
+            no_read=_refused(lambda: access.check_universe(user, Privilege.READ)),
+            no_write=_refused(may_write),
+        )
+
+    def _read_only(self) -> TarantoolError | None:
+        instance = self.instance
+        if not instance.is_read_only:
+            return None
+        if self._is_2_6:
+            return errors.Readonly("Can't modify data because this instance is in read-only mode.")
+        reasons = {"config": "box.cfg.read_only is true", "orphan": "it is an orphan"}
+        queue = f"synchro queue with term {instance.synchro.term} belongs to {instance.synchro.queue_owner_id}"
+        reason = reasons.get(instance.read_only_reason or "", queue)
+        return errors.Readonly(f"Can't modify data on a read-only instance - {reason}")
+
+    async def _join(self, request: Request, link: Link) -> None:
+        asked = decode_join(request.body, is_2_6=self._is_2_6)
+        replica = self._check(asked, link)
+        join = Join(self.instance, self.wal_dir, link, request.sync, asked.version)
+        # Before the view, so that no row between the view and the end of this is lost.
+        consumer = self._collector.add_consumer(f"replica {asked.instance_uuid}", self.instance.vclock)
+        try:
+            LOG.info("joining replica %s at %s", asked.instance_uuid, link.peer)
+            start = await join.send_snapshot()
+            LOG.info("initial data sent.")
+            error = self._read_only() if not replica.id else None
+            if error is not None:
+                raise error
+            await join.register(asked.instance_uuid)
+            stop = self.instance.vclock
+            link.write(encode_vclock_reply(stop, request.sync))
+            await join.send_log(start, stop)
+            LOG.info("final data sent.")
+        except BaseException:
+            self._collector.remove_consumer(consumer)
+            raise
+        join.send_position()
+        self._registered(replica, consumer, stop)
+
+    async def _fetch_snapshot(self, request: Request, link: Link) -> None:
+        asked = decode_fetch_snapshot(request.body, is_2_6=self._is_2_6)
+        self._check(asked, link)
+        LOG.info("sending read-view to replica at %s", link.peer)
+        join = Join(self.instance, self.wal_dir, link, request.sync, asked.version)
+        await join.send_snapshot()
+        LOG.info("read-view sent.")
+        join.send_position()
+
+    async def _register(self, request: Request, link: Link) -> None:
+        asked = decode_register(request.body, is_2_6=self._is_2_6)
+        replica = self._check(asked, link)
+        # 2.6 sends what comes from now on; newer servers all that the replica has not.
+        start = self.instance.vclock if self._is_2_6 else asked.vclock
+        consumer = self._collector.add_consumer(f"replica {asked.instance_uuid}", start)
+        try:
+            LOG.info("registering replica %s at %s", asked.instance_uuid, link.peer)
+            join = Join(self.instance, self.wal_dir, link, request.sync)
+            await join.register(asked.instance_uuid)
+            stop = self.instance.vclock
+            await join.send_log(start, stop)
+            LOG.info("final data sent.")
+        except BaseException:
+            self._collector.remove_consumer(consumer)
+            raise
+        join.send_position()
+        self._registered(replica, consumer, stop)
+
+    def _registered(self, replica: Downstream, consumer: Consumer, vclock: VClock) -> None:
+        """The replica has everything up to `vclock`."""
+        replica.id = next(number for number, uuid in members(self.instance) if UUID(uuid) == replica.uuid)
+        self._downstreams[replica.uuid] = replica
+        consumer.vclock = vclock
+        self._set_consumer(replica, consumer)
+
+    async def _subscribe(self, request: Request, link: Link) -> None:
+        asked = decode_subscribe(request.body, is_2_6=self._is_2_6)
+        replica = self._check(asked, link)
+        self._downstreams[replica.uuid] = replica
+        if replica.id:
+            # Anew, because it may have lost some of what it had.
+            consumer = self._collector.add_consumer(f"replica {replica.uuid}", asked.vclock)
+            self._set_consumer(replica, consumer)
+        LOG.info("subscribed replica %s at %s", replica.uuid, link.peer)
+        LOG.info("remote vclock %s local vclock %s", asked.vclock, self.instance.vclock)
+        relay = replica.relay = Relay(self, replica, link, asked, request.sync)
+        replica.become(RelayState.FOLLOW)
+        self._followers[relay] = None
+        unread = link.hand_over(relay)
+        relay.start()
+        relay.received(unread)
+
+    # --- what relays call ---
+
+    @property
+    def wal_dir(self) -> str:
+        return self._collector.wal_dir
+
+    @property
+    def tail(self) -> Tail:
+        """What is written from the first look at it on, as long as anybody follows."""
+        if self._tail is None:
+            journal = self.instance.journal
+            self._tail = Tail(journal.written_vclock, self._rows_written)
+            journal.on_written.append(self._tail.append)
+        return self._tail
+
+    def forget(self, relay: Relay) -> None:
+        """It is over."""
+        self._followers.pop(relay, None)
+        if not self._followers and self._tail is not None:
+            self.instance.journal.on_written.remove(self._tail.append)
+            self._tail = None
+
+    def acknowledged(self, replica: Downstream, vclock: VClock) -> None:
+        """The replica has written more."""
+        if replica.consumer is not None:
+            self._collector.advance(replica.consumer, vclock)
+        for tell in self.on_ack:
+            tell(replica.id, vclock)
+
+    def send_raft(self) -> None:
+        """The state of elections has changed."""
+        for relay in list(self._followers):
+            relay.send_raft()
+
+    # --- the rest ---
+
+    def _set_consumer(self, replica: Downstream, consumer: Consumer | None) -> None:
+        before, replica.consumer = replica.consumer, consumer
+        if before is not None:
+            self._collector.remove_consumer(before)
+
+    def _rows_written(self) -> None:
+        """Whatever else is written before the loop comes round is sent together."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._is_pump_due = False
+        tail = self._tail
+        if tail is None:
+            return
+        tail.seal()
+        for relay in list(self._followers):
+            relay.push()
+        numbers = [relay.number for relay in self._followers]
+        # Who is behind will want the tail from wherever it meets it.
+        tail.trim(0 if None in numbers else min((number for number in numbers if number is not None), default=tail.end))
+
+
+def _refused(check: Callable[[], None]) -> TarantoolError | None:
+    try:
+        check()
+    except TarantoolError as error:
+        return error
+    return None

@@ -1,0 +1,248 @@
+"""What a master sends to a replica before that follows: the data of one moment, its registration, the log in between.
+
+JOIN, FETCH_SNAPSHOT and REGISTER (reference section 9), once they are not refused: see `replication/relay.py` for that.
+Everything here may be cancelled at any time, because the replica is gone. Whose log consumer is whose, and what comes
+after, is known to `node/relay.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+from uuid import UUID
+
+import numpy as np
+
+from flowstone.box import statements
+from flowstone.box.dialect import Dialect
+from flowstone.box.read_view import ReadView
+from flowstone.box.space import Space
+from flowstone.box.system import CLUSTER_ID, SEQUENCE_DATA_ID
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors, scan
+from flowstone.iproto.constants import GROUP_LOCAL, RaftKey, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.row import Row, encode_uint
+from flowstone.node.checkpoint import SLICE
+from flowstone.node.info import members
+from flowstone.node.instance import Instance
+from flowstone.node.log_reader import LogReader, LogsGone
+from flowstone.node.tail import packets_of
+from flowstone.replication.messages import encode_marker, encode_row_packet, encode_vclock_reply
+from flowstone.replication.relay import RowFilter, xlog_gap
+from flowstone.replication.row_stream import stream_packets
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.reader import Slab
+
+LOG = logging.getLogger("flowstone.node")
+
+LIMBO_LOOK_INTERVAL: Final = 0.02
+SYNCHRO_TIMEOUT: Final = 5.0
+"""`replication_synchro_timeout`: how long a join waits for verdicts on what the queue holds."""
+
+_KEPT_ENGINES: Final = frozenset(("memtx", "vinyl"))
+_PACKET_HEAD: Final = struct.Struct(">BI").pack
+_CONFIRM, _ROLLBACK = RequestType.RAFT_CONFIRM.value, RequestType.RAFT_ROLLBACK.value
+_FIRST_WITH_PLAIN_RAFT: Final = ((2, 11, 6), (3, 2, 2))
+"""From here on, in both series, RAFT rows on the wire do not say that they are local."""
+
+
+class Link(Protocol):
+    """The connection of a replica, as who serves it sees it. Tasks that serve a request end with it."""
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def user(self) -> int:
+        """Whose rights it has."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Queues packets; does nothing once the connection is gone."""
+        ...
+
+    async def flushed(self) -> None:
+        """Returns when little is queued, and others have had their turn."""
+        ...
+
+
+class Join:
+    """One replica that gets data, by a request with this `sync`."""
+
+    def __init__(self, instance: Instance, wal_dir: str, link: Link, sync: int, version: int = 0) -> None:
+        self._instance = instance
+        self._wal_dir = wal_dir
+        self._link = link
+        self._sync = sync
+        self._version = version
+        self._is_2_6 = instance.box.dialect is Dialect.V2_6
+
+    # --- the snapshot ---
+
+    async def send_snapshot(self) -> VClock:
+        """Sends the data of now, behind the position that it has, which is returned."""
+        instance = self._instance
+        await self._settled()
+        # View, position and the state of the queue are of one moment: nothing is submitted between these lines.
+        with instance.box.open_view() as view:
+            vclock = instance.journal.vclock
+            meta = self._meta()
+            await self._synced()
+            self._link.write(encode_vclock_reply(vclock, self._sync, with_zero=not self._is_2_6) + meta)
+            for space in _sent_spaces(view):
+                await self._send_space(view, space)
+        return vclock
+
+    async def _settled(self) -> None:
+        """Returns when nothing waits for a verdict: a snapshot says of all that it holds that it is a fact."""
+        clock, synchro = self._instance.outside.clock, self._instance.synchro
+        deadline = clock.monotonic() + SYNCHRO_TIMEOUT
+        while synchro.pending:
+            if clock.monotonic() >= deadline:
+                raise errors.SyncQuorumTimeout("Quorum collection for a synchronous transaction is timed out")
+            await clock.sleep(LIMBO_LOOK_INTERVAL)
+
+    async def _synced(self) -> None:
+        """Returns when all that was submitted is written; raises what made it fail: then the view shows too much."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: FlowstoneError | None) -> None:
+            if written.cancelled():
+                return
+            if error is None:
+                written.set_result(None)
+            else:
+                written.set_exception(error)
+
+        journal = self._instance.journal
+        journal.submit(b"", 0, done)
+        journal.flush()
+        await written
+
+    def _meta(self) -> bytes:
+        """The state of elections and of the queue, for those who said their version: they understand it."""
+        if self._is_2_6 or not self._version:
+            return b""
+        synchro, sync = self._instance.synchro, self._sync
+        promote = Row(RequestType.RAFT_PROMOTE.value, replica_id=synchro.owner_id, body=synchro.promote().encode())
+        raft = {RaftKey.TERM.value: synchro.raft.term}
+        if synchro.raft.vote:
+            raft[RaftKey.VOTE.value] = synchro.raft.vote
+        return b"".join(
+            (
+                encode_marker(RequestType.JOIN_META, sync),
+                encode_row_packet(raft_row(raft, self._version), sync),
+                encode_row_packet(promote, sync),
+                encode_marker(RequestType.JOIN_SNAPSHOT, sync),
+            )
+        )
+
+    async def _send_space(self, view: ReadView, space: Space) -> None:
+        assert space.primary is not None
+        if space.id == SEQUENCE_DATA_ID:
+            # Numbers that inserts have taken are in no row of the log: this is where they are kept.
+            self._link.write(snapshot_packets(space.id, view.sequence_rows, self._sync))
+            return
+        for tuples in view.slices(space.primary, SLICE):
+            self._link.write(snapshot_packets(space.id, tuples, self._sync))
+            await self._link.flushed()
+
+    # --- the registration ---
+
+    async def register(self, uuid: UUID) -> None:
+        """Makes the instance a member, unless it is one."""
+        instance = self._instance
+        ids = dict(members(instance))
+        if str(uuid) in ids.values():
+            return
+        replica_id = next(number for number in range(1, len(ids) + 2) if number not in ids)
+        transaction = instance.box.begin()
+        try:
+            statements.insert(transaction, instance.box.space(CLUSTER_ID), pack((replica_id, str(uuid))))
+        except BaseException:
+            transaction.rollback()
+            raise
+        await instance.commits.commit(transaction)
+
+    # --- the log ---
+
+    async def send_log(self, start: VClock, stop: VClock) -> None:
+        """Sends the rows between two positions of our log; whatever the replica has of its own is not left out."""
+        await self._settled()
+        reader = LogReader(self._instance.outside.disk, self._wal_dir, start)
+        rows = RowFilter(start)
+        try:
+            while not stop.without_zero() <= rows.known:
+                found = await self._instance.outside.blocking(self._read, reader, rows, stop)
+                if found is None:
+                    raise LogsGone(rows.known, stop)
+                packets, after = found
+                self._link.write(packets)
+                rows.follow(after)
+                await self._link.flushed()
+        except LogsGone as gap:
+            raise xlog_gap(gap.have, gap.need, is_2_6=self._is_2_6) from gap
+        finally:
+            reader.close()
+
+    def _read(self, reader: LogReader, rows: RowFilter, stop: VClock) -> tuple[bytes, VClock] | None:
+        piece = reader.read(stop)
+        if piece is None:
+            return None
+        if self._is_2_6 and np.isin(piece.slab.cells[scan.TYPE], (_CONFIRM, _ROLLBACK)).any():
+            return self._without_verdicts(piece.slab, rows), piece.after
+        return packets_of(piece.slab, rows, self._sync), piece.after
+
+    def _without_verdicts(self, slab: Slab, rows: RowFilter) -> bytes:
+        """2.6 ends a join at any row that is no statement, and needs no CONFIRM: it takes all rows here as facts."""
+        kept = rows.keep(slab)
+        if (kept & (slab.cells[scan.TYPE] == _ROLLBACK)).any():
+            raise errors.SyncRollback("A rollback for a synchronous transaction is received")
+        numbers = np.arange(len(slab))
+        packets: list[bytes] = []
+        start = 0
+        for confirm in [*np.flatnonzero(slab.cells[scan.TYPE] == _CONFIRM).tolist(), len(slab)]:
+            packets.append(stream_packets(slab, kept & (numbers >= start) & (numbers < confirm), sync=self._sync))
+            if confirm < len(slab) and kept[confirm]:
+                (row,) = slab.rows(np.array([confirm]))
+                nop = Row(RequestType.NOP.value, row.replica_id, 0, row.lsn, row.timestamp, row.tsn)
+                packets.append(encode_row_packet(nop, self._sync))
+            start = confirm + 1
+        return b"".join(packets)
+
+    def send_position(self) -> None:
+        """What ends a stage: where the log is."""
+        self._link.write(encode_vclock_reply(self._instance.vclock, self._sync))
+
+
+def raft_row(body: dict[int, int], version: int) -> Row:
+    """A RAFT row for a replica of this version: older ones expect it to be marked as local."""
+    number = (version >> 16, version >> 8 & 0xFF, version & 0xFF)
+    first_of_2, first_of_3 = _FIRST_WITH_PLAIN_RAFT
+    is_plain = number >= first_of_3 or first_of_2 <= number < (3, 0, 0)
+    return Row(RequestType.RAFT.value, group_id=0 if is_plain else GROUP_LOCAL, body=pack(body))
+
+
+def snapshot_packets(space_id: int, tuples: Sequence[bytes], sync: int = 0) -> bytes:
+    """Tuples of one space as rows of a snapshot: without LSN, originator and time."""
+    header = b"\x81\x00\x02" if not sync else b"\x82\x00\x02\x01" + encode_uint(sync)
+    # The fixed-width space id is what real servers send.
+    fixed = header + b"\x82\x10\xce" + struct.pack(">I", space_id) + b"\x21"
+    size = len(fixed)
+    parts: list[bytes] = []
+    for raw in tuples:
+        parts += (_PACKET_HEAD(0xCE, size + len(raw)), fixed, raw)
+    return b"".join(parts)
+
+
+def _sent_spaces(view: ReadView) -> Iterator[Space]:
+    """By id, so that definitions come before data; neither what is temporary nor what is local."""
+    for _, space in sorted(view.spaces.items()):
+        definition = space.definition
+        is_own = definition.is_temporary or definition.is_local or definition.engine not in _KEPT_ENGINES
+        if space.primary is not None and not is_own:
+            yield space

@@ -1,0 +1,358 @@
+"""One relay: the way of our log to one replica, from SUBSCRIBE until the connection ends.
+
+It is either live, and gets what is written as the chunks of the common tail (`tail.py`), or behind, and reads the files
+(`log_reader.py`) until the tail covers where it is. A replica that is slow to read falls behind; one that sends nothing
+for too long is disconnected. Which rows it gets and what is due is decided in `replication/relay.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+from flowstone.box.dialect import Dialect
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.constants import RaftKey
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.packet import split
+from flowstone.iproto.replies import encode_error
+from flowstone.iproto.row import decode_row
+from flowstone.node.gc import Consumer
+from flowstone.node.instance import Instance
+from flowstone.node.log_reader import LogReader, LogsGone
+from flowstone.node.relay_join import Link as JoiningLink
+from flowstone.node.relay_join import raft_row
+from flowstone.node.tail import Tail, packets_of, promoted_term
+from flowstone.outside import Receiver
+from flowstone.replication.messages import (
+    Ack,
+    Heartbeat,
+    Subscribe,
+    SubscribeReply,
+    decode_ack,
+    encode_heartbeat,
+    encode_row_packet,
+    encode_subscribe_reply,
+)
+from flowstone.replication.relay import TRANSITIONS, Acked, Pulse, RelayState, RowFilter, xlog_gap
+from flowstone.replication.vclock import VClock
+
+LOG = logging.getLogger("flowstone.node")
+
+ACK_SIZE_MAX: Final = 64 * 1024
+"""An ACK has some hundred bytes."""
+
+LOOK_INTERVAL_MAX: Final = 1.0
+"""How long a relay sleeps at most: `replication_timeout` may have become shorter meanwhile."""
+
+FIRST_VERSION_WITH_RAFT: Final = 2 << 16 | 6 << 8
+_FOLLOWER: Final = 1
+
+
+class Link(JoiningLink, Protocol):
+    """The connection of a replica."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Other requests of it are not answered yet."""
+        ...
+
+    def hold(self) -> None:
+        """Requests that come from now on wait."""
+        ...
+
+    def release(self) -> None:
+        """They need not wait any more."""
+        ...
+
+    def hand_over(self, receiver: Receiver) -> bytes:
+        """It is no client any more: what happens to the connection is told to `receiver`; the bytes not read yet."""
+        ...
+
+    def close(self) -> None:
+        """Sends what is queued, and closes."""
+        ...
+
+    def abort(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Downstream:
+    """A replica that has asked for something since we started, connected or not."""
+
+    uuid: UUID
+    id: int = 0
+    """0: anonymous."""
+    state: RelayState = RelayState.OFF
+    relay: Relay | None = None
+    consumer: Consumer | None = None
+    acked: Acked | None = None
+    vclock_sync: int = 0
+    """Heartbeats are numbered, over all its connections."""
+    message: str = ""
+    system_message: str | None = None
+
+    def become(self, state: RelayState) -> None:
+        assert state in TRANSITIONS[self.state], f"a relay that is {self.state.value} cannot become {state.value}"
+        self.state = state
+
+
+class Following(Protocol):
+    """All relays of a node, as one of them sees them."""
+
+    instance: Instance
+
+    @property
+    def wal_dir(self) -> str: ...
+
+    @property
+    def tail(self) -> Tail: ...
+
+    def forget(self, relay: Relay) -> None:
+        """It is over."""
+        ...
+
+    def acknowledged(self, replica: Downstream, vclock: VClock) -> None:
+        """The replica has written more."""
+        ...
+
+
+class Relay:
+    """The way of our log to one replica."""
+
+    def __init__(self, relays: Following, replica: Downstream, link: Link, subscribe: Subscribe, sync: int) -> None:
+        self.replica = replica
+        self._relays = relays
+        self._instance = instance = relays.instance
+        self._link = link
+        self._sync = sync
+        self._version = subscribe.version
+        self._is_2_6 = instance.box.dialect is Dialect.V2_6
+        self._gets_raft = not self._is_2_6 and not subscribe.is_anonymous and self._version >= FIRST_VERSION_WITH_RAFT
+        self._sent_term = 0
+        clock = instance.outside.clock
+        self.pulse = Pulse(clock.monotonic(), is_2_6=self._is_2_6)
+        self.acked = replica.acked = Acked(subscribe.vclock)
+        self._rows = RowFilter(
+            subscribe.vclock,
+            left_out=subscribe.id_filter,
+            own_id=replica.id,
+            own_lsn_max=instance.vclock.get(replica.id),
+        )
+        self._number: int | None = None
+        self._unread = bytearray()
+        self._is_congested = False
+        self._is_over = False
+        self._uncongested: asyncio.Future[None] | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    # --- life ---
+
+    @property
+    def number(self) -> int | None:
+        """The next chunk of the tail that it gets; None: it is behind the tail."""
+        return self._number
+
+    def start(self) -> None:
+        """Answers the request, and begins to send."""
+        instance = self._instance
+        reply = SubscribeReply(instance.id, instance.vclock, instance.replicaset_uuid)
+        self._link.write(encode_subscribe_reply(reply, self._sync, is_2_6=self._is_2_6))
+        self.send_raft()
+        self._number = self._relays.tail.find(self._rows.known)
+        if self._number is None:
+            self._run(self._catch_up(is_first=True))
+        else:
+            self.push()
+            self._heartbeat()
+        self._run(self._beat())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._is_over:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("relaying to %s failed", self._link.peer, exc_info=error)
+            self.stop(str(error))
+
+    def stop(self, message: str, system_message: str | None = None, *, error: TarantoolError | None = None) -> None:
+        """Ends it and the connection, with a last word to the replica if there is one. Twice is harmless."""
+        if self._is_over:
+            return
+        self._is_over = True
+        replica = self.replica
+        LOG.warning("relay to %s at %s is stopped: %s", replica.uuid, self._link.peer, message)
+        replica.message, replica.system_message = message, system_message
+        replica.become(RelayState.STOPPED)
+        replica.relay = None
+        self._relays.forget(self)
+        for task in self._tasks:
+            task.cancel()
+        if error is None:
+            self._link.abort()
+        else:
+            version = self._instance.box.schema_version
+            self._link.write(encode_error(self._sync, version, error, not self._is_2_6))
+            self._link.close()
+
+    async def ended(self) -> None:
+        """Returns when nothing of it runs any more."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- what the network calls ---
+
+    def received(self, data: bytes) -> None:
+        self._unread += data
+        try:
+            packets, end = split(self._unread, size_max=ACK_SIZE_MAX)
+            del self._unread[:end]
+            if packets:
+                self._take_acks(packets)
+        except FlowstoneError as error:
+            self.stop(error.message, error=errors.InvalidMsgpack("Invalid MsgPack - packet header"))
+
+    def congested(self) -> None:
+        self._is_congested = True
+
+    def drained(self) -> None:
+        self._is_congested = False
+        if self._uncongested is not None and not self._uncongested.done():
+            self._uncongested.set_result(None)
+        elif self._number is not None:
+            self.push()
+
+    def closed(self) -> None:
+        self.stop("unexpected EOF when reading from socket", "Broken pipe")
+
+    # --- ACKs ---
+
+    def _take_acks(self, packets: list[bytes]) -> None:
+        """Only where the replica is now matters: of several ACKs the last, and the last that tells a time."""
+        clock = self._instance.outside.clock
+        self.pulse.acked(clock.monotonic())
+        ack = decode_ack(decode_row(packets[-1]))
+        for packet in reversed(packets[:-1]):
+            if ack.timestamp or self._is_2_6:
+                break
+            ack = Ack(ack.vclock, ack.term, ack.vclock_sync, decode_row(packet).timestamp)
+        if self.acked.take(ack, clock.wall()):
+            self._relays.acknowledged(self.replica, self.acked.vclock)
+
+    # --- rows ---
+
+    def push(self) -> None:
+        """Sends what the tail has for it, as far as it takes it."""
+        tail = self._relays.tail
+        while self._number is not None and self._number < tail.end and not self._is_congested:
+            chunk = tail.chunk(self._number)
+            if chunk is None:
+                self._number = None
+                self._run(self._catch_up())
+                return
+            packets = chunk.packets_for(self._rows, self._sync)
+            self._rows.follow(chunk.after)
+            self._number += 1
+            self._send(packets, chunk.promoted_term)
+
+    async def _catch_up(self, *, is_first: bool = False) -> None:
+        """Sends what the files have until the tail has the rest."""
+        instance, tail = self._instance, self._relays.tail
+        reader = LogReader(instance.outside.disk, self._relays.wal_dir, self._rows.known)
+        try:
+            while True:
+                tail.seal()
+                self._number = tail.find(self._rows.known)
+                if self._number is not None:
+                    break
+                limit = instance.vclock
+                found = await instance.outside.blocking(self._read, reader, limit)
+                if found is not None:
+                    packets, after, term = found
+                    self._rows.follow(after)
+                    self._send(packets, term)
+                elif instance.vclock == limit and tail.find(self._rows.known) is None:
+                    raise LogsGone(self._rows.known, limit)
+                if is_first:
+                    is_first = False
+                    self._heartbeat()
+                if self._is_congested:
+                    self._uncongested = asyncio.get_running_loop().create_future()
+                    await self._uncongested
+                    self._uncongested = None
+        except LogsGone as gap:
+            if is_first:
+                self._heartbeat()
+            error = xlog_gap(gap.have, gap.need, is_2_6=self._is_2_6)
+            self.stop(error.message, error=error)
+            return
+        except FlowstoneError as error:
+            self.stop(error.message, error=errors.Unknown(error.message))
+            return
+        finally:
+            reader.close()
+        self.push()
+
+    def _read(self, reader: LogReader, limit: VClock) -> tuple[bytes, VClock, int] | None:
+        piece = reader.read(limit)
+        if piece is None:
+            return None
+        term = promoted_term(piece.slab) if self._gets_raft else 0
+        return packets_of(piece.slab, self._rows, self._sync), piece.after, term
+
+    def _send(self, packets: bytes, term: int) -> None:
+        if not packets:
+            return
+        if self._gets_raft and term > self._sent_term:
+            self.send_raft(term)
+        self.pulse.sent(self._instance.outside.clock.monotonic())
+        self._link.write(packets)
+
+    # --- signs of life ---
+
+    def send_raft(self, term: int = 0) -> None:
+        """Tells the state of elections, at least with this term; those who could not make sense of it get nothing."""
+        if not self._gets_raft:
+            return
+        raft = self._instance.synchro.raft
+        self._sent_term = max(raft.term, term)
+        body = {RaftKey.TERM.value: self._sent_term}
+        if raft.vote and raft.term == self._sent_term:
+            body[RaftKey.VOTE.value] = raft.vote
+        body[RaftKey.STATE.value] = _FOLLOWER
+        self._link.write(encode_row_packet(raft_row(body, self._version)))
+
+    def _heartbeat(self) -> None:
+        clock = self._instance.outside.clock
+        shows_time = self.pulse.heartbeat(clock.monotonic())
+        if not self._is_2_6:
+            self.replica.vclock_sync += 1
+        number = 0 if self._is_2_6 else self.replica.vclock_sync
+        heartbeat = Heartbeat(self._instance.id, clock.wall() if shows_time else 0.0, number)
+        self._link.write(encode_heartbeat(heartbeat, self._sync))
+
+    async def _beat(self) -> None:
+        clock, pulse = self._instance.outside.clock, self.pulse
+        while True:
+            timeout = self._instance.configuration.replication_timeout
+            now = clock.monotonic()
+            if now >= pulse.lost_at(timeout):
+                self.stop("timed out", "Connection timed out")
+                return
+            # Who is behind with reading has enough of us to read.
+            if now >= pulse.heartbeat_due(timeout) and not self._is_congested:
+                self._heartbeat()
+            due = pulse.lost_at(timeout)
+            if not self._is_congested:
+                due = min(due, pulse.heartbeat_due(timeout))
+            await clock.sleep(min(due - now, timeout, LOOK_INTERVAL_MAX))
