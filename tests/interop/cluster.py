@@ -1,0 +1,68 @@
+"""The members and proxies of one test: made in its directory, ended with it, their logs shown when it fails."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.interop.member import Member, NodeMember, RealMember
+from tests.interop.proxy import Proxy
+from tests.interop.versions import Binary
+
+M = TypeVar("M", bound=Member)
+
+LOG_SHOWN = 6000
+IS_OURS_REAL = os.environ.get("FLOWSTONE_INTEROP_OURS") == "tarantool"
+"""Real servers stand in for ours, to check the tests."""
+
+QUICK = {"replication_timeout": 0.5, "replication_connect_timeout": 10}
+"""A lost peer is noticed within two seconds and tried again after half of one."""
+
+
+class Cluster:
+    """Makes members; options of all are QUICK and what the test says."""
+
+    def __init__(self, directory: Path, binary: Binary) -> None:
+        self.directory = directory
+        self.binary = binary
+        self.members: list[Member] = []
+        self.proxies: list[Proxy] = []
+
+    def real(self, name: str, *, start: bool = True, **options: Any) -> RealMember:
+        """A real server of the version under test."""
+        member = RealMember(name, self.directory / name, self.binary.path, **(QUICK | options))
+        return self._add(member, start)
+
+    def ours(self, name: str, *, start: bool = True, dialect: str | None = None, **options: Any) -> Member:
+        """A Flowstone node; where it joins nobody, in the dialect of the version under test."""
+        if IS_OURS_REAL:
+            return self.real(name, start=start, **options)
+        if dialect is None and not options.get("replication"):
+            dialect = self.binary.dialect
+        return self._add(NodeMember(name, self.directory / name, dialect=dialect, **(QUICK | options)), start)
+
+    def proxy(self, target: Member) -> Proxy:
+        """Something between `target` and whoever connects by the proxy's uri."""
+        proxy = Proxy(target.port)
+        self.proxies.append(proxy)
+        return proxy
+
+    def _add(self, member: M, start: bool) -> M:
+        self.members.append(member)
+        if start:
+            member.start()
+        return member
+
+    def logs(self) -> str:
+        """The end of every member's log."""
+        return "\n".join(f"--- log of {member!r}\n{member.log()[-LOG_SHOWN:]}" for member in self.members)
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+        for member in self.members:
+            with suppress(ProcessLookupError, AssertionError):
+                member.resume()
+            member.kill()

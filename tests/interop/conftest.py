@@ -1,0 +1,42 @@
+"""Fixtures of the interoperability tests: the server under test and the cluster; logs of members when a test fails."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.cluster import Cluster
+from tests.interop.versions import ANY, Binary, parameters
+
+_CLUSTER = pytest.StashKey[Cluster]()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test runs once with each server that fits it."""
+    if "binary" in metafunc.fixturenames:
+        metafunc.parametrize("binary", parameters(getattr(metafunc.function, "fits", ANY)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    cluster = item.stash.get(_CLUSTER, None)
+    if cluster is not None and report.failed and report.when == "call":
+        report.sections.append(("logs of the members", cluster.logs()))
+    return report
+
+
+@pytest.fixture
+def cluster(binary: Binary | None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Members of one test."""
+    assert binary is not None
+    cluster = Cluster(tmp_path, binary)
+    request.node.stash[_CLUSTER] = cluster
+    try:
+        yield cluster
+    finally:
+        cluster.close()

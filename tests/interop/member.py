@@ -1,0 +1,395 @@
+"""A member of a replica set, as a process: a real Tarantool or a Flowstone node, driven in the same way.
+
+Options are those of `box.cfg`. Guests may do everything on every member, and `REPLICATOR` may replicate: the first
+member (id 1) makes it so, all others learn it from it. Every wait has a deadline and tells what it waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.msgpack import unpack
+from tests.interop.client import Client, Disconnected
+from tests.real_tarantool import free_port
+from tests.served_node import GUEST_IS_SUPER, PASSWORD, PRIVILEGE, USER
+
+REPLICATOR: Final = ("replicator", "secret")
+SERVER_LUA: Final = Path(__file__).with_name("server.lua")
+USERS: Final = 304
+ADMIN, REPLICATION_ROLE, EXECUTE = 1, 3, 4
+"""Only the owner of a role grants it: admin, in whose name it is done here."""
+
+ROOT: Final = Path(__file__).parent.parent.parent
+SECONDS: Final = 60.0
+"""How long a condition may take to come true before the test fails."""
+
+POLL_SECONDS: Final = 0.01
+
+
+class Timeout(AssertionError):
+    """A condition did not come true in time."""
+
+
+def eventually(what: str, condition: Callable[[], Any], *, seconds: float = SECONDS) -> Any:
+    """The first true value of `condition`, tried until the deadline; a member that cannot answer yet is asked again."""
+    deadline = time.monotonic() + seconds
+    last: object = None
+    while True:
+        try:
+            value = condition()
+            if value:
+                return value
+            last = value
+        except (TarantoolError, OSError) as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise Timeout(f"{what}: not within {seconds:g} s; at last {last!r}")
+        time.sleep(POLL_SECONDS)
+
+
+def wait_ready(*members: Member, seconds: float = SECONDS) -> None:
+    """Until all that were launched serve: each may wait for the others."""
+    for member in members:
+        eventually(f"{member} is ready", member.check_ready, seconds=seconds)
+    for member in members:
+        member.settle()
+    for member in members:
+        eventually(f"{member} lets guests in", member.info, seconds=seconds)
+
+
+class Member(ABC):
+    """One process. `start` on a new directory or on what an earlier run left there; the port stays the same."""
+
+    kind: str
+
+    def __init__(self, name: str, directory: Path, **options: Any) -> None:
+        self.name = name
+        self.directory = directory
+        self.port = free_port()
+        self.options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: Client | None = None
+        directory.mkdir(parents=True)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name} at {self.address}>"
+
+    # --- where it is ---
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def uri(self) -> str:
+        """For `replication` of others."""
+        return self.uri_at(self.port)
+
+    @staticmethod
+    def uri_at(port: int) -> str:
+        """The same through something in between that listens on `port`."""
+        return f"{REPLICATOR[0]}:{REPLICATOR[1]}@127.0.0.1:{port}"
+
+    def log(self) -> str:
+        """Of all its runs so far."""
+        path = self.directory / "member.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def files(self, suffix: str) -> list[Path]:
+        return sorted(self.directory.glob(f"*.{suffix}"))
+
+    # --- life ---
+
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+
+    @abstractmethod
+    def _is_ready(self, log: str) -> bool: ...
+
+    def _environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Whatever the first member has to do for all from outside."""
+
+    def launch(self, **options: Any) -> None:
+        """Starts the process without waiting for anything; `options` stay for later starts."""
+        assert not self.is_running, f"{self} runs already"
+        self.options |= options
+        self._forget()
+        self._log_before = len(self.log())
+        with (self.directory / "member.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                cwd=self.directory,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def start(self, **options: Any) -> None:
+        """Starts the process and waits until it serves."""
+        self.launch(**options)
+        self.wait_ready()
+
+    def wait_ready(self, *, seconds: float = SECONDS) -> None:
+        wait_ready(self, seconds=seconds)
+
+    def check_ready(self) -> bool:
+        """Whether it has said so; an error if it has ended."""
+        log = self.log()[self._log_before :]
+        if not self.is_running:
+            raise AssertionError(f"{self} ended with {self.exit_code()} instead of getting ready:\n{log[-3000:]}")
+        return self._is_ready(log)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def exit_code(self, *, seconds: float = SECONDS) -> int:
+        """Waits for the process to end by itself."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    def stop(self) -> None:
+        """As an operator does it."""
+        if self.is_running:
+            assert self._process is not None
+            self.resume()
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+        self._forget()
+
+    def kill(self) -> None:
+        """As a crash does it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._forget()
+
+    def restart(self, **options: Any) -> None:
+        self.stop()
+        self.start(**options)
+
+    def pause(self) -> None:
+        """The process stands still and its connections stay open, as with a machine that hangs."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _forget(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    # --- talking to it ---
+
+    def connect(self, user: str | None = None, password: str = "") -> Client:
+        """A connection of one's own."""
+        return Client(self.port, user, password)
+
+    @property
+    def client(self) -> Client:
+        """A connection as guest, kept as long as it works."""
+        if self._client is None:
+            self._client = self.connect()
+        return self._client
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        try:
+            return self.client.call(function, *arguments)
+        except (Disconnected, OSError):
+            self._forget()
+            raise
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """box.info"""
+
+    @abstractmethod
+    def configure(self, **options: Any) -> None:
+        """box.cfg{…} while it runs."""
+
+    @abstractmethod
+    def gc(self) -> dict[str, Any]:
+        """box.info.gc()"""
+
+    def snapshot(self) -> None:
+        self.call("box.snapshot")
+
+    def tuples(self, space: int, index: int = 0) -> list[bytes]:
+        return self.client.tuples(space, index)
+
+    def count(self, space: int) -> int:
+        return len(self.tuples(space))
+
+    def vclock(self) -> dict[int, int]:
+        """Without the local component."""
+        return {replica_id: lsn for replica_id, lsn in _by_id(self.info()["vclock"]).items() if replica_id}
+
+    @property
+    def id(self) -> int:
+        return self.info()["id"] or 0
+
+    @property
+    def uuid(self) -> str:
+        return self.info()["uuid"]
+
+    def replication(self) -> dict[int, dict[str, Any]]:
+        """box.info.replication by id."""
+        return _by_id(self.info()["replication"])
+
+    def upstream(self, of: Member | int) -> dict[str, Any]:
+        """What this member says of what it gets from `of` (a member or an id); empty where it says nothing."""
+        return self._peer(of).get("upstream") or {}
+
+    def downstream(self, to: Member | int) -> dict[str, Any]:
+        return self._peer(to).get("downstream") or {}
+
+    def _peer(self, peer: Member | int) -> dict[str, Any]:
+        number = peer if isinstance(peer, int) else peer.id
+        return self.replication().get(number, {})
+
+    # --- waiting for it ---
+
+    def wait_follow(self, *upstreams: Member, seconds: float = SECONDS) -> None:
+        def is_following(upstream: Member) -> bool:
+            return self.upstream(upstream).get("status") == "follow"
+
+        for upstream in upstreams:
+            eventually(f"{self} follows {upstream}", partial(is_following, upstream), seconds=seconds)
+
+    def wait_vclock(self, vclock: dict[int, int], *, seconds: float = SECONDS) -> None:
+        """Until it has everything that `vclock` covers."""
+
+        def is_there() -> bool:
+            mine = self.vclock()
+            if all(mine.get(replica_id, 0) >= lsn for replica_id, lsn in vclock.items()):
+                return True
+            raise TimeoutError(f"it is at {mine}: {self.replication()}")
+
+        eventually(f"{self} has {vclock}", is_there, seconds=seconds)
+
+    def catch_up(self, *others: Member, seconds: float = SECONDS) -> None:
+        """Until it has everything that the others have now."""
+        for other in others:
+            self.wait_vclock(other.vclock(), seconds=seconds)
+
+    def wait_log(self, text: str, *, seconds: float = SECONDS) -> None:
+        eventually(f"{self} logs {text!r}", lambda: text in self.log(), seconds=seconds)
+
+
+class RealMember(Member):
+    """A real server of the given binary."""
+
+    kind = "tarantool"
+
+    def __init__(self, name: str, directory: Path, binary: str, **options: Any) -> None:
+        super().__init__(name, directory, **options)
+        self.binary = binary
+
+    def _command(self) -> list[str]:
+        options = {"listen": self.address, "log_level": 5, "memtx_memory": 64 * 1024 * 1024} | self.options
+        (self.directory / "cfg.json").write_text(json.dumps(options))
+        return [self.binary, str(SERVER_LUA)]
+
+    def _is_ready(self, log: str) -> bool:
+        return "READY" in log.splitlines()
+
+    def settle(self) -> None:
+        """Its program does that."""
+
+    def info(self) -> dict[str, Any]:
+        return self.call("interop.info")
+
+    def gc(self) -> dict[str, Any]:
+        return self.call("interop.gc")
+
+    def configure(self, **options: Any) -> None:
+        self.call("interop.cfg", options)
+
+    def eval(self, expression: str, *arguments: Any) -> Any:
+        return self.client.eval(expression, *arguments)
+
+
+class NodeMember(Member):
+    """`flowstone serve`."""
+
+    kind = "flowstone"
+
+    def __init__(self, name: str, directory: Path, *, dialect: str | None = None, **options: Any) -> None:
+        super().__init__(name, directory, **options)
+        self.dialect = dialect
+
+    def _command(self) -> list[str]:
+        options = {"listen": self.address, "work_dir": str(self.directory), "dialect": self.dialect} | self.options
+        command = [sys.executable, "-m", "tests.interop.node_program", "serve", f"--user={USER}:{PASSWORD}"]
+        return command + [_argument(name, value) for name, value in options.items() if value is not None]
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def _is_ready(self, log: str) -> bool:
+        return "ready" in log.splitlines()
+
+    def settle(self) -> None:
+        """On a first member that may be written and has not been prepared yet."""
+        if self.options.get("replication_anon") or self.options.get("read_only"):
+            return
+        try:
+            client = self.connect(USER, PASSWORD)
+        except TarantoolError:
+            return  # it has joined others, and their users
+        with client:
+            if client.call("box.info")["id"] != 1 or client.call("box.schema.user.exists", REPLICATOR[0]):
+                return
+            client.call("box.schema.user.create", REPLICATOR[0], {"password": REPLICATOR[1]})
+            number = next(user[0] for user in map(unpack, client.tuples(USERS)) if user[2] == REPLICATOR[0])
+            client.insert(PRIVILEGE, ADMIN, number, "role", REPLICATION_ROLE, EXECUTE)
+            client.insert(PRIVILEGE, *GUEST_IS_SUPER)
+
+    def info(self) -> dict[str, Any]:
+        return self.call("box.info")
+
+    def gc(self) -> dict[str, Any]:
+        return self.call("box.info.gc")
+
+    def configure(self, **options: Any) -> None:
+        self.call("box.cfg", options)
+
+
+def _argument(name: str, value: Any) -> str:
+    dashed = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{dashed}" if value else f"--no-{dashed}"
+    return f"--{dashed}={','.join(value) if isinstance(value, list) else value}"
+
+
+def _by_id(table: Any) -> dict[int, Any]:
+    """A Lua table without holes comes as an array."""
+    if isinstance(table, dict):
+        return {int(number): value for number, value in table.items()}
+    return dict(enumerate(table, 1))

@@ -1,0 +1,81 @@
+"""Which real servers there are, and which tests fit them.
+
+`@fits("2.6")` fits that series, `@fits(">=2.11")` that and all later ones, `@fits("<2.11")` all earlier ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import pytest
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+ANY = ">=2.6"
+_VERSION = re.compile(r"Tarantool (?:Enterprise )?(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One `tarantool` and its version."""
+
+    path: str
+    version: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.version))
+
+    @property
+    def dialect(self) -> str:
+        """Of the nodes that live with it."""
+        return "2.6" if self.version < (2, 6, 1) else "2.11"
+
+
+@lru_cache
+def binaries() -> tuple[Binary, ...]:
+    """Those of FLOWSTONE_TARANTOOL, or the one on PATH."""
+    given = os.environ.get("FLOWSTONE_TARANTOOL", "")
+    found = shutil.which("tarantool")
+    paths = [path for path in given.split(os.pathsep) if path] or ([found] if found else [])
+    return tuple(Binary(path, _version_of(path)) for path in paths)
+
+
+def _version_of(path: str) -> tuple[int, int, int]:
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    match = _VERSION.search(text)
+    assert match is not None, f"{path} --version says {text[:100]!r}"
+    major, minor, patch = match.groups()
+    return int(major), int(minor), int(patch)
+
+
+def fits(specification: str) -> Callable[[Test], Test]:
+    """Names the versions of real servers that a test is for; it gets one as `binary`, by way of `cluster`."""
+
+    def mark(test: Test) -> Test:
+        test.fits = specification  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def is_fit(version: tuple[int, ...], specification: str) -> bool:
+    operator, series = re.fullmatch(r"(>=|<|)(\d+\.\d+)", specification).groups()  # type: ignore[union-attr]
+    wanted = tuple(map(int, series.split(".")))
+    own = version[: len(wanted)]
+    return {"": own == wanted, ">=": own >= wanted, "<": own < wanted}[operator]
+
+
+def parameters(specification: str) -> list[Any]:
+    """What a test of that specification is run with; without a server that fits it says so."""
+    fitting = [pytest.param(binary, id=str(binary)) for binary in binaries() if is_fit(binary.version, specification)]
+    if fitting:
+        return fitting
+    message = f"no Tarantool {specification} on PATH or in FLOWSTONE_TARANTOOL"
+    return [pytest.param(None, id="none", marks=pytest.mark.skip(reason=message))]
