@@ -110,8 +110,8 @@ class RowStream:
     def take(self, *, rows_max: int = ROWS_MAX) -> Slab | None:
         """All whole transactions that have come, as one slab whose rows are the packets; None if there is none yet.
 
-        More than `rows_max` rows only if they are one transaction. An error packet is raised as the error that it
-        is, after the rows before it are taken; what is no row or breaks a transaction is a StreamError.
+        It has at most `rows_max` rows, or twice those of a transaction that has more. An error packet is raised as the
+        error that it is, after the rows before it are taken; what is no row or breaks a transaction is a StreamError.
         """
         if len(self._unread) < self._needed:
             return None
@@ -125,7 +125,7 @@ class RowStream:
         return None
 
     def _scan(self, rows_max: int) -> int:
-        """Tabulates what has come: `rows_max` rows, or more as long as they are one transaction."""
+        """Tabulates what has come: `rows_max` rows, or more while there is no whole transaction among them."""
         while True:
             room = min(self._cells.shape[1], rows_max)
             # The array must be gone before anything is added to the bytes, so it has no name.
@@ -144,7 +144,7 @@ class RowStream:
                     return why
                 if rows_max >= self._transaction_rows_max:
                     raise StreamError(self.peer, f"a transaction of more than {self._transaction_rows_max} rows")
-                rows_max *= 2
+                rows_max = min(2 * rows_max, self._transaction_rows_max)
             if room == self._cells.shape[1]:
                 grown: Cells = np.empty((rowscan.LINES, 2 * room), np.int64)
                 grown[:, :room] = self._cells
