@@ -33,6 +33,8 @@ LATENCY: Final = (0.0001, 0.002)
 WINDOW: Final = 4 * 1024 * 1024
 """Bytes on their way, or not yet read by the other side, beyond which a kernel takes no more; as on loopback."""
 
+SPLIT_PROBABILITY: Final = 0.1
+
 STREAM_QUEUE_MAX: Final = 64 * 1024
 """Bytes from which on `drain` waits, as in asyncio."""
 
@@ -107,6 +109,13 @@ class Internet:
 
     def delay(self) -> float:
         return self._rng.uniform(*self.latency)
+
+    def split(self, data: bytes) -> list[bytes]:
+        """Now and then what was written at once arrives in two pieces."""
+        if len(data) < 2 or self._rng.random() >= SPLIT_PROBABILITY:
+            return [data]
+        at = self._rng.randrange(1, len(data))
+        return [data[:at], data[at:]]
 
     def is_open(self, source: Host, target: Host) -> bool:
         return (source.name, target.name) not in self.faults
@@ -281,7 +290,8 @@ class End:
             piece = bytes(memoryview(self.unsent)[: WINDOW - self._in_flight])
             del self.unsent[: len(piece)]
             self._in_flight += len(piece)
-            self._send(Kind.DATA, piece)
+            for packet in self._internet.split(piece):
+                self._send(Kind.DATA, packet)
         if self.is_closing and not self.unsent and not self.is_gone and not self._is_ended:
             self._is_ended = True
             self._send(Kind.FIN)

@@ -155,6 +155,8 @@ class Machine:
         self.options: dict[str, Any] = {}
         self.life: Life | None = None
         self.node: Node | None = None
+        self.uuid = ""
+        """Of the node, once it has run."""
         self.waiting: dict[asyncio.Future[Any], None] = {}
         self._internet = sim.internet
         self._seed = sim.seed
@@ -271,6 +273,7 @@ class Simulation:
         except BaseException:
             self._end(machine, life, is_quiet=False)
             raise
+        machine.uuid = node.info()["uuid"]
         return node
 
     async def stop(self, name: str) -> None:

@@ -1,0 +1,77 @@
+"""Replica sets in a simulation: started together, looked at, compared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from flowstone import Node
+from tests.simulation.simulation import Simulation
+
+NAMES = ("a", "b", "c")
+
+
+async def start_set(sim: Simulation, names: Sequence[str] = NAMES, **options: Any) -> list[Node]:
+    """Nodes that know of each other, all started at once, as a replica set is born."""
+    replication = [sim.uri(name) for name in names]
+    return list(await asyncio.gather(*(sim.start(name, replication=replication, **options) for name in names)))
+
+
+def vclock(sim: Simulation, name: str) -> dict[int, int]:
+    """Without the rows that are nobody else's business."""
+    return {replica_id: lsn for replica_id, lsn in sim.node(name).info()["vclock"].items() if replica_id}
+
+
+def contents(sim: Simulation, name: str) -> dict[int, list[bytes]]:
+    """All that replicas have in common: the tuples of all spaces but local and temporary ones."""
+    return {
+        number: sorted(space.tuples())
+        for number, space in sorted(sim.node(name).box.spaces.items())
+        if space.definition.engine == "memtx" and not space.definition.is_temporary and not space.definition.is_local
+    }
+
+
+def is_converged(sim: Simulation, names: Sequence[str] = NAMES) -> bool:
+    """Everybody is where everybody else is."""
+    first, *others = (vclock(sim, name) for name in names)
+    return all(other == first for other in others)
+
+
+async def converge(sim: Simulation, names: Sequence[str] = NAMES, *, seconds: float = 60.0) -> None:
+    """Waits until all have the same position, and checks that they then have the same data."""
+    await sim.until(
+        lambda: is_converged(sim, names),
+        seconds=seconds,
+        what="equal vclocks",
+    )
+    expected = contents(sim, names[0])
+    for name in names[1:]:
+        assert contents(sim, name) == expected, f"{name} differs from {names[0]}"
+
+
+def upstream(sim: Simulation, name: str, peer: str) -> dict[str, Any]:
+    """How a node follows another; empty where it does not."""
+    return _side(sim, name, peer, "upstream")
+
+
+def downstream(sim: Simulation, name: str, peer: str) -> dict[str, Any]:
+    """How a node is followed by another; empty where it is not."""
+    return _side(sim, name, peer, "downstream")
+
+
+def _side(sim: Simulation, name: str, peer: str, side: str) -> dict[str, Any]:
+    uuid = sim.machine(peer).uuid
+    for member in sim.node(name).info()["replication"].values():
+        if member["uuid"] == uuid:
+            found: dict[str, Any] = member.get(side, {})
+            return found
+    return {}
+
+
+def follows(sim: Simulation, name: str, peer: str) -> bool:
+    return upstream(sim, name, peer).get("status") == "follow"
+
+
+def all_follow_all(sim: Simulation, names: Sequence[str] = NAMES) -> bool:
+    return all(follows(sim, name, peer) for name in names for peer in names if name != peer)
