@@ -39,7 +39,7 @@ from flowstone.xlog.columns import Column, ColumnOptions, TypedDecoder, generic_
 from flowstone.xlog.meta import FileType, Meta, parse
 from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES
-from tests.fuzz import request_targets, turn_target
+from tests.fuzz import replication_targets, request_targets, turn_target
 from tests.xlog.files import PATH, header, opened, row, small_log
 from tests.xlog.slabs import array, body, insert
 
@@ -315,6 +315,8 @@ TARGETS: dict[str, Target] = {
     "packet": Target(packet, (encode_request(1, 5, b"\x81\x10\xcd\x02\x00"), b"\x05\x82\x00\x00\x01\x05" * 2)),
     "one_request": Target(request_targets.one_request, request_targets.ONE),
     "many_requests": Target(request_targets.many_requests, request_targets.MANY),
+    "row_stream": Target(replication_targets.row_stream, replication_targets.STREAMS),
+    "messages": Target(replication_targets.any_message, replication_targets.MESSAGES),
     "turn": Target(turn_target.turn, turn_target.CORPUS),
     "uri": Target(uri, (b"user:secret@host:3301", b"unix/:/tmp/x.sock", b"[::1]:3301")),
 }

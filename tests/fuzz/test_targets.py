@@ -18,7 +18,7 @@ from tests.fuzz.__main__ import main
 from tests.fuzz.targets import TARGETS, Target, mutated
 
 every_target = pytest.mark.parametrize("name", sorted(TARGETS))
-KERNELS = ["columns", "json_lines", "json_text", "log_file", "many_requests", "scan_rows", "yaml"]
+KERNELS = ["columns", "json_lines", "json_text", "log_file", "many_requests", "row_stream", "scan_rows", "yaml"]
 ROOT = Path(__file__).parent.parent.parent
 
 
