@@ -68,6 +68,8 @@ class VirtualLoop:
         self._time = start
         self._ready: deque[tuple[Life | None, asyncio.Handle]] = deque()
         self._timers: list[tuple[float, int, Life | None, asyncio.TimerHandle]] = []
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """Those of no life."""
         self._timer_count = 0
         self._cancelled_count = 0
         self._steps = 0
@@ -128,10 +130,11 @@ class VirtualLoop:
         task: asyncio.Task[T] = asyncio.Task(coro, loop=self._as_loop, name=name, context=context)
         if self._is_closed:
             _silence(task)
-        elif life is not None:
-            life.tasks[task] = None
+        else:
+            tasks = self._tasks if life is None else life.tasks
+            tasks[task] = None
             # Without a life of its own: whoever dies before it is done must still find it here.
-            task.add_done_callback(lambda task: life.tasks.pop(task, None), context=Context())
+            task.add_done_callback(lambda task: tasks.pop(task, None), context=Context())
         return task
 
     def get_debug(self) -> bool:
@@ -182,14 +185,14 @@ class VirtualLoop:
         self._timers.clear()
         asyncio._set_running_loop(self._as_loop)
         try:
-            for life in lives:
-                for task in list(life.tasks):
+            for tasks in (self._tasks, *(life.tasks for life in lives)):
+                for task in list(tasks):
                     _silence(task)
                     for _ in range(CLOSE_ATTEMPTS_MAX):
                         with suppress(BaseException):
                             task.get_coro().close()
                             break
-                life.tasks.clear()
+                tasks.clear()
         finally:
             asyncio._set_running_loop(None)
 
