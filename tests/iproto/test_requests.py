@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
-from flowstone.iproto.requests import Request, decode_request, decode_text, decode_uint
+from flowstone.iproto.requests import Request, decode_request, decode_text, decode_uint, split_map
 
 REPLACE = pack({0x10: 512, 0x21: (1, "a")})
 
@@ -182,3 +182,34 @@ def test_a_request_keeps_each_value_of_its_body(type: int, body: dict, is_2_6: b
     assert request.sync == 5
     for key, raw in request.fields.items():
         assert raw == msgpack.packb(body[key])
+
+
+@pytest.mark.parametrize("type", [65, 66, 69, 70])
+@pytest.mark.parametrize("is_2_6", [True, False])
+def test_the_body_of_a_replicas_request_is_kept_whole(type: int, is_2_6: bool) -> None:
+    assert decode_request(packet({0: type, 1: 3}), is_2_6=is_2_6) == Request(type, 3, 0, 0, {})
+    body = pack({0x24: "uuid", "other": [1]})
+    assert decode_request(packet({0: type, 1: 3}, body), is_2_6=is_2_6) == Request(type, 3, 0, 0, {}, None, body)
+
+
+def test_a_map_is_split_into_raw_values_by_those_keys_that_are_numbers() -> None:
+    assert split_map(pack({1: "a", 2: {3: [4]}})) == {1: pack("a"), 2: pack({3: [4]})}
+    assert split_map(pack({1: "a", "text": 5, (6,): 7, 300: None})) == {1: pack("a"), 300: b"\xc0"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x90",
+        b"\x01",
+        b"\x81",
+        b"\x81\x01",
+        b"\x80\x80",
+        b"\x81\x01" + b"\x91" * 5000,
+        b"\x81\xa1a" + b"\x91" * 5000 + b"\x01",
+    ],
+)
+def test_what_is_no_map_is_not_split(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        split_map(data)

@@ -169,9 +169,10 @@ def split_map(body: bytes) -> dict[int, bytes]:
     if not body or body[0] not in _HEADS[MAP]:
         raise ValueError("no map")
     try:
-        return {key: bytes(raw) for key, raw in _BODY.decode(body).items()}
-    except msgspec.ValidationError:
-        return _walk(body, {})
+        try:
+            return {key: bytes(raw) for key, raw in _BODY.decode(body).items()}
+        except msgspec.ValidationError:
+            return _walk(body, {})
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
