@@ -290,10 +290,11 @@ def test_a_part_of_a_slab_is_a_slab() -> None:
     assert journal_rows(part, 0, 2, 1.5) == b"".join(row.encode() for row in rows[3:])
 
 
-def test_packets_carry_the_sync_of_the_request() -> None:
-    slab = slab_of_rows(transaction(1, 1)[0].encode(), "log")
-    (packet,), _ = split(stream_packets(slab, sync=300))
-    assert decode_row(packet).sync == 300
+@pytest.mark.parametrize("sync", [0, 1, 300, 2**63 - 1, 2**63, 2**64 - 1])
+def test_packets_carry_the_sync_of_the_request(sync: int) -> None:
+    (row,) = transaction(1, 1)
+    packets = stream_packets(slab_of_rows(row.encode(), "log"), sync=sync)
+    assert packets == frame(encode_header(msgspec.structs.replace(row, sync=sync)) + row.body)
 
 
 def test_a_transaction_whose_last_row_is_local_ends_with_the_last_one_sent() -> None:

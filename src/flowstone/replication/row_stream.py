@@ -247,7 +247,8 @@ def stream_packets(slab: Slab, keep: NDArray[np.bool_] | None = None, *, sync: i
         assert keep.shape == (count,), "one choice per row"
         chosen = np.ascontiguousarray(keep).view(np.uint8)
     out = _room(slab.cells, 0, count)
-    size = row_batches.build_packets(slab.buf, slab.cells, chosen, sync, out)
+    signed_sync = sync - (sync >> 63 << 64)  # kernels take a number above 2^63 as its negative twin
+    size = row_batches.build_packets(slab.buf, slab.cells, chosen, signed_sync, out)
     assert size >= 0, "the rows of a slab are in the order of their bytes"
     return out[:size].tobytes()
 
