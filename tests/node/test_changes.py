@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+import flowstone
 from flowstone.box.transaction import Statement
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
-from flowstone.node.changes import Change, listener
+from flowstone.iproto.row import Row
+from flowstone.node.changes import Change, SettledChange, listener
 
 
 def change(kind: RequestType, **body: object) -> Change:
@@ -41,3 +43,21 @@ def test_a_mistake_in_a_trigger_is_logged_and_goes_no_further(caplog: pytest.Log
 
     listener(broken)(())
     assert "in a trigger" in caplog.text
+
+
+async def test_a_settled_change_shows_the_tuple_before_and_after(node: flowstone.Node) -> None:
+    space, row = node.box.space("fruit"), Row(RequestType.UPDATE, 2, 0, 7, 1.5)
+    old, new = pack((1, "fig", 3)), pack((1, "fig", 4))
+    update = SettledChange(Statement(RequestType.UPDATE.value, space, b"\x80"), row, old, new)
+    assert (update.type, update.space, update.key) == ("UPDATE", "fruit", (1,))
+    assert (update.replica_id, update.lsn, update.timestamp) == (2, 7, 1.5)
+    assert update.old is not None
+    assert update.new is not None
+    assert (update.old["count"], update.new["count"]) == (3, 4)
+    assert repr(update) == "<UPDATE in 'fruit': Tuple(1, 'fig', 3) → Tuple(1, 'fig', 4)>"
+
+
+async def test_a_truncation_has_no_tuples_and_no_key(node: flowstone.Node) -> None:
+    row = Row(RequestType.REPLACE, 1, 0, 8, 2.5)
+    change = SettledChange(Statement(row.type, node.box.space("fruit"), b"\x80"), row, type="TRUNCATE")
+    assert (change.type, change.space, change.old, change.new, change.key) == ("TRUNCATE", "fruit", None, None, None)
