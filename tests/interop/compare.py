@@ -9,7 +9,7 @@ from flowstone.iproto.constants import GROUP_LOCAL
 from flowstone.iproto.msgpack import unpack
 from flowstone.outside.disk import SystemDisk
 from flowstone.xlog.reader import LogFile
-from tests.interop.member import Member
+from tests.interop.member import SECONDS, Member
 
 SPACE, INDEX, TRUNCATE = 280, 288, 330
 ENGINES: Final = ("memtx", "vinyl")
@@ -58,6 +58,14 @@ def assert_same_data(*members: Member, besides: Collection[str] = ()) -> None:
         for there, here in zip(wanted, found, strict=True):
             if there.tuples != here.tuples:
                 raise AssertionError(f"{there.name} differs: {_difference(there.tuples, here.tuples, first, other)}")
+
+
+def assert_converged(*members: Member, seconds: float = SECONDS) -> None:
+    """Each gets what the others have, and then all have the same."""
+    for member in members:
+        member.catch_up(*members, seconds=seconds)
+    assert_same_vclock(*members)
+    assert_same_data(*members)
 
 
 def _but(all: Iterator[Contents], besides: Collection[str]) -> list[Contents]:

@@ -28,8 +28,6 @@ REPLICATOR: Final = ("replicator", "secret")
 SERVER_LUA: Final = Path(__file__).with_name("server.lua")
 USERS: Final = 304
 ADMIN, REPLICATION_ROLE, EXECUTE = 1, 3, 4
-"""Only the owner of a role grants it: admin, in whose name it is done here."""
-
 ROOT: Final = Path(__file__).parent.parent.parent
 SECONDS: Final = 60.0
 """How long a condition may take to come true before the test fails."""
@@ -66,6 +64,12 @@ def wait_ready(*members: Member, seconds: float = SECONDS) -> None:
         member.settle()
     for member in members:
         eventually(f"{member} lets guests in", member.info, seconds=seconds)
+
+
+def let_replicate(client: Client, user: str) -> None:
+    """Grants the role `replication`, in the name of its owner, who alone can: admin."""
+    number = next(one[0] for one in map(unpack, client.tuples(USERS)) if one[2] == user)
+    client.insert(PRIVILEGE, ADMIN, number, "role", REPLICATION_ROLE, EXECUTE)
 
 
 class Member(ABC):
@@ -248,7 +252,7 @@ class Member(ABC):
 
     def vclock(self) -> dict[int, int]:
         """Without the local component."""
-        return {replica_id: lsn for replica_id, lsn in _by_id(self.info()["vclock"]).items() if replica_id}
+        return {replica_id: lsn for replica_id, lsn in by_id(self.info()["vclock"]).items() if replica_id}
 
     @property
     def id(self) -> int:
@@ -260,7 +264,7 @@ class Member(ABC):
 
     def replication(self) -> dict[int, dict[str, Any]]:
         """box.info.replication by id."""
-        return _by_id(self.info()["replication"])
+        return by_id(self.info()["replication"])
 
     def upstream(self, of: Member | int) -> dict[str, Any]:
         """What this member says of what it gets from `of` (a member or an id); empty where it says nothing."""
@@ -297,6 +301,9 @@ class Member(ABC):
         """Until it has everything that the others have now."""
         for other in others:
             self.wait_vclock(other.vclock(), seconds=seconds)
+
+    def wait_writable(self, *, seconds: float = SECONDS) -> None:
+        eventually(f"{self} is writable", lambda: not self.info()["ro"], seconds=seconds)
 
     def wait_log(self, text: str, *, seconds: float = SECONDS) -> None:
         eventually(f"{self} logs {text!r}", lambda: text in self.log(), seconds=seconds)
@@ -367,8 +374,7 @@ class NodeMember(Member):
             if client.call("box.info")["id"] != 1 or client.call("box.schema.user.exists", REPLICATOR[0]):
                 return
             client.call("box.schema.user.create", REPLICATOR[0], {"password": REPLICATOR[1]})
-            number = next(user[0] for user in map(unpack, client.tuples(USERS)) if user[2] == REPLICATOR[0])
-            client.insert(PRIVILEGE, ADMIN, number, "role", REPLICATION_ROLE, EXECUTE)
+            let_replicate(client, REPLICATOR[0])
             client.insert(PRIVILEGE, *GUEST_IS_SUPER)
 
     def info(self) -> dict[str, Any]:
@@ -388,7 +394,7 @@ def _argument(name: str, value: Any) -> str:
     return f"--{dashed}={','.join(value) if isinstance(value, list) else value}"
 
 
-def _by_id(table: Any) -> dict[int, Any]:
+def by_id(table: Any) -> dict[int, Any]:
     """A Lua table without holes comes as an array."""
     if isinstance(table, dict):
         return {int(number): value for number, value in table.items()}

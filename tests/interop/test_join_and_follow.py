@@ -8,104 +8,83 @@ from threading import Thread
 from tests.conftest import FULL
 from tests.interop import workload
 from tests.interop.cluster import IS_OURS_REAL, Cluster
-from tests.interop.compare import assert_same_data, assert_same_log, assert_same_vclock
-from tests.interop.member import Member, RealMember, eventually, wait_ready
-from tests.interop.workload import Workload
+from tests.interop.compare import assert_converged, assert_same_data, assert_same_log, assert_same_vclock
+from tests.interop.member import Member, eventually, wait_ready
+from tests.interop.workload import Workload, change, define
 
 TRANSACTIONS = 100_000 if FULL else 3_000
 FEW = 300
 CATCH_UP_SECONDS = 600.0 if FULL else 60.0
 
 
-def _define(member: Member, cluster: Cluster) -> bool:
-    """The spaces; whether synchronous ones are among them: they need an elected leader in newer replica sets."""
-    is_synchronous = cluster.binary.dialect == "2.6"
-    workload.run(member, workload.definitions(is_synchronous=is_synchronous))
-    if isinstance(member, RealMember):
-        member.call("interop.veto", "plain", 7)
-    return is_synchronous
-
-
-def _change(member: Member, count: int, *, seed: int = 1, is_synchronous: bool = False) -> None:
-    workload.run(member, Workload(seed, is_synchronous=is_synchronous).steps(count))
-
-
-def _assert_equal(*members: Member) -> None:
-    """All have what all have: the same vclock, data and, as far as their files go, logs."""
-    for member in members:
-        member.catch_up(*members, seconds=CATCH_UP_SECONDS)
-    assert_same_vclock(*members)
-    assert_same_data(*members)
-
-
 def test_node_joins_a_real_master_and_follows_every_kind_of_change(cluster: Cluster) -> None:
     master = cluster.real("master")
-    is_synchronous = _define(master, cluster)
-    _change(master, FEW, seed=1, is_synchronous=is_synchronous)
+    is_synchronous = define(master, cluster.binary.dialect)
+    change(master, FEW, seed=1, is_synchronous=is_synchronous)
     replica = cluster.ours("replica", replication=[master.uri], read_only=True)
     replica.wait_follow(master)
-    _change(master, TRANSACTIONS, seed=2, is_synchronous=is_synchronous)
-    _assert_equal(master, replica)
+    change(master, TRANSACTIONS, seed=2, is_synchronous=is_synchronous)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert_same_log(master, replica, origins=[1])
     if not (IS_OURS_REAL and is_synchronous):  # a real 2.6 cannot recover synchronous spaces from a snapshot
         replica.restart()
-    _change(master, FEW, seed=3, is_synchronous=is_synchronous)
-    _assert_equal(master, replica)
+    change(master, FEW, seed=3, is_synchronous=is_synchronous)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
 
 
 def test_anonymous_node_follows_a_real_master_and_registers_while_it_runs(cluster: Cluster) -> None:
     master = cluster.real("master")
-    is_synchronous = _define(master, cluster)
-    _change(master, FEW, seed=1, is_synchronous=is_synchronous)
+    is_synchronous = define(master, cluster.binary.dialect)
+    change(master, FEW, seed=1, is_synchronous=is_synchronous)
     replica = cluster.ours("replica", replication=[master.uri], replication_anon=True, read_only=True)
     replica.wait_follow(master)
-    _change(master, TRANSACTIONS, seed=2, is_synchronous=is_synchronous)
-    _assert_equal(master, replica)
+    change(master, TRANSACTIONS, seed=2, is_synchronous=is_synchronous)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert replica.id == 0
     assert master.info()["replication_anon"]["count"] == 1
     replica.configure(replication_anon=False)
     assert replica.id == 2
     replica.configure(read_only=False)
-    _change(master, FEW, seed=3, is_synchronous=is_synchronous)
-    _assert_equal(master, replica)
+    change(master, FEW, seed=3, is_synchronous=is_synchronous)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert_same_log(master, replica, origins=[1])
     master.configure(replication=[replica.uri])
     master.wait_follow(replica)
     replica.client.replace(workload.PLAIN, 10**6, "mine", 1, 1)
-    _assert_equal(master, replica)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert master.vclock()[2] == 1
 
 
 def test_real_server_joins_a_node_and_follows_every_kind_of_change(cluster: Cluster) -> None:
     master = cluster.ours("master")
-    is_synchronous = _define(master, cluster)
-    _change(master, FEW, seed=1, is_synchronous=is_synchronous)
+    is_synchronous = define(master, cluster.binary.dialect)
+    change(master, FEW, seed=1, is_synchronous=is_synchronous)
     replica = cluster.real("replica", replication=[master.uri], read_only=True)
     replica.wait_follow(master)
-    _change(master, TRANSACTIONS, seed=2, is_synchronous=is_synchronous)
-    _assert_equal(master, replica)
+    change(master, TRANSACTIONS, seed=2, is_synchronous=is_synchronous)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert_same_log(master, replica, origins=[1])
 
 
 def test_real_replica_of_a_node_comes_back_after_a_restart_of_either(cluster: Cluster) -> None:
     master = cluster.ours("master")
-    is_synchronous = _define(master, cluster)
+    is_synchronous = define(master, cluster.binary.dialect)
     replica = cluster.real("replica", replication=[master.uri], read_only=True)
     replica.stop()
-    _change(master, FEW, seed=2, is_synchronous=is_synchronous)
+    change(master, FEW, seed=2, is_synchronous=is_synchronous)
     replica.start()
     replica.wait_follow(master)
-    _assert_equal(master, replica)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     master.restart()
-    _change(master, FEW, seed=3, is_synchronous=is_synchronous)
+    change(master, FEW, seed=3, is_synchronous=is_synchronous)
     replica.wait_follow(master)
-    _assert_equal(master, replica)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     replica.kill()
-    _change(master, FEW, seed=4, is_synchronous=is_synchronous)
+    change(master, FEW, seed=4, is_synchronous=is_synchronous)
     master.kill()
     master.start()
     replica.start()
-    _assert_equal(master, replica)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert_same_log(master, replica, origins=[1])
 
 
@@ -114,7 +93,7 @@ def _lose_logs(master: Member, replica: Member) -> None:
     replica.stop()
     master.restart(checkpoint_count=1, **_no_delay(master))
     for seed in (5, 6):
-        _change(master, FEW, seed=seed)
+        change(master, FEW, seed=seed)
         master.snapshot()
     wanted = sum(replica_vclock.values()) if (replica_vclock := _last_vclock(replica)) else 0
     eventually("logs are collected", lambda: all(int(path.stem) > wanted for path in master.files("xlog")))
@@ -132,37 +111,37 @@ def _last_vclock(member: Member) -> dict[int, int]:
 
 def test_real_replica_whose_logs_are_gone_joins_a_node_again(cluster: Cluster) -> None:
     master = cluster.ours("master")
-    _define(master, cluster)
+    define(master, cluster.binary.dialect)
     replica = cluster.real("replica", replication=[master.uri])
     uuid = replica.uuid
     _lose_logs(master, replica)
     replica.start()
     replica.wait_follow(master)
-    _assert_equal(master, replica)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert (replica.uuid, replica.id) == (uuid, 2)
     assert "rebootstrap" in replica.log()
 
 
 def test_node_whose_logs_are_gone_joins_a_real_master_again(cluster: Cluster) -> None:
     master = cluster.real("master")
-    _define(master, cluster)
+    define(master, cluster.binary.dialect)
     replica = cluster.ours("replica", replication=[master.uri])
     uuid = replica.uuid
     _lose_logs(master, replica)
     replica.start()
     replica.wait_follow(master)
-    _assert_equal(master, replica)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert (replica.uuid, replica.id) == (uuid, 2)
 
 
 def test_chain_from_a_real_server_by_a_node_to_a_real_server(cluster: Cluster) -> None:
     first = cluster.real("first")
-    is_synchronous = _define(first, cluster)
-    _change(first, FEW, seed=1, is_synchronous=is_synchronous)
+    is_synchronous = define(first, cluster.binary.dialect)
+    change(first, FEW, seed=1, is_synchronous=is_synchronous)
     middle = cluster.ours("middle", replication=[first.uri])
     last = cluster.real("last", replication=[middle.uri])
     last.wait_follow(middle)
-    _change(first, TRANSACTIONS // 3, seed=2, is_synchronous=is_synchronous)
+    change(first, TRANSACTIONS // 3, seed=2, is_synchronous=is_synchronous)
     last.catch_up(first, middle, seconds=CATCH_UP_SECONDS)
     assert_same_vclock(middle, last)
     assert_same_data(middle, last)
@@ -188,7 +167,7 @@ def test_mesh_of_two_real_servers_and_a_node_all_writing_converges(cluster: Clus
     for member in members:
         member.catch_up(members[0])
     _write_on_all(members, TRANSACTIONS // 3)
-    _assert_equal(*members)
+    assert_converged(*members, seconds=CATCH_UP_SECONDS)
     for other in members[1:]:
         assert_same_log(members[0], other, origins=[1, 2, 3])
 
@@ -213,23 +192,23 @@ def _write_on_all(members: list[Member], count: int) -> None:
 
 def test_node_takes_over_the_files_of_a_real_replica_and_gives_them_back(cluster: Cluster) -> None:
     master = cluster.real("master")
-    is_synchronous = _define(master, cluster)
+    is_synchronous = define(master, cluster.binary.dialect)
     replica = cluster.real("replica", replication=[master.uri], read_only=True)
-    _change(master, FEW, seed=1, is_synchronous=is_synchronous)
+    change(master, FEW, seed=1, is_synchronous=is_synchronous)
     replica.catch_up(master)
     replica.stop()
     ours = cluster.ours("ours", start=False, replication=[master.uri], read_only=True)
     _move_files(replica, ours)
-    _change(master, FEW, seed=2, is_synchronous=is_synchronous)
+    change(master, FEW, seed=2, is_synchronous=is_synchronous)
     ours.start()
     ours.wait_follow(master)
-    _assert_equal(master, ours)
+    assert_converged(master, ours)
     assert ours.id == 2
     ours.stop()
     _move_files(ours, replica)
-    _change(master, FEW, seed=3, is_synchronous=is_synchronous)
+    change(master, FEW, seed=3, is_synchronous=is_synchronous)
     replica.start()
-    _assert_equal(master, replica)
+    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
 
 
 def _move_files(source: Member, target: Member) -> None:

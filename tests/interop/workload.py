@@ -276,6 +276,20 @@ def run(member: Member, steps: Iterator[list[Any]] | list[list[Any]], refusals: 
     return refusals
 
 
+def define(member: Member, dialect: str) -> bool:
+    """Makes the spaces; whether synchronous ones are among them: they need an elected leader in newer replica sets."""
+    is_synchronous = dialect == "2.6"
+    run(member, definitions(is_synchronous=is_synchronous))
+    if isinstance(member, RealMember):
+        member.call("interop.veto", "plain", 7)
+    return is_synchronous
+
+
+def change(member: Member, count: int, *, seed: int = 1, is_synchronous: bool = False) -> None:
+    """Makes that many changes of all kinds."""
+    run(member, Workload(seed, is_synchronous=is_synchronous).steps(count))
+
+
 def _run_real(client: Client, batch: list[list[Any]], refusals: Refusals) -> None:
     for number, (code, message) in client.call("interop.run", batch).items():
         refusals.add(batch[number - 1], code, message)

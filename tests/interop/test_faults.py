@@ -1,0 +1,206 @@
+"""Kills, standstills and cut connections in any order: nothing is lost, doubled, split or reordered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+import pytest
+
+from tests.conftest import FULL
+from tests.interop import ledger, workload
+from tests.interop.cluster import Cluster
+from tests.interop.compare import assert_converged, assert_same_log
+from tests.interop.ledger import Scribe
+from tests.interop.member import Member, by_id, eventually
+from tests.interop.proxy import Proxy
+from tests.interop.workload import Workload
+
+ROUNDS = 200 if FULL else 8
+TIMEOUT = 0.25
+"""`replication_timeout`: a peer that says nothing for four times as long is given up."""
+
+SEED = 20
+
+
+class Pair:
+    """A master, its replica, and the wire between them."""
+
+    def __init__(self, master: Member, replica: Member, wire: Proxy) -> None:
+        self.master, self.replica, self.wire = master, replica, wire
+
+    def faults(self) -> dict[str, Callable[[], None]]:
+        return {
+            "master killed": partial(self._kill, self.master),
+            "replica killed": partial(self._kill, self.replica),
+            "master stopped": self.master.restart,
+            "replica stopped": self.replica.restart,
+            "master stands still": partial(self._freeze, self.master, self._is_upstream_lost),
+            "replica stands still": partial(self._freeze, self.replica, self._is_downstream_lost),
+            "master stands still for a moment": partial(self._freeze, self.master, lambda: True),
+            "replica stands still for a moment": partial(self._freeze, self.replica, lambda: True),
+            "disconnected": self.wire.disconnect,
+            "cut": self._cut,
+            "cut in the middle of something": self._cut_somewhere,
+            "black hole": self._black_hole,
+        }
+
+    def _kill(self, member: Member) -> None:
+        member.kill()
+        member.start()
+
+    def _freeze(self, member: Member, is_noticed: Callable[[], bool]) -> None:
+        member.pause()
+        try:
+            eventually(f"somebody misses {member}", is_noticed)
+        finally:
+            member.resume()
+
+    def _cut(self) -> None:
+        self.wire.cut()
+        eventually("the replica notices", self._is_upstream_lost)
+        self.wire.mend()
+
+    def _cut_somewhere(self) -> None:
+        self.wire.cut_after(1000)
+        eventually("the replica notices", self._is_upstream_lost)
+        self.wire.mend()
+
+    def _black_hole(self) -> None:
+        self.wire.hold()
+        try:
+            eventually("the replica notices", self._is_upstream_lost)
+        finally:
+            self.wire.release()
+
+    def _is_upstream_lost(self) -> bool:
+        return self.replica.upstream(1).get("status") != "follow"
+
+    def _is_downstream_lost(self) -> bool:
+        return self.master.downstream(2).get("status") != "follow"
+
+
+@pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
+def test_nothing_is_lost_doubled_split_or_reordered_whatever_happens_to_either_side(
+    cluster: Cluster, master_kind: str, replica_kind: str
+) -> None:
+    random = Random(f"{SEED}/{master_kind}")
+    master: Member = getattr(cluster, master_kind)("master", replication_timeout=TIMEOUT)
+    ledger.define(master)
+    wire = cluster.proxy(master)
+    options = {"replication": [wire.uri], "replication_timeout": TIMEOUT, "read_only": True}
+    replica: Member = getattr(cluster, replica_kind)("replica", **options)
+    faults = Pair(master, replica, wire).faults()
+    deck: list[str] = []
+    with Scribe(master) as scribe:
+        for _ in range(ROUNDS):
+            deck = deck or random.sample(sorted(faults), len(faults))
+            _round(deck.pop(), faults, scribe, replica)
+    assert_converged(master, replica)
+    for member in (master, replica):
+        ledger.assert_whole(member, scribe.answered)
+    assert_same_log(master, replica, origins=[1])
+    assert master.downstream(replica)["status"] == "follow"
+
+
+def _round(name: str, faults: dict[str, Callable[[], None]], scribe: Scribe, replica: Member) -> None:
+    """Something happens while the scribe writes, and the replica gets what is written after it."""
+    before = len(scribe.answered)
+    eventually("the scribe writes", lambda: len(scribe.answered) > before + 5)
+    faults[name]()
+    after = len(scribe.answered)
+    eventually(f"after '{name}' the scribe writes", lambda: len(scribe.answered) > after + 5)
+    newest = scribe.answered[-1]
+    eventually(f"after '{name}' {replica} has {newest}", lambda: _newest(replica) >= newest)
+
+
+def _newest(member: Member) -> int:
+    found: tuple[int, int, int] = member.call("box.space.ledger:get", [0, 0])
+    return found[2]
+
+
+def test_members_that_write_to_each_other_converge_whatever_happens(cluster: Cluster) -> None:
+    one = cluster.real("one", replication_timeout=TIMEOUT)
+    workload.run(one, workload.definitions(is_synchronous=False))
+    wire = cluster.proxy(one)
+    two = cluster.ours("two", replication=[wire.uri], replication_timeout=TIMEOUT)
+    back = cluster.proxy(two)
+    one.configure(replication=[back.uri])
+    one.options["replication"] = [back.uri]
+    one.wait_follow(two)
+    random = Random(SEED)
+    for number in range(max(3, ROUNDS // 10)):
+        fault = random.choice((one.kill, two.kill, one.stop, two.stop, wire.disconnect, back.disconnect))
+        for writer, member in enumerate((one, two)):
+            workload.run(member, Workload(number, writer=writer, has_definitions=False).steps(100))
+        fault()
+        for writer, member in enumerate((one, two)):
+            if member.is_running:
+                workload.run(member, Workload(number + 1000, writer=writer, has_definitions=False).steps(100))
+            else:
+                member.launch()
+        for member in (one, two):
+            member.wait_ready()
+            member.wait_writable()
+    assert_converged(one, two)
+    assert_same_log(one, two, origins=[1, 2])
+
+
+def test_a_log_is_kept_for_the_slowest_registered_replica_and_collected_when_it_has_left(cluster: Cluster) -> None:
+    master = cluster.ours("master", checkpoint_count=1)
+    ledger.define(master)
+    quick, slow = (cluster.real(name, replication=[master.uri], read_only=True) for name in ("quick", "slow"))
+    _assert_kept_for(master, quick, slow)
+
+
+def test_a_real_master_keeps_its_log_for_a_node_and_collects_it_when_the_node_has_left(cluster: Cluster) -> None:
+    master = cluster.real("master", checkpoint_count=1)
+    ledger.define(master)
+    quick = cluster.real("quick", replication=[master.uri], read_only=True)
+    slow = cluster.ours("slow", replication=[master.uri], read_only=True)
+    _assert_kept_for(master, quick, slow)
+
+
+def _assert_kept_for(master: Member, quick: Member, slow: Member) -> None:
+    first = _write_and_checkpoint(master, quick, slow, first=1)
+    slow_id, oldest = slow.id, _oldest(master)
+    slow.stop()
+    first = _write_and_checkpoint(master, quick, first=first)
+    first = _write_and_checkpoint(master, quick, first=first)
+    assert _oldest(master) <= oldest + 1, "the log went away before the slow replica had it"
+    slow.start()
+    slow.catch_up(master)
+    ledger.assert_whole(slow, list(range(1, first)))
+    _write_and_checkpoint(master, quick, slow, first=first)
+    eventually("what all have is collected", lambda: _oldest(master) > oldest)
+    slow.stop()
+    kept = _oldest(master)
+    first = _write_and_checkpoint(master, quick, first=first + 10)
+    first = _write_and_checkpoint(master, quick, first=first)
+    assert _oldest(master) == kept
+    master.client.delete(CLUSTER, slow_id)
+    quick.catch_up(master)
+    eventually("what only the removed replica needed is collected", lambda: _oldest(master) > kept)
+
+
+CLUSTER = 320
+
+
+def _write_and_checkpoint(master: Member, *replicas: Member, first: int) -> int:
+    """Ten transactions, a snapshot when the replicas have them; the number of the next transaction."""
+    for number in range(first, first + 10):
+        master.call("interop.transaction", ledger.transaction(number))
+    for replica in replicas:
+        eventually(f"{master} knows that {replica} has all", partial(_is_acked, master, replica))
+    master.snapshot()
+    return first + 10
+
+
+def _is_acked(master: Member, replica: Member) -> bool:
+    return by_id(master.downstream(replica).get("vclock", {})) == master.vclock()
+
+
+def _oldest(member: Member) -> int:
+    """Where its oldest log begins."""
+    return min(int(path.stem) for path in member.files("xlog"))
