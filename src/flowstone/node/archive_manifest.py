@@ -76,7 +76,8 @@ class Manifest(msgspec.Struct):
     replicaset_uuid: str | None = None
     replica_id: int = 0
     """Its number in `_cluster`; 0: anonymous."""
-    has_images: bool = False
+    images_since: Lsns | None = None
+    """Rows behind this position have the tuples that they changed; None: rows are as they came."""
     upstream: Upstream | None = None
     position: Lsns = {}
     settled: Lsns = {}

@@ -20,7 +20,7 @@ from flowstone.node.archive_rows import snapshot_rows
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import FileType, Meta, file_name
-from flowstone.xlog.reader import Slab
+from flowstone.xlog.reader import LogFile, Slab
 from flowstone.xlog.writer import SnapWriter
 
 REPLICASET_KEYS = ("cluster", "replicaset_uuid")
@@ -85,10 +85,20 @@ class IncomingSnapshot:
             self._writer.add_row(RequestType(row.type), row.body, GROUP_LOCAL if row.type == RequestType.RAFT else 0)
 
     def _learn(self, slab: Slab) -> None:
-        if self.replicaset_uuid is not None:
-            return
-        for number in np.flatnonzero(slab.cells[scan.SPACE_ID] == SCHEMA_ID).tolist():
-            at, end = int(slab.cells[scan.TUPLE_AT, number]), int(slab.cells[scan.TUPLE_END, number])
-            pair = unpack(slab.payload[at:end]) if at >= 0 else ()
-            if isinstance(pair, tuple) and len(pair) > 1 and pair[0] in REPLICASET_KEYS:
-                self.replicaset_uuid = UUID(str(pair[1]))
+        if self.replicaset_uuid is None:
+            self.replicaset_uuid = _replicaset_uuid(slab)
+
+
+def replicaset_uuid_of(disk: Disk, path: str) -> UUID | None:
+    """What a snapshot says about whose data it is."""
+    with LogFile.open(disk, path) as log:
+        return next((uuid for slab in log.slabs() if (uuid := _replicaset_uuid(slab)) is not None), None)
+
+
+def _replicaset_uuid(slab: Slab) -> UUID | None:
+    for number in np.flatnonzero(slab.cells[scan.SPACE_ID] == SCHEMA_ID).tolist():
+        at, end = int(slab.cells[scan.TUPLE_AT, number]), int(slab.cells[scan.TUPLE_END, number])
+        pair = unpack(slab.payload[at:end]) if at >= 0 else ()
+        if isinstance(pair, tuple) and len(pair) > 1 and pair[0] in REPLICASET_KEYS:
+            return UUID(str(pair[1]))
+    return None

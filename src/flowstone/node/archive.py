@@ -1,0 +1,517 @@
+"""An archive: a durable receiver of the log of a live server, what `pg_receivewal` is to PostgreSQL.
+
+`Archive` follows one member of a replica set, anonymously unless it is told to register, and keeps what it gets in
+files that a real server recovers from. It decides when to take snapshots, what to do about rows that are gone, and
+which errors are the end; files are `archive_store.py`'s part, the protocol is the applier's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import UUID
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.uri import Uri, parse_uri
+from flowstone.node import archive_events as events
+from flowstone.node.applier import Applier
+from flowstone.node.archive_events import Event
+from flowstone.node.archive_log import WAL_MAX_SIZE
+from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Upstream, missing_rows, rows_text
+from flowstone.node.archive_sink import Intake, LogSink, SnapshotSink, by_worker
+from flowstone.node.archive_snapshot import IncomingSnapshot
+from flowstone.node.archive_store import Store
+from flowstone.outside import Outside, production
+from flowstone.replication.applier import ApplierState, code_of, reaction
+from flowstone.replication.vclock import VClock
+
+SNAPSHOT_INTERVAL: Final = 24 * 3600.0
+"""Seconds between snapshots. Each is a copy of all data, for the upstream to send and the archive to keep."""
+
+SAVE_INTERVAL: Final = 1.0
+"""Seconds after which manifest and index are brought up to the log."""
+
+HOLD_SECONDS: Final = 2.0
+"""How long rows may wait until the upstream says where a snapshot stands; half of what it waits for our ACKs."""
+
+RETRY_SECONDS: Final = 1.0
+
+_FOR_OPERATORS: Final = frozenset(
+    {errors.AccessDenied.code, errors.NoSuchUser.code, errors.CredsMismatch.code, errors.Cfg.code}
+)
+"""Errors that somebody has to put right: the end at the start; later, when it has worked before, they may pass."""
+
+_FOLLOWING: Final = frozenset({ApplierState.SYNC, ApplierState.FOLLOW})
+
+
+class ArchiveRefused(FlowstoneError):
+    """The upstream does not let us follow it, or must not be followed."""
+
+
+class UpstreamLostTail(ArchiveRefused):
+    """The archive has rows that the upstream no longer has: it was set back. `missing` names them."""
+
+    def __init__(self, address: str, theirs: VClock, ours: VClock) -> None:
+        self.missing = missing_rows(theirs, ours)
+        super().__init__(
+            f"{address} has lost rows that are in this archive: {rows_text(self.missing)}"
+            f" (it is at {theirs}, the archive at {ours})",
+            hint="bring the server back from the archive, or begin a new archive in another directory",
+        )
+
+
+class LogsCollected(FlowstoneError):
+    """The upstream no longer has rows that the archive needs next."""
+
+
+class Archive:
+    """The archive in `directory` of the server at `uri`. Made, `run`, and told to `stop`.
+
+    `register` makes it a member of the replica set, for which the upstream keeps its logs; `images` adds to each row
+    the tuples that it changed; `on_event` is told what happens, `archive_events.py` has what.
+    """
+
+    def __init__(
+        self,
+        uri: str | Uri,
+        directory: str | PathLike[str],
+        *,
+        register: bool = False,
+        images: bool = False,
+        snapshot_interval: float = SNAPSHOT_INTERVAL,
+        wal_max_size: int = WAL_MAX_SIZE,
+        replication_timeout: float = 1.0,
+        on_event: Callable[[Event], None] = lambda event: None,
+        outside: Outside | None = None,
+    ) -> None:
+        self._uri = parse_uri(uri) if isinstance(uri, str) else uri
+        self._directory = fspath(directory)
+        self._wants_registration = register
+        self._wants_images = images
+        self._snapshot_interval = snapshot_interval
+        self._wal_max_size = wal_max_size
+        self._replication_timeout = replication_timeout
+        self._on_event = on_event
+        self._outside = outside or production()
+        self._store: Store | None = None
+        self._intake: Intake | None = None
+        self._applier: Applier | None = None
+        self._sink: LogSink | None = None
+        self._fetching: Applier | None = None
+        self._beside: asyncio.Task[None] | None = None
+        self._is_once = False
+        self._has_followed = False
+        self._target: VClock | None = None
+        self._ended: asyncio.Future[FlowstoneError | None] | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+        self._told = ""
+
+    # --- for whoever owns it ---
+
+    @property
+    def position(self) -> VClock:
+        """What is durable here."""
+        return self._intake.vclock if self._intake is not None else VClock()
+
+    @property
+    def settled(self) -> VClock:
+        """What of that can no longer be withdrawn."""
+        return self._store.settled if self._store is not None else VClock()
+
+    @property
+    def state(self) -> ApplierState:
+        """That of the connection to the upstream."""
+        return self._applier.state if self._applier is not None else ApplierState.OFF
+
+    async def run(self, *, once: bool = False) -> None:
+        """Follows until `stop`, or, with `once`, until it has what the upstream had when it was asked first.
+
+        A server that cannot be reached is waited for, unless `once`. Raises what somebody has to put right.
+        """
+        self._is_once = once
+        await self._open()
+        self._work = asyncio.get_running_loop().create_task(self._run())
+        try:
+            await self._work
+        except asyncio.CancelledError:
+            self._work.cancel()
+            if not self._is_stopping:
+                await self._close(is_sound=True)
+                raise
+        except BaseException:
+            await self._close(is_sound=self._store is not None and self._is_sound())
+            raise
+        await self._close(is_sound=True)
+
+    def stop(self) -> None:
+        """Ends `run` in good order: what has come is written first."""
+        self._is_stopping = True
+        if self._work is not None:
+            self._work.cancel()
+
+    async def __aenter__(self) -> Self:
+        """Runs beside the block; errors come from `__aexit__`."""
+        self._beside = asyncio.get_running_loop().create_task(self.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._beside is not None:
+            await self._beside
+
+    # --- life ---
+
+    async def _open(self) -> None:
+        outside = self._outside
+        new_uuid = outside.random.uuid()
+
+        def open_store() -> Store:
+            return Store.open(
+                outside.disk, self._directory, new_uuid, outside.clock.wall, wal_max_size=self._wal_max_size
+            )
+
+        self._store = await by_worker(outside, open_store)
+        self._intake = Intake(outside, self._store)
+        self._intake.on_written.append(self._note_written)
+        self._tell(events.Opened(self._directory, self._store.vclock.to_mapping(), self._store.settled.to_mapping()))
+
+    async def _run(self) -> None:
+        store, intake = self._open_store()
+        is_anonymous = not self._wants_registration and not store.manifest.replica_id
+        self._sink = LogSink(intake, is_anonymous=is_anonymous, on_registered=self._note_registration)
+        self._sink.on_joined = self._note_joined
+        self._applier = Applier(
+            self._outside,
+            self._uri,
+            self._sink,
+            replication_timeout=self._replication_timeout,
+            on_state=self._state_changed,
+        )
+        try:
+            if store.log is None and is_anonymous:
+                await self._begin_from_snapshot(FIRST, "")
+            self._start(self._keep_saving())
+            if self._snapshot_interval > 0:
+                self._start(self._keep_taking_snapshots())
+            await self._follow()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await self._applier.stop()
+            await self._sink.abandon()
+
+    async def _follow(self) -> None:
+        """Until the target is reached, or an error is the end; over gaps it goes on."""
+        assert self._applier is not None
+        _, intake = self._open_store()
+        while True:
+            self._ended = asyncio.get_running_loop().create_future()
+            self._applier.start()
+            try:
+                error = await self._ended
+            finally:
+                await self._applier.stop()
+            if error is None:
+                return
+            if intake.failure is not None:
+                raise intake.failure
+            if self._is_registration_known(error):
+                continue
+            if not _is_gap(error):
+                raise self._explained(error) from error
+            await intake.drain()
+            await self._begin_from_snapshot(GAP, error.message)
+
+    async def _close(self, *, is_sound: bool) -> None:
+        store, intake = self._store, self._intake
+        if store is None or intake is None:
+            return
+        self._store = None
+        if not is_sound:
+            await by_worker(self._outside, store.abandon)
+            return
+        try:
+            await intake.drain()
+        finally:
+            position, settled = store.vclock, store.settled
+            rows = store.log.row_count if store.log is not None else 0
+            await intake.alone(store.close)
+        self._tell(events.Stopped(position.to_mapping(), settled.to_mapping(), rows))
+
+    def _is_sound(self) -> bool:
+        return self._intake is not None and self._intake.failure is None
+
+    def _open_store(self) -> tuple[Store, Intake]:
+        assert self._store is not None
+        assert self._intake is not None
+        return self._store, self._intake
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+    def _tell(self, event: Event) -> None:
+        self._on_event(event)
+
+    # --- the connection ---
+
+    def _state_changed(self, applier: Applier) -> None:
+        match applier.state:
+            case ApplierState.CONNECTED:
+                self._check_logs(applier)
+            case ApplierState.SYNC:
+                self._subscribed(applier)
+            case ApplierState.STOPPED:
+                self._end(applier.error or FlowstoneError(f"{self._uri.address} cannot be followed"))
+            case ApplierState.LOADING | ApplierState.DISCONNECTED if applier.error is not None:
+                self._failed(applier.error)
+
+    def _check_logs(self, applier: Applier) -> None:
+        """The ballot says where the oldest log of the upstream begins: 2.6 does not refuse who is behind that."""
+        store, intake = self._open_store()
+        if store.log is None or applier.ballot is None:
+            return
+        oldest = applier.ballot.gc_vclock.without_zero()
+        if not oldest <= intake.submitted:
+            applier.fail(LogsCollected(f"{self._uri.address} has logs from {oldest} on only"))
+
+    def _subscribed(self, applier: Applier) -> None:
+        store, intake = self._open_store()
+        theirs = (applier.remote_vclock_at_subscribe or VClock()).without_zero()
+        if not intake.submitted <= theirs:
+            applier.fail(UpstreamLostTail(self._uri.address, theirs, intake.submitted))
+            return
+        version = ".".join(map(str, applier.version))
+        store.follow(Upstream(str(applier.uuid), self._uri.address, version))
+        self._has_followed = True
+        self._told = ""
+        if self._target is None:
+            self._target = theirs
+        address, uuid, position = self._uri.address, str(applier.uuid), intake.vclock.to_mapping()
+        self._tell(events.Connected(address, uuid, version, position, theirs.to_mapping()))
+        self._check_target()
+
+    def _failed(self, error: FlowstoneError) -> None:
+        """The applier would try again: that is no use where only somebody can help."""
+        is_final = _is_gap(error) or (code_of(error) in _FOR_OPERATORS and not self._has_followed)
+        if is_final or (self._is_once and self.state is ApplierState.DISCONNECTED):
+            self._end(error)
+        elif str(error) != self._told:
+            self._told = str(error)
+            self._tell(events.Disconnected(self._uri.address, str(error)))
+
+    def _end(self, error: FlowstoneError | None) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(error)
+
+    def _note_written(self) -> None:
+        if self._intake is not None and self._intake.failure is not None:
+            self._end(self._intake.failure)
+        self._check_target()
+
+    def _check_target(self) -> None:
+        if not self._is_once or self._target is None or not self._target <= self.position:
+            return
+        self._tell(events.CaughtUp(self.position.to_mapping(), self.settled.to_mapping()))
+        self._is_once = False
+        self._end(None)
+
+    def _is_registration_known(self, error: FlowstoneError) -> bool:
+        """The process ended after the upstream had registered us and before its row came."""
+        if code_of(error) != errors.ReplicaNotAnon.code or self._sink is None or self._sink.replica_id:
+            return False
+        self._sink.register_known()
+        return True
+
+    def _note_registration(self) -> None:
+        store, _ = self._open_store()
+        self._tell(events.Registered(store.manifest.replica_id))
+
+    def _note_joined(self, snapshot: IncomingSnapshot) -> None:
+        self._tell_snapshot(snapshot, FIRST)
+
+    def _tell_snapshot(self, snapshot: IncomingSnapshot, reason: str) -> None:
+        name = snapshot.path.rpartition("/")[2]
+        self._tell(events.Snapshotted(name, snapshot.vclock.to_mapping(), snapshot.row_count, reason))
+
+    def _explained(self, error: FlowstoneError) -> FlowstoneError:
+        """The error as whoever runs an archive can use it."""
+        if isinstance(error, TarantoolError):
+            hint = _HINTS.get(error.code, error.hint)
+            if error.code == errors.ReplicasetUuidMismatch.code and self._store is not None:
+                ours = self._store.manifest.replicaset_uuid
+                what = f"it is of another replica set than this archive, which is of {ours}"
+                return ArchiveRefused(f"cannot archive {self._uri.address}: {what}", hint=hint)
+            return ArchiveRefused(f"cannot archive {self._uri.address}: {error.message}", hint=hint)
+        return error
+
+    # --- snapshots ---
+
+    async def _begin_from_snapshot(self, reason: str, why: str) -> None:
+        """Takes a snapshot and begins the log there, trying again as long as that can help."""
+        store, intake = self._open_store()
+        while True:
+            sink = SnapshotSink(intake, self._outside.random.uuid(), self._files_uuid)
+            try:
+                await self._fetch(sink, reason)
+                break
+            except FlowstoneError as error:
+                await sink.abandon()
+                await self._wait_before_retry(error)
+        snapshot = sink.snapshot
+        assert snapshot is not None
+        if not store.vclock <= snapshot.vclock:
+            await sink.abandon()
+            raise UpstreamLostTail(self._uri.address, snapshot.vclock, store.vclock)
+        gap = await intake.alone(store.begin_from, snapshot, why)
+        intake.begin_anew()
+        if gap is not None:
+            self._tell(events.GapFound(gap.missing, gap.after, gap.until, why))
+        self._tell_snapshot(snapshot, reason)
+
+    def _files_uuid(self) -> UUID:
+        """A new archive's files are those of the instance that it follows: a server started from them is that one."""
+        assert self._fetching is not None
+        assert self._fetching.uuid is not None
+        return self._fetching.uuid
+
+    async def _fetch(self, sink: SnapshotSink, reason: str) -> None:
+        """Returns when `sink` has a whole snapshot."""
+        store, intake = self._open_store()
+        fetching = self._fetching = Applier(
+            self._outside, self._uri, sink, replication_timeout=self._replication_timeout
+        )
+        holding: asyncio.Task[None] | None = None
+        try:
+            fetching.start(pause_at=(ApplierState.READY,))
+            await fetching.resume_to(ApplierState.READY, is_patient=False)
+            if reason == INTERVAL:
+                # Until it is known where the snapshot stands, no row may pass that place.
+                intake.is_free.clear()
+                holding = asyncio.get_running_loop().create_task(self._let_go())
+                await intake.drain()
+            await fetching.resume_to(ApplierState.FETCHED_SNAPSHOT, is_patient=False)
+        finally:
+            intake.is_free.set()
+            if holding is not None:
+                holding.cancel()
+            await fetching.stop()
+            self._fetching = None
+        found = sink.snapshot.replicaset_uuid if sink.snapshot is not None else None
+        known = store.manifest.replicaset_uuid
+        if known is not None and str(found) != known:
+            raise errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {known}, got {found}")
+
+    async def _let_go(self) -> None:
+        await self._outside.clock.sleep(HOLD_SECONDS * self._replication_timeout)
+        assert self._intake is not None
+        self._intake.is_free.set()
+
+    async def _wait_before_retry(self, error: FlowstoneError) -> None:
+        after = reaction(error, is_2_6=False)
+        is_away = after is ApplierState.DISCONNECTED
+        is_worth_it = is_away or (after is ApplierState.LOADING and code_of(error) not in _FOR_OPERATORS)
+        if not is_worth_it or (is_away and self._is_once):
+            raise self._explained(error) from error
+        if str(error) != self._told:
+            self._told = str(error)
+            self._tell(events.Disconnected(self._uri.address, str(error)))
+        await self._outside.clock.sleep(RETRY_SECONDS * self._replication_timeout)
+
+    async def _keep_taking_snapshots(self) -> None:
+        clock = self._outside.clock
+        retry_at = 0.0
+        while True:
+            assert self._store is not None
+            due = max(self._store.newest_snapshot_at + self._snapshot_interval, retry_at)
+            if self.state not in _FOLLOWING or due > clock.wall():
+                await clock.sleep(min(max(due - clock.wall(), SAVE_INTERVAL), self._snapshot_interval))
+                continue
+            try:
+                await self._take_snapshot()
+            except FlowstoneError as error:
+                self._tell(events.SnapshotFailed(str(self._explained(error))))
+                retry_at = clock.wall() + self._snapshot_interval
+
+    async def _take_snapshot(self) -> None:
+        """One more, while the log goes on; it counts from the moment when the log has come to where it stands."""
+        store, intake = self._open_store()
+
+        async def cut(vclock: VClock) -> None:
+            await intake.alone(store.cut, vclock)
+            intake.is_free.set()
+
+        sink = SnapshotSink(intake, self._outside.random.uuid(), self._files_uuid, cut)
+        try:
+            await self._fetch(sink, INTERVAL)
+            assert store.log is not None
+            while store.log.cut_at is not None:
+                intake.has_moved.clear()
+                await intake.has_moved.wait()
+            snapshot, sink.snapshot = sink.snapshot, None
+            assert snapshot is not None
+            if await intake.alone(store.publish, snapshot) is None:
+                raise FlowstoneError("the log had passed the place where the snapshot stands")
+            self._tell_snapshot(snapshot, INTERVAL)
+        finally:
+            if store.log is not None and store.log.cut_at is not None:
+                store.log.cut_at = None
+            await sink.abandon()
+
+    # --- beside it ---
+
+    async def _keep_saving(self) -> None:
+        """Brings manifest and index up to the log, and tells how it goes."""
+        store, intake = self._open_store()
+        clock = self._outside.clock
+        saved = None
+        at, rows = clock.monotonic(), 0
+        while True:
+            await clock.sleep(SAVE_INTERVAL)
+            now = store.vclock, store.settled, store.manifest.upstream, store.manifest.replica_id
+            if now != saved:
+                try:
+                    await intake.alone(store.save)
+                except (FlowstoneError, OSError) as error:
+                    self._end(error if isinstance(error, FlowstoneError) else FlowstoneError(str(error)))
+                    return
+                saved = now
+            total = store.log.row_count if store.log is not None else 0
+            before, at = at, clock.monotonic()
+            rate = (total - rows) / max(at - before, 1e-9)
+            rows = total
+            lag = self._applier.lag if self._applier is not None and self.state in _FOLLOWING else None
+            lag = None if lag is not None and lag > 1e9 else lag
+            position, settled = store.vclock.to_mapping(), store.settled.to_mapping()
+            self._tell(events.Progress(position, settled, total, rate, lag, self.state.value))
+
+
+_LOGIN: Final = "check the user and the password in the URI"
+_HINTS: Final = {
+    errors.AccessDenied.code: "let the user replicate: box.schema.user.grant('NAME', 'replication')",
+    errors.NoSuchUser.code: _LOGIN,
+    errors.CredsMismatch.code: _LOGIN,
+    errors.ReplicasetUuidMismatch.code: "name a server of that replica set, or another directory",
+    errors.UnknownReplica.code: "it was expelled from the replica set: begin a new archive in another directory",
+    errors.TooEarlySubscribe.code: "it was expelled from the replica set: begin a new archive in another directory",
+    errors.ReplicaMax.code: "archive without registering, or remove a member from _cluster",
+    errors.Readonly.code: "register at a server that may be written to, or archive without registering",
+}
+
+
+def _is_gap(error: FlowstoneError) -> bool:
+    """Whether the upstream has collected rows that we need next. A server of 2.6 has no number for that."""
+    if isinstance(error, LogsCollected) or code_of(error) == errors.XlogGap.code:
+        return True
+    return isinstance(error, TarantoolError) and "Missing .xlog file" in error.message

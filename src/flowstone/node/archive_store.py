@@ -1,0 +1,247 @@
+"""The directory of an archive: its manifest, its snapshots and the log that goes on, under one lock.
+
+Everything here waits for the disk: one worker at a time calls it. A start reads what a real server would recover from
+(the newest snapshot and the logs behind it), and what the manifest lacks of that is put right.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from flowstone.node import archive_manifest
+from flowstone.node.archive_log import WAL_MAX_SIZE, ArchiveLog, logs_behind, start_verdicts
+from flowstone.node.archive_manifest import (
+    FIRST,
+    GAP,
+    INTERVAL,
+    Gap,
+    Manifest,
+    NotAnArchive,
+    Snapshot,
+    Upstream,
+    missing_rows,
+)
+from flowstone.node.archive_rows import log_rows
+from flowstone.node.archive_snapshot import IncomingSnapshot, replicaset_uuid_of
+from flowstone.outside.disk import AlreadyLocked, Disk, Lock
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import ListedFile, scan_directory
+from flowstone.xlog.reader import Slab
+
+RowFilter = Callable[[bytes], bytes]
+"""What adds to rows on their way to the file."""
+
+
+class Store:
+    """An archive on disk. `log` is None until there is a snapshot to begin from."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        lock: Lock,
+        manifest: Manifest,
+        wall: Callable[[], float],
+        *,
+        wal_max_size: int = WAL_MAX_SIZE,
+    ) -> None:
+        self._disk = disk
+        self._lock = lock
+        self._wall = wall
+        self._wal_max_size = wal_max_size
+        self.directory = directory
+        self.manifest = manifest
+        self.log: ArchiveLog | None = None
+        self.on_rows: RowFilter | None = None
+
+    @classmethod
+    def open(
+        cls, disk: Disk, directory: str, new_uuid: UUID, wall: Callable[[], float], *, wal_max_size: int = WAL_MAX_SIZE
+    ) -> Store:
+        """The archive in `directory`, which is made if need be; `new_uuid` is for a new one."""
+        disk.make_directory(directory)
+        try:
+            lock = disk.lock(directory)
+        except AlreadyLocked as error:
+            message = f"cannot archive into {directory}: another archive, or a server, is running in it"
+            raise AlreadyLocked(message, hint="stop it first, or name another directory") from error
+        try:
+            manifest = archive_manifest.load(disk, directory)
+            found = scan_directory(disk, directory)
+            if manifest is None and (found.snapshots or found.logs):
+                raise NotAnArchive(
+                    f"{directory} has log files and no {archive_manifest.NAME}: it is no archive",
+                    hint="name an empty directory",
+                )
+            store = cls(disk, directory, lock, manifest or Manifest(str(new_uuid)), wall, wal_max_size=wal_max_size)
+            if manifest is None:
+                store.save()
+            for leftover in found.leftovers:
+                disk.unlink(leftover)
+            if found.snapshots:
+                store._resume(found.snapshots[-1])
+        except BaseException:
+            lock.release()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Ends the log with its marker and lets others in."""
+        try:
+            if self.log is not None:
+                self.log.close()
+            self.save()
+        finally:
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """Lets others in, and leaves everything as it is: after an error nothing is known for certain."""
+        self._lock.release()
+
+    # --- what there is ---
+
+    @property
+    def vclock(self) -> VClock:
+        """What is durable."""
+        return self.log.vclock if self.log is not None else VClock()
+
+    @property
+    def settled(self) -> VClock:
+        return self.log.verdicts.settled if self.log is not None else VClock()
+
+    @property
+    def newest_snapshot_at(self) -> float:
+        return max((snapshot.at for snapshot in self.manifest.snapshots), default=0.0)
+
+    def save(self) -> None:
+        """Brings index and manifest up to the log."""
+        manifest = self.manifest
+        if self.log is not None:
+            self.log.flush()
+            manifest.pending_transactions = self.log.verdicts.pending_transactions
+        manifest.position, manifest.settled = self.vclock.to_mapping(), self.settled.to_mapping()
+        manifest.at = self._wall()
+        archive_manifest.save(self._disk, self.directory, manifest)
+
+    def follow(self, upstream: Upstream) -> bool:
+        """Whom rows come from now; whether that is another, or of another version, than before."""
+        if self.log is not None:
+            self.log.version = upstream.version
+        is_new = self.manifest.upstream != upstream
+        self.manifest.upstream = upstream
+        return is_new
+
+    # --- rows ---
+
+    def write(self, slabs: Sequence[Slab]) -> None:
+        """Rows of whole transactions, none of them known; durable on return."""
+        assert self.log is not None
+        rows = b"".join([log_rows(slab, 0, len(slab)) for slab in slabs])
+        self.log.write(self.on_rows(rows) if self.on_rows is not None else rows)
+
+    def cut(self, vclock: VClock) -> None:
+        """A snapshot of `vclock` is on its way: a file of the log is to begin there."""
+        assert self.log is not None
+        self.log.cut(vclock)
+
+    # --- snapshots ---
+
+    def receive_snapshot(self, vclock: VClock, version: str, instance_uuid: str) -> IncomingSnapshot:
+        """Begins a snapshot; `instance_uuid` is that of a new archive's files."""
+        if self.manifest.instance_uuid is None:
+            self.manifest.instance_uuid = instance_uuid
+        return IncomingSnapshot(
+            self._disk,
+            self.directory,
+            instance_uuid=self.manifest.instance_uuid,
+            vclock=vclock,
+            version=version,
+            timestamp=self._wall(),
+        )
+
+    def begin_from(self, snapshot: IncomingSnapshot, why: str) -> Gap | None:
+        """The log begins, or begins anew, at `snapshot`, which is complete; the gap before it, and `why` it is there.
+
+        The snapshot gets its name before the manifest says so; a start that finds it takes it as the beginning, too.
+        """
+        if self.log is not None:
+            self.log.close()
+        before, self.log = self.log, None
+        path = snapshot.finish()
+        if snapshot.replicaset_uuid is not None:
+            self.manifest.replicaset_uuid = str(snapshot.replicaset_uuid)
+        gap = self._note_gap(before.vclock, snapshot.vclock, why) if before is not None else None
+        self._add_snapshot(path, snapshot.vclock, FIRST if before is None else GAP)
+        self._start_log(
+            next(each for each in scan_directory(self._disk, self.directory).snapshots if each.path == path)
+        )
+        self.save()
+        return gap
+
+    def publish(self, snapshot: IncomingSnapshot) -> Snapshot | None:
+        """Gives a snapshot by interval its name, if the log has been cut where it stands; None: of no use."""
+        assert self.log is not None
+        if not self.log.was_cut:
+            snapshot.abandon()
+            return None
+        path = snapshot.finish()
+        added = self._add_snapshot(path, snapshot.vclock, INTERVAL)
+        self.save()
+        return added
+
+    def _add_snapshot(self, path: str, vclock: VClock, reason: str) -> Snapshot:
+        name = posixpath.basename(path)
+        added = Snapshot(name, vclock.to_mapping(), self._wall(), reason)
+        self.manifest.snapshots = [*(each for each in self.manifest.snapshots if each.file != name), added]
+        return added
+
+    def _note_gap(self, after: VClock, until: VClock, why: str) -> Gap:
+        gap = Gap(after.to_mapping(), until.to_mapping(), missing_rows(after, until), self._wall(), why)
+        self.manifest.gaps = [*self.manifest.gaps, gap]
+        return gap
+
+    # --- starting ---
+
+    def _start_log(self, snapshot: ListedFile) -> None:
+        meta = snapshot.meta
+        self.log = ArchiveLog(
+            self._disk,
+            self.directory,
+            instance_uuid=meta.instance_uuid,
+            vclock=VClock(meta.vclock),
+            verdicts=start_verdicts(self._disk, snapshot),
+            version=meta.version,
+            wal_max_size=self._wal_max_size,
+        )
+
+    def _resume(self, snapshot: ListedFile) -> None:
+        """Goes on behind the newest snapshot and its logs, as a server would that is started here."""
+        start = VClock(snapshot.meta.vclock)
+        self._start_log(snapshot)
+        assert self.log is not None
+        logs = logs_behind(scan_directory(self._disk, self.directory), start)
+        self.log.resume(logs)
+        manifest = self.manifest
+        manifest.instance_uuid = snapshot.meta.instance_uuid
+        if manifest.replicaset_uuid is None and (found := replicaset_uuid_of(self._disk, snapshot.path)) is not None:
+            manifest.replicaset_uuid = str(found)
+        if posixpath.basename(snapshot.path) not in {each.file for each in manifest.snapshots}:
+            self._adopt(snapshot, start, logs)
+        if self.manifest.upstream is not None:
+            self.log.version = self.manifest.upstream.version
+
+    def _adopt(self, snapshot: ListedFile, start: VClock, logs: Sequence[ListedFile]) -> None:
+        """A snapshot that the manifest does not know: the process ended between the two.
+
+        Where the log was only cut for it, the file that begins there names the one before.
+        """
+        if not self.manifest.snapshots:
+            reason = FIRST
+        elif logs and VClock(logs[0].meta.vclock) == start and logs[0].meta.prev_vclock is not None:
+            reason = INTERVAL
+        else:
+            reason = GAP
+            self._note_gap(VClock(self.manifest.position), start, "the upstream no longer had these rows")
+        self._add_snapshot(snapshot.path, start, reason)
