@@ -116,6 +116,29 @@ async def test_a_node_waits_for_a_full_disk_and_goes_on(sim: Simulation) -> None
     writer.check(await rows(await sim.client("a")))
 
 
+@pytest.mark.parametrize("mode", ["write", "fsync"])
+@simulated(seeds=range(5))
+async def test_a_disk_that_fails_now_and_then_loses_nothing_acknowledged(sim: Simulation, mode: str) -> None:
+    await sim.start("a", wal_mode=mode, **SMALL_LOGS)
+    await make_space(sim, "a")
+    writers = [Writer(sim, number) for number in range(3)]
+    storage = sim.storage("a")
+    for _ in range(2):
+        writing = asyncio.gather(*(writer.run("a", 150, timeout=5) for writer in writers))
+        for _ in range(5):
+            await sim.sleep(sim.random.uniform(0, 0.1))
+            calls = ["append", "sync", "create", "rename", "sync_directory", "unlink", "truncate"]
+            storage.broken = set(sim.random.sample(calls, 2))
+            await sim.sleep(sim.random.uniform(0, 0.02))
+            storage.broken = set()
+        await writing
+        sim.crash("a", Loss.NOTHING if mode == "write" else sim.random.choice(list(Loss)))
+        await sim.restart("a")
+        found = await rows(await sim.client("a"))
+        for writer in writers:
+            writer.check(found)
+
+
 # --- the same seed is the same run ---
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
-from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.errors import TarantoolError, WalIo
 from flowstone.iproto.msgpack import pack
 from flowstone.node.connection import Connection
 from tests import served_node
@@ -79,6 +79,8 @@ class Writer:
         self.unanswered.setdefault(key, []).append(row)
         try:
             await replace(client, row, timeout=timeout)
+        except WalIo:
+            return True  # a loss of power can bring back what could not be cut off durably
         except TarantoolError:
             self.unanswered[key].remove(row)
             return True
