@@ -60,6 +60,9 @@ class Transaction:
     """Statements whose effect is there at once; `rollback` takes all of it back, the newest first."""
 
     is_interactive = False
+    keeps_spaces = False
+    """Whether a row of a definition keeps the spaces there were, for views opened while it is in flight, although the
+    box is recovering: then nobody opens any, and it would cost a log of many definitions dear."""
 
     def __init__(self, box: Box, user: int = ADMIN) -> None:
         self.box = box
@@ -134,7 +137,7 @@ class Transaction:
         self._undo.append((index, key, index.set(key, value)))
 
     def _alter(self, space: Space, old: bytes | None, new: bytes | None, mark: int) -> None:
-        before = {} if self.box.is_recovering else dict(self.box.spaces)
+        before = {} if self.box.is_recovering and not self.keeps_spaces else dict(self.box.spaces)
         try:
             undo = on_change(self, space, old, new)
         except BaseException:

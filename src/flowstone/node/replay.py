@@ -306,7 +306,7 @@ class Replay:
                 self.synchro.follow(transaction.rows[0])
             else:
                 for number in range(first, first + len(transaction.rows)):
-                    self._execute(effect, slab, number)
+                    execute(self._box, effect, slab, number)
         except FlowstoneError as error:
             effect.rollback()
             what = f"the transaction of LSN {transaction.lsn} of replica {transaction.replica_id}"
@@ -318,31 +318,6 @@ class Replay:
             self._decide(slab, Applied(transaction, effect, effect.is_sync))
         for row in transaction.rows:
             self._follow(row)
-
-    def _execute(self, effect: Transaction, slab: Slab, number: int) -> None:
-        cells, payload = slab.cells[:, number].tolist(), slab.payload
-        kind = cells[scan.TYPE]
-        if kind == _NOP:
-            return
-        space = self._box.space(cells[scan.SPACE_ID])
-        tuple_ = payload[cells[scan.TUPLE_AT] : cells[scan.TUPLE_END]]
-        key = payload[cells[scan.KEY_AT] : cells[scan.KEY_END]]
-        index_id, index_base = max(cells[scan.INDEX_ID], 0), max(cells[scan.INDEX_BASE], 0)
-        match kind:
-            case RequestType.INSERT:
-                statements.insert(effect, space, tuple_)
-            case RequestType.REPLACE:
-                statements.replace(effect, space, tuple_)
-            case RequestType.DELETE:
-                statements.delete(effect, space, index_id, key)
-            case RequestType.UPDATE:
-                statements.update(effect, space, index_id, key, tuple_, index_base)
-            case RequestType.UPSERT:
-                operations = payload[cells[scan.OPS_AT] : cells[scan.OPS_END]]
-                statements.upsert(effect, space, tuple_, operations, index_base)
-            case _:
-                what = f"a row of type {type_name(kind)}, which no log has"
-                raise DamagedFile(slab.path, _offset(slab, number), what)
 
     def _decide(self, slab: Slab, applied: Applied) -> None:
         """Asks the tracker; what it withdraws is undone, the newest first."""
@@ -372,6 +347,33 @@ class Replay:
         if not self._force:
             raise RecoveryError(path, what, error) from error
         self._report(f"{path}: {what} left out: {error}")
+
+
+def execute(box: Box, effect: Transaction, slab: Slab, number: int) -> None:
+    """Does what row `number` says, a row of data."""
+    cells, payload = slab.cells[:, number].tolist(), slab.payload
+    kind = cells[scan.TYPE]
+    if kind == _NOP:
+        return
+    space = box.space(cells[scan.SPACE_ID])
+    tuple_ = payload[cells[scan.TUPLE_AT] : cells[scan.TUPLE_END]]
+    key = payload[cells[scan.KEY_AT] : cells[scan.KEY_END]]
+    index_id, index_base = max(cells[scan.INDEX_ID], 0), max(cells[scan.INDEX_BASE], 0)
+    match kind:
+        case RequestType.INSERT:
+            statements.insert(effect, space, tuple_)
+        case RequestType.REPLACE:
+            statements.replace(effect, space, tuple_)
+        case RequestType.DELETE:
+            statements.delete(effect, space, index_id, key)
+        case RequestType.UPDATE:
+            statements.update(effect, space, index_id, key, tuple_, index_base)
+        case RequestType.UPSERT:
+            operations = payload[cells[scan.OPS_AT] : cells[scan.OPS_END]]
+            statements.upsert(effect, space, tuple_, operations, index_base)
+        case _:
+            what = f"a row of type {type_name(kind)}, which no log has"
+            raise DamagedFile(slab.path, _offset(slab, number), what)
 
 
 def _is_plain(space: Space) -> bool:

@@ -1,0 +1,581 @@
+"""Live application: rows of a peer take effect in the box of a running node and go into its log, numbered as they are.
+
+Whole transactions, in the order in which they come, those left out that the log has already. All of it happens in one
+step of the loop, from looking at the log's position to submitting, so two peers that bring the same rows need no latch:
+one of them is later. Runs of plain rows go through `box/bulk.py`, everything else through the statements; what a slab
+brings is one submission. Synchronous transactions wait for their verdict as in `replay.py`. A write that fails takes
+back everything in flight, and every applier is told (`on_failure`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowstone.box import bulk
+from flowstone.box.box import Box
+from flowstone.box.bulk import BulkWrite, Lane
+from flowstone.box.dialect import Dialect
+from flowstone.box.index import Index
+from flowstone.box.keys import Key
+from flowstone.box.read_view import ReadView
+from flowstone.box.transaction import Statement, Transaction
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors, scan
+from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType
+from flowstone.iproto.row import Row, encode_header
+from flowstone.iproto.scan import Cells
+from flowstone.node.commits import Commits, wal_error
+from flowstone.node.journal import Journal
+from flowstone.node.replay import BULK_MIN, Applied, Synchro, execute
+from flowstone.outside import Clock
+from flowstone.replication.row_stream import journal_rows
+from flowstone.replication.settled import SettledTracker
+from flowstone.replication.synchro import Confirm, ControlBody, Rollback, decode_control
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.reader import Slab
+from flowstone.xlog.transactions import CONTROL_TYPES, make_transaction
+from flowstone.xlog.transactions import Transaction as LogTransaction
+
+LOG = logging.getLogger("flowstone.node")
+
+_CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
+_INSERT, _REPLACE = RequestType.INSERT.value, RequestType.REPLACE.value
+_DELETE, _NOP = RequestType.DELETE.value, RequestType.NOP.value
+_COMMIT, _WAIT_SYNC, _WAIT_ACK = Flag.COMMIT.value, Flag.WAIT_SYNC.value, Flag.WAIT_ACK.value
+_WAIT: Final = _WAIT_SYNC | _WAIT_ACK
+_TYPE_SHIFT: Final = 33
+"""A type and a space id, which may be -1, make one number."""
+
+
+class Replicated(Transaction):
+    """A transaction of another instance, while others may look at the box."""
+
+    keeps_spaces = True
+
+
+class _Together:
+    """What several transactions did, to be taken back as one."""
+
+    __slots__ = ("_effects",)
+
+    def __init__(self, effects: Sequence[BulkWrite | Transaction]) -> None:
+        self._effects = effects
+
+    def rollback(self) -> None:
+        for effect in reversed(self._effects):
+            effect.rollback()
+
+    def hide_from(self, view: ReadView) -> None:
+        for effect in reversed(self._effects):
+            effect.hide_from(view)
+
+
+class _Batch:
+    """Applied rows of a slab, one behind the other, that are not yet submitted."""
+
+    def __init__(self, slab: Slab, at: int) -> None:
+        self.slab = slab
+        self.first = self.stop = at
+        self.effects: list[BulkWrite | Transaction] = []
+        self.statements: list[Statement] = []
+        self._changed: list[tuple[int, int, bytes]] = []
+
+    def add(self, stop: int, effect: BulkWrite | Transaction, rows: bytes | None = None) -> None:
+        """Rows up to `stop` had `effect`. `rows`: what goes into the log instead of them."""
+        if rows is not None:
+            self._changed.append((self.stop, stop, rows))
+        self.stop = stop
+        self.effects.append(effect)
+        if isinstance(effect, Transaction):
+            self.statements += effect.statements
+
+    def rows(self, now: float) -> bytes:
+        """What goes into the log."""
+        if not self._changed:
+            return journal_rows(self.slab, self.first, self.stop, now)
+        parts, at = [], self.first
+        for first, stop, rows in self._changed:
+            parts += [journal_rows(self.slab, at, first, now), rows]
+            at = stop
+        return b"".join([*parts, journal_rows(self.slab, at, self.stop, now)])
+
+    def lsns(self) -> dict[int, int]:
+        return _newest(self.slab.cells[:, self.first : self.stop])
+
+    def go_on(self, at: int) -> None:
+        """Forgets what was applied; the next rows begin at `at`."""
+        self.first = self.stop = at
+        self.effects, self.statements, self._changed = [], [], []
+
+
+class Applying:
+    """Slabs of peers in; their rows end in box and log. `in_flight_bytes` of them are not written yet."""
+
+    def __init__(
+        self,
+        box: Box,
+        journal: Journal,
+        commits: Commits,
+        synchro: Synchro,
+        clock: Clock,
+        *,
+        skip_conflict: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._box = box
+        self._journal = journal
+        self._commits = commits
+        self._synchro = synchro
+        self._clock = clock
+        self._skip_conflict = skip_conflict
+        self._tracker: SettledTracker[Applied] = SettledTracker()
+        self._pending: tuple[Applied, ...] | None = None
+        self._awaits_verdict = False
+        self._held: deque[Slab] = deque()
+        self.in_flight_bytes = 0
+        self.on_failure: list[Callable[[FlowstoneError], None]] = []
+        """Told why rows that were applied have been taken back, or could not be applied later."""
+        self.on_limbo: list[Callable[[], None]] = []
+        """Told when `Synchro.pending` has changed."""
+
+    def apply(self, slab: Slab) -> None:
+        """Applies what is new in `slab`, and starts its write.
+
+        Raises what is wrong with a transaction; those before it are applied, it and those behind it are not.
+        """
+        if self._awaits_verdict:
+            self._held.append(slab)
+            return
+        news = self._news(slab)
+        if news is None:
+            return
+        self._take_over_limbo()
+        self._box.is_recovering = True  # they were checked, and allowed, where they come from
+        try:
+            self._apply(news)
+        finally:
+            self._box.is_recovering = False
+            self._journal.flush()
+            self._show_limbo()
+
+    # --- what is new ---
+
+    def _news(self, slab: Slab) -> Slab | None:
+        """The slab without the rows that the log has."""
+        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+        if not len(slab):
+            return None
+        keep: NDArray[np.bool_] | None = None
+        for number in _unique(replica_ids):
+            if not 0 < number < VCLOCK_MAX:
+                raise errors.UnknownReplica(f"Replica {number} is not registered with this replica set")
+            known = self._journal.next_lsn(number) - 1
+            mine = np.flatnonzero(replica_ids == number)
+            steps = np.diff(lsns[mine], prepend=known)
+            if (steps > 0).all():
+                continue
+            if keep is None:
+                keep = np.ones(len(slab), np.bool_)
+            highest = np.maximum.accumulate(np.concatenate(([known], lsns[mine])))
+            keep[mine] = lsns[mine] > highest[:-1]
+        if keep is None:
+            return slab
+        return replace(slab, cells=np.ascontiguousarray(slab.cells[:, keep])) if keep.any() else None
+
+    def _apply(self, slab: Slab) -> None:
+        batch = _Batch(slab, 0)
+        try:
+            for first, stop, is_plain in self._stretches(slab):
+                if is_plain and self._in_bulk(batch, first, stop):
+                    continue
+                if self._each(batch, first, stop):
+                    return
+        finally:
+            self._submit(batch)
+
+    def _stretches(self, slab: Slab) -> Iterator[tuple[int, int, bool]]:
+        """Parts of the slab, of whole transactions; some of plain rows only."""
+        count = len(slab)
+        if count < BULK_MIN or not self._may_be_plain(slab):
+            yield 0, count, False
+            return
+        is_plain = self._plain_rows(slab)
+        if is_plain.all():
+            yield 0, count, True
+            return
+        ends = np.flatnonzero(slab.cells[scan.FLAGS] & _COMMIT) + 1
+        starts = np.concatenate(([0], ends[:-1]))
+        plain_transactions = np.logical_and.reduceat(is_plain, starts)
+        edges = np.flatnonzero(np.diff(plain_transactions)) + 1
+        cuts = [0, *starts[edges].tolist(), count]
+        for first, stop in pairwise(cuts):
+            yield first, stop, bool(plain_transactions[np.searchsorted(starts, first)]) and stop - first >= BULK_MIN
+
+    def _may_be_plain(self, slab: Slab) -> bool:
+        if self._commits.has_listeners or not self._tracker.is_quiet:
+            return False
+        return all(self._is_of_this_term(number) for number in _unique(slab.cells[scan.REPLICA_ID]))
+
+    def _plain_rows(self, slab: Slab) -> NDArray[np.bool_]:
+        """Which rows mean nothing beyond one entry of one index, or nothing at all."""
+        cells = slab.cells
+        codes = _codes(cells)
+        plain = [code for code in _unique(codes) if self._is_plain(code)]
+        found: NDArray[np.bool_] = np.isin(codes, plain) & (cells[scan.FLAGS] & _WAIT == 0)
+        found &= cells[scan.INDEX_ID] == 0
+        return found
+
+    def _is_plain(self, code: int) -> bool:
+        kind, space_id = code >> _TYPE_SHIFT, (code & ((1 << _TYPE_SHIFT) - 1)) - 1
+        if kind == _NOP:
+            return True
+        return kind in (_INSERT, _REPLACE, _DELETE) and self._lane(space_id) is not None
+
+    def _lane(self, space_id: int) -> Lane | None:
+        space = self._box.spaces.get(space_id)
+        lane = bulk.lane_of(space) if space is not None else None
+        return lane if lane is not None and bulk.takes_writes(lane) else None
+
+    # --- many at once ---
+
+    def _in_bulk(self, batch: _Batch, first: int, stop: int) -> bool:
+        """Applies plain rows; False, with nothing done, if they need a closer look."""
+        slab = batch.slab
+        codes = _codes(slab.cells[:, first:stop])
+        written = BulkWrite()
+        if codes[0] >> _TYPE_SHIFT != _NOP and (codes == codes[0]).all():
+            done = self._uniform(slab, first, stop, written)
+        else:
+            done = self._mixed(slab, first, stop, codes, written)
+        if done:
+            batch.add(stop, written)
+        return done
+
+    def _uniform(self, slab: Slab, first: int, stop: int, written: BulkWrite) -> bool:
+        cells = slab.cells
+        kind, lane = int(cells[scan.TYPE, first]), self._lane(int(cells[scan.SPACE_ID, first]))
+        found = _keys(lane, kind, slab, cells[:, first:stop]) if lane is not None else None
+        if lane is None or found is None:
+            return False
+        keys, tuples = found
+        if kind == _DELETE:
+            bulk.delete_many(lane, keys, written)
+            return True
+        put = bulk.insert_many if kind == _INSERT else bulk.replace_many
+        return put(lane, keys, tuples, written)
+
+    def _mixed(self, slab: Slab, first: int, stop: int, codes: Cells, written: BulkWrite) -> bool:
+        """Rows of several kinds or spaces, in their order."""
+        steps: list[_Step | None] = [None] * (stop - first)
+        for code in _unique(codes):
+            kind = code >> _TYPE_SHIFT
+            if kind == _NOP:
+                continue
+            which = np.flatnonzero(codes == code)
+            cells = slab.cells[:, first + which]
+            lane = self._lane(int(cells[scan.SPACE_ID, 0]))
+            found = _keys(lane, kind, slab, cells) if lane is not None else None
+            if lane is None or found is None:
+                return False
+            is_insert, index = kind == _INSERT, lane.primary
+            tuples: Sequence[bytes | None] = found[1] or [None] * len(which)
+            for number, key, raw in zip(which.tolist(), found[0], tuples, strict=True):
+                steps[number] = (is_insert, index, key, raw)
+        return _execute([step for step in steps if step is not None], written)
+
+    # --- one by one ---
+
+    def _each(self, batch: _Batch, first: int, stop: int) -> bool:
+        """Applies transactions one after the other. True: a verdict has to be written first, the rest is held."""
+        slab = batch.slab
+        flags, types = slab.cells[scan.FLAGS, first:stop].tolist(), slab.cells[scan.TYPE, first:stop].tolist()
+        begin = first
+        for number in range(first, stop):
+            if not flags[number - first] & _COMMIT:
+                continue
+            if types[begin - first] in _CONTROL:
+                self._submit(batch)
+                self._submit_control(slab, begin)
+                batch.go_on(number + 1)
+                if self._awaits_verdict:
+                    if number + 1 < len(slab):
+                        self._held.appendleft(replace(slab, cells=slab.cells[:, number + 1 :]))
+                    return True
+            else:
+                self._one(batch, begin, number + 1)
+                if self._commits.has_listeners:
+                    self._submit(batch)
+            begin = number + 1
+        return False
+
+    def _one(self, batch: _Batch, first: int, stop: int) -> None:
+        slab, effect = batch.slab, Replicated(self._box)
+        nops: list[int] = []
+        number = first
+        try:
+            if self._is_void(slab, first, stop):
+                nops = list(range(first, stop))
+            else:
+                for number in range(first, stop):
+                    if not self._execute(effect, slab, number):
+                        nops.append(number)
+            self._enqueue(slab, first, stop, effect, is_void=len(nops) == stop - first)
+        except FlowstoneError as error:
+            effect.rollback()
+            _say_where(error, slab, number)
+            raise
+        rows = None
+        if nops or slab.cells[scan.TSN, first] != slab.cells[scan.LSN, first]:
+            rows = self._changed_rows(slab, first, stop, nops)
+        batch.add(stop, effect, rows)
+
+    def _execute(self, effect: Transaction, slab: Slab, number: int) -> bool:
+        """False: a row that another one is in the way of, which is left out by configuration."""
+        savepoint = effect.savepoint()
+        try:
+            execute(self._box, effect, slab, number)
+        except errors.TupleFound:
+            if not self._skip_conflict():
+                raise
+            effect.rollback_to(savepoint)
+            return False
+        return True
+
+    def _changed_rows(self, slab: Slab, first: int, stop: int, nops: list[int]) -> bytes:
+        """A transaction of which some rows are NOPs now, or whose first rows we had before."""
+        now = self._clock.wall()
+        rows: list[Row] = []
+        for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
+            kind, body = (_NOP, b"") if number in nops else (row.type, row.body)
+            rows.append(Row(kind, row.replica_id, row.group_id, row.lsn, now, row.tsn, row.flags, 0, 0, body))
+        made = make_transaction(rows, rows[-1].flags & _WAIT)
+        return b"".join(encode_header(row) + row.body for row in made.rows)
+
+    # --- the log ---
+
+    def _submit(self, batch: _Batch) -> None:
+        """Queues what the batch has; it is empty afterwards."""
+        effects, statements = batch.effects, tuple(batch.statements)
+        if not effects:
+            return
+        rows, lsns = batch.rows(self._clock.wall()), batch.lsns()
+        batch.go_on(batch.stop)
+        self._log(effects[0] if len(effects) == 1 else _Together(effects), rows, lsns, statements)
+
+    def _log(
+        self,
+        effect: BulkWrite | Transaction | _Together,
+        rows: bytes,
+        lsns: dict[int, int],
+        statements: tuple[Statement, ...] = (),
+        and_then: Callable[[], None] | None = None,
+    ) -> None:
+        size = len(rows)
+
+        def done(error: FlowstoneError | None) -> None:
+            self.in_flight_bytes -= size
+            if error is not None:
+                self._taken_back(error)
+            elif and_then is not None:
+                and_then()
+
+        self.in_flight_bytes += size
+        try:
+            self._commits.submit_replicated(effect, rows, lsns, done, statements)
+        except FlowstoneError:
+            self.in_flight_bytes -= size
+            raise
+
+    def _taken_back(self, error: FlowstoneError) -> None:
+        """The log is again where its last write was. What waits for a verdict is what of it is written."""
+        self._held.clear()
+        self._awaits_verdict = False
+        written = self._journal.written_vclock
+        self._fill_limbo([each for each in self._tracker.pending if each.lsn <= written.get(each.replica_id)])
+        self._show_limbo()
+        self._tell_failure(wal_error(error))
+
+    def _tell_failure(self, error: FlowstoneError) -> None:
+        for tell in self.on_failure:
+            tell(error)
+
+    # --- the limbo ---
+
+    @property
+    def _by_schema(self) -> bool:
+        """Rows of 2.6 do not say that they are synchronous; the space does."""
+        return self._box.dialect is Dialect.V2_6
+
+    def _take_over_limbo(self) -> None:
+        """What waits may have been found by recovery, or settled by others, since we last looked."""
+        if self._synchro.pending is not self._pending:
+            self._fill_limbo(self._synchro.pending)
+            self._pending = self._synchro.pending
+
+    def _fill_limbo(self, pending: Sequence[Applied]) -> None:
+        touches = (lambda applied: applied.touches_synchronous) if self._by_schema else None
+        self._tracker = SettledTracker(is_synchronous=touches)
+        self._tracker.start(VClock(), self._synchro.promote())
+        for applied in pending:
+            self._tracker.push(applied)
+
+    def _show_limbo(self) -> None:
+        if self._tracker.is_quiet and not self._synchro.pending:
+            return
+        pending = tuple(applied for applied in self._tracker.pending if self._waits(applied))
+        if pending != self._synchro.pending:
+            self._synchro.pending = self._pending = pending
+            for tell in self.on_limbo:
+                tell()
+
+    def _waits(self, applied: Applied) -> bool:
+        return applied.rows[0].type not in _CONTROL and (self._by_schema or bool(applied.flags & _WAIT))
+
+    def _enqueue(self, slab: Slab, first: int, stop: int, effect: Transaction, *, is_void: bool) -> None:
+        """A synchronous transaction waits for its verdict, and what comes behind it waits as well."""
+        flags = int(slab.cells[scan.FLAGS, stop - 1])
+        is_synchronous = bool(flags & _WAIT_ACK) or effect.is_sync
+        if is_void or (not is_synchronous and self._tracker.is_quiet):
+            return
+        transaction = LogTransaction(tuple(slab.rows(np.arange(first, stop))))
+        if is_synchronous:
+            self._check_owner(transaction.replica_id)
+        self._tracker.push(Applied(transaction, effect, effect.is_sync))
+
+    def _check_owner(self, replica_id: int) -> None:
+        tracker = self._tracker
+        owner_id = tracker.owner_id
+        if owner_id == replica_id or (self._by_schema and tracker.is_quiet):
+            return
+        if owner_id == 0:
+            raise errors.SyncQueueUnclaimed("The synchronous transaction queue doesn't belong to any instance")
+        if tracker.is_quiet:
+            text = f"The synchronous transaction queue belongs to other instance with id {owner_id}"
+            raise errors.SyncQueueForeign(text)
+        text = f"Found uncommitted sync transactions from other instance with id {owner_id}"
+        raise errors.UncommittedForeignSyncTxns(text)
+
+    def _is_of_this_term(self, replica_id: int) -> bool:
+        """Whether what `replica_id` writes without waiting may stand beside what the queue's owner writes."""
+        synchro = self._synchro
+        if self._by_schema or not synchro.owner_id:
+            return True
+        return synchro.promote_terms.get(replica_id, 0) >= synchro.term
+
+    def _is_void(self, slab: Slab, first: int, stop: int) -> bool:
+        """A synchronous transaction of a former owner, which its successor did not confirm (reference 14.5)."""
+        synchro, cells = self._synchro, slab.cells
+        replica_id = int(cells[scan.REPLICA_ID, stop - 1])
+        if self._by_schema or synchro.promote_terms.get(replica_id, 0) >= synchro.term:
+            return False
+        if int(cells[scan.FLAGS, stop - 1]) & _WAIT_SYNC:
+            return True
+        if synchro.owner_id and not (cells[scan.TYPE, first:stop] == _NOP).all():
+            raise errors.SplitBrain("Split-Brain discovered: got an async transaction from an old term")
+        return False
+
+    def _submit_control(self, slab: Slab, number: int) -> None:
+        """A row about transactions means something once it is written: then they can be let go, or taken back."""
+        (row,) = slab.rows(np.arange(number, number + 1))
+        body = decode_control(row.type, row.body)
+        if self._by_schema and not self._tracker.is_quiet:
+            _check_verdict(body, self._tracker.owner_id)
+        self._awaits_verdict = True
+        rows = journal_rows(slab, number, number + 1, self._clock.wall())
+        self._log(BulkWrite(), rows, {row.replica_id: row.lsn}, and_then=lambda: self._decide(row))
+        self._journal.flush()
+
+    def _decide(self, row: Row) -> None:
+        self._awaits_verdict = False
+        self._synchro.follow(row)
+        decisions = self._tracker.push(Applied(LogTransaction((row,)), self._box.begin(), touches_synchronous=False))
+        for decided, kept in reversed(decisions):
+            if not kept:
+                decided.effect.rollback()
+        self._show_limbo()
+        while self._held and not self._awaits_verdict:
+            try:
+                self.apply(self._held.popleft())
+            except FlowstoneError as error:
+                self._held.clear()
+                self._tell_failure(error)
+
+
+_Step = tuple[bool, Index, Key, bytes | None]
+"""Whether the key must be new, and what is put there."""
+
+
+def _execute(steps: Sequence[_Step], written: BulkWrite) -> bool:
+    """Does the steps in their order; False, with nothing done, if a key that must be new is taken."""
+    place: Index | None = None
+    keys: list[Key] = []
+    olds: list[bytes | None] = []
+    for must_be_new, index, key, raw in steps:
+        if index is not place:
+            if place is not None:
+                written.add(place, keys, olds)
+            place, keys, olds = index, [], []
+        if must_be_new and key in index.map:
+            written.add(index, keys, olds)
+            written.rollback()
+            return False
+        keys.append(key)
+        olds.append(index.set(key, raw))
+    if place is not None:
+        written.add(place, keys, olds)
+    return True
+
+
+def _check_verdict(body: ControlBody, owner_id: int) -> None:
+    if isinstance(body, Confirm | Rollback) and body.owner_id != owner_id:
+        text = f"CONFIRM message arrived for an unknown master id {body.owner_id}, expected {owner_id}"
+        raise errors.SyncMasterMismatch(text)
+
+
+def _keys(lane: Lane, kind: int, slab: Slab, cells: Cells) -> tuple[list[Key], list[bytes]] | None:
+    """The keys of rows of one kind and space, and their tuples; None if one of them needs a closer look."""
+    at_line, end_line = (scan.KEY_AT, scan.KEY_END) if kind == _DELETE else (scan.TUPLE_AT, scan.TUPLE_END)
+    ats, ends = cells[at_line], cells[end_line]
+    if (ats < 0).any():
+        return None
+    if kind == _DELETE:
+        keys = bulk.request_keys(lane, slab.payload, slab.buf, ats, ends)
+        return None if keys is None else (keys, [])
+    keys = bulk.tuple_keys(lane, slab.payload, slab.buf, ats, ends)
+    return None if keys is None else (keys, bulk.slices(slab.payload, ats, ends))
+
+
+def _codes(cells: Cells) -> Cells:
+    """Type and space of each row, as one number."""
+    codes: Cells = (cells[scan.TYPE] << _TYPE_SHIFT) + cells[scan.SPACE_ID] + 1
+    return codes
+
+
+def _unique(numbers: Cells) -> list[int]:
+    """Mostly there is one, and that is quickly seen."""
+    first = numbers[0]
+    if (numbers == first).all():
+        return [int(first)]
+    return [int(number) for number in np.unique(numbers)]
+
+
+def _newest(cells: Cells) -> dict[int, int]:
+    """The last LSN of each originator; they grow."""
+    replica_ids, lsns = cells[scan.REPLICA_ID], cells[scan.LSN]
+    found = _unique(replica_ids)
+    if len(found) == 1:
+        return {found[0]: int(lsns[-1])}
+    return {number: int(lsns[replica_ids == number][-1]) for number in found}
+
+
+def _say_where(error: FlowstoneError, slab: Slab, number: int) -> None:
+    """The message stays that of real appliers; which row it is about is in the hint."""
+    lsn, replica_id = int(slab.cells[scan.LSN, number]), int(slab.cells[scan.REPLICA_ID, number])
+    error.hint = error.hint or f"it is about row {lsn} of replica {replica_id}"

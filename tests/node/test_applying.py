@@ -1,0 +1,475 @@
+"""Live application: what peers send is in the box and in the log, whole, once and in order, or not at all."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from flowstone.box.box import Box
+from flowstone.box.dialect import Dialect
+from flowstone.box.transaction import Statement
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.constants import Flag, RequestType
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.row import Row
+from flowstone.node.applying import Applying
+from flowstone.node.commits import Commits
+from flowstone.node.journal import Journal, WalMode
+from flowstone.node.replay import Synchro
+from flowstone.replication.messages import encode_row_packet
+from flowstone.replication.row_stream import RowStream
+from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.reader import LogFile, Slab
+from flowstone.xlog.transactions import make_transaction
+from tests.box.spaces import box_with, definition, on
+from tests.node.fault_disk import FaultDisk
+
+UUID = "11111111-0000-4000-8000-000000000001"
+PLAIN, OTHER, INDEXED, SYNC, LETTERS = 512, 513, 514, 515, 516
+INSERT, REPLACE, UPDATE, DELETE, UPSERT, NOP = 2, 3, 4, 5, 9, 12
+SYNCHRONOUS = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
+BEHIND = Flag.WAIT_SYNC.value
+
+Change = tuple[int, dict[int, Any] | None]
+
+
+class Replica:
+    """A box, its log on a disk that can fail, and what applies rows to them."""
+
+    def __init__(self, mode: WalMode = WalMode.WRITE, dialect: Dialect = Dialect.V2_6) -> None:
+        self.box: Box = box_with(
+            definition(PLAIN, on("0:unsigned")),
+            definition(OTHER, on("0:unsigned")),
+            definition(INDEXED, on("0:unsigned"), on("1:string", unique=True)),
+            definition(SYNC, on("0:unsigned"), flags={"is_sync": True}),
+            definition(LETTERS, on("0:string")),
+        )
+        self.box.dialect = dialect
+        self.disk = FaultDisk()
+        outside = self.disk.outside()
+        self.journal = Journal(outside, "data", instance_uuid=UUID, vclock=VClock(), replica_id=1, mode=mode)
+        self.commits = Commits(self.box, self.journal, outside.clock)
+        self.synchro = Synchro()
+        self.skips = False
+        self.applying = Applying(
+            self.box, self.journal, self.commits, self.synchro, outside.clock, skip_conflict=lambda: self.skips
+        )
+        self.failures: list[FlowstoneError] = []
+        self.applying.on_failure.append(self.failures.append)
+
+    def content(self, space_id: int = PLAIN) -> dict[Any, Any]:
+        return {row[0]: row[1:] for row in (unpack(raw) for raw in self.box.space(space_id).tuples())}
+
+    def everything(self) -> dict[int, dict[Any, Any]]:
+        return {number: self.content(number) for number in (PLAIN, OTHER, INDEXED, SYNC, LETTERS)}
+
+    def rows(self) -> list[Row]:
+        disk = self.disk.outside().disk
+        found: list[Row] = []
+        for name in disk.list_directory("data"):
+            with LogFile.open(disk, f"data/{name}") as log:
+                for transaction in log.transactions():
+                    found += transaction.rows
+        return found
+
+
+class Master:
+    """Numbers what it is told, as an instance would."""
+
+    def __init__(self, replica_id: int = 2, lsn: int = 0) -> None:
+        self.replica_id = replica_id
+        self.lsn = lsn
+
+    def does(self, *changes: Change, flags: int = 0) -> list[Row]:
+        """One transaction."""
+        rows = []
+        for kind, body in changes:
+            self.lsn += 1
+            encoded = b"" if body is None else pack(body)
+            rows.append(Row(kind, self.replica_id, 0, self.lsn, 1.5e9, body=encoded))
+        return list(make_transaction(rows, flags).rows)
+
+    def says(self, body: Confirm | Rollback | Promote | Demote) -> list[Row]:
+        kinds = {Confirm: 40, Rollback: 41, Promote: 31, Demote: 32}
+        self.lsn += 1
+        row = Row(kinds[type(body)], self.replica_id, 0, self.lsn, 1.5e9, self.lsn, body=body.encode())
+        return [row]
+
+
+def slab(*transactions: list[Row]) -> Slab:
+    stream = RowStream("127.0.0.1:3301")
+    stream.feed(b"".join(encode_row_packet(row) for rows in transactions for row in rows))
+    taken = stream.take()
+    assert taken is not None
+    assert len(taken) == sum(map(len, transactions))
+    return taken
+
+
+def put(kind: int, key: Any, *rest: Any, space: int = PLAIN) -> Change:
+    return kind, {0x10: space, 0x21: (key, *rest)}
+
+
+def drop(key: Any, *, space: int = PLAIN) -> Change:
+    return DELETE, {0x10: space, 0x20: (key,)}
+
+
+async def settled(replica: Replica) -> Replica:
+    await replica.journal.drain()
+    return replica
+
+
+@pytest.mark.parametrize("count", [1, 5, 100])
+async def test_rows_are_in_the_box_and_in_the_log_with_their_numbers_and_our_time(count: int) -> None:
+    replica, master = Replica(), Master(lsn=10)
+    replica.applying.apply(slab(*(master.does(put(REPLACE, key, "a")) for key in range(count))))
+    await settled(replica)
+    assert replica.content() == dict.fromkeys(range(count), ("a",))
+    rows = replica.rows()
+    assert [(row.replica_id, row.lsn, row.tsn) for row in rows] == [(2, 11 + n, 11 + n) for n in range(count)]
+    assert all(row.timestamp not in (0.0, 1.5e9) for row in rows)
+    assert replica.journal.written_vclock == VClock({2: 10 + count})
+    assert replica.applying.in_flight_bytes == 0
+    assert not replica.box.in_flight
+
+
+async def test_transactions_keep_their_shape() -> None:
+    replica, master = Replica(), Master()
+    transactions = [master.does(*(put(INSERT, 3 * n + i, "a") for i in range(3))) for n in range(5)]
+    transactions.append(master.does((NOP, None), put(REPLACE, 1, "b"), (NOP, None)))
+    replica.applying.apply(slab(*transactions))
+    await settled(replica)
+    sent = [row for rows in transactions for row in rows]
+    assert [(row.type, row.lsn, row.tsn, row.flags, row.body) for row in replica.rows()] == [
+        (row.type, row.lsn, row.tsn, row.flags, row.body) for row in sent
+    ]
+
+
+def random_transactions(rng: Random, count: int) -> list[list[Row]]:
+    """Of three masters and of every kind, over few keys; none of them fails."""
+    masters = [Master(number) for number in (2, 3, 7)]
+    taken: dict[int, set[Any]] = {}
+    made = []
+    for _ in range(count):
+        changes: list[Change] = []
+        for _ in range(rng.choice((1, 1, 1, 2, 5))):
+            space = rng.choice((PLAIN, PLAIN, PLAIN, OTHER, INDEXED, LETTERS))
+            key: Any = rng.randrange(20) if space != LETTERS else rng.choice("abcdefgh")
+            keys = taken.setdefault(space, set())
+            kind = rng.choice((INSERT, REPLACE, REPLACE, DELETE, UPDATE, UPSERT, NOP))
+            if kind == INSERT and key in keys:
+                kind = REPLACE
+            if kind in (INSERT, REPLACE):
+                keys.add(key)
+                changes.append(put(kind, key, str(key), rng.randrange(1000), space=space))
+            elif kind == DELETE:
+                keys.discard(key)
+                changes.append(drop(key, space=space))
+            elif kind == UPDATE:
+                changes.append((UPDATE, {0x10: space, 0x15: 1, 0x20: (key,), 0x21: (("=", 3, rng.randrange(99)),)}))
+            elif kind == UPSERT:
+                keys.add(key)
+                tuple_ = (key, str(key), 0)
+                changes.append((UPSERT, {0x10: space, 0x15: 1, 0x21: tuple_, 0x28: (("+", 3, 1),)}))
+            else:
+                changes.append((NOP, None))
+        made.append(rng.choice(masters).does(*changes))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_in_bulk_or_one_by_one_the_end_is_the_same(seed: int) -> None:
+    rng = Random(seed)
+    transactions = random_transactions(rng, 300)
+    alone, together = Replica(), Replica()
+    for rows in transactions:
+        alone.applying.apply(slab(rows))
+    left = list(transactions)
+    while left:
+        count = rng.choice((1, 3, 20, 150))
+        together.applying.apply(slab(*left[:count]))
+        left = left[count:]
+    await settled(alone)
+    await settled(together)
+    assert together.everything() == alone.everything()
+    sent = [(row.type, row.replica_id, row.lsn, row.tsn, row.flags, row.body) for rows in transactions for row in rows]
+    for replica in (alone, together):
+        assert [(r.type, r.replica_id, r.lsn, r.tsn, r.flags, r.body) for r in replica.rows()] == sent
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_two_peers_bring_is_applied_once(seed: int) -> None:
+    rng = Random(seed)
+    transactions = random_transactions(rng, 200)
+    once, twice = Replica(), Replica()
+    once.applying.apply(slab(*transactions))
+    places = [0, 0]
+    while min(places) < len(transactions):
+        peer = rng.randrange(2)
+        count = rng.choice((1, 4, 30))
+        part = transactions[places[peer] : places[peer] + count]
+        places[peer] += count
+        if part:
+            twice.applying.apply(slab(*part))
+    await settled(once)
+    await settled(twice)
+    assert twice.everything() == once.everything()
+    assert [(row.replica_id, row.lsn) for row in twice.rows()] == [(row.replica_id, row.lsn) for row in once.rows()]
+
+
+async def test_of_a_transaction_that_came_in_parts_before_the_rest_is_applied() -> None:
+    """From a master of 1.10 each row came as a transaction of its own; another one sends them together."""
+    replica, old, new = Replica(), Master(), Master()
+    replica.applying.apply(slab(old.does(put(INSERT, 1)), old.does(put(INSERT, 2))))
+    replica.applying.apply(slab(new.does(put(INSERT, 1), put(INSERT, 2), put(INSERT, 3), put(INSERT, 4))))
+    await settled(replica)
+    assert sorted(replica.content()) == [1, 2, 3, 4]
+    assert [(row.lsn, row.tsn) for row in replica.rows()] == [(1, 1), (2, 2), (3, 3), (4, 3)]
+
+
+@pytest.mark.parametrize("before", [2, 50])
+async def test_a_transaction_that_cannot_be_applied_leaves_those_before_it_and_nothing_of_itself(before: int) -> None:
+    replica, master = Replica(), Master()
+    good = [master.does(put(INSERT, key)) for key in range(before)]
+    bad = master.does(put(INSERT, 900), put(INSERT, 1), put(INSERT, 901))
+    behind = master.does(put(INSERT, 902))
+    with pytest.raises(errors.TupleFound, match="Duplicate key exists in unique index 'i0' in space 's512'") as caught:
+        replica.applying.apply(slab(*good, bad, behind))
+    assert caught.value.hint == f"it is about row {before + 2} of replica 2"
+    await settled(replica)
+    assert sorted(replica.content()) == list(range(before))
+    assert replica.journal.vclock == VClock({2: before})
+    assert len(replica.rows()) == before
+
+
+@pytest.mark.parametrize("before", [2, 50])
+async def test_a_conflict_that_is_to_be_skipped_becomes_a_nop_with_the_same_lsn(before: int) -> None:
+    replica, master = Replica(), Master()
+    replica.skips = True
+    good = [master.does(put(INSERT, key, "old")) for key in range(before)]
+    mixed = master.does(put(INSERT, 900), put(INSERT, 1, "new"), put(INSERT, 901))
+    replica.applying.apply(slab(*good, mixed, master.does(put(INSERT, 1, "new"))))
+    await settled(replica)
+    assert sorted(replica.content()) == [*range(before), 900, 901]
+    assert replica.content()[1] == ("old",)
+    last = [(row.type, row.lsn, row.tsn, row.is_commit, bool(row.body)) for row in replica.rows()[-4:]]
+    n = before
+    assert last == [
+        (INSERT, n + 1, n + 1, False, True),
+        (NOP, n + 2, n + 1, False, False),
+        (INSERT, n + 3, n + 1, True, True),
+        (NOP, n + 4, n + 4, True, False),
+    ]
+
+
+async def test_only_a_taken_key_is_skipped() -> None:
+    replica, master = Replica(), Master()
+    replica.skips = True
+    with pytest.raises(errors.NoSuchSpace):
+        replica.applying.apply(slab(master.does(put(INSERT, 1, space=999))))
+
+
+async def test_a_read_only_instance_applies_all_the_same() -> None:
+    replica, master = Replica(), Master()
+    replica.box.is_read_only = True
+    replica.applying.apply(slab(*(master.does(put(INSERT, key)) for key in range(20)), master.does(drop(3))))
+    await settled(replica)
+    assert len(replica.content()) == 19
+    assert not replica.box.is_recovering
+
+
+async def test_rows_without_an_originator_are_refused() -> None:
+    replica = Replica()
+    with pytest.raises(errors.UnknownReplica):
+        replica.applying.apply(slab([Row(REPLACE, 0, 0, 5, 1.0, 5, body=pack({0x10: PLAIN, 0x21: (1,)}))]))
+
+
+async def test_definitions_take_effect_between_rows() -> None:
+    replica, master = Replica(), Master()
+    space: tuple[Any, ...] = (600, 1, "made", "memtx", 0, {}, ())
+    index = (600, 0, "pk", "tree", {"unique": True}, ((0, "unsigned"),))
+    definitions = [master.does((INSERT, {0x10: 280, 0x21: space})), master.does((INSERT, {0x10: 288, 0x21: index}))]
+    rows = [master.does((INSERT, {0x10: 600, 0x21: (key,)})) for key in range(20)]
+    replica.applying.apply(slab(*definitions, *rows))
+    await settled(replica)
+    assert len(replica.content(600)) == 20
+
+
+async def test_a_view_of_what_is_confirmed_has_the_spaces_there_were_while_a_definition_is_in_flight() -> None:
+    replica, master = Replica(WalMode.FSYNC), Master()
+    replica.applying.apply(slab(master.does((INSERT, {0x10: 280, 0x21: (600, 1, "made", "memtx", 0, {}, ())}))))
+    with replica.box.open_view(confirmed=True) as view:
+        assert PLAIN in view.spaces
+        assert 600 not in view.spaces
+    await settled(replica)
+    with replica.box.open_view(confirmed=True) as view:
+        assert 600 in view.spaces
+
+
+@pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
+@pytest.mark.parametrize("count", [3, 60])
+async def test_a_failed_write_takes_everything_in_flight_back_and_tells_all(mode: WalMode, count: int) -> None:
+    replica, master = Replica(mode), Master()
+    replica.applying.apply(slab(*(master.does(put(INSERT, key, "old")) for key in range(count))))
+    await settled(replica)
+    replica.disk.room = 0
+    more = [master.does(put(REPLACE, 1, "new"), drop(2)), *(master.does(put(INSERT, 100 + n)) for n in range(count))]
+    replica.applying.apply(slab(*more))
+    replica.applying.apply(slab(master.does(put(INSERT, 99, "a", space=INDEXED), put(INSERT, 5, "x", space=OTHER))))
+    await settled(replica)
+    assert replica.content() == dict.fromkeys(range(count), ("old",))
+    assert replica.content(OTHER) == {}
+    assert [type(error) for error in replica.failures][:1] == [errors.WalIo]
+    assert replica.journal.vclock == VClock({2: count})
+    assert replica.applying.in_flight_bytes == 0
+    replica.disk.room = 1 << 30
+    replica.applying.apply(slab(*more))
+    await settled(replica)
+    assert replica.content()[1] == ("new",)
+    assert replica.journal.written_vclock == VClock({2: count + 2 + count})
+
+
+async def test_who_listens_hears_of_each_transaction() -> None:
+    replica, master = Replica(), Master()
+    heard: list[tuple[Statement, ...]] = []
+    replica.commits.on_commit.append(heard.append)
+    replica.applying.apply(
+        slab(*(master.does(put(INSERT, key)) for key in range(20)), master.does(put(INSERT, 50), drop(1)))
+    )
+    await settled(replica)
+    assert [len(statements) for statements in heard] == [1] * 20 + [2]
+
+
+# --- the limbo ---
+
+
+@pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
+async def test_a_synchronous_transaction_is_there_and_waits_for_its_verdict(mode: WalMode) -> None:
+    replica, master = Replica(mode), Master()
+    changes: list[int] = []
+    replica.applying.on_limbo.append(lambda: changes.append(len(replica.synchro.pending)))
+    replica.applying.apply(slab(master.does(put(INSERT, 1, space=SYNC)), master.does(put(INSERT, 2))))
+    assert sorted(replica.content(SYNC)) == [1]
+    assert [applied.lsn for applied in replica.synchro.pending] == [1, 2]
+    replica.applying.apply(slab(master.says(Confirm(2, 1)), master.does(put(INSERT, 3))))
+    await settled(replica)
+    assert replica.synchro.pending == ()
+    assert changes == [2, 0]
+    assert sorted(replica.content()) == [2, 3]
+    assert [row.type for row in replica.rows()] == [INSERT, INSERT, RequestType.RAFT_CONFIRM, INSERT]
+
+
+@pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
+@pytest.mark.parametrize("behind", [1, 40])
+async def test_a_rollback_takes_back_what_waits_and_not_what_comes_behind_it(mode: WalMode, behind: int) -> None:
+    replica, master = Replica(mode), Master()
+    replica.applying.apply(
+        slab(
+            master.does(put(INSERT, 1, "kept")),
+            master.does(put(INSERT, 1, space=SYNC), put(REPLACE, 1, "lost")),
+            master.does(put(REPLACE, 1, "lost, too")),
+            master.says(Rollback(2, 3)),
+            *(master.does(put(REPLACE, 2 + n, "later")) for n in range(behind)),
+            master.does(put(REPLACE, 1, "after all"), (UPDATE, {0x10: PLAIN, 0x20: (1,), 0x21: (("!", 2, "x"),)})),
+        )
+    )
+    await settled(replica)
+    assert replica.content(SYNC) == {}
+    assert replica.content()[1] == ("after all", "x")
+    assert len(replica.content()) == behind + 1
+    assert replica.synchro.pending == ()
+    assert replica.failures == []
+
+
+async def test_a_failed_write_leaves_in_the_limbo_what_is_written() -> None:
+    replica, master = Replica(), Master()
+    replica.applying.apply(slab(master.does(put(INSERT, 1, space=SYNC))))
+    await settled(replica)
+    replica.disk.room = 0
+    second, verdict = master.does(put(INSERT, 2, space=SYNC)), master.says(Confirm(2, 2))
+    replica.applying.apply(slab(second, verdict))
+    await settled(replica)
+    assert [applied.lsn for applied in replica.synchro.pending] == [1]
+    assert sorted(replica.content(SYNC)) == [1]
+    replica.disk.room = 1 << 30
+    replica.applying.apply(slab(second, verdict))
+    await settled(replica)
+    assert replica.synchro.pending == ()
+    assert sorted(replica.content(SYNC)) == [1, 2]
+
+
+async def test_two_masters_cannot_both_have_transactions_waiting() -> None:
+    replica, one, two = Replica(), Master(2), Master(3)
+    replica.applying.apply(slab(one.does(put(INSERT, 1, space=SYNC))))
+    with pytest.raises(errors.UncommittedForeignSyncTxns):
+        replica.applying.apply(slab(two.does(put(INSERT, 2, space=SYNC))))
+    with pytest.raises(errors.SyncMasterMismatch):
+        replica.applying.apply(slab(two.says(Confirm(3, 1))))
+    assert sorted(replica.content(SYNC)) == [1]
+
+
+class TestWithTerms:
+    """Dialect 2.11: the queue has an owner, and what others write is measured by its term."""
+
+    async def test_a_queue_that_nobody_owns_takes_nothing(self) -> None:
+        replica, master = Replica(dialect=Dialect.V2_11), Master()
+        with pytest.raises(errors.SyncQueueUnclaimed):
+            replica.applying.apply(slab(master.does(put(INSERT, 1, space=SYNC), flags=SYNCHRONOUS)))
+        assert replica.content(SYNC) == {}
+
+    async def test_an_owner_s_transactions_wait_and_are_confirmed(self) -> None:
+        replica, master = Replica(dialect=Dialect.V2_11), Master()
+        replica.applying.apply(
+            slab(
+                master.says(Promote(0, 0, 2)),
+                master.does(put(INSERT, 1, space=SYNC), flags=SYNCHRONOUS),
+                master.does(put(INSERT, 1), flags=BEHIND),
+            )
+        )
+        await settled(replica)
+        assert [applied.lsn for applied in replica.synchro.pending] == [2, 3]
+        assert (replica.synchro.owner_id, replica.synchro.term) == (2, 2)
+        replica.applying.apply(slab(master.says(Confirm(2, 2))))
+        assert replica.synchro.pending == ()
+
+    async def test_a_successor_s_promotion_settles_what_waits(self) -> None:
+        replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
+        replica.applying.apply(
+            slab(
+                one.says(Promote(0, 0, 2)),
+                one.does(put(INSERT, 1, space=SYNC), flags=SYNCHRONOUS),
+                one.does(put(INSERT, 2, space=SYNC), flags=SYNCHRONOUS),
+            )
+        )
+        replica.applying.apply(slab(two.says(Promote(2, 2, 3))))
+        await settled(replica)
+        assert sorted(replica.content(SYNC)) == [1]
+        assert replica.synchro.owner_id == 3
+
+    async def test_a_former_owner_s_synchronous_transaction_becomes_nops(self) -> None:
+        replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
+        replica.applying.apply(slab(one.says(Promote(0, 0, 2)), two.says(Promote(2, 0, 3))))
+        late = one.does(put(INSERT, 1, space=SYNC), put(INSERT, 2), flags=SYNCHRONOUS)
+        replica.applying.apply(slab(late))
+        await settled(replica)
+        assert replica.content(SYNC) == replica.content() == {}
+        assert [(row.type, row.lsn) for row in replica.rows()[-2:]] == [(NOP, 2), (NOP, 3)]
+
+    async def test_a_former_owner_that_writes_on_without_waiting_is_a_split_brain(self) -> None:
+        replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
+        replica.applying.apply(slab(one.says(Promote(0, 0, 2)), two.says(Promote(2, 0, 3))))
+        await settled(replica)
+        replica.applying.apply(slab(one.does((NOP, None))))
+        with pytest.raises(errors.SplitBrain, match="got an async transaction from an old term"):
+            replica.applying.apply(slab(*(one.does(put(INSERT, key)) for key in range(20))))
+        assert replica.content() == {}
+
+    async def test_without_an_owner_everybody_may_write(self) -> None:
+        replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
+        replica.applying.apply(slab(one.says(Promote(0, 0, 2)), one.says(Demote(2, 0, 3))))
+        replica.applying.apply(slab(*(two.does(put(INSERT, key)) for key in range(20))))
+        await settled(replica)
+        assert len(replica.content()) == 20
