@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 
-from flowstone.cli import cat, console, demo, play, serve
+from flowstone.cli import archive, cat, console, demo, play, serve
 from flowstone.cli.output import naming_stdout
 
 P = ParamSpec("P")
@@ -58,6 +58,7 @@ def _quiet(command: Callable[P, int]) -> Callable[P, int]:
 app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(cat.cat))
 app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(play.play))
 app.command("serve", cls=serve.PlainHelp, epilog=f"{serve.EXAMPLE}\n\n{SERVE_EXIT_CODES}")(_quiet(serve.serve))
+app.command("archive", epilog=f"{archive.EXAMPLE}\n\n{archive.EXIT_CODES}")(_quiet(archive.archive))
 app.command("demo", epilog=demo.EXAMPLE)(_quiet(demo.demo))
 
 

@@ -58,10 +58,10 @@ def play(
     selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system, truncates=True)
     wanted = options.Wanted(paths, selection, settled, recursive, force)
     with options.advice(force=force):
-        return _replay(_address(uri, username, password), wanted, as_json)
+        return _replay(address(uri, username, password), wanted, as_json)
 
 
-def _address(text: str, username: str | None, password: str | None) -> Uri:
+def address(text: str, username: str | None, password: str | None) -> Uri:
     """The server's address with whom to be there: by option, by URI, or by environment, in this order."""
     from flowstone.iproto.uri import parse_uri
 

@@ -147,9 +147,12 @@ class Archive:
                 await self._close(is_sound=True)
                 raise
         except BaseException:
-            await self._close(is_sound=self._store is not None and self._is_sound())
+            await self._close(is_sound=self._intake is not None and self._intake.failure is None)
             raise
+        store, _ = self._open_store()
         await self._close(is_sound=True)
+        rows = store.log.row_count if store.log is not None else 0
+        self._tell(events.Stopped(store.vclock.to_mapping(), store.settled.to_mapping(), rows))
 
     def stop(self) -> None:
         """Ends `run` in good order: what has come is written first."""
@@ -245,13 +248,7 @@ class Archive:
         try:
             await intake.drain()
         finally:
-            position, settled = store.vclock, store.settled
-            rows = store.log.row_count if store.log is not None else 0
             await intake.alone(store.close)
-        self._tell(events.Stopped(position.to_mapping(), settled.to_mapping(), rows))
-
-    def _is_sound(self) -> bool:
-        return self._intake is not None and self._intake.failure is None
 
     def _open_store(self) -> tuple[Store, Intake]:
         assert self._store is not None
