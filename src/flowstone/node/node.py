@@ -8,39 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
-from uuid import UUID
+from typing import Any, Protocol, Self, TypeVar
 
 from flowstone.box import ddl
-from flowstone.box.bootstrap import FirstUser
 from flowstone.box.box import Box
-from flowstone.box.dialect import Dialect
 from flowstone.box.transaction import Transaction as BoxTransaction
 from flowstone.errors import FlowstoneError
-from flowstone.iproto import errors
-from flowstone.iproto.auth import hash_of_hash
 from flowstone.node.changes import Trigger, listener
-from flowstone.node.checkpoint import Checkpointer
-from flowstone.node.commits import Commits, Listener
-from flowstone.node.configuration import Configuration, configure, incorrect, listen_uri
-from flowstone.node.gc import GarbageCollector
+from flowstone.node.commits import Listener
+from flowstone.node.configuration import OPTIONS, Configuration, configure, incorrect
 from flowstone.node.info import box_info
 from flowstone.node.instance import Function, Instance
-from flowstone.node.journal import Journal, WalMode
-from flowstone.node.recovery import Recovered, bootstrap, dialect_of, find_files, is_empty, lock_directory, recover
-from flowstone.node.server import Server, limits_of
+from flowstone.node.parts import Parts, Wishes, apply_options
 from flowstone.node.spaces import Space
 from flowstone.node.transactions import Transaction, View
-from flowstone.node.warm_up import warm_up
-from flowstone.outside import Outside, Tls, production
+from flowstone.outside import Outside, production
 
 LOG = logging.getLogger("flowstone.node")
-DEFAULT_DIALECT: Final = "2.11"
 
 T = TypeVar("T")
 
@@ -53,10 +40,6 @@ class Path(Protocol):
 
 class NotRunning(FlowstoneError):
     """Something was asked of a node that is not started, or has stopped."""
-
-
-class CannotListen(FlowstoneError):
-    """The address is taken, or not ours, or a certificate cannot be read."""
 
 
 class Node:
@@ -84,7 +67,7 @@ class Node:
         self._functions: dict[str, Function] = {}
         self._on_commit: list[Listener] = []
         self._on_rollback: list[Listener] = []
-        self._running: _Running | None = None
+        self._running: Parts | None = None
         self._reconfiguring = asyncio.Lock()
 
     # --- life ---
@@ -99,6 +82,12 @@ class Node:
         except BaseException:
             await stack.aclose()
             raise
+
+    async def _start(self, stack: AsyncExitStack) -> Parts:
+        wishes = Wishes(self._user, self._pid, self._functions, self._on_commit, self._on_rollback, self._reload)
+        parts = Parts(self._outside, self._configuration, wishes, stack)
+        await parts.start()
+        return parts
 
     async def stop(self) -> None:
         """Ends connections, writes what is left to write, and lets go of the directory."""
@@ -131,7 +120,7 @@ class Node:
         return self._instance.listen
 
     @property
-    def _parts(self) -> _Running:
+    def _parts(self) -> Parts:
         if self._running is None:
             raise NotRunning("the node is not running", hint="use it inside `async with`")
         return self._running
@@ -257,18 +246,40 @@ class Node:
         """Sets options of the running node, as `box.cfg` does; the names of those that changed.
 
         An option that cannot change is error 58, a value that it cannot have error 59, and nothing is changed then.
+        `replication` makes all connections to peers anew, also where it is what it was, and waits until they have been
+        caught up with.
         """
-        running = self._parts
+        parts = self._parts
         async with self._reconfiguring:  # opening an address takes time, and somebody else may ask meanwhile
-            wanted = self._configuration.changed(self._without_identity(options))
-            changed = self._configuration.differences(wanted)
+            before = self._configuration
+            wanted = before.changed(self._without_identity(options))
+            changed = before.differences(wanted)
+            if "replication_anon" in changed and wanted.replication_anon:
+                raise incorrect("replication_anon", "cannot be turned on after bootstrap has finished")
             if "listen" in changed:
-                await self._listen(running, wanted)
-            self._configuration = running.instance.configuration = wanted
-            self._apply(running, changed)
+                await parts.listen(wanted)
+            self._configuration = parts.instance.configuration = wanted
+            apply_options(parts, changed)
+            try:
+                await self._replicate(parts, changed, is_given="replication" in options)
+            except BaseException:
+                if "replication_anon" in changed:
+                    self._configuration = parts.instance.configuration = before
+                raise
         for name in changed:
-            LOG.info("set '%s' configuration option to %r", name, getattr(wanted, name))
+            LOG.info("set '%s' configuration option to %r", name, OPTIONS[name].shown(getattr(wanted, name)))
         return changed
+
+    async def _replicate(self, parts: Parts, changed: Sequence[str], *, is_given: bool) -> None:
+        replication = parts.replication
+        if "replication_anon" in changed:
+            await replication.register()
+            replication.follow()
+            await replication.sync()
+        elif is_given:
+            await replication.restart()
+        elif any(name.startswith("replication_") for name in changed):
+            replication.reconfigure()
 
     async def _reload(self, options: dict[str, Any]) -> None:
         await self.reconfigure(**options)
@@ -278,178 +289,3 @@ class Node:
         instance = self._instance
         names = {"instance_uuid": str(instance.uuid), "replicaset_uuid": str(instance.replicaset_uuid)}
         return {name: value for name, value in options.items() if name not in names or value not in (None, names[name])}
-
-    def _apply(self, running: _Running, changed: Sequence[str]) -> None:
-        """Tells the parts that do not look for themselves."""
-        configuration = self._configuration
-        _limit(running.instance)
-        due = {name: getattr(configuration, name) for name in changed if name.startswith("checkpoint_")}
-        running.checkpointer.reconfigure(**due)
-        running.server.limits = limits_of(running.instance)
-
-    # --- the parts ---
-
-    async def _start(self, stack: AsyncExitStack) -> _Running:
-        outside, configuration = self._outside, self._configuration
-        work_dir = configuration.work_dir
-        wal_dir = posixpath.normpath(posixpath.join(work_dir, configuration.wal_dir))
-        memtx_dir = posixpath.normpath(posixpath.join(work_dir, configuration.memtx_dir))
-        stack.enter_context(lock_directory(outside.disk, wal_dir))
-        outside.disk.make_directory(memtx_dir)
-        box, recovered = await self._load(memtx_dir, wal_dir)
-        box.replica_id = recovered.replica_id
-        journal = Journal(
-            outside,
-            wal_dir,
-            instance_uuid=str(recovered.instance_uuid),
-            vclock=recovered.vclock,
-            replica_id=recovered.replica_id,
-            mode=WalMode(configuration.wal_mode),
-            wal_max_size=configuration.wal_max_size,
-            version=box.dialect.version_text,
-            last=recovered.last,
-        )
-        stack.push_async_callback(journal.close)
-        checkpointer = Checkpointer(
-            outside,
-            box,
-            journal,
-            GarbageCollector(outside, memtx_dir, wal_dir, checkpoint_count=configuration.checkpoint_count),
-            memtx_dir=memtx_dir,
-            instance_uuid=str(recovered.instance_uuid),
-            synchro=recovered.synchro,
-            checkpoint_interval=configuration.checkpoint_interval,
-            checkpoint_wal_threshold=configuration.checkpoint_wal_threshold,
-        )
-        checkpointer.start()
-        stack.push_async_callback(checkpointer.stop)
-        instance = self._make_instance(box, journal, recovered, checkpointer)
-        server = Server(instance)
-        stack.push_async_callback(server.close)
-        running = _Running(stack, instance, checkpointer, server)
-        instance.status = "running"
-        await self._listen(running, configuration)
-        return running
-
-    async def _listen(self, running: _Running, configuration: Configuration) -> None:
-        """Opens the address that is configured, and only then closes the one before; connections stay."""
-        server, instance = running.server, running.instance
-        if configuration.listen is None:
-            await server.stop_listening()
-            instance.listen = None
-            return
-        uri = listen_uri(configuration.listen)
-        if instance.listen is None:
-            await self._outside.blocking(warm_up, self._outside)
-        try:
-            await server.listen(uri.host, uri.port, tls=_tls(configuration))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            hint = "see who has it, or choose another address with listen"
-            raise CannotListen(f"cannot listen on {uri.address}: {reason}", hint=hint) from error
-        instance.listen = replace(uri, port=server.port).address
-        LOG.info("listening on %s%s", instance.listen, " with TLS" if configuration.ssl_cert_file else "")
-
-    async def _load(self, memtx_dir: str, wal_dir: str) -> tuple[Box, Recovered]:
-        """The data that is there, or new data."""
-        configuration = self._configuration
-        files = find_files(self._outside.disk, memtx_dir, wal_dir)
-        if is_empty(files):
-            return await self._give_birth(memtx_dir)
-        found = dialect_of(files)
-        assert found is not None, "whoever wrote these files has a dialect"
-        if configuration.dialect not in (None, found.value):
-            raise incorrect("dialect", f"{memtx_dir} has data of dialect {found.value}")
-        if self._user is not None:
-            LOG.warning("the user %s is not created: that is done for new data only", self._user[0])
-        box = Box(found)
-        recovered = await recover(self._outside, files, box, force=configuration.force_recovery)
-        self._check_identity(recovered)
-        return box, recovered
-
-    async def _give_birth(self, memtx_dir: str) -> tuple[Box, Recovered]:
-        configuration = self._configuration
-        box = Box(Dialect(configuration.dialect or DEFAULT_DIALECT))
-        user = FirstUser(self._user[0], hash_of_hash(self._user[1])) if self._user is not None else None
-        recovered = await bootstrap(
-            self._outside,
-            memtx_dir,
-            box,
-            instance_uuid=_uuid(configuration.instance_uuid),
-            replicaset_uuid=_uuid(configuration.replicaset_uuid),
-            first_user=user,
-        )
-        LOG.info("new data in %s, dialect %s", memtx_dir, box.dialect.value)
-        if user is None and configuration.listen:
-            LOG.warning(
-                "only guest can log in, who may do little; start new data with --user to have one who may do everything"
-            )
-        return box, recovered
-
-    def _check_identity(self, recovered: Recovered) -> None:
-        wanted, found = _uuid(self._configuration.instance_uuid), recovered.instance_uuid
-        if wanted not in (None, found):
-            raise errors.InstanceUuidMismatch(f"Instance UUID mismatch: expected {wanted}, got {found}")
-        wanted, replicaset = _uuid(self._configuration.replicaset_uuid), recovered.replicaset_uuid
-        if wanted not in (None, replicaset):
-            raise errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {wanted}, got {replicaset}")
-
-    def _make_instance(self, box: Box, journal: Journal, recovered: Recovered, checkpointer: Checkpointer) -> Instance:
-        outside = self._outside
-        commits = Commits(box, journal, outside.clock)
-        commits.on_commit = self._on_commit
-        commits.on_rollback = self._on_rollback
-        instance = Instance(
-            outside,
-            box,
-            journal,
-            commits,
-            recovered.instance_uuid,
-            recovered.replicaset_uuid or UUID(int=0),
-            self._configuration,
-            files=checkpointer,
-            functions=self._functions,
-            pid=self._pid,
-            synchro=recovered.synchro,
-            reload=self._reload,
-            started=outside.clock.monotonic(),
-        )
-        _limit(instance)
-        if recovered.synchro.pending:
-            LOG.warning(
-                "%d transactions in the synchronous queue of replica %d wait for a verdict:"
-                " until they have one nothing can be changed, and no snapshot made",
-                len(recovered.synchro.pending),
-                recovered.synchro.queue_owner_id,
-            )
-        return instance
-
-
-class _Running(NamedTuple):
-    """The parts of a node between its start and its stop; `stack` knows how to end them."""
-
-    stack: AsyncExitStack
-    instance: Instance
-    checkpointer: Checkpointer
-    server: Server
-
-
-def _tls(configuration: Configuration) -> Tls | None:
-    if configuration.ssl_cert_file is None:
-        return None
-    return Tls(
-        cert_file=configuration.ssl_cert_file,
-        key_file=configuration.ssl_key_file,
-        password=configuration.ssl_password,
-        ca_file=configuration.ssl_ca_file,
-        ciphers=configuration.ssl_ciphers,
-    )
-
-
-def _limit(instance: Instance) -> None:
-    instance.settle_read_only()
-    instance.box.tuple_size_max = instance.configuration.memtx_max_tuple_size
-
-
-def _uuid(text: str | None) -> UUID | None:
-    return None if text is None else UUID(text)

@@ -13,7 +13,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 from flowstone.node import procedures_schema, procedures_space
 from flowstone.node.configuration import OPTIONS
-from flowstone.node.info import box_info
+from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Instance
 from flowstone.node.limbo import clear_synchro_queue
 from flowstone.node.procedures import Call, Outcome, Procedure, Procedures, Results, value
@@ -55,6 +55,10 @@ def _options(instance: Instance) -> dict[str, Any]:
 
 def _info(call: Call) -> Outcome:
     return value(box_info(call.instance))
+
+
+def _replication_anon(call: Call) -> Outcome:
+    return value(replication_anon(call.instance))
 
 
 def _gc(call: Call) -> Outcome:
@@ -185,6 +189,7 @@ def _is_in_txn(call: Call) -> Outcome:
 PROCEDURES: dict[str, Procedure] = {
     "box.info": _info,
     "box.info.gc": _gc,
+    "box.info.replication_anon": _replication_anon,
     "box.info.sql": _empty,
     "box.info.vinyl": _empty,
     "box.info.memory": _empty,

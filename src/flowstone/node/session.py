@@ -56,7 +56,17 @@ _KEY, _TUPLE, _OPS, _AFTER_POSITION, _AFTER_TUPLE = 0x20, 0x21, 0x28, 0x2E, 0x2F
 _SPACE_NAME, _INDEX_NAME = 0x5E, 0x5F
 _TRUE = b"\xc3"
 
-_WHILE_LOADING = frozenset({RequestType.PING, RequestType.ID, RequestType.VOTE, RequestType.VOTE_DEPRECATED})
+_WHILE_LOADING = frozenset(
+    {
+        RequestType.PING,
+        RequestType.ID,
+        RequestType.VOTE,
+        RequestType.VOTE_DEPRECATED,
+        RequestType.WATCH,
+        RequestType.UNWATCH,
+        RequestType.WATCH_ONCE,
+    }
+)
 """What an instance answers before it has its data."""
 
 _NO_REPLY: Final = Reply(b"")

@@ -1,0 +1,382 @@
+"""The parts of a running node, put together in order: lock, data, log, server, appliers, checkpoints.
+
+The data is what the directory holds, or a peer's, or new. An instance that has peers listens before it has data: they
+have to learn of each other who begins (reference section 8). Everything that is started is put on a stack of things to
+be ended; how that goes is each part's own business.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from uuid import UUID
+
+from flowstone.box.bootstrap import FirstUser
+from flowstone.box.box import Box
+from flowstone.box.dialect import Dialect, from_greeting
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.auth import hash_of_hash
+from flowstone.iproto.uri import parse_uri
+from flowstone.node.applying import Applying
+from flowstone.node.checkpoint import Checkpointer, write_snapshot
+from flowstone.node.commits import Commits, Listener
+from flowstone.node.configuration import Configuration, incorrect, listen_uri
+from flowstone.node.connection import greeting_of
+from flowstone.node.gc import GarbageCollector
+from flowstone.node.info import members
+from flowstone.node.instance import Function, Instance
+from flowstone.node.journal import Journal, WalMode
+from flowstone.node.member import NOBODY, Member
+from flowstone.node.recovery import Recovered, bootstrap, dialect_of, find_files, is_empty, lock_directory, recover
+from flowstone.node.relay import Relays
+from flowstone.node.replication import Replication
+from flowstone.node.server import Server, limits_of
+from flowstone.node.warm_up import warm_up
+from flowstone.outside import Outside, Tls
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import LogDirectory
+
+LOG = logging.getLogger("flowstone.node")
+DEFAULT_DIALECT: Final = "2.11"
+
+
+class CannotListen(FlowstoneError):
+    """The address is taken, or not ours, or a certificate cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What whoever starts a node wants of it, besides its options."""
+
+    user: tuple[str, str] | None
+    pid: int
+    functions: dict[str, Function]
+    on_commit: list[Listener]
+    on_rollback: list[Listener]
+    reload: Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Parts:
+    """A node between its start and its stop; `stack` knows how to end it."""
+
+    def __init__(self, outside: Outside, configuration: Configuration, wishes: Wishes, stack: AsyncExitStack) -> None:
+        self.stack = stack
+        self._outside = outside
+        self._wishes = wishes
+        work_dir = configuration.work_dir
+        self._wal_dir = posixpath.normpath(posixpath.join(work_dir, configuration.wal_dir))
+        self._memtx_dir = posixpath.normpath(posixpath.join(work_dir, configuration.memtx_dir))
+        self._configuration = configuration
+        self.instance: Instance
+        self.server: Server
+        self.checkpointer: Checkpointer
+        self.replication: Replication
+        self.relays: Relays
+        self._member: Member
+
+    async def start(self) -> None:
+        """Returns when the node can be used; what keeps it from that is raised, with the stack to be unwound."""
+        outside = self._outside
+        self.stack.enter_context(lock_directory(outside.disk, self._wal_dir))
+        outside.disk.make_directory(self._memtx_dir)
+        files = find_files(outside.disk, self._memtx_dir, self._wal_dir)
+        self._make_parts(await self._dialect(files), self._uuid_of(files))
+        is_leader = await self._load(files)
+        self._keep_files()
+        self._apply_rows()
+        instance = self.instance
+        instance.status = "running"
+        _limit(instance)
+        if instance.listen is None:
+            await self.listen(self._configuration)
+        self.replication.follow()
+        if is_leader:
+            self.replication.set_orphan(False)
+        else:
+            await self.replication.sync()
+
+    # --- what there is before there is data ---
+
+    async def _dialect(self, files: LogDirectory) -> Dialect:
+        """That of the files; for new data that of the peers, who must understand us, or what was asked for."""
+        wanted = self._configuration.dialect
+        found = dialect_of(files)
+        if found is not None:
+            if wanted not in (None, found.value):
+                raise incorrect("dialect", f"{self._memtx_dir} has data of dialect {found.value}")
+            return found
+        if wanted is not None:
+            return Dialect(wanted)
+        for text in self._configuration.replication:
+            greeting = await greeting_of(self._outside, parse_uri(text))
+            if greeting is not None:
+                return from_greeting(greeting.version)
+        return Dialect(DEFAULT_DIALECT)
+
+    def _uuid_of(self, files: LogDirectory) -> UUID:
+        newest = files.newest_snapshot()
+        if newest is not None:
+            return UUID(newest.meta.instance_uuid)
+        return _uuid(self._configuration.instance_uuid) or self._outside.random.uuid()
+
+    def _make_parts(self, dialect: Dialect, uuid: UUID) -> None:
+        outside, configuration, wishes = self._outside, self._configuration, self._wishes
+        box = Box(dialect)
+        journal = Journal(
+            outside,
+            self._wal_dir,
+            instance_uuid=str(uuid),
+            vclock=VClock(),
+            mode=WalMode(configuration.wal_mode),
+            wal_max_size=configuration.wal_max_size,
+            version=dialect.version_text,
+        )
+        self.stack.push_async_callback(journal.close)
+        commits = Commits(box, journal, outside.clock)
+        commits.on_commit = wishes.on_commit
+        commits.on_rollback = wishes.on_rollback
+        commits.on_members = self._members_changed
+        self.instance = instance = Instance(
+            outside,
+            box,
+            journal,
+            commits,
+            uuid,
+            NOBODY,
+            configuration,
+            functions=wishes.functions,
+            pid=wishes.pid,
+            reload=wishes.reload,
+            started=outside.clock.monotonic(),
+        )
+        self._member = Member(instance, self._adopt_joined)
+        self.server = Server(instance)
+        self.stack.push_async_callback(self.server.close)
+        self.replication = Replication(instance, self._member)
+        self.stack.push_async_callback(self.replication.close)
+
+    # --- the data ---
+
+    async def _load(self, files: LogDirectory) -> bool:
+        """Loads what is there, joins peers, or begins a replica set: True for the last."""
+        has_peers = bool(self._configuration.replication)
+        if not is_empty(files):
+            await self._recover(files)
+            if has_peers:
+                await self.listen(self._configuration)
+                self.replication.begin_orphan()
+                await self.replication.connect(at_birth=False)
+                await self.replication.rejoin(self._forget)
+            return False
+        if has_peers:
+            await self.listen(self._configuration)
+            if await self.replication.find_data():
+                self.replication.begin_orphan()
+                return False
+        await self._give_birth()
+        return True
+
+    async def _recover(self, files: LogDirectory) -> None:
+        if self._wishes.user is not None:
+            LOG.warning("the user %s is not created: that is done for new data only", self._wishes.user[0])
+        force = self._configuration.force_recovery
+        recovered = await recover(self._outside, files, self.instance.box, force=force)
+        self._check_identity(recovered)
+        self._adopt(recovered)
+        if recovered.synchro.pending:
+            LOG.warning(
+                "%d transactions in the synchronous queue of replica %d wait for a verdict:"
+                " until they have one nothing can be changed, and no snapshot made",
+                len(recovered.synchro.pending),
+                recovered.synchro.queue_owner_id,
+            )
+
+    async def _give_birth(self) -> None:
+        configuration, wishes, box = self._configuration, self._wishes, self.instance.box
+        if configuration.read_only:
+            raise errors.BootstrapReadonly("Trying to bootstrap a local read-only instance as master")
+        user = FirstUser(wishes.user[0], hash_of_hash(wishes.user[1])) if wishes.user is not None else None
+        recovered = await bootstrap(
+            self._outside,
+            self._memtx_dir,
+            box,
+            instance_uuid=self.instance.uuid,
+            replicaset_uuid=_uuid(configuration.replicaset_uuid),
+            first_user=user,
+            peers=self.replication.peers_to_register(),
+        )
+        self._adopt(recovered)
+        LOG.info("new data in %s, dialect %s", self._memtx_dir, box.dialect.value)
+        if user is None and configuration.listen:
+            LOG.warning(
+                "only guest can log in, who may do little; start new data with --user to have one who may do everything"
+            )
+
+    async def _adopt_joined(self, recovered: Recovered) -> None:
+        """Makes what a join has brought the node's own: a snapshot of it, and the log goes on behind that."""
+        self._check_identity(recovered)
+        instance = self.instance
+        with instance.box.open_view() as view:
+            path = await write_snapshot(
+                self._outside,
+                self._memtx_dir,
+                view,
+                instance.box.dialect,
+                str(instance.uuid),
+                recovered.vclock,
+                recovered.synchro,
+            )
+        LOG.info("joined as %d at %s, %s", recovered.replica_id, recovered.vclock, path)
+        self._adopt(recovered)
+
+    def _adopt(self, recovered: Recovered) -> None:
+        instance = self.instance
+        instance.journal.continue_at(recovered.vclock, recovered.last)
+        instance.replicaset_uuid = recovered.replicaset_uuid or NOBODY
+        instance.synchro = recovered.synchro
+        self._set_id(recovered.replica_id)
+        self.replication.replica_set.set_members(_members(instance))
+        _limit(instance)
+
+    def _forget(self) -> None:
+        instance = self.instance
+        instance.box.clear()
+        instance.journal.continue_at(instance.journal.vclock)
+        instance.replicaset_uuid = NOBODY
+        self._set_id(0)
+
+    def _set_id(self, replica_id: int) -> None:
+        self.instance.journal.replica_id = self.instance.box.replica_id = replica_id
+
+    def _check_identity(self, recovered: Recovered) -> None:
+        wanted, found = _uuid(self._configuration.instance_uuid), recovered.instance_uuid
+        if wanted not in (None, found):
+            raise errors.InstanceUuidMismatch(f"Instance UUID mismatch: expected {wanted}, got {found}")
+        wanted, replicaset = _uuid(self._configuration.replicaset_uuid), recovered.replicaset_uuid
+        if wanted not in (None, replicaset):
+            raise errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {wanted}, got {replicaset}")
+
+    # --- what there is once there is data ---
+
+    def _keep_files(self) -> None:
+        """Checkpoints from now on, and logs for whoever still needs them."""
+        outside, configuration, instance = self._outside, self._configuration, self.instance
+        collector = GarbageCollector(
+            outside, self._memtx_dir, self._wal_dir, checkpoint_count=configuration.checkpoint_count
+        )
+        self.stack.push_async_callback(collector.close)
+        self.checkpointer = instance.files = Checkpointer(
+            outside,
+            instance.box,
+            instance.journal,
+            collector,
+            memtx_dir=self._memtx_dir,
+            instance_uuid=str(instance.uuid),
+            synchro=instance.synchro,
+            checkpoint_interval=configuration.checkpoint_interval,
+            checkpoint_wal_threshold=configuration.checkpoint_wal_threshold,
+        )
+        self.checkpointer.start()
+        self.stack.push_async_callback(self.checkpointer.stop)
+        self.relays = self.server.relays = Relays(instance, collector)
+        self.stack.push_async_callback(self.relays.close)
+        instance.peers = _Peers(self.replication, self.relays)
+
+    def _apply_rows(self) -> None:
+        """Rows of peers have somewhere to go from now on."""
+        instance = self.instance
+        self._member.applying = Applying(
+            instance.box,
+            instance.journal,
+            instance.commits,
+            instance.synchro,
+            self._outside.clock,
+            skip_conflict=lambda: instance.configuration.replication_skip_conflict,
+        )
+        self._member.applying.on_failure.append(self.replication.stop_all)
+        self._member.applying.on_limbo.append(instance.settle_read_only)
+
+    def _members_changed(self) -> None:
+        """`_cluster` has changed: members have come or gone, or this instance has got its id."""
+        instance = self.instance
+        removed = self.replication.replica_set.set_members(_members(instance))
+        own = self.replication.replica_set.ids.get(instance.uuid, 0)
+        if own != instance.id and not instance.id:
+            LOG.info("registered as %d", own)
+            self._set_id(own)
+            instance.settle_read_only()
+        for uuid in removed:
+            LOG.info("%s is no longer a member", uuid)
+            self.relays.member_removed(uuid)
+
+    # --- the address ---
+
+    async def listen(self, configuration: Configuration) -> None:
+        """Opens the address that is configured, and only then closes the one before; connections stay."""
+        server, instance = self.server, self.instance
+        if configuration.listen is None:
+            await server.stop_listening()
+            instance.listen = None
+            return
+        uri = listen_uri(configuration.listen)
+        if instance.listen is None:
+            await self._outside.blocking(warm_up, self._outside)
+        try:
+            await server.listen(uri.host, uri.port, tls=_tls(configuration))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            hint = "see who has it, or choose another address with listen"
+            raise CannotListen(f"cannot listen on {uri.address}: {reason}", hint=hint) from error
+        instance.listen = replace(uri, port=server.port).address
+        LOG.info("listening on %s%s", instance.listen, " with TLS" if configuration.ssl_cert_file else "")
+
+
+class _Peers:
+    """Both directions of replication, for `box.info`."""
+
+    def __init__(self, replication: Replication, relays: Relays) -> None:
+        self.upstream = replication.upstream
+        self.downstream = relays.downstream
+        self._relays = relays
+
+    def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:
+        return self._relays.anonymous
+
+
+def apply_options(parts: Parts, changed: list[str]) -> None:
+    """Tells the parts that do not look for themselves."""
+    configuration = parts.instance.configuration
+    _limit(parts.instance)
+    due = {name: getattr(configuration, name) for name in changed if name.startswith("checkpoint_")}
+    parts.checkpointer.reconfigure(**due)
+    parts.server.limits = limits_of(parts.instance)
+
+
+def _members(instance: Instance) -> list[tuple[int, UUID]]:
+    return [(replica_id, UUID(uuid)) for replica_id, uuid in members(instance)]
+
+
+def _limit(instance: Instance) -> None:
+    instance.settle_read_only()
+    instance.box.tuple_size_max = instance.configuration.memtx_max_tuple_size
+
+
+def _tls(configuration: Configuration) -> Tls | None:
+    if configuration.ssl_cert_file is None:
+        return None
+    return Tls(
+        cert_file=configuration.ssl_cert_file,
+        key_file=configuration.ssl_key_file,
+        password=configuration.ssl_password,
+        ca_file=configuration.ssl_ca_file,
+        ciphers=configuration.ssl_ciphers,
+    )
+
+
+def _uuid(text: str | None) -> UUID | None:
+    return None if text is None else UUID(text)

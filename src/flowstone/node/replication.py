@@ -1,0 +1,366 @@
+"""Whom a node follows: its appliers, connected and resumed together, and what their progress means for the node.
+
+At a start all peers are tried first, and none is followed before it is decided where the data comes from: appliers
+pause when they are connected. Then they are resumed, and the node is an orphan, read-only, until it has caught up with
+enough of them. The rules are in `replication/`; one connection is `node/applier.py`'s part, what rows do `member.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import UUID
+
+from flowstone.box.dialect import Dialect
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.uri import parse_uri
+from flowstone.node.applier import Applier
+from flowstone.node.instance import Instance
+from flowstone.node.member import Member
+from flowstone.replication import bootstrap_leader, replica_set
+from flowstone.replication.applier import ENDED, ApplierState, reaction
+from flowstone.replication.bootstrap_leader import Candidate
+from flowstone.replication.messages import Ballot
+from flowstone.replication.replica_set import DuplicateConnection, Progress, ReplicaSet, Upstream
+
+LOG = logging.getLogger("flowstone.node")
+
+_State = ApplierState
+_JOIN: Final = (_State.READY, _State.INITIAL_JOIN, _State.FINAL_JOIN, _State.JOINED, _State.READY)
+_FETCH: Final = (_State.READY, _State.FETCH_SNAPSHOT, _State.FETCHED_SNAPSHOT, _State.READY)
+_REGISTER: Final = (_State.REGISTERED, _State.READY)
+
+
+class Replication:
+    """The upstreams of a node. `connect`, then `join` if there is no data, then `follow` and `sync`."""
+
+    def __init__(self, instance: Instance, member: Member) -> None:
+        self.replica_set = ReplicaSet()
+        self._instance = instance
+        self._member = member
+        self._appliers: dict[Upstream, Applier] = {}
+        self._ended: dict[Applier, None] = {}
+        """Those that do not try any more."""
+        self._changed = asyncio.Event()
+        self._is_at_birth = False
+
+    # --- what box.info shows ---
+
+    def upstream(self, uuid: UUID) -> dict[str, Any] | None:
+        found = self.replica_set.upstream_of(uuid)
+        applier = self._appliers.get(found) if found is not None else None
+        return None if applier is None or applier.state is _State.OFF else applier.info()
+
+    # --- connecting ---
+
+    async def connect(self, *, at_birth: bool) -> None:
+        """Tries all peers that are configured and leaves those that answer paused.
+
+        `at_birth`: an instance without data needs enough of them (error 59); one that has data goes on with fewer.
+        """
+        await self.close()
+        configuration = self._instance.configuration
+        upstreams = [Upstream(parse_uri(text).address) for text in configuration.replication]
+        self.replica_set.set_upstreams(upstreams)
+        self._is_at_birth = at_birth
+        if not upstreams:
+            return
+        self._member.watch_log()
+        LOG.info("connecting to %d replicas", len(upstreams))
+        for upstream, text in zip(upstreams, configuration.replication, strict=True):
+            applier = self._appliers[upstream] = self._make_applier(upstream, text)
+            applier.start(pause_at=(_State.CONNECTED,))
+        await self._until(self._has_connected, configuration.replication_connect_timeout)
+        await self._take_stock()
+
+    def _make_applier(self, upstream: Upstream, text: str) -> Applier:
+        configuration = self._instance.configuration
+        return Applier(
+            self._instance.outside,
+            parse_uri(text),
+            self._member,
+            replication_timeout=configuration.replication_timeout,
+            sync_lag=configuration.replication_sync_lag,
+            on_state=lambda applier: self._applier_changed(upstream, applier),
+            on_ballot=lambda applier: self._changed.set(),
+        )
+
+    def _has_connected(self) -> bool:
+        """Everybody has answered or given up; later starts need not wait for more than the quorum."""
+        connected = len(self._connected())
+        given_up = sum(applier in self._ended and not self._is_self(applier) for applier in self._appliers.values())
+        if connected + given_up >= len(self._appliers):
+            return True
+        return self._goes_by_quorum and not self._is_at_birth and connected >= self._connect_quorum
+
+    @property
+    def _goes_by_quorum(self) -> bool:
+        """`replication_connect_quorum` counts: up to 2.10, and where it is asked for."""
+        instance = self._instance
+        return instance.box.dialect is Dialect.V2_6 or instance.configuration.bootstrap_strategy == "legacy"
+
+    @property
+    def _connect_quorum(self) -> int:
+        total, configuration = len(self._appliers), self._instance.configuration
+        if self._goes_by_quorum:
+            return replica_set.connect_quorum(total, configuration.replication_connect_quorum)
+        if not self._is_at_birth or configuration.bootstrap_strategy != "auto":
+            return 0
+        return replica_set.connect_quorum_of_birth(total, any(peer.ballot.is_booted for peer in self._candidates()))
+
+    async def _take_stock(self) -> None:
+        """Stops who has not answered, to be tried again by `follow`, and sees whether enough have."""
+        connected, total = self._connected(), len(self._appliers)
+        if len(connected) < total:
+            LOG.error("failed to connect to %d out of %d replicas", total - len(connected), total)
+        else:
+            LOG.info("connected to %d replicas", total)
+        if len(connected) < self._connect_quorum and self._is_at_birth:
+            reasons = "; ".join(_failure(applier) for applier in self._appliers.values() if applier not in connected)
+            await self.close()
+            raise errors.Cfg(
+                "Incorrect value for option 'replication': failed to connect to one or more replicas",
+                hint=reasons or None,
+            )
+        self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else len(connected)
+        for upstream, applier in self._appliers.items():
+            if applier not in connected:
+                await applier.stop()
+                upstream.progress = Progress.DISCONNECTED
+        self._check_duplicates()
+
+    def _check_duplicates(self) -> None:
+        uuids = [applier.uuid for applier in self._connected()]
+        if len(uuids) != len(dict.fromkeys(uuids)):
+            raise errors.Cfg("Incorrect value for option 'replication': duplicate connection to the same replica")
+
+    def _connected(self) -> list[Applier]:
+        """Those that are connected and wait, and the one that has found that its peer is ourselves."""
+        return [
+            applier
+            for applier in self._appliers.values()
+            if applier.state is _State.CONNECTED or (applier.state is _State.OFF and self._is_self(applier))
+        ]
+
+    def _is_self(self, applier: Applier) -> bool:
+        return applier.uuid == self._instance.uuid
+
+    def _candidates(self) -> list[Candidate]:
+        return [
+            Candidate(applier.uuid, applier.ballot or self._own_ballot(), applier.uri.address)
+            for applier in self._connected()
+            if applier.uuid is not None and (applier.ballot is not None or self._is_self(applier))
+        ]
+
+    def _own_ballot(self) -> Ballot:
+        return Ballot(is_ro_cfg=self._instance.configuration.read_only, is_ro=True, is_booted=False)
+
+    def _peers(self) -> list[Candidate]:
+        return [candidate for candidate in self._candidates() if candidate.uuid != self._instance.uuid]
+
+    # --- where the data comes from ---
+
+    async def find_data(self) -> bool:
+        """Joins the bootstrap leader; False if that is this instance itself, which then has to begin a replica set."""
+        clock, configuration = self._instance.outside.clock, self._instance.configuration
+        while True:
+            await self.connect(at_birth=True)
+            leader = self._choose_leader()
+            self._instance.bootstrap_leader_uuid = leader.uuid if leader is not None else self._instance.uuid
+            if leader is None or leader.uuid == self._instance.uuid:
+                await self._check_unanimity()
+                return False
+            self._check_listed(leader)
+            if await self._join(leader):
+                return True
+            LOG.info("joining failed, will retry every %.2f second", configuration.replication_timeout)
+            await clock.sleep(configuration.replication_timeout)
+
+    def _choose_leader(self) -> Candidate | None:
+        configuration = self._instance.configuration
+        candidates = self._candidates()
+        if self._instance.box.dialect is Dialect.V2_6:
+            return bootstrap_leader.oldest_rule(candidates)
+        if configuration.bootstrap_strategy == "config":
+            assert configuration.bootstrap_leader is not None, "configure sees to that"
+            return bootstrap_leader.configured_rule(configuration.bootstrap_leader)(candidates)
+        if configuration.bootstrap_strategy == "supervised":
+            leader = bootstrap_leader.supervised_rule(candidates)
+            if leader is None:
+                raise errors.Cfg(
+                    "Incorrect value for option 'bootstrap_strategy': no peer has been made the bootstrap leader"
+                )
+            return leader
+        return bootstrap_leader.score_rule(candidates)
+
+    def _check_listed(self, leader: Candidate) -> None:
+        """Since 2.11 who joins must be able to reach all members."""
+        configuration = self._instance.configuration
+        if self._goes_by_quorum or configuration.bootstrap_strategy != "auto" or configuration.replication_anon:
+            return
+        missing = bootstrap_leader.unlisted_members(self._candidates(), len(configuration.replication))
+        if missing:
+            raise errors.BootstrapConnectionNotToAll(
+                "Bootstrap failed: replication doesn't list all members of the replica set",
+                hint=f"add those that are missing: {', '.join(map(str, missing))}",
+            )
+
+    async def _check_unanimity(self) -> None:
+        """Since 2.11 a replica set is born when all who are there agree on who begins."""
+        if self._goes_by_quorum or self._instance.configuration.bootstrap_strategy != "auto":
+            return
+        uuid = self._instance.uuid
+        nobody = UUID(int=0)
+
+        def has_chosen() -> bool:
+            return all(peer.ballot.bootstrap_leader_uuid not in (None, nobody) for peer in self._peers())
+
+        if any(peer.ballot.bootstrap_leader_uuid is not None for peer in self._peers()):
+            await self._until(has_chosen, self._instance.configuration.replication_connect_timeout)
+        other = bootstrap_leader.dissenter(self._peers(), uuid)
+        if other is not None:
+            raise errors.BootstrapNotUnanimous(
+                f"Replica {other.uuid} chose a different bootstrap leader {other.ballot.bootstrap_leader_uuid}"
+            )
+
+    async def _join(self, leader: Candidate) -> bool:
+        """Takes the leader's data; False if it is worth another try, with nothing taken yet."""
+        applier = next(applier for applier in self._connected() if applier.uuid == leader.uuid)
+        LOG.info("bootstrapping replica from %s at %s", leader.uuid, leader.address)
+        try:
+            for state in _FETCH if self._instance.configuration.replication_anon else _JOIN:
+                await applier.resume_to(state)
+        except FlowstoneError as error:
+            retry = reaction(error, is_2_6=self._goes_by_quorum) in (_State.LOADING, _State.DISCONNECTED)
+            if self._member.is_joining or not retry:
+                raise
+            LOG.info("cannot join %s yet: %s", leader.address, error)
+            return False
+        return True
+
+    async def rejoin(self, forget: Callable[[], None]) -> bool:
+        """Joins anew where no peer has the logs any more that we need, after `forget`; False if none of that is so."""
+        source = bootstrap_leader.rejoin_source(self._peers(), self._instance.vclock)
+        if source is None:
+            return False
+        LOG.error("replica is too old, initiating rebootstrap from %s at %s", source.uuid, source.address)
+        self._instance.bootstrap_leader_uuid = source.uuid
+        forget()
+        if not await self._join(source):
+            raise errors.Cfg(f"Incorrect value for option 'replication': cannot join {source.address} anew")
+        return True
+
+    def peers_to_register(self) -> list[UUID]:
+        """Whom the first instance registers with itself: 2.6.0 all who are connected, later ones nobody."""
+        if self._instance.box.dialect is not Dialect.V2_6:
+            return []
+        return sorted(peer.uuid for peer in self._peers())
+
+    # --- following ---
+
+    def follow(self) -> None:
+        """Resumes who waits and tries again who had not answered."""
+        for applier in self._appliers.values():
+            if applier.state is _State.OFF and not self._is_self(applier):
+                applier.start()
+            else:
+                applier.resume()
+
+    async def sync(self) -> None:
+        """Returns when enough peers have been caught up with, or this is not to be had: then we are an orphan."""
+        known, configuration = self.replica_set, self._instance.configuration
+        if not self._appliers or known.quorum == 0:
+            self.set_orphan(False)
+            return
+        LOG.info("synchronizing with %d replicas", known.quorum)
+        await self._until(lambda: known.is_synced or not known.may_sync, configuration.replication_sync_timeout)
+        if known.is_synced:
+            LOG.info("replica set sync complete")
+        else:
+            LOG.error("failed to synchronize with %d replicas, entering orphan mode", known.quorum)
+        self.set_orphan(not known.is_synced)
+
+    def begin_orphan(self) -> None:
+        """Nothing is written before it is known that nobody has more of our own rows than we do."""
+        if self._instance.configuration.replication:
+            self.set_orphan(True)
+
+    def set_orphan(self, is_orphan: bool) -> None:
+        instance = self._instance
+        if instance.is_orphan and not is_orphan and instance.status == "orphan":
+            LOG.info("leaving orphan mode")
+        instance.is_orphan = is_orphan
+        instance.settle_read_only()
+
+    def reconfigure(self) -> None:
+        """Options other than `replication` have changed."""
+        configuration = self._instance.configuration
+        for applier in self._appliers.values():
+            applier.replication_timeout = configuration.replication_timeout
+            applier.sync_lag = configuration.replication_sync_lag
+        if self._goes_by_quorum:
+            self.replica_set.quorum = self._connect_quorum
+            if self.replica_set.is_synced:
+                self.set_orphan(False)
+
+    async def restart(self) -> None:
+        """`replication` has been set, to the same or to something else: all connections are made anew."""
+        self.begin_orphan()
+        await self.connect(at_birth=False)
+        self.follow()
+        await self.sync()
+
+    async def register(self) -> None:
+        """An anonymous replica becomes a member: one of its peers gives it an id (error 208 if none can)."""
+        await self.connect(at_birth=False)
+        master = self._choose_leader()
+        chosen = master.uuid if master is not None else None
+        applier = next((applier for applier in self._connected() if applier.uuid == chosen), None)
+        if applier is None or applier.state is not _State.CONNECTED:
+            raise errors.CannotRegister("Can't register an anonymous replica: no suitable master")
+        for state in _REGISTER:
+            await applier.resume_to(state)
+
+    async def close(self) -> None:
+        appliers, self._appliers, self._ended = self._appliers, {}, {}
+        for applier in appliers.values():
+            await applier.stop()
+
+    # --- what appliers report ---
+
+    def _applier_changed(self, upstream: Upstream, applier: Applier) -> None:
+        if upstream not in self._appliers:
+            return
+        try:
+            self.replica_set.follow(upstream, applier.state, applier.uuid)
+        except DuplicateConnection as error:
+            LOG.error("%s", error)
+            applier.fail(error)
+        if applier.state in ENDED:
+            self._ended[applier] = None
+        if self._instance.status == "orphan" and self.replica_set.is_synced:
+            self.set_orphan(False)
+        self._changed.set()
+
+    def stop_all(self, error: FlowstoneError) -> None:
+        """What was applied could not be written: everybody stops, as what comes next would build on it."""
+        for applier in self._appliers.values():
+            applier.fail(error)
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Returns when `condition`, about states and ballots of appliers, holds, or time is up."""
+        timer = asyncio.get_running_loop().create_task(self._instance.outside.clock.sleep(seconds))
+        timer.add_done_callback(lambda _: self._changed.set())
+        try:
+            while not condition() and not timer.done():
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            timer.cancel()
+
+
+def _failure(applier: Applier) -> str:
+    return f"{applier.uri.address}: {applier.error.message if applier.error is not None else 'no answer'}"

@@ -1,0 +1,228 @@
+"""Whom a node follows: births, restarts, orphans, members that come, go and change, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flowstone.iproto import errors
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack
+from tests.simulation.simulation import Simulation, simulated
+
+DIALECTS = ("2.6", "2.11")
+
+
+def uris(sim: Simulation, *names: str) -> list[str]:
+    return [sim.uri(name) for name in names]
+
+
+def ids(sim: Simulation, name: str) -> dict[int, str]:
+    return {number: member["uuid"] for number, member in sim.node(name).info()["replication"].items()}
+
+
+def upstream(sim: Simulation, name: str, of: str) -> dict[str, Any]:
+    uuid = sim.machine(of).uuid
+    found = (member for member in sim.node(name).info()["replication"].values() if member["uuid"] == uuid)
+    shown: dict[str, Any] = next(found).get("upstream", {})
+    return shown
+
+
+async def make_space(sim: Simulation, name: str) -> None:
+    async def make() -> None:
+        space = await sim.node(name).create_space("ledger")
+        await space.create_index("pk")
+
+    await sim.on(name, make())
+
+
+async def put(sim: Simulation, name: str, *keys: int) -> None:
+    async def write() -> None:
+        for key in keys:
+            await sim.node(name).space("ledger").replace([key, name])
+
+    await sim.on(name, write())
+
+
+def is_ready(sim: Simulation, name: str) -> bool:
+    space = sim.node(name).box.names.get("ledger")
+    return space is not None and space.primary is not None
+
+
+def has(sim: Simulation, name: str, key: int) -> bool:
+    return is_ready(sim, name) and sim.node(name).space("ledger").get(key) is not None
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_instances_without_data_agree_on_who_begins_and_follow_each_other(dialect: str) -> None:
+    async def scenario(sim: Simulation) -> None:
+        peers = uris(sim, "a", "b", "c")
+        options: dict[str, Any] = {"dialect": dialect, "replication": peers}
+        await asyncio.gather(*(sim.start(name, **options) for name in "abc"))
+        assert ids(sim, "a") == ids(sim, "b") == ids(sim, "c")
+        assert sorted(ids(sim, "a")) == [1, 2, 3]
+        first = min("abc", key=lambda name: sim.machine(name).uuid)
+        assert ids(sim, "a")[1] == sim.machine(first).uuid
+        await sim.until(lambda: all(sim.node(name).info()["status"] == "running" for name in "abc"))
+        await make_space(sim, "a")
+        await sim.until(lambda: all(is_ready(sim, name) for name in "bc"))
+        for key, name in enumerate("abc"):
+            await put(sim, name, key)
+        await sim.until(lambda: all(has(sim, name, key) for name in "abc" for key in range(3)))
+        assert len({str(sim.node(name).info()["vclock"]) for name in "abc"}) == 1
+
+    for seed in range(3):
+        Simulation(seed).run(scenario)
+
+
+@simulated()
+async def test_of_a_set_born_in_dialect_2_6_all_are_members_from_the_first_snapshot_on(sim: Simulation) -> None:
+    await asyncio.gather(*(sim.start(name, dialect="2.6", replication=uris(sim, "a", "b")) for name in "ab"))
+    assert sim.node("a").info()["vclock"] == {}
+    in_order = sorted(sim.machine(name).uuid for name in "ab")
+    assert list(ids(sim, "a").values()) == in_order
+
+
+@simulated()
+async def test_an_instance_without_data_needs_its_peers(sim: Simulation) -> None:
+    with pytest.raises(errors.Cfg, match="failed to connect to one or more replicas") as caught:
+        await sim.start("a", dialect="2.6", replication=uris(sim, "a", "b"))
+    assert caught.value.hint is not None
+    assert "b:3301" in caught.value.hint
+    assert sim.now >= 30
+
+
+@simulated()
+async def test_most_of_a_set_to_be_is_enough_for_its_birth_in_dialect_2_11(sim: Simulation) -> None:
+    peers = uris(sim, "a", "b", "c")
+    await asyncio.gather(*(sim.start(name, replication=peers) for name in "ab"))
+    assert sorted(ids(sim, "a")) == [1, 2]
+    await sim.start("c", replication=peers)
+    await sim.until(lambda: sorted(ids(sim, "a")) == [1, 2, 3])
+
+
+@simulated()
+async def test_two_addresses_of_one_instance_are_refused(sim: Simulation) -> None:
+    await sim.start("a", dialect="2.6")
+    with pytest.raises(errors.Cfg, match="duplicate connection to the same replica"):
+        await sim.start("b", dialect="2.6", replication=[sim.uri("a"), sim.uri("a")])
+
+
+@simulated()
+async def test_who_joins_must_list_all_members(sim: Simulation) -> None:
+    await sim.start("a")
+    await sim.start("b", replication=uris(sim, "a", "b"))
+    with pytest.raises(errors.BootstrapConnectionNotToAll) as caught:
+        await sim.start("c", replication=uris(sim, "a"))
+    assert sim.machine("b").uuid in (caught.value.hint or "")
+
+
+@simulated()
+async def test_the_configured_leader_is_joined_and_another_one_is_an_error(sim: Simulation) -> None:
+    await sim.start("a")
+    options: dict[str, Any] = {"replication": uris(sim, "a", "b"), "bootstrap_strategy": "config"}
+    with pytest.raises(errors.Cfg, match="failed to connect to the bootstrap leader elsewhere"):
+        await sim.start("b", bootstrap_leader="elsewhere", **options)
+    await sim.start("b", bootstrap_leader=sim.machine("a").uuid, **options)
+    assert sorted(ids(sim, "b")) == [1, 2]
+
+
+@simulated()
+async def test_an_instance_whose_peers_are_gone_is_an_orphan_until_they_are_back(sim: Simulation) -> None:
+    options: dict[str, Any] = {"dialect": "2.6", "replication": uris(sim, "a", "b"), "replication_connect_timeout": 5}
+    await asyncio.gather(sim.start("a", **options), sim.start("b", **options))
+    await make_space(sim, "a")
+    sim.kill("b")
+    await sim.restart("a")
+    assert sim.node("a").info()["status"] == "orphan"
+    with pytest.raises(errors.Readonly):
+        await put(sim, "a", 1)
+    await sim.restart("b")
+    await sim.until(lambda: sim.node("a").info()["status"] == "running")
+    await put(sim, "a", 1)
+
+
+@simulated()
+async def test_a_quorum_of_nobody_makes_no_orphan(sim: Simulation) -> None:
+    options: dict[str, Any] = {"dialect": "2.6", "replication": uris(sim, "a", "b"), "replication_connect_timeout": 5}
+    await asyncio.gather(sim.start("a", **options), sim.start("b", **options))
+    sim.kill("b")
+    await sim.restart("a", replication_connect_quorum=0)
+    assert sim.node("a").info()["status"] == "running"
+
+
+@simulated()
+async def test_replication_can_be_changed_while_the_node_runs(sim: Simulation) -> None:
+    await sim.start("a")
+    await make_space(sim, "a")
+    await sim.start("b", replication=uris(sim, "a"))
+    await sim.on("b", sim.node("b").reconfigure(replication=[]))
+    await put(sim, "a", 1)
+    await sim.sleep(10)
+    assert not has(sim, "b", 1)
+    await sim.on("b", sim.node("b").reconfigure(replication=uris(sim, "a")))
+    assert has(sim, "b", 1)
+    assert upstream(sim, "b", "a")["status"] == "follow"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_an_anonymous_replica_becomes_a_member_while_it_runs(dialect: str) -> None:
+    async def scenario(sim: Simulation) -> None:
+        await sim.start("a", dialect=dialect)
+        await make_space(sim, "a")
+        await sim.start("b", replication=uris(sim, "a"), replication_anon=True, read_only=True)
+        info = sim.node("b").info()
+        assert (info["id"], info["ro"], sorted(ids(sim, "a"))) == (0, True, [1])
+        await put(sim, "a", 1)
+        await sim.until(lambda: has(sim, "b", 1))
+        assert sim.node("a").info()["replication_anon"] == {"count": 1}
+        await sim.on("b", sim.node("b").reconfigure(replication_anon=False, read_only=False))
+        assert (sim.node("b").info()["id"], sorted(ids(sim, "a"))) == (2, [1, 2])
+        await put(sim, "b", 2)
+        assert sim.node("b").info()["vclock"][2] == 1
+        with pytest.raises(errors.Cfg, match="cannot be turned on after bootstrap has finished"):
+            await sim.on("b", sim.node("b").reconfigure(replication_anon=True, read_only=True))
+
+    Simulation(1).run(scenario)
+
+
+@simulated()
+async def test_registration_needs_a_master_that_can_be_reached(sim: Simulation) -> None:
+    await sim.start("a")
+    await sim.start("b", replication=uris(sim, "a"), replication_anon=True, read_only=True)
+    sim.kill("a")
+    await sim.on("b", sim.node("b").reconfigure(replication_connect_timeout=1))
+    with pytest.raises(errors.CannotRegister):
+        await sim.on("b", sim.node("b").reconfigure(replication_anon=False))
+    assert sim.node("b").configuration.replication_anon
+
+
+@simulated()
+async def test_an_instance_whose_logs_nobody_has_any_more_joins_anew(sim: Simulation) -> None:
+    options: dict[str, Any] = {"dialect": "2.6", "checkpoint_count": 1}
+    await sim.start("a", **options)
+    await make_space(sim, "a")
+    await sim.start("b", dialect="2.6", replication=uris(sim, "a"))
+    sim.kill("b")
+    await sim.restart("a")  # consumers are forgotten with the process
+    await put(sim, "a", *range(10))
+    await sim.on("a", sim.node("a").snapshot())
+    await put(sim, "a", *range(10, 20))
+    await sim.on("a", sim.node("a").snapshot())
+    await sim.restart("b")
+    assert all(has(sim, "b", key) for key in range(20))
+    assert (sim.node("b").info()["id"], sorted(ids(sim, "a"))) == (2, [1, 2])
+    await sim.restart("b")
+    assert all(has(sim, "b", key) for key in range(20))
+
+
+@simulated()
+async def test_a_member_that_is_removed_is_named_no_more(sim: Simulation) -> None:
+    await sim.start("a")
+    await sim.start("b", replication=uris(sim, "a"))
+    sim.kill("b")
+    client = await sim.client("a")
+    await client.request(RequestType.DELETE, pack({Key.SPACE_ID.value: 320, Key.KEY.value: [2]}))
+    assert sorted(ids(sim, "a")) == [1]
