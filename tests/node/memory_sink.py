@@ -89,7 +89,7 @@ class MemorySink:
         if row.type != RequestType.INSERT:
             return
         body = msgpack.unpackb(row.body, strict_map_key=False, raw=True)
-        if body[0x10] == SCHEMA_ID and body[0x21][0] == b"cluster":
+        if body[0x10] == SCHEMA_ID and body[0x21][0] in (b"cluster", b"replicaset_uuid"):
             self.replicaset_uuid = UUID(body[0x21][1].decode())
         if body[0x10] == CLUSTER_ID and body[0x21][1].decode() == str(self.instance_uuid):
             self.replica_id = body[0x21][0]

@@ -22,7 +22,7 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.uri import Uri
 from flowstone.node.connection import CLOSE_SECONDS, CONNECT_SECONDS, READ_SIZE, reason_of, tls_of
 from flowstone.outside import Outside, Stream
-from flowstone.replication.applier import ENDED, FAILED, ApplierState, ConnectionLost, code_of, reaction
+from flowstone.replication.applier import ENDED, FAILED, TRANSITIONS, ApplierState, ConnectionLost, code_of, reaction
 from flowstone.replication.applier_protocol import (
     ApplierProtocol,
     BallotIsEvent,
@@ -263,24 +263,27 @@ class Applier:
     # --- its life ---
 
     async def _run(self) -> None:
-        while True:
-            try:
-                await self._follow()
-            except asyncio.CancelledError:
-                if self._verdict is None:
-                    raise
-                after = self._fail(self._verdict)
-            except (FlowstoneError, OSError) as error:
-                after = self._fail(error)
-            except Exception as error:
-                LOG.exception("the applier of %s", self.uri.address)
-                after = self._fail(FlowstoneError(f"{type(error).__name__}: {error}"))
-            finally:
-                await self._disconnect()
+        try:
+            while (after := await self._attempt()) not in ENDED:
+                self._set_state(after)
+                await self._outside.clock.sleep(self._pause_before_retry())
             self._set_state(after)
-            if after in ENDED:
-                return
-            await self._outside.clock.sleep(self._pause_before_retry())
+        except asyncio.CancelledError:
+            if self._verdict is None:
+                raise
+            self._set_state(self._fail(self._verdict))
+
+    async def _attempt(self) -> ApplierState:
+        """Connects and follows until that fails; the state to be in then."""
+        try:
+            await self._follow()
+        except (FlowstoneError, OSError) as error:
+            return self._fail(error)
+        except Exception as error:
+            LOG.exception("the applier of %s", self.uri.address)
+            return self._fail(FlowstoneError(f"{type(error).__name__}: {error}"))
+        finally:
+            await self._disconnect()
 
     def _fail(self, error: FlowstoneError | OSError) -> ApplierState:
         """Takes note of the error, logs it unless it is the last one again, and tells what comes of it."""
@@ -313,6 +316,7 @@ class Applier:
         return min(self._interval() * BACKOFF**patience, max(self._interval(), RETRY_SECONDS_MAX))
 
     def _set_state(self, state: ApplierState) -> None:
+        assert state in TRANSITIONS[self.state], f"from {self.state.value} to {state.value}"
         self.state = state
         self._on_state(self)
         for waiter in self._waiters:

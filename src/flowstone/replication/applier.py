@@ -64,8 +64,8 @@ _FORWARD: Final = {
 }
 
 TRANSITIONS: Final[dict[ApplierState, frozenset[ApplierState]]] = {
-    # Whatever it is doing, it may fail or be told to stop.
-    state: frozenset(after) | (FAILED if state not in FAILED else {_State.OFF})
+    # Whatever it is doing, it may fail or be told to stop; while it does nothing, it can only be told.
+    state: frozenset(after) | (ENDED - {state} if state in FAILED else FAILED)
     for state, after in _FORWARD.items()
 }
 """State → the states that may come next."""
