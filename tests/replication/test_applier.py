@@ -6,6 +6,7 @@ import pytest
 
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto.errors import error_of
+from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 from flowstone.replication.applier import ENDED, TRANSITIONS, ApplierState, ConnectionLost, reaction
 
 State = ApplierState
@@ -42,6 +43,22 @@ def test_an_error_of_the_peer_does_what_it_does_to_a_real_applier(
     assert reaction(error, is_2_6=False) is later
 
 
+@pytest.mark.parametrize(
+    ("kind", "in_2_6", "later"),
+    [
+        ("XlogGapError", State.STOPPED, State.LOADING),
+        ("SocketError", State.DISCONNECTED, State.DISCONNECTED),
+        ("TimedOut", State.DISCONNECTED, State.DISCONNECTED),
+        ("LuajitError", State.STOPPED, State.STOPPED),
+    ],
+)
+def test_the_class_of_an_error_counts_before_its_code(kind: str, in_2_6: ApplierState, later: ApplierState) -> None:
+    """2.6.0 gives all of these code 32."""
+    error = error_of(32, "no", ErrorStack((ErrorRecord(kind, "no"),)))
+    assert reaction(error, is_2_6=True) is in_2_6
+    assert reaction(error, is_2_6=False) is later
+
+
 @pytest.mark.parametrize("error", [ConnectionLost("gone"), ConnectionResetError(), TimeoutError()])
 def test_a_lost_connection_is_made_again(error: ConnectionLost | OSError) -> None:
     assert reaction(error, is_2_6=True) is reaction(error, is_2_6=False) is State.DISCONNECTED
@@ -58,6 +75,6 @@ def test_every_state_has_its_line_in_the_table_and_can_be_reached() -> None:
 
 def test_an_applier_can_always_be_stopped_and_started_again() -> None:
     for state in State:
-        assert State.OFF in TRANSITIONS[state]
+        assert state is State.OFF or State.OFF in TRANSITIONS[state]
     for state in ENDED:
         assert State.CONNECT in TRANSITIONS[state]

@@ -419,7 +419,10 @@ class ApplierProtocol:
         theirs, ours = reply.replicaset_uuid, self._replicaset_uuid
         # A master that says no UUID, as 1.10 does, has compared them itself.
         if theirs is not None and theirs.int and ours is not None and theirs != ours:
-            raise errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {theirs}, got {ours}")
+            raise errors.ReplicasetUuidMismatch(
+                f"Replica set UUID mismatch: expected {theirs}, got {ours}",
+                hint=f"{self._peer} is of another replica set: check the URI, or join that set with an empty directory",
+            )
         self.reply = reply
         self._due = _Due.ROWS
         self._events.append(Subscribed(reply))
