@@ -1,3 +1,456 @@
-"""The runtime of an applier, against a real master and against scripted ones."""
+"""The runtime of an applier, against scripted masters and against the real Tarantool."""
 
 from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+import pytest
+from asynctnt import Connection as Client
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.errors import error_of
+from flowstone.iproto.greeting import Greeting, encode_greeting
+from flowstone.iproto.packet import split
+from flowstone.iproto.replies import encode_error
+from flowstone.iproto.row import Row, decode_row
+from flowstone.iproto.uri import parse_uri
+from flowstone.node.applier import Applier
+from flowstone.outside import production
+from flowstone.replication import messages
+from flowstone.replication.applier import ApplierState, ConnectionLost
+from flowstone.replication.messages import Ballot, Heartbeat, SubscribeReply
+from flowstone.replication.vclock import VClock
+from tests.node.fake_server import peer
+from tests.node.memory_sink import MemorySink
+from tests.real_tarantool import free_port
+from tests.replication.applier_stories import raw_packet, transaction
+
+State = ApplierState
+US, THEM, SET = UUID(int=0x11 << 120), UUID(int=0x22 << 120), UUID(int=0xAA << 120)
+SECONDS = 20.0
+
+
+async def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Returns when `condition` holds; fails if it does not in time."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 — what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def applier(uri: str, sink: MemorySink, **how: Any) -> AsyncIterator[tuple[Applier, list[State]]]:
+    """An applier that is not started yet, and the states it comes to."""
+    states: list[State] = []
+    options: dict[str, Any] = {"replication_timeout": 0.3, "reconnect_timeout": 0.02} | how
+    made = Applier(production(), parse_uri(uri), sink, on_state=lambda it: states.append(it.state), **options)
+    try:
+        yield made, states
+    finally:
+        await made.stop()
+
+
+def member() -> MemorySink:
+    """A sink that has data and is registered."""
+    sink = MemorySink(US)
+    sink.replicaset_uuid, sink.replica_id = SET, 2
+    return sink
+
+
+# --- scripted masters ---
+
+
+class ScriptedMaster:
+    """Greets as 2.6.0 and answers each request by what the script of its type says; keeps what it was sent."""
+
+    def __init__(self, uuid: UUID = THEM, **scripts: list[bytes]) -> None:
+        self.uuid = uuid
+        self.scripts: dict[str, list[bytes]] = {
+            "VOTE": [raw_packet(RequestType.OK, messages.encode_ballot_body(Ballot(VClock({1: 5})), is_2_6=True))],
+            "SUBSCRIBE": [
+                messages.encode_subscribe_reply(SubscribeReply(1, VClock({1: 5}), SET)),
+                messages.encode_heartbeat(Heartbeat(1, 1e9)),
+            ],
+        } | scripts
+        self.connections = 0
+        self.heard: list[Row] = []
+        self.writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def acks(self) -> list[VClock]:
+        return [messages.decode_ack(row).vclock for row in self.heard if row.type == 0]
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.append(writer)
+        writer.write(encode_greeting(Greeting((2, 6, 0), self.uuid, b"s" * 32)))
+        buffer = b""
+        while data := await reader.read(65536):
+            packets, end = split(buffer + data)
+            buffer = (buffer + data)[end:]
+            for packet in packets:
+                row = decode_row(packet)
+                self.heard.append(row)
+                if row.type:
+                    writer.write(b"".join(self.scripts.get(RequestType(row.type).name, [])))
+
+
+def error_packet(code: int, message: str) -> bytes:
+    return encode_error(0, 0, error_of(code, message))
+
+
+async def test_it_pauses_where_it_is_told_to_and_goes_on_when_it_is_told_to() -> None:
+    master = ScriptedMaster()
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
+        it.start(pause_at={State.CONNECTED})
+        await until(lambda: it.state is State.CONNECTED)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [row.type for row in master.heard] == [RequestType.VOTE]
+        assert it.ballot is not None
+        assert (it.uuid, it.version, it.ballot.vclock) == (THEM, (2, 6, 0), VClock({1: 5}))
+        await it.resume_to(State.READY)
+        assert it.state is State.READY
+        await it.resume_to(State.READY)  # where it is already
+        it.resume()
+        await until(lambda: it.state is State.SYNC)
+        assert states == [State.CONNECT, State.CONNECTED, State.READY, State.SYNC]
+        assert it.remote_vclock_at_subscribe == VClock({1: 5})
+        assert it.peer_id == 1
+
+
+async def test_heartbeats_are_answered_and_writes_acknowledged() -> None:
+    master = ScriptedMaster()
+    sink = member()
+    async with peer(master.talk) as uri, applier(uri, sink, sync_lag=1e10) as (it, _):
+        it.start()
+        await until(lambda: master.acks)
+        assert master.acks == [VClock()]
+        assert it.state is State.SYNC
+        master.writers[0].write(transaction(1, 1, 5))
+        await until(lambda: VClock({1: 5}) in master.acks)
+        await until(lambda: it.state is State.FOLLOW)
+        assert [row.lsn for row in sink.rows] == [1, 2, 3, 4, 5]
+        count = len(master.acks)
+        master.writers[0].write(messages.encode_heartbeat(Heartbeat(1, 1e9)))
+        await until(lambda: len(master.acks) == count + 1)
+        assert it.info()["status"] == "follow"
+        assert it.info()["lag"] > 1e8
+        assert it.info()["peer"] == uri
+
+
+async def test_a_raft_row_goes_to_the_sink() -> None:
+    master = ScriptedMaster()
+    sink = member()
+    async with peer(master.talk) as uri, applier(uri, sink) as (it, _):
+        it.start()
+        await until(lambda: master.acks)
+        master.writers[0].write(raw_packet(RequestType.RAFT, b"\x81\x00\x03"))
+        await until(lambda: sink.raft_rows)
+
+
+async def test_a_master_that_falls_silent_is_left_and_asked_again() -> None:
+    master = ScriptedMaster()
+    async with peer(master.talk) as uri, applier(uri, member(), replication_timeout=0.05) as (it, states):
+        it.start()
+        await until(lambda: master.connections >= 3)
+        assert State.DISCONNECTED in states
+        assert State.STOPPED not in states
+
+
+async def test_a_greeting_must_come_in_time() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with peer(silent) as uri, applier(uri, member(), replication_timeout=0.05) as (it, _):
+        it.start()
+        with pytest.raises(ConnectionLost, match=r"said nothing for 0\.2 s"):
+            await it.resume_to(State.CONNECTED)
+
+
+async def test_ourselves_we_do_not_follow() -> None:
+    master = ScriptedMaster(uuid=US)
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
+        it.start()
+        await until(lambda: it.state is State.OFF and states)
+        assert it.error is None
+        assert [row.type for row in master.heard] == [RequestType.VOTE]
+
+
+async def test_what_cannot_be_applied_stops_it_for_good_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    master = ScriptedMaster()
+    sink = member()
+    sink.failure = errors.TupleFound("Duplicate key exists", hint="it is about row 1 of replica 1")
+    async with peer(master.talk) as uri, applier(uri, sink) as (it, _):
+        it.start()
+        await until(lambda: master.acks)
+        master.writers[0].write(transaction(1, 1))
+        await until(lambda: it.state is State.STOPPED)
+        assert it.info()["message"] == "Duplicate key exists"
+        with pytest.raises(errors.TupleFound):
+            await it.resume_to(State.FOLLOW)
+        assert [record.levelname for record in caplog.records if "stopped" in record.message] == ["ERROR"]
+        assert "it is about row 1 of replica 1" in caplog.text
+        assert master.connections == 1
+        sink.failure = None
+        it.start()
+        await until(lambda: it.state is State.SYNC)
+        assert it.error is None
+
+
+async def test_a_mistake_of_ours_stops_it_too() -> None:
+    master = ScriptedMaster()
+    sink = member()
+    sink.failure = ZeroDivisionError("division by zero")
+    async with peer(master.talk) as uri, applier(uri, sink) as (it, _):
+        it.start()
+        await until(lambda: master.acks)
+        master.writers[0].write(transaction(1, 1))
+        await until(lambda: it.state is State.STOPPED)
+        assert it.info()["message"] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("state", [State.SYNC, State.DISCONNECTED])
+async def test_it_can_be_stopped_with_a_reason_whatever_it_does(state: State) -> None:
+    master = ScriptedMaster()
+    async with peer(master.talk) as uri, applier(uri, member(), reconnect_timeout=1e3) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.SYNC)
+        if state is State.DISCONNECTED:
+            master.writers[0].close()
+            await until(lambda: it.state is State.DISCONNECTED)
+        it.fail(errors.WalIo("Failed to write to disk"))
+        await until(lambda: it.state is State.STOPPED)
+        assert it.info()["message"] == "Failed to write to disk"
+
+
+async def test_a_repeated_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    master = ScriptedMaster(SUBSCRIBE=[error_packet(116, "Instance bootstrap hasn't finished yet")])
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
+        it.start()
+        await until(lambda: states.count(State.LOADING) >= 5)
+        assert caplog.text.count("bootstrap hasn't finished") == 1
+        assert "trying again every 0.02 s" in caplog.text
+        with pytest.raises(errors.Loading):
+            await it.resume_to(State.SYNC, is_patient=False)
+        master.scripts["SUBSCRIBE"] = [error_packet(42, "Read access to universe '' is denied for user 'guest'")]
+        await until(lambda: "Read access" in caplog.text)
+        master.scripts["SUBSCRIBE"] = ScriptedMaster().scripts["SUBSCRIBE"]
+        await until(lambda: it.state is State.SYNC)
+        assert it.error is None
+
+
+async def test_nobody_there_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    async with applier(f"127.0.0.1:{port}", member()) as (it, states):
+        it.start()
+        await until(lambda: states.count(State.DISCONNECTED) >= 3)
+        assert it.info()["message"] == f"cannot connect to 127.0.0.1:{port}: connection refused"
+        assert it.info()["system_message"] == "Connection refused"
+        assert caplog.text.count("connection refused") == 1
+        with pytest.raises(ConnectionLost):
+            await it.resume_to(State.CONNECTED)
+
+
+async def test_rows_of_a_registration_that_leave_a_gap_are_left_to_the_subscription() -> None:
+    """2.6.0 sends what it wrote since it was asked, however far behind we were."""
+    master = ScriptedMaster(REGISTER=[transaction(1, 9), messages.encode_vclock_reply(VClock({1: 9}))])
+    sink = member()
+    sink.replica_id = 0
+    async with peer(master.talk) as uri, applier(uri, sink) as (it, states):
+        it.start()
+        await until(lambda: it.state is State.SYNC)
+        assert sink.told == ["end_join {1: 9}"]
+        assert sink.vclock == VClock()
+        subscribe = next(row for row in master.heard if row.type == RequestType.SUBSCRIBE)
+        assert messages.decode_subscribe(subscribe.body, is_2_6=True).vclock == VClock()
+        assert states[-3:] == [State.REGISTERED, State.READY, State.SYNC]
+
+
+async def test_a_join_that_brings_no_replica_set_is_not_asked_for_again() -> None:
+    vclock = messages.encode_vclock_reply(VClock({1: 9}))
+    master = ScriptedMaster(JOIN=[vclock, vclock, vclock])
+    async with peer(master.talk) as uri, applier(uri, MemorySink(US)) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.STOPPED)
+        assert "names no replica set" in it.info()["message"]
+
+
+# --- the real master ---
+
+SPACE = "box.schema.space.create('t'):create_index('pk') for i = 1, 100 do box.space.t:insert{i, 'x'} end\n"
+TIMEOUT = "replication_timeout=0.3, "
+
+
+CAUGHT_UP = """
+local fiber = require('fiber')
+while box.info.replication[2].downstream.vclock[1] ~= box.info.lsn do fiber.sleep(0.01) end
+"""
+
+
+async def lua(server: Any, code: str) -> Any:
+    async with Client(host="127.0.0.1", port=server.port) as client:
+        return (await client.eval(code)).body
+
+
+def tuples(sink: MemorySink) -> list[bytes]:
+    """Bodies of the rows of space `t`, which has id 512."""
+    heads = (b"\x82\x10\xcd\x02\x00", b"\x82\x10\xce\x00\x00\x02\x00")
+    return [row.body for row in (*sink.snapshot, *sink.rows) if row.body.startswith(heads)]
+
+
+def complaints(server: Any) -> list[str]:
+    """Errors in the server's log, but that a connection has ended."""
+    lines = [line for line in server.log().splitlines() if " E> " in line or " !> " in line]
+    return [line for line in lines if "unexpected EOF" not in line and "Broken pipe" not in line]
+
+
+async def test_it_joins_and_follows_a_real_master(tarantool: ModuleType, tmp_path: Path) -> None:
+    with tarantool.serve(tmp_path, setup=SPACE, cfg=TIMEOUT) as server:
+        sink = MemorySink(US)
+        async with applier(server.uri, sink) as (it, states):
+            it.start(pause_at={State.CONNECTED})
+            await it.resume_to(State.JOINED)
+            assert (sink.replica_id, sink.replicaset_uuid is None) == (2, False)
+            assert [line.split()[0] for line in sink.told] == [
+                "begin_snapshot",
+                "snapshot_rows",
+                "begin_final",
+                "final_rows",
+                "end_join",
+            ]
+            it.resume()
+            await until(lambda: it.state is State.FOLLOW)
+            await lua(server, "for i = 101, 200 do box.space.t:insert{i, 'y'} end")
+            await lua(server, "box.begin() for i = 1, 50 do box.space.t:delete{i} end box.commit()")
+            await until(lambda: len(sink.rows) == 1 + 100 + 50)
+            await until(lambda: it.info()["lag"] < 5)
+            await lua(server, CAUGHT_UP)
+            (downstream,) = await lua(server, "return box.info.replication[2].downstream")
+            assert downstream["status"] == "follow"
+            assert State.STOPPED not in states
+        assert complaints(server) == []
+
+
+async def test_it_follows_anonymously_and_registers_later(tarantool: ModuleType, tmp_path: Path) -> None:
+    with tarantool.serve(tmp_path, setup=SPACE, cfg=TIMEOUT) as server:
+        sink = MemorySink(US, is_anonymous=True)
+        async with applier(server.uri, sink) as (it, states):
+            it.start()
+            await until(lambda: it.state is State.FOLLOW)
+            assert State.FETCHED_SNAPSHOT in states
+            assert (await lua(server, "return box.info.replication_anon.count"))[0] == 1
+            await lua(server, "box.space.t:insert{500, 'z'}")
+            await until(lambda: len(sink.rows) == 1)
+            await it.stop()
+            sink.is_anonymous, sink.id_filter = False, ()
+            it.start()
+            await it.resume_to(State.REGISTERED)
+            assert sink.replica_id == 2
+            it.resume()
+            await until(lambda: it.state is State.FOLLOW)
+        assert complaints(server) == []
+
+
+async def test_it_comes_back_to_a_master_that_was_restarted(tarantool: ModuleType, tmp_path: Path) -> None:
+    port = free_port()
+    cfg = f"{TIMEOUT}listen='127.0.0.1:{port}'"
+    sink = MemorySink(US)
+    async with applier(f"127.0.0.1:{port}", sink) as (it, _):
+        with tarantool.serve(tmp_path, setup=SPACE, cfg=cfg):
+            it.start()
+            await until(lambda: it.state is State.FOLLOW)
+        await until(lambda: it.state is not State.FOLLOW)
+        more = "for i = 1, 10 do box.space.t:replace{i, 'again'} end"
+        with tarantool.serve(tmp_path, setup=more, cfg=cfg) as server:
+            await until(lambda: it.state is State.FOLLOW and len(sink.rows) == 1 + 10)
+            assert len(tuples(sink)) == 100 + 10
+            assert complaints(server) == []
+
+
+async def test_it_catches_up_after_it_was_away(tarantool: ModuleType, tmp_path: Path) -> None:
+    with tarantool.serve(tmp_path, setup=SPACE, cfg=TIMEOUT) as server:
+        sink = MemorySink(US)
+        async with applier(server.uri, sink) as (it, _):
+            it.start()
+            await until(lambda: it.state is State.FOLLOW)
+            for _ in range(3):
+                await it.stop()
+                await lua(server, "for i = 1, 20 do box.space.t:replace{i, 'more'} end")
+                it.start()
+                await until(lambda: it.state is State.FOLLOW)
+            assert [row.lsn for row in sink.rows] == list(range(sink.rows[0].lsn, sink.rows[0].lsn + 61))
+        assert complaints(server) == []
+
+
+USERS = """
+box.schema.user.create('replicator', {password='secret'})
+box.schema.user.grant('replicator', 'replication')
+box.schema.user.create('nobody', {password='secret'})
+"""
+
+
+@pytest.mark.parametrize(
+    ("login", "error", "message"),
+    [
+        ("replicator:wrong", errors.CredsMismatch, "Incorrect password supplied for user 'replicator'"),
+        ("stranger:secret", errors.NoSuchUser, "User 'stranger' is not found"),
+        ("nobody:secret", errors.AccessDenied, "Read access to universe '' is denied for user 'nobody'"),
+    ],
+)
+async def test_a_login_that_is_refused_is_told_and_tried_again(
+    tarantool: ModuleType, tmp_path: Path, login: str, error: type[FlowstoneError], message: str
+) -> None:
+    with tarantool.serve(tmp_path, setup=USERS) as server:
+        async with applier(f"{login}@{server.uri}", MemorySink(US)) as (it, states):
+            it.start()
+            with pytest.raises(error):
+                await it.resume_to(State.JOINED, is_patient=False)
+            assert it.info()["message"] == message
+            it.resume()
+            await until(lambda: states.count(State.LOADING) >= 3)
+            assert "secret" not in str(it.info())
+
+
+async def test_a_login_that_is_right_joins(tarantool: ModuleType, tmp_path: Path) -> None:
+    with tarantool.serve(tmp_path, setup=USERS) as server:
+        async with applier(f"replicator:secret@{server.uri}", MemorySink(US)) as (it, states):
+            it.start()
+            await until(lambda: it.state is State.FOLLOW)
+            assert State.AUTH in states
+        assert complaints(server) == []
+
+
+async def test_a_master_of_another_replica_set_is_not_followed(tarantool: ModuleType, tmp_path: Path) -> None:
+    with tarantool.serve(tmp_path, setup=SPACE) as server:
+        sink = MemorySink(US)
+        async with applier(server.uri, sink) as (it, _):
+            it.start()
+            await it.resume_to(State.JOINED)
+            await it.stop()
+            sink.replicaset_uuid = SET
+            it.start()
+            await until(lambda: it.state is State.STOPPED)
+            assert it.info()["message"].startswith("Replica set UUID mismatch: expected ")
+
+
+async def test_an_instance_that_was_expelled_is_told_so(tarantool: ModuleType, tmp_path: Path) -> None:
+    with tarantool.serve(tmp_path, setup=SPACE) as server:
+        sink = MemorySink(US)
+        async with applier(server.uri, sink) as (it, _):
+            it.start()
+            await it.resume_to(State.JOINED)
+            await it.stop()
+            await lua(server, "box.space._cluster:delete{2}")
+            it.start()
+            await until(lambda: it.state is State.STOPPED)
+            assert "is not registered with replica set" in it.info()["message"]

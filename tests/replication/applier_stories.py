@@ -145,12 +145,12 @@ class Story:
             case "raft":
                 return _packet(RequestType.RAFT, {0: numbers[0]})
             case "promote":
-                return _packet_raw(RequestType.RAFT_PROMOTE, Promote(0, 0, numbers[0], VClock()).encode())
+                return raw_packet(RequestType.RAFT_PROMOTE, Promote(0, 0, numbers[0], VClock()).encode())
             case "snapshot":
                 row = Row(RequestType.INSERT, body=pack({0x10: 512, 0x21: (1,)}))
                 return numbers[0] * messages.encode_row_packet(row)
             case "row" | "rows":
-                return _transaction(*numbers)
+                return transaction(*numbers)
             case "heartbeat":
                 sync = numbers[1] if len(numbers) > 1 else 0
                 return messages.encode_heartbeat(Heartbeat(numbers[0], 1.5e9, sync))
@@ -160,14 +160,14 @@ class Story:
 
 
 def _packet(kind: RequestType, body: dict[int, object]) -> bytes:
-    return _packet_raw(kind, pack(body))
+    return raw_packet(kind, pack(body))
 
 
-def _packet_raw(kind: RequestType, body: bytes) -> bytes:
+def raw_packet(kind: RequestType, body: bytes) -> bytes:
     return frame(encode_header(Row(kind.value)) + body)
 
 
-def _transaction(replica_id: int, first: int, last: int = 0) -> bytes:
+def transaction(replica_id: int, first: int, last: int = 0) -> bytes:
     rows = [
         Row(RequestType.REPLACE, replica_id, 0, lsn, 1.5e9 + lsn, body=pack({0x10: 512, 0x21: (lsn,)}))
         for lsn in range(first, (last or first) + 1)

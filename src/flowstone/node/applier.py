@@ -17,6 +17,7 @@ import numpy as np
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
+from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.greeting import Greeting
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import Uri
@@ -256,8 +257,8 @@ class Applier:
         if self.error is not None:
             found["message"] = self.error.message
             cause = self.error.__cause__
-            if isinstance(cause, OSError) and cause.strerror:
-                found["system_message"] = cause.strerror
+            if isinstance(cause, OSError):
+                found["system_message"] = reason_of(cause).capitalize()
         return found
 
     # --- its life ---
@@ -302,8 +303,8 @@ class Applier:
             if after is ApplierState.STOPPED:
                 LOG.error("replication from %s is stopped: %s", self.uri.address, error)
             else:
-                seconds = self._interval()
-                LOG.warning("%s %s: %s; trying again every %g s", _doing(self.state), self.uri.address, error, seconds)
+                doing = f"{_doing(self.state)} {self.uri.address}: " if isinstance(error, TarantoolError) else ""
+                LOG.warning("%s%s; trying again every %g s", doing, error, self._interval())
         self._failures += 1
         return after
 
@@ -370,7 +371,7 @@ class Applier:
             case SnapshotRows(slab):
                 await sink.snapshot_rows(slab)
             case FinalRows(slab):
-                await self._final(protocol, slab)
+                await self._final(slab)
             case Entered(state):
                 self.ballot = protocol.ballot or self.ballot
                 await self._enter(state)
@@ -419,13 +420,13 @@ class Applier:
             place = (sink.replicaset_uuid, uuid, sink.vclock, sink.version_id)
             protocol.subscribe(Subscribe(*place, sink.is_anonymous, sink.id_filter))
 
-    async def _final(self, protocol: ApplierProtocol, slab: Slab) -> None:
+    async def _final(self, slab: Slab) -> None:
         """Of a registration, rows are taken only if they go on where we are.
 
         A master of 2.6 sends what it has written since it was asked, however far behind we were: the subscription
         then brings all of it, the row that registers us as well.
         """
-        if protocol.state is ApplierState.REGISTER and not self._goes_on(slab):
+        if self.state is ApplierState.REGISTER and not self._goes_on(slab):
             return
         await self._sink.final_rows(slab)
 
