@@ -1,8 +1,9 @@
 """Which files of a node may go: those before the oldest checkpoint that is kept and that nobody needs.
 
 `checkpoint_count` newest checkpoints are kept, older ones while something (a backup) refers to one of them or to one
-before it, and every log from the oldest kept checkpoint, or from the slowest consumer, on. Deletes through
-`outside.disk`; a file that cannot be deleted is a line in the log and tried again next time.
+before it, and every log from the oldest kept checkpoint, or from the slowest consumer, on. Consumers are the replicas
+that are registered, from when they were first heard of. Deletes through `outside.disk`; a file that cannot be deleted
+is a line in the log and tried again next time.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import posixpath
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from flowstone.iproto import errors
 from flowstone.outside import Outside
@@ -57,6 +60,8 @@ class GarbageCollector:
         self._backup: Checkpoint | None = None
         self._collection: asyncio.Task[None] | None = None
         self._next_log_start: VClock | None = None
+        self._awaited: dict[UUID, None] = {}
+        self._tells_pause = False
         disk = outside.disk
         for listed in scan_directory(disk, memtx_dir).snapshots:
             try:
@@ -86,7 +91,7 @@ class GarbageCollector:
         """The consumer needs no more than what comes after `vclock`; logs that it alone has kept are deleted soon."""
         consumer.vclock = vclock
         following = self._next_log_start
-        if following is not None and following.without_zero() <= vclock and self.checkpoints[0].vclock >= following:
+        if following is not None and following.without_zero() <= vclock and following <= self._needed():
             self.collect_soon()
 
     def remove_consumer(self, consumer: Consumer) -> None:
@@ -110,26 +115,55 @@ class GarbageCollector:
             self._backup.references.remove("backup")
             self._backup = None
 
+    def pause(self, members: Iterable[UUID]) -> None:
+        """Deletes nothing until each of these has come back: nobody remembers over a restart what they still need."""
+        self._awaited = dict.fromkeys(members)
+        self._tells_pause = True
+
+    def came_back(self, member: UUID) -> None:
+        """A member has told what it needs, or is none any more."""
+        if member in self._awaited:
+            del self._awaited[member]
+            if not self._awaited:
+                self.collect_soon()
+
+    def resume(self) -> None:
+        """Whoever has not come back by now is not waited for."""
+        if self._awaited:
+            LOG.info("files are deleted again, although %d members have not come back", len(self._awaited))
+            self._awaited = {}
+            self.collect_soon()
+
+    @property
+    def is_paused(self) -> bool:
+        return bool(self._awaited)
+
     def collect_soon(self) -> None:
         """Deletes what may go, in a while; without a snapshot there is nothing."""
         if self._collection is None or self._collection.done():
             self._collection = asyncio.get_running_loop().create_task(self.collect())
 
+    async def close(self) -> None:
+        """Returns when nothing is being deleted any more."""
+        if self._collection is not None:
+            await asyncio.gather(self._collection, return_exceptions=True)
+
     async def collect(self) -> None:
-        """Deletes what may go."""
+        """Deletes what may go, unless it is paused."""
+        if self.is_paused:
+            return
         while len(self.checkpoints) > self.checkpoint_count and not self.checkpoints[0].references:
             del self.checkpoints[0]
         if not self.checkpoints:
             return
         oldest = self.checkpoints[0].vclock
-        needed = oldest
-        for consumer in self.consumers:
-            needed = _earlier(needed, consumer.vclock)
-        self._log_start, self._next_log_start = await self._outside.blocking(self._delete, oldest, needed)
+        found = await self._outside.blocking(self._delete, oldest, self._needed())
+        self._log_start, self._next_log_start = found
 
     def info(self) -> dict[str, Any]:
         """What `box.info.gc()` shows, but for the checkpoint in progress."""
-        return {
+        paused = {"is_paused": self.is_paused} if self._tells_pause else {}
+        return paused | {
             "vclock": self._log_start.to_mapping(),
             "signature": self._log_start.signature,
             "checkpoints": [
@@ -145,6 +179,13 @@ class GarbageCollector:
                 for consumer in self.consumers
             ],
         }
+
+    def _needed(self) -> VClock:
+        """Where the logs begin that the oldest checkpoint or a consumer needs."""
+        needed = self.checkpoints[0].vclock
+        for consumer in self.consumers:
+            needed = _earlier(needed, consumer.vclock)
+        return needed
 
     def _newest_vclock(self) -> VClock:
         return self.checkpoints[-1].vclock if self.checkpoints else VClock()

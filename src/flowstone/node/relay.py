@@ -16,7 +16,7 @@ from flowstone.box.access import Privilege
 from flowstone.box.dialect import Dialect
 from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto import errors
-from flowstone.iproto.constants import RequestType
+from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.requests import Request
 from flowstone.node.gc import Consumer, GarbageCollector
@@ -53,6 +53,23 @@ class Relays:
         self._followers: dict[Relay, None] = {}
         self._tail: Tail | None = None
         self._is_pump_due = False
+        self._last_refusal = ""
+        self._pause: asyncio.Task[None] | None = None
+        if not self._is_2_6:
+            self._wait_for_members()
+
+    def _wait_for_members(self) -> None:
+        """Since 2.8 nothing is deleted after a start until all members are back, or `wal_cleanup_delay` has passed."""
+        others = [uuid for _, text in members(self.instance) if (uuid := UUID(text)) != self.instance.uuid]
+        delay = self.instance.configuration.wal_cleanup_delay
+        is_awaiting = delay > 0 and not self.instance.is_anonymous
+        self._collector.pause(others if is_awaiting else ())
+        if self._collector.is_paused:
+            self._pause = asyncio.get_running_loop().create_task(self._end_pause(delay))
+
+    async def _end_pause(self, delay: float) -> None:
+        await self.instance.outside.clock.sleep(delay)
+        self._collector.resume()
 
     # --- what box.info shows ---
 
@@ -86,6 +103,7 @@ class Relays:
 
     def member_removed(self, uuid: UUID) -> None:
         """It is no longer in `_cluster`: its logs need not be kept, and it is not followed any more."""
+        self._collector.came_back(uuid)
         replica = self._downstreams.pop(uuid, None)
         if replica is None:
             return
@@ -96,6 +114,8 @@ class Relays:
 
     async def close(self) -> None:
         """Ends all of them."""
+        if self._pause is not None:
+            self._pause.cancel()
         relays = list(self._followers)
         for relay in relays:
             relay.stop("the instance is stopped")
@@ -120,8 +140,18 @@ class Relays:
         }
         try:
             await handlers[RequestType(request.type)](request, link)
+        except TarantoolError as error:
+            self._log_refusal(
+                f"{type_name(request.type)} of {link.peer.rpartition(':')[0]} is refused: {error.message}"
+            )
+            raise
         finally:
             link.release()
+
+    def _log_refusal(self, text: str) -> None:
+        """Replicas try again every second, and get the same answer: it is said once."""
+        LOG.log(logging.DEBUG if text == self._last_refusal else logging.WARNING, "%s", text)
+        self._last_refusal = text
 
     def _check(self, asked: RequestOfReplica, link: Link) -> Downstream:
         """The replica that asks, unless it is refused."""
@@ -222,6 +252,7 @@ class Relays:
         self._downstreams[replica.uuid] = replica
         consumer.vclock = vclock
         self._set_consumer(replica, consumer)
+        self._collector.came_back(replica.uuid)
 
     async def _subscribe(self, request: Request, link: Link) -> None:
         asked = decode_subscribe(request.body, is_2_6=self._is_2_6)
@@ -231,6 +262,7 @@ class Relays:
             # Anew, because it may have lost some of what it had.
             consumer = self._collector.add_consumer(f"replica {replica.uuid}", asked.vclock)
             self._set_consumer(replica, consumer)
+            self._collector.came_back(replica.uuid)
         LOG.info("subscribed replica %s at %s", replica.uuid, link.peer)
         LOG.info("remote vclock %s local vclock %s", asked.vclock, self.instance.vclock)
         relay = replica.relay = Relay(self, replica, link, asked, request.sync)
@@ -258,6 +290,8 @@ class Relays:
     def forget(self, relay: Relay) -> None:
         """It is over."""
         self._followers.pop(relay, None)
+        if not relay.replica.id:
+            self._downstreams.pop(relay.replica.uuid, None)  # nobody would ever take it off the list
         if not self._followers and self._tail is not None:
             self.instance.journal.on_written.remove(self._tail.append)
             self._tail = None

@@ -1,4 +1,4 @@
-"""Loads what serving runs on before anybody waits for it: the kernels of a turn, compiled where they never were.
+"""Loads what serving runs on before anybody waits for it: kernels of turns and relays, compiled where they never were.
 
 The first batch of a new installation would otherwise hold up all clients for seconds. A turn of its own, on a box of
 its own that is thrown away, calls each kernel just as real turns will.
@@ -17,13 +17,18 @@ from flowstone.box.space import Space
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import encode_request
+from flowstone.iproto.row import Row
 from flowstone.node.commits import Commits
 from flowstone.node.journal import Journal, WalMode
+from flowstone.node.tail import packets_of
 from flowstone.node.turn import BULK_COUNT_MIN, Reply, Turns
 from flowstone.outside import Outside
+from flowstone.replication.relay import RowFilter
+from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
 
 SPACE_ID: Final = 512
+ROWS: Final = 32
 REQUESTS: Final = (RequestType.REPLACE, RequestType.INSERT, RequestType.SELECT, RequestType.DELETE)
 
 
@@ -36,7 +41,16 @@ def warm_up(outside: Outside) -> int:
     turns = Turns(box, journal, Commits(box, journal, outside.clock), outside.clock, wide=True)
     client = _Client()
     turns.run([client])
+    _relay()
     return client.reply_count
+
+
+def _relay() -> None:
+    """What replicas get, all of it and a part."""
+    rows = (Row(RequestType.REPLACE.value, 1, lsn=lsn, timestamp=1.0, tsn=lsn, body=b"\x80") for lsn in range(1, ROWS))
+    slab = slab_of_rows(b"".join(row.encode() for row in rows), "warm_up")
+    packets_of(slab)
+    packets_of(slab, RowFilter(VClock({1: 1})))
 
 
 def _requests() -> bytes:

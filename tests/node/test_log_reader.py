@@ -1,0 +1,141 @@
+"""Reading our own logs while they are written: from any position, over files, never beyond what is reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.row import Row
+from flowstone.node.log_reader import LogReader, LogsGone
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.meta import FileType, Meta
+from flowstone.xlog.writer import LogWriter
+from tests.node.fault_disk import FaultDisk
+
+UUID = "11111111-0000-4000-8000-000000000001"
+
+
+def row(lsn: int) -> bytes:
+    return Row(RequestType.NOP.value, 1, 0, lsn, 1.0, lsn).encode()
+
+
+class Log:
+    """The logs of instance 1 in the making."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.disk = FaultDisk()
+        self.door = self.disk.outside().disk
+        self._writer = LogWriter.create(self.door, "data", Meta(FileType.XLOG, UUID, {1: start} if start else {}))
+
+    def write(self, *lsns: int) -> None:
+        """One block each."""
+        for lsn in lsns:
+            self._writer.append_encoded([row(lsn)], {1: lsn})
+
+    def rotate(self) -> None:
+        self._writer = self._writer.rotate()
+
+    def end(self) -> None:
+        self._writer.close()
+
+    def reader(self, lsn: int) -> LogReader:
+        return LogReader(self.door, "data", VClock({1: lsn}))
+
+
+def read_all(reader: LogReader, limit: int) -> list[int]:
+    """LSNs up to the end, which may begin before what was asked for."""
+    found: list[int] = []
+    while (piece := reader.read(VClock({1: limit}))) is not None:
+        found += [row.lsn for row in piece.slab.rows()]
+        assert piece.after == VClock({1: found[-1]})
+    return found
+
+
+def test_rows_come_from_all_logs_in_order() -> None:
+    log = Log()
+    log.write(1, 2)
+    log.rotate()
+    log.write(3)
+    log.rotate()
+    log.write(4, 5)
+    assert read_all(log.reader(0), 5) == [1, 2, 3, 4, 5]
+    assert read_all(log.reader(2), 5) == [3, 4, 5]
+    assert read_all(log.reader(4), 5) == [4, 5], "from the log that has it; who knows row 4 leaves it out"
+
+
+def test_reading_goes_on_where_it_was_when_more_is_written() -> None:
+    log = Log()
+    log.write(1)
+    reader = log.reader(0)
+    assert read_all(reader, 1) == [1]
+    log.write(2, 3)
+    assert read_all(reader, 3) == [2, 3]
+    log.rotate()
+    log.write(4)
+    log.end()
+    assert read_all(reader, 4) == [4]
+    reader.close()
+
+
+def test_a_log_that_ends_between_two_looks_is_read_to_its_end_first() -> None:
+    log = Log()
+    log.write(1)
+    reader = log.reader(0)
+    assert read_all(reader, 1) == [1]
+    log.write(2)
+    log.rotate()
+    log.write(3)
+    assert read_all(reader, 3) == [2, 3]
+
+
+def test_nothing_is_given_out_that_is_not_reported_yet() -> None:
+    log = Log()
+    log.write(1, 2, 3)
+    reader = log.reader(0)
+    assert read_all(reader, 2) == [1, 2]
+    assert read_all(reader, 2) == []
+    log.rotate()
+    log.write(4)
+    assert read_all(reader, 2) == [], "although another log follows"
+    assert read_all(reader, 4) == [3, 4]
+
+
+def test_rows_that_no_log_holds_are_missed_by_name() -> None:
+    log = Log(10)
+    log.write(11)
+    with pytest.raises(LogsGone) as caught:
+        log.reader(5).read(VClock({1: 11}))
+    assert (caught.value.have, caught.value.need) == (VClock({1: 5}), VClock({1: 10}))
+
+
+def test_without_any_log_everything_is_missed() -> None:
+    disk = FaultDisk().outside().disk
+    disk.make_directory("data")
+    with pytest.raises(LogsGone) as caught:
+        LogReader(disk, "data", VClock({1: 5})).read(VClock({1: 11}))
+    assert caught.value.need == VClock({1: 11})
+
+
+def test_a_log_that_vanished_in_the_middle_is_missed() -> None:
+    log = Log()
+    for lsn in (1, 2, 3):
+        log.write(lsn)
+        log.rotate()
+    reader = log.reader(0)
+    reader.read(VClock({1: 1}))
+    log.disk.unlink("data/00000000000000000001.xlog")
+    with pytest.raises(LogsGone) as caught:
+        read_all(reader, 3)
+    assert caught.value.need == VClock({1: 2})
+
+
+def test_a_block_that_is_half_written_is_not_there_yet() -> None:
+    log = Log()
+    log.write(1, 2)
+    inode = log.disk.names["data/00000000000000000000.xlog"]
+    whole = bytes(inode.data)
+    del inode.data[-3:]
+    reader = log.reader(0)
+    assert read_all(reader, 2) == [1]
+    inode.data[:] = whole
+    assert read_all(reader, 2) == [2]
