@@ -156,7 +156,7 @@ def ballot(instance: Instance) -> dict[int, Any]:
     if instance.box.dialect is Dialect.V2_6:
         return {
             BallotKey.IS_RO_CFG.value: read_only,
-            BallotKey.IS_RO.value: is_loading,  # the key's meaning in 2.6
+            BallotKey.IS_RO.value: is_loading or read_only,  # in 2.6 "loading", which it says of read-only ones, too
             BallotKey.VCLOCK.value: vclock,
             BallotKey.GC_VCLOCK.value: gc_vclock,
         }
