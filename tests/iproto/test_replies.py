@@ -72,6 +72,10 @@ def test_an_error_names_its_class() -> None:
     denied = record(errors.AccessDenied("Read access to space 'a' is denied for user 'b'"))
     assert denied.type == "AccessDeniedError"
     assert denied.fields == {"access_type": "Read", "object_type": "space", "object_name": "a"}
+    read_only = record(errors.Readonly("Can't modify data on a read-only instance - box.cfg.read_only is true"))
+    assert (read_only.type, read_only.fields) == ("ClientError", {"reason": "config"})
+    orphan = record(errors.Readonly("Can't modify data on a read-only instance - it is an orphan"))
+    assert orphan.fields == {"reason": "orphan"}
 
 
 def test_an_event_has_no_schema_version_and_a_value_only_if_there_is_one() -> None:

@@ -29,6 +29,9 @@ _DATA_HEAD_WIDE = struct.Struct(">BIHBIHQHQHBI").pack
 _UINT32_MASK = 0xFFFF_FFFF
 
 _ACCESS_DENIED = re.compile(r"(\S+) access to (.+?) '(.*)' is denied for user '.*'", re.DOTALL)
+_READ_ONLY = re.compile(
+    r"Can't modify data on a read-only instance - (?:(box\.cfg\.read_only is true)|it is an orphan)"
+)
 _FILE = "flowstone"
 _CLASSES = {2: "OutOfMemory", 32: "LuajitError", 115: "SystemError", 150: "CollationError", 219: "XlogGapError"}
 """Classes of the codes that are not sent as ClientError; 42 carries fields of its own."""
@@ -90,6 +93,8 @@ def error_record(error: TarantoolError) -> ErrorRecord:
         access, object_type, object_name = denied.groups()
         kind = "AccessDeniedError"
         fields = {"object_type": object_type, "object_name": object_name, "access_type": access}
+    elif error.code == 7 and (read_only := _READ_ONLY.fullmatch(error.message)) is not None:
+        fields = {"reason": "config" if read_only[1] else "orphan"}
     return ErrorRecord(kind, error.message, _FILE, 0, code=error.code, fields=fields)
 
 
