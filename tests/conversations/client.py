@@ -17,7 +17,7 @@ import msgpack
 from flowstone.iproto.constants import Key, RequestType
 from tests.conversations.recording import GREETING_SIZE, Conversation, Packet, framed, salt_of, split
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 10.0
 READ_SIZE = 65536
 LAST_SYNC = 4242
 """Of the PING that shows a connection to be alive and silent at the end."""
@@ -77,11 +77,11 @@ class Connection:
             return
         self.played.transcript.append(("s2c", data))
         self._buffer += data
-        end = 0
-        for payload, end in split(self._buffer, 0, len(self._buffer)):
-            packet = Packet(True, payload)
+        whole = 0
+        for payload, stop in split(self._buffer, 0, len(self._buffer)):
+            packet, whole = Packet(True, payload), stop
             (self.played.heartbeats if packet.is_heartbeat else self.played.answers).append(packet)
-        self._buffer = self._buffer[end:]
+        self._buffer = self._buffer[whole:]
 
 
 @asynccontextmanager
@@ -103,19 +103,18 @@ async def play(
     """
     async with connect(port) as connection:
         connection.patience = patience
-        await _play(conversation.packets, connection, conversation, before)
-        if conversation.server_closed_first:
+        await play_on(connection, conversation, before)
+        if conversation.was_refused:
             await connection.end()
         elif not _is_subscribed(conversation.packets):
             await _ping(connection)
         return connection.played
 
 
-async def _play(
-    packets: Sequence[Packet], connection: Connection, conversation: Conversation, before: Before | None
-) -> None:
+async def play_on(connection: Connection, conversation: Conversation, before: Before | None = None) -> None:
+    """All of a conversation but its end."""
     expected = 0
-    for packet in packets:
+    for packet in conversation.packets:
         if not packet.from_server:
             await connection.answers(expected)
             connection.send(again(packet, conversation.salt, salt_of(connection.played.greeting)))

@@ -1,8 +1,8 @@
 """Recorded conversations (tests/vectors/tarantool-*/SCENARIO/NAME.*): their packets in the order they were seen.
 
-`NAME.c2s.bin` and `NAME.s2c.bin` hold the bytes of the two directions, `NAME.idx` a JSON line per read: direction, time,
-offset, length; length 0 is an end. Packets are taken apart by the `msgpack` package, so that nothing here shares a
-mistake with the code under test. What two sides may differ in without being different (times, builds) is masked here.
+`NAME.c2s.bin` and `NAME.s2c.bin` hold the bytes of the two directions, `NAME.idx` a JSON line per read: direction,
+time, offset, length; length 0 is an end. Packets are taken apart by the `msgpack` package, so that nothing here shares
+a mistake with the code under test. What two sides may differ in without being different (times, builds) is masked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ MASK = "*"
 
 STACK, STACK_FILE, STACK_LINE = 0, 1, 2
 
-MASKED_KEYS = frozenset({Key.TIMESTAMP.value, Key.SCHEMA_VERSION.value, Key.VCLOCK_SYNC.value})
-"""When it was, how often the schema of that build has changed, how many heartbeats went before."""
+MASKED_IN_HEADERS = frozenset({Key.TIMESTAMP.value, Key.SCHEMA_VERSION.value})
+"""When it was, and how often the schema of that build has changed."""
+
+MASKED_IN_BODIES = frozenset({Key.VCLOCK_SYNC.value})
+"""How many heartbeats went before."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Packet:
     @property
     def masked(self) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]] | None]:
         """Its bytes by key, in order, but for what may differ: of that only the MessagePack format is left."""
-        header = [(key, value[:1] if key in MASKED_KEYS else value) for key, value in self.header.items()]
+        header = [(key, value[:1] if key in MASKED_IN_HEADERS else value) for key, value in self.header.items()]
         if self.body is None:
             return header, None
         return header, [(key, _masked_value(key, value)) for key, value in self.body.items()]
@@ -94,7 +97,10 @@ class Packet:
     def values(self) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
         """Kind, header and body, decoded and named, with masks over what may differ."""
         header = {key: value for key, value in self.header.items() if key != Key.REQUEST_TYPE}
-        return self.kind, _named(header), None if self.body is None else _named(self.body)
+        body = (
+            None if self.body is None else _named(self.body, MASKED_IN_BODIES, is_named=self.type != RequestType.RAFT)
+        )
+        return self.kind, _named(header, MASKED_IN_HEADERS), body
 
     def __str__(self) -> str:
         return shown(self.values)
@@ -107,7 +113,8 @@ class Conversation:
     name: str
     greeting: bytes
     packets: tuple[Packet, ...]
-    server_closed_first: bool
+    was_refused: bool
+    """The server ended it with an error. Where the recording ended, servers were stopped, too."""
     start: float
     """By the clock of the scenario's recording."""
 
@@ -156,8 +163,8 @@ def conversation(name: str, sides: dict[str, bytes], reads: Sequence[dict[str, A
             packets.append(Packet(side == "s2c", payload))
             begin[side] = stop
     ends = [read["d"] for read in reads if not read["len"]]
-    greeting = sides["s2c"][:GREETING_SIZE]
-    return Conversation(name, greeting, tuple(packets), ends[:1] == ["s2c"], reads[0]["t"] if reads else 0.0)
+    was_refused = ends[:1] == ["s2c"] and packets[-1].type >= ERROR
+    return Conversation(name, sides["s2c"][:GREETING_SIZE], tuple(packets), was_refused, reads[0]["t"])
 
 
 def split(data: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
@@ -204,7 +211,7 @@ def _undecoded_maps(payload: bytes) -> Iterator[dict[int, bytes]]:
 
 
 def _masked_value(key: int, value: bytes) -> bytes:
-    if key in MASKED_KEYS:
+    if key in MASKED_IN_BODIES:
         return value[:1]
     if key == Key.ERROR:
         return bytes(msgpack.packb(_without_places(decoded(value)), unicode_errors="surrogateescape"))
@@ -231,15 +238,15 @@ def _line(fields: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{name}: {value!r}" for name, value in fields.items()) + "}"
 
 
-def _named(fields: dict[int, bytes]) -> dict[str, Any]:
+def _named(fields: dict[int, bytes], masked: frozenset[int], *, is_named: bool = True) -> dict[str, Any]:
     named = {}
     for key, value in fields.items():
         content = decoded(value)
-        if key in MASKED_KEYS:
+        if key in masked:
             content = MASK
         elif key == Key.ERROR:
             content = _without_places(content)
-        named[_name(Key, key)] = content
+        named[_name(Key, key) if is_named else str(key)] = content
     return named
 
 
