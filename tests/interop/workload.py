@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from random import Random
 from typing import Any, Final
 from uuid import UUID
@@ -268,7 +269,7 @@ def run(member: Member, steps: Iterator[list[Any]] | list[list[Any]], refusals: 
     refusals = Refusals() if refusals is None else refusals
     steps = iter(steps)
     with member.connect() as client:
-        while batch := [step for step, _ in zip(steps, range(BATCH), strict=False)]:
+        while batch := list(islice(steps, BATCH)):
             if isinstance(member, RealMember):
                 _run_real(client, batch, refusals)
             else:

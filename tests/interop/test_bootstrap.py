@@ -1,0 +1,141 @@
+"""How replica sets of real servers and nodes begin: who leads, who joins whom, and that there is only one of it."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from flowstone.iproto.msgpack import unpack
+from tests.interop.cluster import Cluster
+from tests.interop.compare import assert_converged
+from tests.interop.member import Member, eventually, wait_ready
+from tests.interop.versions import fits
+
+CLUSTER = 320
+SMALL, MIDDLE, LARGE = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "123")
+
+
+def _ids(member: Member) -> dict[str, int]:
+    """Id by UUID."""
+    return {uuid: number for number, uuid, *_ in map(unpack, member.tuples(CLUSTER))}
+
+
+def _start_mesh(members: list[Member], *, uris: list[str] | None = None) -> None:
+    for member in members:
+        member.launch(replication=uris or [one.uri for one in members])
+    wait_ready(*members)
+
+
+def _assert_one_set(members: list[Member], *, besides: tuple[Member, ...] = ()) -> None:
+    for member in members:
+        member.wait_follow(*(other for other in members if other is not member and other not in besides))
+    assert_converged(*members)
+
+
+def test_guests_bootstrap_a_mesh(cluster: Cluster) -> None:
+    members = [cluster.real("one", start=False), cluster.ours("two", start=False), cluster.real("three", start=False)]
+    _set_dialect(cluster, members)
+    _start_mesh(members, uris=[member.address for member in members])
+    _assert_one_set(members)
+    assert sorted(_ids(members[0]).values()) == [1, 2, 3]
+
+
+def _set_dialect(cluster: Cluster, members: list[Member]) -> None:
+    """A node that may become the leader of new data is told which."""
+    for member in members:
+        if member.kind == "flowstone":
+            member.options["dialect"] = cluster.binary.dialect
+
+
+@pytest.mark.parametrize("order", list(permutations((SMALL, MIDDLE, LARGE)))[::2], ids=("small", "middle", "large"))
+def test_the_smallest_uuid_leads_a_new_set_and_all_others_join_it(cluster: Cluster, order: tuple[str, ...]) -> None:
+    ours = cluster.ours("ours", start=False, instance_uuid=order[0])
+    reals = [cluster.real(f"real{number}", start=False, instance_uuid=order[number]) for number in (1, 2)]
+    members = [ours, *reals]
+    _set_dialect(cluster, members)
+    _start_mesh(members)
+    _assert_one_set(members)
+    ids = _ids(ours)
+    assert ids[SMALL] == 1
+    if cluster.binary.dialect == "2.6":  # which registers all connected ones at once, in the order of their UUIDs
+        assert ids == {SMALL: 1, MIDDLE: 2, LARGE: 3}
+
+
+@pytest.mark.parametrize("is_ours_read_only", [True, False])
+def test_a_read_only_member_does_not_lead_though_its_uuid_is_smaller(cluster: Cluster, is_ours_read_only: bool) -> None:
+    uuids = (SMALL, LARGE) if is_ours_read_only else (LARGE, SMALL)
+    ours = cluster.ours("ours", start=False, instance_uuid=uuids[0], read_only=is_ours_read_only)
+    real = cluster.real("real", start=False, instance_uuid=uuids[1], read_only=not is_ours_read_only)
+    _set_dialect(cluster, [ours, real])
+    _start_mesh([ours, real])
+    _assert_one_set([ours, real])
+    assert _ids(ours)[LARGE] == 1
+    third = cluster.real("third", replication=[ours.uri, real.uri])
+    third.wait_follow(ours, real)
+    assert_converged(ours, real, third)
+
+
+@pytest.mark.parametrize("booted_kind", ["real", "ours"])
+def test_empty_members_that_come_late_join_the_booted_one(cluster: Cluster, booted_kind: str) -> None:
+    # To a 2.6 a joined and still read-only member is as good as the booted one, but for its UUID.
+    first, last = (SMALL, LARGE) if cluster.binary.dialect == "2.6" else (LARGE, SMALL)
+    booted: Member = getattr(cluster, booted_kind)("booted", instance_uuid=first)
+    late = [
+        cluster.ours("ours", start=False, instance_uuid=last, replication_connect_timeout=5),
+        cluster.real("real", start=False, instance_uuid=MIDDLE, replication_connect_timeout=15),
+    ]
+    _set_dialect(cluster, late)
+    uris = [booted.uri, *(member.uri for member in late)]
+    for member in late:
+        member.launch(replication=uris)
+    wait_ready(*late)
+    booted.configure(replication=uris)
+    _assert_one_set([booted, *late])
+    assert _ids(booted)[first] == 1
+    assert sorted(_ids(booted).values()) == [1, 2, 3]
+
+
+def test_a_mesh_that_was_stopped_comes_back(cluster: Cluster) -> None:
+    members = [cluster.real("one", start=False), cluster.ours("two", start=False), cluster.real("three", start=False)]
+    _set_dialect(cluster, members)
+    _start_mesh(members)
+    before = _ids(members[0])
+    for member in members:
+        member.stop()
+    for member in members:
+        member.launch()
+    wait_ready(*members)
+    _assert_one_set(members)
+    for member in members:
+        member.wait_writable()
+    assert _ids(members[1]) == before
+
+
+def test_a_member_listed_twice_and_oneself_are_connected_once(cluster: Cluster) -> None:
+    real = cluster.real("real")
+    ours = cluster.ours("ours", start=False)
+    ours.start(replication=[real.uri, ours.uri])
+    ours.wait_follow(real)
+    assert not ours.upstream(ours)
+    ours.wait_writable()
+    if cluster.binary.dialect == "2.6":
+        with pytest.raises(Exception, match="duplicate connection to the same replica"):
+            ours.configure(replication=[real.uri, f"replicator:secret@localhost:{real.port}"])
+    real.configure(replication=[ours.uri])
+    real.wait_follow(ours)
+    assert_converged(real, ours)
+
+
+@fits(">=2.11")
+def test_a_real_candidate_leads_and_a_node_that_cannot_be_elected_joins_it(cluster: Cluster) -> None:
+    candidate = cluster.real("candidate", start=False, instance_uuid=LARGE, election_mode="candidate")
+    ours = cluster.ours("ours", start=False, instance_uuid=SMALL)
+    _set_dialect(cluster, [candidate, ours])
+    for member in (candidate, ours):
+        member.launch(replication=[candidate.uri, ours.uri], replication_synchro_quorum=1)
+    wait_ready(candidate, ours)
+    assert _ids(ours)[LARGE] == 1
+    eventually("the candidate leads", lambda: candidate.info()["election"]["state"] == "leader")
+    candidate.wait_writable()
+    assert_converged(candidate, ours)
