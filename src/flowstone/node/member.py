@@ -16,7 +16,6 @@ from flowstone.box.dialect import from_greeting
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.row import Row
 from flowstone.node.applying import Applying
-from flowstone.node.configuration import incorrect
 from flowstone.node.instance import Instance
 from flowstone.node.recovery import Recovered, replica_id_of, replicaset_uuid_of, sort_indexes
 from flowstone.node.replay import Replay
@@ -50,7 +49,7 @@ class Member:
         self._told = 0
 
     def watch_log(self) -> None:
-        """Tells appliers from now on when rows of others are written. An instance that follows nobody is spared that."""
+        """Tells appliers from now on when rows of others are written; who follows nobody is spared that."""
         log = self._instance.journal.on_written
         if self._log_has_grown not in log:
             log.append(self._log_has_grown)
@@ -108,7 +107,10 @@ class Member:
         dialect = from_greeting(greeting_version)
         if dialect is not box.dialect:
             version = ".".join(map(str, greeting_version))
-            raise incorrect("dialect", f"the peer is a Tarantool {version}: start with dialect {dialect.value}")
+            hint = f"start with dialect {dialect.value}"
+            raise JoinRefused(
+                f"the peer is a Tarantool {version}, and this node was told to be older or newer", hint=hint
+            )
         LOG.info("receiving a snapshot of %s", vclock)
         self.is_joining = True
         box.is_recovering = True
