@@ -151,8 +151,9 @@ def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: Bulk
     _keep(index, keys, olds)
     entries.update(zip(keys, tuples, strict=True))
     if None in olds:
-        # A key may stand there twice, and be new both times.
-        index.add_fresh(list(dict.fromkeys(key for key, old in zip(keys, olds, strict=True) if old is None)))
+        is_all_new = olds.count(None) == len(olds)
+        fresh = keys if is_all_new else [key for key, old in zip(keys, olds, strict=True) if old is None]
+        index.add_fresh(list(dict.fromkeys(fresh)))  # a key may stand there twice, and be new both times
     written.add(index, keys, olds)
     return True
 
