@@ -17,6 +17,7 @@ t:create_index('by_text', {parts={2, 'string'}, unique=false, if_not_exists=true
 box.schema.user.create('replicator', {password='secret', if_not_exists=true})
 box.schema.user.grant('replicator', 'replication', nil, nil, {if_not_exists=true})
 box.schema.user.create('nobody', {password='secret', if_not_exists=true})
+function claim() if box.ctl.promote then box.ctl.promote() end end
 function fill(first, last) for i = first, last do box.space.t:replace{i, 'v' .. i} end end
 """
 
@@ -25,7 +26,8 @@ local msgpack, digest = require('msgpack'), require('digest')
 function dump()
     local lines = {}
     for _, space in box.space._space:pairs({}) do
-        if space[1] >= 280 and space[4] == 'memtx' and box.space[space[1]].index[0] then
+        local is_ours = space[4] == 'memtx' and space[6].group_id ~= 1 and box.space[space[1]].index[0]
+        if space[1] >= 280 and is_ours then
             for _, t in box.space[space[1]]:pairs() do
                 table.insert(lines, space[3] .. ' ' .. digest.base64_encode(msgpack.encode(t), {nowrap=true}))
             end
@@ -95,6 +97,10 @@ class RealServer:
         """Without the local rows, which are nobody else's."""
         (pairs,) = self.eval("local r = {} for k, v in pairs(box.info.vclock) do table.insert(r, {k, v}) end return r")
         return {key: lsn for key, lsn in pairs if key}
+
+    def version(self) -> tuple[int, ...]:
+        (text,) = self.eval("return _TARANTOOL")
+        return tuple(int(part) for part in text.split("-")[0].split("."))
 
     def dump(self) -> str:
         """All tuples, one per line."""

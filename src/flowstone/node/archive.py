@@ -349,8 +349,8 @@ class Archive:
             if error.code == errors.ReplicasetUuidMismatch.code and self._store is not None:
                 ours = self._store.manifest.replicaset_uuid
                 what = f"it is of another replica set than this archive, which is of {ours}"
-                return ArchiveRefused(f"cannot archive {self._uri.address}: {what}", hint=hint)
-            return ArchiveRefused(f"cannot archive {self._uri.address}: {error.message}", hint=hint)
+                return ArchiveRefused(f"cannot archive {self._uri}: {what}", hint=hint)
+            return ArchiveRefused(f"cannot archive {self._uri}: {error.message}", hint=hint)
         return error
 
     # --- snapshots ---
@@ -359,7 +359,8 @@ class Archive:
         """Takes a snapshot and begins the log there, trying again as long as that can help."""
         store, intake = self._open_store()
         while True:
-            sink = SnapshotSink(intake, self._outside.random.uuid(), self._files_uuid)
+            # As the one who will subscribe: servers since 3.3 keep their logs for it from here on.
+            sink = SnapshotSink(intake, UUID(store.manifest.replica_uuid), self._files_uuid)
             try:
                 await self._fetch(sink, reason)
                 break
@@ -449,7 +450,8 @@ class Archive:
             await intake.alone(store.cut, vclock)
             intake.is_free.set()
 
-        sink = SnapshotSink(intake, self._outside.random.uuid(), self._files_uuid, cut)
+        # As nobody: of one instance there may be one connection, and no logs need to be kept for this one.
+        sink = SnapshotSink(intake, UUID(int=0), self._files_uuid, cut)
         try:
             await self._fetch(sink, INTERVAL)
             assert store.log is not None
