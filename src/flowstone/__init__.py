@@ -17,36 +17,52 @@ if TYPE_CHECKING:
 
     from flowstone.history.reading import Report
     from flowstone.iproto.errors import TarantoolError
-    from flowstone.node.changes import Change
+    from flowstone.node.changes import Change, SettledChange
+    from flowstone.node.follow import follow
     from flowstone.node.node import Node
+    from flowstone.node.replica import CannotFollow, Replica
+    from flowstone.node.replica_blocking import BlockingReplica
     from flowstone.node.spaces import Index, Space
     from flowstone.node.transactions import Transaction, View
     from flowstone.node.tuples import Tuple
+    from flowstone.replication.vclock import VClock
 
 __version__ = "0.1.0"
 __all__ = [
+    "BlockingReplica",
+    "CannotFollow",
     "Change",
     "FlowstoneError",
     "Index",
     "Node",
+    "Replica",
+    "SettledChange",
     "Space",
     "TarantoolError",
     "Transaction",
     "Tuple",
+    "VClock",
     "View",
     "__version__",
+    "follow",
     "read_log",
 ]
 
 _LATER = {
+    "BlockingReplica": "node.replica_blocking",
+    "CannotFollow": "node.replica",
     "Change": "node.changes",
     "Index": "node.spaces",
     "Node": "node.node",
+    "Replica": "node.replica",
+    "SettledChange": "node.changes",
     "Space": "node.spaces",
     "TarantoolError": "iproto.errors",
     "Transaction": "node.transactions",
     "Tuple": "node.tuples",
+    "VClock": "replication.vclock",
     "View": "node.transactions",
+    "follow": "node.follow",
 }
 """Where each name lives: who only reads logs need not load a node."""
 

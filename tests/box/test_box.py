@@ -83,3 +83,15 @@ def test_a_confirmed_view_has_a_space_whose_truncation_is_in_flight() -> None:
         assert list(view.spaces[512].tuples()) == []
         assert list(confirmed.spaces[512].tuples()) == [A]
         assert list(confirmed.scan(confirmed.spaces[TRUNCATE_ID].index(0))) == []
+
+
+def test_a_box_takes_over_what_another_holds_and_who_has_its_spaces_at_hand_sees_it() -> None:
+    box, other = box_with(definition(512, on("0:unsigned"))), box_with(definition(513, on("0:unsigned")))
+    spaces, version = box.spaces, box.schema_version
+    statements.insert(other.begin(), other.space(513), A)
+    box.take_over(other)
+    assert (512 in spaces, list(spaces[513].tuples())) == (False, [A])
+    assert box.schema_version > version
+    with box.open_view() as view:
+        statements.delete(box.begin(), box.space(513), 0, pack((1,)))
+        assert [raw for _, raw in view.scan(box.space(513).index(0))] == [A]

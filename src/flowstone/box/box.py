@@ -61,6 +61,16 @@ class Box:
         """What is visible and not yet in the log, in the order of its LSNs."""
         self._put_system_spaces()
 
+    def take_over(self, other: Box) -> None:
+        """Holds from now on what `other` holds, which must not be used any more; who has `spaces` at hand sees it."""
+        self.spaces.clear()
+        self.spaces.update(other.spaces)
+        self.names.clear()
+        self.names.update(other.names)
+        self.schema_version = max(self.schema_version, other.schema_version) + 1
+        self.dialect, self.access, self.views = other.dialect, other.access, other.views
+        self.sequences, self.collations, self.functions = other.sequences, other.collations, other.functions
+
     def _put_system_spaces(self) -> None:
         """The core definitions, with which a snapshot's own can be read; its rows replace them."""
         indexes = [read_index(row) for row in system.index_rows()]

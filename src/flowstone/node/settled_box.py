@@ -1,0 +1,394 @@
+"""A box that holds what a log has settled, and nothing else: the state of a replica that lives inside a program.
+
+Slabs in, whole transactions out into the box, in the order of the log. A synchronous transaction and all behind it is
+held back, undecoded, until its verdict is read (`replication/settled.py`); so nothing that anybody sees, here or in
+`on_transaction`, is ever taken back. Rows of spaces that were not chosen are passed over undecoded; definitions are
+always kept. Runs of plain rows go through `box/bulk.py` while nobody listens. Talks to no peer and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from flowstone.box import bulk
+from flowstone.box.box import Box
+from flowstone.box.definitions import read_space
+from flowstone.box.dialect import Dialect
+from flowstone.box.space import Space, Values
+from flowstone.box.system import FIRST_USER_SPACE_ID, SPACE_ID, TRUNCATE_ID
+from flowstone.box.transaction import Statement, Transaction
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors, scan
+from flowstone.iproto.constants import VCLOCK_MAX, Flag, Key, RequestType
+from flowstone.iproto.msgpack import unpack, unpack_body
+from flowstone.iproto.row import Row
+from flowstone.iproto.scan import Cells
+from flowstone.node.changes import SettledChange
+from flowstone.node.recovery import sort_indexes
+from flowstone.node.replay import BULK_MIN, Replay, Synchro, execute
+from flowstone.replication.settled import SettledTracker
+from flowstone.replication.synchro import Promote
+from flowstone.replication.vclock import VClock, VClockBuilder
+from flowstone.xlog.reader import Slab
+from flowstone.xlog.transactions import CONTROL_TYPES
+from flowstone.xlog.transactions import Transaction as Rows
+
+Listener = Callable[[list[SettledChange]], None]
+
+_CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
+_INSERT, _REPLACE = RequestType.INSERT.value, RequestType.REPLACE.value
+_NOP: Final = RequestType.NOP.value
+_COMMIT: Final = Flag.COMMIT.value
+_WAIT: Final = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
+_LOOK: Final = -1
+"""The code of rows that have to be looked at one by one."""
+
+
+class CannotApply(FlowstoneError):
+    """A row of the log does not fit the data: the two are not of one history."""
+
+
+class RowsNeeded(FlowstoneError):
+    """A space was chosen by a change of its name, and its tuples were passed over before: a snapshot has them."""
+
+
+class Choice:
+    """Which spaces are wanted, by name or id; of None all are. System spaces always are kept."""
+
+    def __init__(self, spaces: Collection[str | int] | None = None) -> None:
+        self.is_everything = spaces is None
+        self._spaces: frozenset[str | int] = frozenset(spaces or ())
+
+    def names(self, space: Space) -> bool:
+        """Whether it was asked for: changes of system spaces are told only then."""
+        return self.is_everything or space.name in self._spaces or space.id in self._spaces
+
+    def keeps(self, space: Space) -> bool:
+        return space.id < FIRST_USER_SPACE_ID or self.names(space)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A transaction as it came: its rows stand in `slab` from `first` on."""
+
+    transaction: Rows
+    slab: Slab
+    first: int
+    touches_synchronous: bool = False
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.transaction.rows
+
+    @property
+    def replica_id(self) -> int:
+        return self.transaction.replica_id
+
+    @property
+    def lsn(self) -> int:
+        return self.transaction.lsn
+
+    @property
+    def flags(self) -> int:
+        return self.transaction.flags
+
+
+class _Seen(Transaction):
+    """A transaction that remembers each tuple that it changed, as it was and as it is."""
+
+    def __init__(self, box: Box) -> None:
+        super().__init__(box)
+        self.images: list[tuple[bytes | None, bytes | None]] = []
+
+    def write(
+        self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
+    ) -> None:
+        super().write(space, old, new, old_values, new_values)
+        self.images.append((old, new))
+
+
+class Snapshot:
+    """A snapshot on its way in: rows fill a box of its own, which nobody sees before it is complete."""
+
+    def __init__(self, dialect: Dialect, vclock: VClock, choice: Choice) -> None:
+        self.box = Box(dialect)
+        self.box.is_recovering = True
+        self.vclock = vclock.without_zero()
+        self._choice = choice
+        self._replay = Replay(self.box)
+
+    @property
+    def synchro(self) -> Synchro:
+        return self._replay.synchro
+
+    @property
+    def row_count(self) -> int:
+        return self._replay.row_count
+
+    def push(self, slab: Slab) -> None:
+        if self._choice.is_everything:
+            self._replay.push_snapshot(slab)
+            return
+        # Definitions come first, and have to be there before it can be said what is wanted.
+        space_ids = slab.cells[scan.SPACE_ID]
+        is_users = space_ids >= FIRST_USER_SPACE_ID
+        first = int(np.argmax(is_users)) if is_users.any() else len(slab)
+        self._replay.push_snapshot(replace(slab, cells=slab.cells[:, :first]))
+        kept = [space.id for space in self.box.spaces.values() if self._choice.keeps(space)]
+        wanted = np.flatnonzero(~is_users | np.isin(space_ids, kept))
+        rest = np.ascontiguousarray(slab.cells[:, wanted[wanted >= first]])
+        self._replay.push_snapshot(replace(slab, cells=rest))
+
+    def complete(self) -> None:
+        self.box.is_recovering = False
+        sort_indexes(self.box)
+
+
+class SettledBox:
+    """`box` at `vclock`: what is settled. `guard` is held while the box is changed, one transaction at a time."""
+
+    def __init__(self, snapshot: Snapshot, choice: Choice, *, guard: AbstractContextManager[Any] | None = None) -> None:
+        self.on_transaction: list[Listener] = []
+        self.box = snapshot.box
+        self.box.is_read_only = True
+        self._choice = choice
+        self._guard = guard if guard is not None else nullcontext()
+        self._by_schema = False
+        self._begin(snapshot)
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        self._vclock = VClockBuilder(snapshot.vclock)
+        self._seen = VClockBuilder(snapshot.vclock)
+        self._kept = self._find_kept()
+        self._held_definitions: dict[int, bool] = {}
+        self._tracker: SettledTracker[_Arrived] = SettledTracker()
+        self._tracker.start(snapshot.vclock, snapshot.synchro.promote())
+
+    def replace(self, snapshot: Snapshot) -> None:
+        """Goes on from another snapshot, in one moment: handles of spaces stay good."""
+        with self._guard:
+            self.box.take_over(snapshot.box)
+            self.box.is_read_only = True
+            self._begin(snapshot)
+
+    @property
+    def vclock(self) -> VClock:
+        """Up to here everything is in the box, and will stay."""
+        return self._vclock.vclock()
+
+    @property
+    def held_count(self) -> int:
+        """How many transactions wait for a verdict, or behind one that does."""
+        return len(self._tracker.pending)
+
+    def follows(self, space: Space) -> bool:
+        return self._choice.keeps(space)
+
+    def resume(self, *, has_flags: bool) -> None:
+        """Rows come anew from `vclock` on: what was held back may never have happened.
+
+        `has_flags`: rows say themselves whether they are synchronous; else the definitions of their spaces do.
+        """
+        before = self._tracker
+        touches = None if has_flags else _touches_synchronous
+        self._tracker = SettledTracker(is_synchronous=touches)
+        self._tracker.start(self.vclock, Promote(before.owner_id, before.confirmed_lsn, before.term))
+        self._by_schema = not has_flags
+        self._held_definitions = {}
+        self._seen = VClockBuilder(self.vclock)
+
+    # --- slabs ---
+
+    def push(self, slab: Slab) -> None:
+        """The next rows of the log, whole transactions; those seen already are passed over.
+
+        Raises what is wrong with one; the box is then as before it.
+        """
+        slab = self._news(slab)
+        if not len(slab):
+            return
+        codes = _codes(slab.cells)
+        edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(slab)]
+        for first, stop in pairwise(edges):
+            if codes[first] == _LOOK or not self._tracker.is_quiet or not self._in_bulk(slab, first, stop):
+                self._each(slab, first, stop)
+
+    def _news(self, slab: Slab) -> Slab:
+        """The slab without what was seen before, say because two connections brought it."""
+        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+        if replica_ids.max(initial=0) >= VCLOCK_MAX:
+            raise errors.UnknownReplica(f"Replica {replica_ids.max()} is not registered with this replica set")
+        known = np.array([self._seen.get(number) for number in range(int(replica_ids.max(initial=0)) + 1)], np.int64)
+        is_new = lsns > known[replica_ids]
+        return slab if is_new.all() else replace(slab, cells=np.ascontiguousarray(slab.cells[:, is_new]))
+
+    def _in_bulk(self, slab: Slab, first: int, stop: int) -> bool:
+        """Rows of one type and space, each a transaction; False, with nothing done, if they need a closer look."""
+        cells = slab.cells[:, first:stop]
+        space = self.box.spaces.get(int(cells[scan.SPACE_ID, 0]))
+        if space is None or space.id < FIRST_USER_SPACE_ID or (self._by_schema and space.definition.is_sync):
+            return False
+        is_kept = space.id in self._kept
+        if is_kept and (self.on_transaction or stop - first < BULK_MIN):
+            return False
+        newest = VClock(replace(slab, cells=cells).newest())
+        with self._guard:
+            if is_kept and not _put(space, slab, cells):
+                return False
+            self._vclock.merge(newest)
+        self._seen.merge(newest)
+        self._tracker.skip_to(self.vclock)
+        return True
+
+    def _each(self, slab: Slab, first: int, stop: int) -> None:
+        """One transaction after the other: asks the tracker, and does what it lets go."""
+        rows: list[Row] = []
+        for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
+            rows.append(row)
+            self._seen.follow(row.replica_id, row.lsn)
+            if not row.flags & _COMMIT:
+                continue
+            first = number + 1 - len(rows)
+            touches = self._by_schema and self._touches_synchronous(slab, first, number + 1)
+            arrived, rows = _Arrived(Rows(tuple(rows)), slab, first, touches), []
+            for decided, is_kept in self._tracker.push(arrived):
+                self._settle(decided, is_kept=is_kept)
+            self._note_held(arrived)
+
+    def _touches_synchronous(self, slab: Slab, first: int, stop: int) -> bool:
+        """By the definitions in the box, and by those that are held back."""
+        held, spaces = self._held_definitions, self.box.spaces
+        return any(
+            held[number] if number in held else number in spaces and spaces[number].definition.is_sync
+            for number in slab.cells[scan.SPACE_ID, first:stop].tolist()
+        )
+
+    def _note_held(self, arrived: _Arrived) -> None:
+        """Who defines a space behind a waiting transaction says whether what comes next is synchronous.
+
+        An UPDATE of `_space` is not looked into: what it says counts from when it is done.
+        """
+        if self._tracker.is_quiet:
+            self._held_definitions = {}
+            return
+        for number, row in enumerate(arrived.rows, arrived.first):
+            if int(arrived.slab.cells[scan.SPACE_ID, number]) == SPACE_ID and row.type in (_INSERT, _REPLACE):
+                definition = read_space(unpack_body(row.body)[Key.TUPLE.value])
+                self._held_definitions[definition.id] = definition.is_sync
+
+    # --- transactions ---
+
+    def _settle(self, decided: _Arrived, *, is_kept: bool) -> None:
+        changes: list[SettledChange] = []
+        with self._guard:
+            if is_kept and decided.rows[0].type not in _CONTROL:
+                changes = self._apply(decided)
+            for row in decided.rows:
+                self._vclock.follow(row.replica_id, row.lsn)
+        if changes:
+            for listener in self.on_transaction:
+                listener(changes)
+
+    def _apply(self, decided: _Arrived) -> list[SettledChange]:
+        box, effect = self.box, _Seen(self.box)
+        changes: list[SettledChange] = []
+        box.is_recovering = True  # they were checked, and allowed, where they come from
+        try:
+            for number, row in enumerate(decided.rows, decided.first):
+                if row.type != _NOP:
+                    changes += self._execute(effect, decided.slab, number, row)
+        except RowsNeeded:
+            effect.rollback()
+            raise
+        except FlowstoneError as error:
+            effect.rollback()
+            raise CannotApply(
+                f"cannot apply the transaction of LSN {decided.lsn} of replica {decided.replica_id}: {error.message}",
+                hint="what is here is not what the log goes on from: follow anew",
+            ) from error
+        finally:
+            box.is_recovering = False
+        return changes
+
+    def _execute(self, effect: _Seen, slab: Slab, number: int, row: Row) -> list[SettledChange]:
+        """Does what a row says, if it is wanted; the changes that listeners are told of."""
+        space_id = int(slab.cells[scan.SPACE_ID, number])
+        if space_id >= FIRST_USER_SPACE_ID and space_id not in self._kept:
+            return []
+        space, count = self.box.space(space_id), len(effect.images)
+        execute(self.box, effect, slab, number)
+        changes: list[SettledChange] = []
+        if self.on_transaction and self._choice.names(space):
+            statement = Statement(row.type, space, row.body)
+            changes = [SettledChange(statement, row, old, new) for old, new in effect.images[count:]]
+        if space_id in (SPACE_ID, TRUNCATE_ID):
+            for old, new in effect.images[count:]:
+                changes += self._redefined(effect, row, space_id, old, new)
+        return changes
+
+    # --- definitions ---
+
+    def _find_kept(self) -> dict[int, Space]:
+        """The spaces of users that are wanted, as they are."""
+        return {space.id: space for space in self.box.spaces.values() if self._choice.keeps(space)}
+
+    def _redefined(
+        self, effect: _Seen, row: Row, space_id: int, old: bytes | None, new: bytes | None
+    ) -> list[SettledChange]:
+        """After a change of `_space` or `_truncate`: what is wanted now, and which space lost all its tuples."""
+        raw = new or old
+        assert raw is not None
+        about = unpack(raw)[0]
+        before, kept = self._kept, self._find_kept()
+        was_kept = before.get(about)
+        if space_id == TRUNCATE_ID:
+            emptied = "TRUNCATE" if new is not None else ""
+        else:
+            emptied = "DROP" if new is None else ""
+            self._change_kept(effect, about, was_kept, kept)
+        self._kept = kept
+        effect.on_rollback(lambda: setattr(self, "_kept", before))
+        if not emptied or was_kept is None or not self.on_transaction or about < FIRST_USER_SPACE_ID:
+            return []
+        return [SettledChange(Statement(row.type, was_kept, row.body), row, type=emptied)]
+
+    def _change_kept(self, effect: _Seen, about: int, was_kept: Space | None, kept: dict[int, Space]) -> None:
+        """A space may be chosen, or no longer, because of its name."""
+        space = self.box.spaces.get(about)
+        if space is None or (about in kept) == (was_kept is not None):
+            return
+        if was_kept is not None:
+            self.box.put_space(space.empty(self.box.collations))
+            effect.on_rollback(lambda: self.box.put_space(space))
+        elif space.indexes:  # one that is just created has none, and no tuples
+            raise RowsNeeded(f"space '{space.name}' was not followed under its former name")
+
+
+def _touches_synchronous(arrived: _Arrived) -> bool:
+    return arrived.touches_synchronous
+
+
+def _put(space: Space, slab: Slab, cells: Cells) -> bool:
+    """Puts the tuples of INSERTs or REPLACEs in place; False, with nothing done, if that is not so simple."""
+    kind, lane = int(cells[scan.TYPE, 0]), bulk.lane_of(space)
+    if kind not in (_INSERT, _REPLACE) or lane is None or len(space.served) > 1 or space.sequence is not None:
+        return False
+    ats, ends = cells[scan.TUPLE_AT], cells[scan.TUPLE_END]
+    keys = bulk.tuple_keys(lane, slab.payload, slab.buf, ats, ends) if (ats >= 0).all() else None
+    if keys is None:
+        return False
+    put = bulk.insert_many if kind == _INSERT else bulk.replace_many
+    return put(lane, keys, bulk.slices(slab.payload, ats, ends), bulk.BulkWrite())
+
+
+def _codes(cells: Cells) -> Cells:
+    """Type and space of each row that is a transaction of its own and waits for nobody; else _LOOK."""
+    is_plain = (cells[scan.SINGLE] == 1) & (cells[scan.FLAGS] & _WAIT == 0) & (cells[scan.SPACE_ID] >= 0)
+    codes: Cells = np.where(is_plain, cells[scan.SPACE_ID] * 256 + cells[scan.TYPE], _LOOK)
+    return codes
