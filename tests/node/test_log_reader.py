@@ -6,6 +6,7 @@ import pytest
 
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
+from flowstone.node import log_reader
 from flowstone.node.log_reader import LogReader, LogsGone
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import FileType, Meta
@@ -31,6 +32,9 @@ class Log:
         """One block each."""
         for lsn in lsns:
             self._writer.append_encoded([row(lsn)], {1: lsn})
+
+    def write_block(self, *lsns: int) -> None:
+        self._writer.append_encoded([b"".join(map(row, lsns))], {1: lsns[-1]})
 
     def rotate(self) -> None:
         self._writer = self._writer.rotate()
@@ -86,6 +90,20 @@ def test_a_log_that_ends_between_two_looks_is_read_to_its_end_first() -> None:
     log.rotate()
     log.write(3)
     assert read_all(reader, 3) == [2, 3]
+
+
+def test_many_rows_are_given_out_in_pieces_of_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "ROWS_MAX", 2)
+    log = Log()
+    log.write_block(1, 2, 3)
+    log.write_block(4)
+    log.write_block(5)
+    log.write_block(6)
+    reader = log.reader(0)
+    pieces = []
+    while (piece := reader.read(VClock({1: 6}))) is not None:
+        pieces.append([row.lsn for row in piece.slab.rows()])
+    assert pieces == [[1, 2, 3], [4, 5], [6]]
 
 
 def test_nothing_is_given_out_that_is_not_reported_yet() -> None:

@@ -17,6 +17,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
+from flowstone.node import log_reader, relay_stream
 from flowstone.node.journal import WalMode
 from flowstone.replication.messages import Ack, decode_heartbeat, decode_subscribe_reply, encode_ack
 from flowstone.replication.synchro import Promote
@@ -286,6 +287,42 @@ async def test_a_slow_reader_that_the_tail_still_covers_goes_on_from_memory(mast
     connection.read()
     found = kinds(connection.take())
     assert [kind for kind in found if ":" in kind] == [f"1:{lsn}" for lsn in range(start + 1, lsn_of(master) + 1)]
+
+
+async def test_a_replica_that_answers_nothing_is_not_flooded(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_stream, "UNANSWERED_MAX", 200)
+    connection = await master.subscribe(master.instance.vclock)
+    start = lsn_of(master)
+    for number in range(50):
+        await master.put(number)
+        await settle()
+    assert len(connection.sent) < 600
+    while f"1:{lsn_of(master)}" not in (found := kinds(connection.take())):
+        assert found, "each answer brings more"
+        start += sum(":" in kind for kind in found)
+        master.acknowledge(connection, VClock({1: start}))
+        await settle()
+
+
+async def test_a_replica_that_answers_nothing_is_not_flooded_from_files(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_stream, "UNANSWERED_MAX", 200)
+    monkeypatch.setattr(log_reader, "ROWS_MAX", 3)
+    for number in range(50):
+        await master.put(number)
+    connection = await master.subscribe(VClock({1: 1}))
+    found: list[str] = []
+
+    def has_come() -> bool:
+        rows = connection.take()
+        if rows:
+            found.extend(kinds(rows))
+            master.acknowledge(connection, VClock({1: 1}))
+        return f"1:{lsn_of(master)}" in found
+
+    await until(has_come)
+    assert [kind for kind in found if ":" in kind] == [f"1:{lsn}" for lsn in range(2, lsn_of(master) + 1)]
 
 
 # --- signs of life ---

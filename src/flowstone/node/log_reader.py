@@ -6,7 +6,7 @@ given out: what the journal has not reported may still be taken back.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from flowstone.outside import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, scan_directory
 from flowstone.xlog.reader import LogFile, Slab
+
+ROWS_MAX: Final = 16384
+"""Rows that are given out at once, unless they are one block: whoever gets them has something else to do, too."""
 
 
 class LogsGone(FlowstoneError):
@@ -45,6 +48,7 @@ class LogReader:
         self._position = position.without_zero()
         self._log: LogFile | None = None
         self._offset = 0
+        self._rest: Slab | None = None
 
     def read(self, limit: VClock) -> Piece | None:
         """The next rows, none of them behind `limit`, which is a position of the log; None: there are no more yet.
@@ -101,22 +105,44 @@ class LogReader:
         self._position = self._position.merged(VClock(log.meta.vclock).without_zero())
 
     def _next(self, limit: VClock) -> tuple[Piece | None, bool]:
-        """The rows of the next blocks, and whether `limit` cuts them off."""
+        """The next rows of this log, and whether there are more that `limit` keeps back."""
+        if self._rest is None:
+            is_at_limit = self._load(limit)
+            if self._rest is None:
+                return None, is_at_limit
+        piece, self._rest = _split(self._rest)
+        self._position = self._position.merged(VClock(piece.newest()).without_zero())
+        return Piece(piece, self._position), False
+
+    def _load(self, limit: VClock) -> bool:
+        """Decodes the next blocks, as far as they are not behind `limit`; whether nothing is left of them then.
+
+        What is behind it is read again later: it may have been taken back and be something else by then.
+        """
         assert self._log is not None
         chunk = next(self._log.chunks(self._offset), None)
         if chunk is None:
-            return None, False
+            return False
         slab = chunk.decode()
         stop = _count_up_to(slab, limit)
-        if stop == len(slab):
-            self._offset = chunk.end
-        elif stop == 0:
-            return None, True
-        else:
-            self._offset = int(slab.offsets[slab.cells[scan.SPAN, stop]])
-            slab = Slab(slab.path, slab.payload, slab.buf, slab.cells[:, :stop], slab.offsets)
-        self._position = self._position.merged(VClock(slab.newest()).without_zero())
-        return Piece(slab, self._position), stop == 0
+        self._offset = chunk.end if stop == len(slab) else int(slab.offsets[slab.cells[scan.SPAN, stop]])
+        self._rest = _part(slab, 0, stop) if stop else None
+        return not stop
+
+
+def _part(slab: Slab, start: int, stop: int) -> Slab:
+    return Slab(slab.path, slab.payload, slab.buf, slab.cells[:, start:stop], slab.offsets)
+
+
+def _split(slab: Slab) -> tuple[Slab, Slab | None]:
+    """The first blocks, of about ROWS_MAX rows, and the others: blocks hold whole transactions."""
+    if len(slab) <= ROWS_MAX:
+        return slab, None
+    spans = slab.cells[scan.SPAN]
+    at = int(np.searchsorted(spans, spans[ROWS_MAX]))
+    if at == 0:
+        at = int(np.searchsorted(spans, spans[0], side="right"))
+    return _part(slab, 0, at), _part(slab, at, len(slab)) if at < len(slab) else None
 
 
 def _count_up_to(slab: Slab, limit: VClock) -> int:

@@ -47,6 +47,10 @@ LOG = logging.getLogger("flowstone.node")
 ACK_SIZE_MAX: Final = 64 * 1024
 """An ACK has some hundred bytes."""
 
+UNANSWERED_MAX: Final = 4 * 1024 * 1024
+"""Bytes of rows to a replica that has said nothing since. A 2.6 that always finds something to read does nothing else:
+it neither writes its log nor sends ACKs, and would be taken for lost. Some tenths of a second of work for it."""
+
 LOOK_INTERVAL_MAX: Final = 1.0
 """How long a relay sleeps at most: `replication_timeout` may have become shorter meanwhile."""
 
@@ -146,9 +150,10 @@ class Relay:
         )
         self._number: int | None = None
         self._unread = bytearray()
+        self._unanswered = 0
         self._is_congested = False
         self._is_over = False
-        self._uncongested: asyncio.Future[None] | None = None
+        self._released: asyncio.Future[None] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     # --- life ---
@@ -187,7 +192,10 @@ class Relay:
             self.stop(str(error))
 
     def stop(self, message: str, system_message: str | None = None, *, error: TarantoolError | None = None) -> None:
-        """Ends it and the connection, with a last word to the replica if there is one. Twice is harmless."""
+        """Ends it and the connection, with a last word to the replica if there is one. Twice is harmless.
+
+        Who does not read does not get what is queued for it.
+        """
         if self._is_over:
             return
         self._is_over = True
@@ -199,11 +207,12 @@ class Relay:
         self._relays.forget(self)
         for task in self._tasks:
             task.cancel()
-        if error is None:
-            self._link.abort()
-        else:
+        if error is not None:
             version = self._instance.box.schema_version
             self._link.write(encode_error(self._sync, version, error, not self._is_2_6))
+        if self._is_congested:
+            self._link.abort()
+        else:
             self._link.close()
 
     async def ended(self) -> None:
@@ -214,6 +223,7 @@ class Relay:
 
     def received(self, data: bytes) -> None:
         self._unread += data
+        self._unanswered = 0
         try:
             packets, end = split(self._unread, size_max=ACK_SIZE_MAX)
             del self._unread[:end]
@@ -221,16 +231,14 @@ class Relay:
                 self._take_acks(packets)
         except FlowstoneError as error:
             self.stop(error.message, error=errors.InvalidMsgpack("Invalid MsgPack - packet header"))
+        self._go_on()
 
     def congested(self) -> None:
         self._is_congested = True
 
     def drained(self) -> None:
         self._is_congested = False
-        if self._uncongested is not None and not self._uncongested.done():
-            self._uncongested.set_result(None)
-        elif self._number is not None:
-            self.push()
+        self._go_on()
 
     def closed(self) -> None:
         self.stop("unexpected EOF when reading from socket", "Broken pipe")
@@ -251,10 +259,23 @@ class Relay:
 
     # --- rows ---
 
+    @property
+    def _is_held(self) -> bool:
+        """It gets no more rows for now."""
+        return self._is_congested or self._unanswered > UNANSWERED_MAX or self._is_over
+
+    def _go_on(self) -> None:
+        if self._is_held:
+            return
+        if self._released is not None and not self._released.done():
+            self._released.set_result(None)
+        elif self._number is not None:
+            self.push()
+
     def push(self) -> None:
         """Sends what the tail has for it, as far as it takes it."""
         tail = self._relays.tail
-        while self._number is not None and self._number < tail.end and not self._is_congested:
+        while self._number is not None and self._number < tail.end and not self._is_held:
             chunk = tail.chunk(self._number)
             if chunk is None:
                 self._number = None
@@ -286,10 +307,10 @@ class Relay:
                 if is_first:
                     is_first = False
                     self._heartbeat()
-                if self._is_congested:
-                    self._uncongested = asyncio.get_running_loop().create_future()
-                    await self._uncongested
-                    self._uncongested = None
+                if self._is_held:
+                    self._released = asyncio.get_running_loop().create_future()
+                    await self._released
+                    self._released = None
         except LogsGone as gap:
             if is_first:
                 self._heartbeat()
@@ -316,6 +337,7 @@ class Relay:
         if self._gets_raft and term > self._sent_term:
             self.send_raft(term)
         self.pulse.sent(self._instance.outside.clock.monotonic())
+        self._unanswered += len(packets)
         self._link.write(packets)
 
     # --- signs of life ---
