@@ -2,9 +2,9 @@
 
 Whole transactions, in the order in which they come, those left out that the log has already. All of it happens in one
 step of the loop, from looking at the log's position to submitting, so two peers that bring the same rows need no latch:
-one of them is later. Runs of plain rows go through `box/bulk.py`, everything else through the statements; what a slab
-brings is one submission. Synchronous transactions wait for their verdict as in `replay.py`. A write that fails takes
-back everything in flight, and every applier is told (`on_failure`).
+one of them is later. Plain rows go many at once (`applying_plain.py`), everything else through the statements; what a
+slab brings is one submission. Synchronous transactions wait for their verdict as in `replay.py`. A write that fails
+takes back everything in flight, and every applier is told (`on_failure`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flowstone.box import bulk
 from flowstone.box.box import Box
-from flowstone.box.bulk import BulkWrite, Lane
+from flowstone.box.bulk import BulkWrite
 from flowstone.box.dialect import Dialect
-from flowstone.box.index import Index
-from flowstone.box.keys import Key
 from flowstone.box.read_view import ReadView
 from flowstone.box.transaction import Statement, Transaction
 from flowstone.errors import FlowstoneError
@@ -32,6 +29,7 @@ from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.iproto.scan import Cells
+from flowstone.node.applying_plain import PlainRows, Replicated, distinct
 from flowstone.node.commits import Commits, wal_error
 from flowstone.node.journal import Journal
 from flowstone.node.replay import BULK_MIN, Applied, Synchro, execute
@@ -47,18 +45,9 @@ from flowstone.xlog.transactions import Transaction as LogTransaction
 LOG = logging.getLogger("flowstone.node")
 
 _CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
-_INSERT, _REPLACE = RequestType.INSERT.value, RequestType.REPLACE.value
-_DELETE, _NOP = RequestType.DELETE.value, RequestType.NOP.value
+_NOP: Final = RequestType.NOP.value
 _COMMIT, _WAIT_SYNC, _WAIT_ACK = Flag.COMMIT.value, Flag.WAIT_SYNC.value, Flag.WAIT_ACK.value
 _WAIT: Final = _WAIT_SYNC | _WAIT_ACK
-_TYPE_SHIFT: Final = 33
-"""A type and a space id, which may be -1, make one number."""
-
-
-class Replicated(Transaction):
-    """A transaction of another instance, while others may look at the box."""
-
-    keeps_spaces = True
 
 
 class _Together:
@@ -135,6 +124,7 @@ class Applying:
         self._synchro = synchro
         self._clock = clock
         self._skip_conflict = skip_conflict
+        self._plain = PlainRows(box)
         self._tracker: SettledTracker[Applied] = SettledTracker()
         self._pending: tuple[Applied, ...] | None = None
         self._awaits_verdict = False
@@ -173,7 +163,7 @@ class Applying:
         if not len(slab):
             return None
         keep: NDArray[np.bool_] | None = None
-        for number in _unique(replica_ids):
+        for number in distinct(replica_ids):
             if not 0 < number < VCLOCK_MAX:
                 raise errors.UnknownReplica(f"Replica {number} is not registered with this replica set")
             known = self._journal.next_lsn(number) - 1
@@ -193,7 +183,9 @@ class Applying:
         batch = _Batch(slab, 0)
         try:
             for first, stop, is_plain in self._stretches(slab):
-                if is_plain and self._in_bulk(batch, first, stop):
+                effect = self._plain.apply(slab, first, stop) if is_plain else None
+                if effect is not None:
+                    batch.add(stop, effect)
                     continue
                 if self._each(batch, first, stop):
                     return
@@ -206,7 +198,7 @@ class Applying:
         if count < BULK_MIN or not self._may_be_plain(slab):
             yield 0, count, False
             return
-        is_plain = self._plain_rows(slab)
+        is_plain = self._plain.found(slab)
         if is_plain.all():
             yield 0, count, True
             return
@@ -221,74 +213,7 @@ class Applying:
     def _may_be_plain(self, slab: Slab) -> bool:
         if self._commits.has_listeners or not self._tracker.is_quiet:
             return False
-        return all(self._is_of_this_term(number) for number in _unique(slab.cells[scan.REPLICA_ID]))
-
-    def _plain_rows(self, slab: Slab) -> NDArray[np.bool_]:
-        """Which rows mean nothing beyond one entry of one index, or nothing at all."""
-        cells = slab.cells
-        codes = _codes(cells)
-        plain = [code for code in _unique(codes) if self._is_plain(code)]
-        found: NDArray[np.bool_] = np.isin(codes, plain) & (cells[scan.FLAGS] & _WAIT == 0)
-        found &= cells[scan.INDEX_ID] == 0
-        return found
-
-    def _is_plain(self, code: int) -> bool:
-        kind, space_id = code >> _TYPE_SHIFT, (code & ((1 << _TYPE_SHIFT) - 1)) - 1
-        if kind == _NOP:
-            return True
-        return kind in (_INSERT, _REPLACE, _DELETE) and self._lane(space_id) is not None
-
-    def _lane(self, space_id: int) -> Lane | None:
-        space = self._box.spaces.get(space_id)
-        lane = bulk.lane_of(space) if space is not None else None
-        return lane if lane is not None and bulk.takes_writes(lane) else None
-
-    # --- many at once ---
-
-    def _in_bulk(self, batch: _Batch, first: int, stop: int) -> bool:
-        """Applies plain rows; False, with nothing done, if they need a closer look."""
-        slab = batch.slab
-        codes = _codes(slab.cells[:, first:stop])
-        written = BulkWrite()
-        if codes[0] >> _TYPE_SHIFT != _NOP and (codes == codes[0]).all():
-            done = self._uniform(slab, first, stop, written)
-        else:
-            done = self._mixed(slab, first, stop, codes, written)
-        if done:
-            batch.add(stop, written)
-        return done
-
-    def _uniform(self, slab: Slab, first: int, stop: int, written: BulkWrite) -> bool:
-        cells = slab.cells
-        kind, lane = int(cells[scan.TYPE, first]), self._lane(int(cells[scan.SPACE_ID, first]))
-        found = _keys(lane, kind, slab, cells[:, first:stop]) if lane is not None else None
-        if lane is None or found is None:
-            return False
-        keys, tuples = found
-        if kind == _DELETE:
-            bulk.delete_many(lane, keys, written)
-            return True
-        put = bulk.insert_many if kind == _INSERT else bulk.replace_many
-        return put(lane, keys, tuples, written)
-
-    def _mixed(self, slab: Slab, first: int, stop: int, codes: Cells, written: BulkWrite) -> bool:
-        """Rows of several kinds or spaces, in their order."""
-        steps: list[_Step | None] = [None] * (stop - first)
-        for code in _unique(codes):
-            kind = code >> _TYPE_SHIFT
-            if kind == _NOP:
-                continue
-            which = np.flatnonzero(codes == code)
-            cells = slab.cells[:, first + which]
-            lane = self._lane(int(cells[scan.SPACE_ID, 0]))
-            found = _keys(lane, kind, slab, cells) if lane is not None else None
-            if lane is None or found is None:
-                return False
-            is_insert, index = kind == _INSERT, lane.primary
-            tuples: Sequence[bytes | None] = found[1] or [None] * len(which)
-            for number, key, raw in zip(which.tolist(), found[0], tuples, strict=True):
-                steps[number] = (is_insert, index, key, raw)
-        return _execute([step for step in steps if step is not None], written)
+        return all(self._is_of_this_term(number) for number in distinct(slab.cells[scan.REPLICA_ID]))
 
     # --- one by one ---
 
@@ -508,68 +433,16 @@ class Applying:
                 self._tell_failure(error)
 
 
-_Step = tuple[bool, Index, Key, bytes | None]
-"""Whether the key must be new, and what is put there."""
-
-
-def _execute(steps: Sequence[_Step], written: BulkWrite) -> bool:
-    """Does the steps in their order; False, with nothing done, if a key that must be new is taken."""
-    place: Index | None = None
-    keys: list[Key] = []
-    olds: list[bytes | None] = []
-    for must_be_new, index, key, raw in steps:
-        if index is not place:
-            if place is not None:
-                written.add(place, keys, olds)
-            place, keys, olds = index, [], []
-        if must_be_new and key in index.map:
-            written.add(index, keys, olds)
-            written.rollback()
-            return False
-        keys.append(key)
-        olds.append(index.set(key, raw))
-    if place is not None:
-        written.add(place, keys, olds)
-    return True
-
-
 def _check_verdict(body: ControlBody, owner_id: int) -> None:
     if isinstance(body, Confirm | Rollback) and body.owner_id != owner_id:
         text = f"CONFIRM message arrived for an unknown master id {body.owner_id}, expected {owner_id}"
         raise errors.SyncMasterMismatch(text)
 
 
-def _keys(lane: Lane, kind: int, slab: Slab, cells: Cells) -> tuple[list[Key], list[bytes]] | None:
-    """The keys of rows of one kind and space, and their tuples; None if one of them needs a closer look."""
-    at_line, end_line = (scan.KEY_AT, scan.KEY_END) if kind == _DELETE else (scan.TUPLE_AT, scan.TUPLE_END)
-    ats, ends = cells[at_line], cells[end_line]
-    if (ats < 0).any():
-        return None
-    if kind == _DELETE:
-        keys = bulk.request_keys(lane, slab.payload, slab.buf, ats, ends)
-        return None if keys is None else (keys, [])
-    keys = bulk.tuple_keys(lane, slab.payload, slab.buf, ats, ends)
-    return None if keys is None else (keys, bulk.slices(slab.payload, ats, ends))
-
-
-def _codes(cells: Cells) -> Cells:
-    """Type and space of each row, as one number."""
-    codes: Cells = (cells[scan.TYPE] << _TYPE_SHIFT) + cells[scan.SPACE_ID] + 1
-    return codes
-
-
-def _unique(numbers: Cells) -> list[int]:
-    """Mostly there is one, and that is quickly seen."""
-    first = numbers[0]
-    if (numbers == first).all():
-        return [int(first)]
-    return [int(number) for number in np.unique(numbers)]
-
-
 def _newest(cells: Cells) -> dict[int, int]:
     """The last LSN of each originator; they grow."""
     replica_ids, lsns = cells[scan.REPLICA_ID], cells[scan.LSN]
-    found = _unique(replica_ids)
+    found = distinct(replica_ids)
     if len(found) == 1:
         return {found[0]: int(lsns[-1])}
     return {number: int(lsns[replica_ids == number][-1]) for number in found}
