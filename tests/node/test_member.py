@@ -38,6 +38,14 @@ def test_our_own_rows_are_wanted_back_only_by_an_orphan() -> None:
     assert list(member.id_filter) == []
 
 
+def test_a_higher_term_of_a_peer_is_taken_over_and_a_lower_one_is_not() -> None:
+    member = member_of(make_instance())
+    assert member.term == 1
+    for told, known in ((3, 3), (2, 3)):
+        member.raft(1, Row(30, 0, body=pack({0: told, 2: 1})))
+        assert member.term == known
+
+
 def test_an_anonymous_replica_wants_no_local_rows_and_says_that_it_is_one() -> None:
     member = member_of(make_instance(replication_anon=True, read_only=True))
     assert member.is_anonymous

@@ -19,6 +19,7 @@ from flowstone.node.applying import Applying
 from flowstone.node.instance import Instance
 from flowstone.node.recovery import Recovered, replica_id_of, replicaset_uuid_of, sort_indexes
 from flowstone.node.replay import Replay
+from flowstone.replication.synchro import RaftState, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
 
@@ -46,6 +47,7 @@ class Member:
         self._instance = instance
         self._adopt = adopt
         self._replay: Replay | None = None
+        self._has_joined = False
         self._told = 0
 
     def watch_log(self) -> None:
@@ -91,10 +93,10 @@ class Member:
 
     @property
     def id_filter(self) -> tuple[int, ...]:
-        """Our own rows are wanted back only while we may have lost some of them: as long as we are an orphan."""
+        """Our own rows are wanted back only while we may have lost some: as an orphan that has not just joined."""
         if self.is_anonymous:
             return (0,)
-        return () if self._instance.is_orphan else (self._instance.id,)
+        return () if self._instance.is_orphan and not self._has_joined else (self._instance.id,)
 
     @property
     def term(self) -> int:
@@ -157,6 +159,7 @@ class Member:
         replay.synchro.pending = replay.pending
         await self._adopt(self._recovered(replay))
         self.is_joining = False
+        self._has_joined = True
 
     def _recovered(self, replay: Replay) -> Recovered:
         box, uuid = self._instance.box, self._instance.uuid
@@ -176,4 +179,7 @@ class Member:
             await self._instance.journal.drain()
 
     def raft(self, source_id: int, row: Row) -> None:
-        """Terms of peers are seen; what they vote for is for elections, which this instance takes no part in."""
+        """Takes over a higher term; what peers vote for is for elections, which this instance takes no part in."""
+        told, synchro = decode_control(row.type, row.body or b""), self._instance.synchro
+        if isinstance(told, RaftState) and told.term > synchro.raft.term:
+            synchro.raft = RaftState(term=told.term)
