@@ -1,0 +1,210 @@
+"""A Flowstone node in the place of recorded replicas: it asks what they asked, and has in the end what they had.
+
+A server that plays the recorded masters byte for byte sends it what real ones sent. What it must have is read from the
+files that the recorded replica left: the same rows in the same log, the same data.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowstone.iproto.constants import Key, RaftKey, RequestType
+from tests.conversations import masters, recording, replicas, server
+from tests.conversations.client import play
+from tests.conversations.recording import Conversation, Packet
+from tests.conversations.test_master import only_the_subscription
+
+MAIN = RequestType.AUTH
+"""What a conversation other than a watcher's has."""
+
+FOLLOWER = 1
+
+OUR_OWN = (Key.SERVER_VERSION, Key.FEATURES, Key.VERSION)
+"""Values that say who asks."""
+
+GC_CONSUMERS = 388
+"""Local to each instance of 3.8, but for its definition."""
+
+
+def load_all(version: str, scenario: str, prefix: str) -> list[Conversation]:
+    names = [name for name in recording.names(version, scenario) if name.startswith(prefix)]
+    return [recording.load(version, scenario, name) for name in names]
+
+
+def requests_shown(requests: Sequence[Packet]) -> list[str]:
+    """Kinds, keys and values, but for what depends on who asks and how he came to it.
+
+    Releases differ in when they say again, on a later connection, that their own rows are not wanted back; 3.8
+    subscribed with the vclock from before its registration. A scramble may travel as text or as bytes.
+    """
+    is_copy = any(packet.type in (RequestType.JOIN, RequestType.FETCH_SNAPSHOT) for packet in requests)
+    masked = OUR_OWN if is_copy else (*OUR_OWN, Key.VCLOCK)
+    shown = []
+    for packet in requests:
+        fields = {}
+        for key in packet.body or {}:
+            value = packet.content(key)
+            if key == Key.TUPLE:
+                value = [v if isinstance(v, bytes) else v.encode(errors="surrogateescape") for v in value]
+            if key != Key.ID_FILTER or is_copy:
+                fields[Key(key).name] = "*" if key in masked else value
+        shown.append(f"{packet.kind} {sorted(packet.header)} {fields}")
+    return shown
+
+
+def check_acknowledgements(heard: server.Heard, recorded: Sequence[Packet]) -> None:
+    """The same keys, never less than before, and as much as was acknowledged then; how often is up to the applier."""
+    assert {tuple(ack.body or ()) for ack in heard.acks} <= {tuple(ack.body or ()) for ack in recorded}
+    positions = [ack.content(Key.VCLOCK) for ack in heard.acks]
+    for earlier, later in itertools.pairwise(positions):
+        assert all(later.get(replica_id, 0) >= lsn for replica_id, lsn in earlier.items())
+    assert recorded[-1].content(Key.VCLOCK) in positions
+    assert heard.acks[-1].content(Key.TERM) == recorded[-1].content(Key.TERM)
+
+
+def check_client_side(played: server.RecordedServer, *conversations: Conversation) -> None:
+    for conversation in conversations:
+        heard = played.heard[conversation.name]
+        requests = [packet for packet in conversation.requests if not server.is_ack(packet)]
+        assert requests_shown(heard.requests) == requests_shown(requests), conversation.name
+        acks = [packet for packet in conversation.requests if server.is_ack(packet)]
+        if acks:
+            check_acknowledgements(heard, acks)
+
+
+# --- join, follow, restart ---------------------------------------------------------------------------------
+
+JOINED = [
+    ("2.6", "join-01", "join-02"),
+    ("2.11", "join-01", "join-03"),
+    ("3.8", "join-01", "join-03"),
+]
+FIRST_SNAPSHOT = "00000000000000000015.snap"
+VINYL_SPACE = 513
+NOT_IN_SNAPSHOTS = frozenset({VINYL_SPACE, GC_CONSUMERS})
+"""Real servers keep vinyl in files of its own."""
+
+REPLICA_UUID = "11111111-0000-4000-8000-000000000002"
+
+
+@pytest.mark.parametrize(("version", "first", "second"), JOINED, ids=[version for version, *_ in JOINED])
+async def test_a_node_joins_follows_and_comes_back_as_the_recorded_replica_did(
+    version: str, first: str, second: str, tmp_path: Path
+) -> None:
+    conversations = load_all(version, "01-join-subscribe", "join-")
+    outside = replicas.outside_at(conversations[0])
+    async with server.serving(conversations) as upstream:
+        for name in (first, second):
+            async with replicas.following(tmp_path / "data", upstream, outside, REPLICA_UUID) as node:
+                await upstream.finished(name)
+                data = replicas.tuples(node.box, besides=frozenset({GC_CONSUMERS}))
+    recorded = replicas.recorded_files(version, "01-join-subscribe", "replica")
+    snapshots = [directory / FIRST_SNAPSHOT for directory in (tmp_path / "data", recorded)]
+    ours, theirs = (replicas.snapshot_tuples(path, besides=NOT_IN_SNAPSHOTS) for path in snapshots)
+    assert ours == theirs
+    assert replicas.logged_rows(tmp_path / "data") == replicas.logged_rows(recorded)
+    copied = masters.copy_files(
+        version, "01-join-subscribe", "replica", tmp_path / "recorded", "*.xlog", snapshot="*.snap"
+    )
+    async with masters.serving(copied) as other:
+        assert data == replicas.tuples(other.box, besides=frozenset({GC_CONSUMERS}))
+    check_client_side(upstream, *conversations)
+
+
+# --- anonymous, then registered ------------------------------------------------------------------------------
+
+ANONYMOUS_UUID = "11111111-0000-4000-8000-000000000003"
+
+
+@pytest.mark.parametrize(
+    ("version", "following", "registered"), [("2.6", "anon-01", "anon-02"), ("3.8", "anon-01", "anon-05")]
+)
+async def test_an_anonymous_node_follows_and_becomes_a_member_as_the_recorded_replica_did(
+    version: str, following: str, registered: str, tmp_path: Path
+) -> None:
+    conversations = load_all(version, "03-anon-register", "anon-")
+    outside = replicas.outside_at(recording.load(version, "03-anon-register", following))
+    options = {"read_only": True, "replication_anon": True}
+    async with (
+        server.serving(conversations) as upstream,
+        replicas.following(tmp_path / "data", upstream, outside, ANONYMOUS_UUID, **options) as node,
+    ):
+        await upstream.finished(following)
+        await node.reconfigure(replication_anon=False)
+        await upstream.finished(registered)
+        await node.reconfigure(read_only=False)
+        await replicas.write_own_rows(node, replicas.recorded_files(version, "03-anon-register", "replica"))
+        data = replicas.tuples(node.box, besides=frozenset({GC_CONSUMERS}))
+    recorded = replicas.recorded_files(version, "03-anon-register", "replica")
+    assert replicas.logged_rows(tmp_path / "data") == replicas.logged_rows(recorded)
+    copied = masters.copy_files(
+        version, "03-anon-register", "replica", tmp_path / "recorded", "*.xlog", snapshot="*.snap"
+    )
+    async with masters.serving(copied) as other:
+        assert data == replicas.tuples(other.box, besides=frozenset({GC_CONSUMERS}))
+    check_client_side(upstream, *conversations)
+
+
+# --- two writers --------------------------------------------------------------------------------------------
+
+MESH = [("2.6", ("to-a-01",), "to-b-02"), ("3.8", ("to-a-01", "to-a-02"), "to-b-03")]
+
+
+@pytest.mark.parametrize(("version", "to_a", "to_b"), MESH, ids=[version for version, *_ in MESH])
+async def test_a_node_that_writes_too_gets_and_gives_what_its_recorded_place_in_a_mesh_did(
+    version: str, to_a: tuple[str, ...], to_b: str, tmp_path: Path
+) -> None:
+    conversations = [recording.load(version, "04-mesh", name) for name in to_a]
+    back = only_the_subscription(recording.load(version, "04-mesh", to_b))
+    outside = replicas.outside_at(conversations[0])
+    async with (
+        server.serving(conversations) as upstream,
+        replicas.following(tmp_path / "data", upstream, outside, REPLICA_UUID) as node,
+    ):
+        await replicas.until(lambda: not node.info()["ro"])
+        played = await play(back, masters.port_of(node), before=masters.Originator(node, 2))
+        await upstream.finished(*to_a)
+        data = replicas.tuples(node.box, besides=frozenset({GC_CONSUMERS}))
+    expected = [packet.kind for packet in back.answers if not packet.is_heartbeat]
+    assert [packet.kind for packet in played.answers] == expected
+    recorded = replicas.recorded_files(version, "04-mesh", "b")
+    assert sorted(replicas.logged_rows(tmp_path / "data")) == sorted(replicas.logged_rows(recorded))
+    copied = masters.copy_files(version, "04-mesh", "b", tmp_path / "recorded", "*.xlog", snapshot="*.snap")
+    async with masters.serving(copied) as other:
+        assert data == replicas.tuples(other.box, besides=frozenset({GC_CONSUMERS}))
+    check_client_side(upstream, *conversations)
+
+
+# --- an election seen by a follower -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["2.11", "3.8"])
+async def test_a_node_follows_a_leader_that_is_elected_and_writes_synchronously(version: str, tmp_path: Path) -> None:
+    """Up to the moment before the recorded follower was elected itself."""
+    recorded = [recording.load(version, "05-election", name) for name in ("to-a-01", "to-a-02")]
+    first_term = replace(recorded[0], packets=tuple(itertools.takewhile(_still_leads, recorded[0].packets)))
+    outside = replicas.outside_at(first_term)
+    async with (
+        server.serving([first_term, recorded[1]]) as upstream,
+        replicas.following(tmp_path / "data", upstream, outside, REPLICA_UUID) as node,
+    ):
+        await upstream.finished(first_term.name)
+        data = sorted(node.box.space("s").tuples())
+    ours = replicas.logged_rows(tmp_path / "data")
+    theirs = replicas.logged_rows(replicas.recorded_files(version, "05-election", "b"))
+    assert ours == theirs[: len(ours)]
+    assert (ours[-1][0], data) == (RequestType.RAFT_CONFIRM, [b"\x92\x01\xa4by a"])
+    check_client_side(upstream, first_term)
+
+
+def _still_leads(packet: Packet) -> bool:
+    """Until the leader of term 2 says that it leads no longer."""
+    if not packet.from_server or packet.type != RequestType.RAFT:
+        return True
+    has_resigned = packet.content(RaftKey.TERM) == 2 and packet.content(RaftKey.STATE) == FOLLOWER
+    return not has_resigned
