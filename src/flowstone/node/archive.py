@@ -22,7 +22,8 @@ from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node import archive_events as events
 from flowstone.node.applier import Applier
 from flowstone.node.archive_events import Event
-from flowstone.node.archive_log import WAL_MAX_SIZE
+from flowstone.node.archive_images import Images
+from flowstone.node.archive_log import WAL_MAX_SIZE, version_of
 from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Upstream, missing_rows, rows_text
 from flowstone.node.archive_sink import Intake, LogSink, SnapshotSink, by_worker
 from flowstone.node.archive_snapshot import IncomingSnapshot
@@ -107,6 +108,7 @@ class Archive:
         self._beside: asyncio.Task[None] | None = None
         self._is_once = False
         self._has_followed = False
+        self._failures = 0
         self._target: VClock | None = None
         self._ended: asyncio.Future[FlowstoneError | None] | None = None
         self._work: asyncio.Task[None] | None = None
@@ -203,6 +205,8 @@ class Archive:
         try:
             if store.log is None and is_anonymous:
                 await self._begin_from_snapshot(FIRST, "")
+            elif store.log is not None:
+                await self._load_images()
             self._start(self._keep_saving())
             if self._snapshot_interval > 0:
                 self._start(self._keep_taking_snapshots())
@@ -292,6 +296,7 @@ class Archive:
         version = ".".join(map(str, applier.version))
         store.follow(Upstream(str(applier.uuid), self._uri.address, version))
         self._has_followed = True
+        self._failures = 0
         self._told = ""
         if self._target is None:
             self._target = theirs
@@ -302,7 +307,10 @@ class Archive:
     def _failed(self, error: FlowstoneError) -> None:
         """The applier would try again: that is no use where only somebody can help."""
         is_final = _is_gap(error) or (code_of(error) in _FOR_OPERATORS and not self._has_followed)
-        if is_final or (self._is_once and self.state is ApplierState.DISCONNECTED):
+        self._failures += 1
+        # A connection that breaks is made again; who cannot be reached is away.
+        is_away = self._failures > 1 or not self._has_followed
+        if is_final or (self._is_once and is_away and self.state is ApplierState.DISCONNECTED):
             self._end(error)
         elif str(error) != self._told:
             self._told = str(error)
@@ -335,8 +343,20 @@ class Archive:
         store, _ = self._open_store()
         self._tell(events.Registered(store.manifest.replica_id))
 
-    def _note_joined(self, snapshot: IncomingSnapshot) -> None:
+    async def _note_joined(self, snapshot: IncomingSnapshot) -> None:
+        await self._load_images()
         self._tell_snapshot(snapshot, FIRST)
+
+    async def _load_images(self) -> None:
+        """Brings the state up to the log, from which rows get their images; without them the manifest says so."""
+        store, _ = self._open_store()
+        assert store.log is not None
+        if not self._wants_images:
+            store.manifest.images_since = None
+            return
+        store.on_rows = (await Images.load(self._outside, self._directory, version_of(store.log.version))).add
+        if store.manifest.images_since is None:
+            store.manifest.images_since = store.vclock.to_mapping()
 
     def _tell_snapshot(self, snapshot: IncomingSnapshot, reason: str) -> None:
         name = snapshot.path.rpartition("/")[2]
@@ -374,6 +394,7 @@ class Archive:
             raise UpstreamLostTail(self._uri.address, snapshot.vclock, store.vclock)
         gap = await intake.alone(store.begin_from, snapshot, why)
         intake.begin_anew()
+        await self._load_images()
         if gap is not None:
             self._tell(events.GapFound(gap.missing, gap.after, gap.until, why))
         self._tell_snapshot(snapshot, reason)

@@ -225,7 +225,7 @@ class LogSink:
         self.instance_uuid = UUID(self._manifest.replica_uuid)
         self.is_anonymous = is_anonymous
         self.on_written = intake.on_written
-        self.on_joined: Callable[[IncomingSnapshot], None] = lambda snapshot: None
+        self.on_joined: Callable[[IncomingSnapshot], Awaitable[None]] | None = None
 
     @property
     def replicaset_uuid(self) -> UUID | None:
@@ -273,7 +273,8 @@ class LogSink:
         assert snapshot is not None
         await self._intake.alone(self._intake.store.begin_from, snapshot, "")
         self._intake.begin_anew()
-        self.on_joined(snapshot)
+        if self.on_joined is not None:
+            await self.on_joined(snapshot)
 
     async def final_rows(self, slab: Slab) -> None:
         self._learn_id(slab)
