@@ -129,7 +129,7 @@ class Storage:
     def operate(self, operation: str, path: str, data: bytes | None = None, inode: Inode | None = None) -> None:
         """Before each change: whether it can be made, or is the last that this process lives to see."""
         self.operation_count += 1
-        self._trace.note(self.name, f"{operation} {path}", data)
+        self._trace.note(self.name, f"{operation} {path}", data or b"")
         if self._fuse is not None:
             self._fuse -= 1
             if self._fuse <= 0:
@@ -279,7 +279,8 @@ class SimulatedLock:
         self._disk, self._path = disk, path
 
     def release(self) -> None:
-        locked = self._disk.enter().locked
+        """What a dead process held is another's by now, or nobody's."""
+        locked = self._disk.storage.locked
         if locked.get(self._path) is self._disk.life:
             del locked[self._path]
 

@@ -208,8 +208,8 @@ class Simulation:
             assert not self.failures, "\n".join(self.failures)
             return result
         except BaseException as error:
-            lines = "\n".join(list(self.trace.lines)[-LINES_SHOWN:])
-            error.add_note(f"seed {self.seed}; the last events:\n{lines}")
+            lines = "\n".join(list(self.trace.story)[-LINES_SHOWN:])
+            error.add_note(f"seed {self.seed}, at {self.now}:\n{lines}")
             raise
         finally:
             self.loop.bury(self._lives)

@@ -153,13 +153,12 @@ def test_renames_survive_in_their_order() -> None:
 def test_the_disk_of_the_dead_is_dead() -> None:
     machine, life = storage(), Life("a")
     disk = mount(machine, life)
-    file, lock = disk.create("/file"), disk.lock("/")
+    file = disk.create("/file")
     life.is_dead = True
     for call in (
         lambda: file.append(b"x"),
         file.size,
         lambda: disk.list_directory("/"),
-        lock.release,
         lambda: disk.kind("/"),
     ):
         with pytest.raises(Died):

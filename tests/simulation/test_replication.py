@@ -193,6 +193,22 @@ async def test_a_silent_peer_is_noticed_after_four_timeouts(sim: Simulation, tim
     await sim.until(lambda: all_follow_all(sim, "ab"), seconds=10 * timeout)
 
 
+@DIALECTS
+@simulated(seeds=range(5))
+async def test_a_peer_that_loses_power_while_it_is_connected_to_is_tried_again(sim: Simulation, dialect: str) -> None:
+    await start_set(sim, "ab", wal_mode="fsync", dialect=dialect)
+    await converge(sim, "ab")
+    sim.cut("a", "b")
+    await sim.sleep(3)
+    sim.heal()
+    await sim.until(lambda: upstream(sim, "b", "a").get("status") != "disconnected")
+    await sim.sleep(sim.random.uniform(0, 0.02))
+    sim.crash("a")
+    await sim.sleep(sim.random.uniform(0, 5))
+    await sim.restart("a")
+    await sim.until(lambda: all_follow_all(sim, "ab"), seconds=60)
+
+
 @simulated(seeds=range(3))
 async def test_a_member_without_its_quorum_is_an_orphan_until_it_has_caught_up(sim: Simulation) -> None:
     await start_set(sim, dialect="2.6", replication_connect_timeout=5)

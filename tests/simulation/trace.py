@@ -19,20 +19,24 @@ LINES_KEPT: Final = 400
 
 
 class Trace:
-    """`note` adds an event; `lines` are the last ones; `hash` is of all."""
+    """`note` adds an event; `lines` are the last ones, `story` what is worth reading of them; `hash` is of all."""
 
     def __init__(self, time: Callable[[], float], *, is_verbose: bool = False) -> None:
         self._time = time
         self._digest = hashlib.sha256()
         self.lines: deque[str] = deque(maxlen=None if is_verbose else LINES_KEPT)
+        self.story: deque[str] = deque(maxlen=LINES_KEPT)
+        """The last lines without those that only say that bytes went somewhere."""
         self.count = 0
 
     def note(self, who: str, what: str, data: bytes | bytearray | None = None) -> None:
-        content = "" if data is None else f" {len(data)} bytes {zlib.crc32(data):08x}"
+        content = f" {len(data)} bytes {zlib.crc32(data):08x}" if data else ""
         line = f"{self._time():.6f} {who} {what}{content}"
         self._digest.update(line.encode())
         self._digest.update(b"\n")
         self.lines.append(line)
+        if data is None:
+            self.story.append(line)
         self.count += 1
 
     @property

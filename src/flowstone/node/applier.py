@@ -167,6 +167,8 @@ class Applier:
         self._stream: Stream | None = None
         self._watch: asyncio.Task[None] | None = None
         self._is_ack_due = False
+        self._is_busy = False
+        self._timer: asyncio.TimerHandle | None = None
         self._acked: VClock | None = None
         self._heard_at = outside.clock.monotonic()
         self._last_logged: object = None
@@ -333,6 +335,8 @@ class Applier:
 
     async def _disconnect(self) -> None:
         self._protocol = None
+        if self._timer is not None:
+            self._timer.cancel()
         if self._request_ack in self._sink.on_written:
             self._sink.on_written.remove(self._request_ack)
         await self._end_watch()
@@ -351,6 +355,7 @@ class Applier:
         while True:
             event = protocol.next_event()
             self._send(protocol)
+            self._is_busy = event is not None
             if event is None:
                 await self._read(protocol)
             else:
@@ -449,12 +454,11 @@ class Applier:
             raise ConnectionLost(f"cannot connect to {uri.address}: {reason}") from error
 
     async def _read(self, protocol: ApplierProtocol) -> None:
-        """Waits for bytes: not for ever where something must come."""
+        """Waits for bytes: not for ever, as a peer that has lost power says nothing. Only a join may take its time."""
         assert self._stream is not None
-        must_come = protocol.is_subscribed or not protocol.is_greeted
         seconds = SILENCE_MAX * self.replication_timeout
         try:
-            async with asyncio.timeout(seconds if must_come else None):
+            async with asyncio.timeout(None if protocol.is_joining else seconds):
                 data = await self._stream.read(READ_SIZE)
         except TimeoutError as error:
             raise ConnectionLost(f"{self.uri.address} said nothing for {seconds:g} s") from error
@@ -480,7 +484,12 @@ class Applier:
         """Begins to watch it on a connection of its own; the first one."""
         first: asyncio.Future[Ballot] = asyncio.get_running_loop().create_future()
         self._watch = asyncio.get_running_loop().create_task(self._keep_watching(first))
-        return await first
+        seconds = SILENCE_MAX * self.replication_timeout
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS + seconds):
+                return await first
+        except TimeoutError as error:
+            raise ConnectionLost(f"{self.uri.address} tells no ballot") from error
 
     async def _keep_watching(self, first: asyncio.Future[Ballot]) -> None:
         try:
@@ -527,6 +536,14 @@ class Applier:
         self._acked = None
         self._protocol = protocol
         self._sink.on_written.append(self._request_ack)
+        self._tick()
+
+    def _tick(self) -> None:
+        """While what came before is being applied nobody reads heartbeats, but the master waits for answers."""
+        if self._is_busy:
+            self._acked = None
+            self._request_ack()
+        self._timer = asyncio.get_running_loop().call_later(self.replication_timeout, self._tick)
 
     def _note_lag(self, timestamp: float) -> None:
         if timestamp:  # newer masters leave it out of a heartbeat if rows have told it

@@ -196,6 +196,11 @@ class ApplierProtocol:
     def is_subscribed(self) -> bool:
         return self._due is _Due.ROWS
 
+    @property
+    def is_joining(self) -> bool:
+        """The peer has been asked for data, which may take it long."""
+        return self._due in (_Due.SNAPSHOT, _Due.SNAPSHOT_ROWS, _Due.FINAL_ROWS)
+
     def receive(self, data: bytes) -> None:
         if self._due is not _Due.GREETING:
             self._stream.feed(data)
