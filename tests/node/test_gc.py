@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from flowstone.iproto import errors
@@ -143,3 +145,43 @@ async def test_info_is_what_box_info_gc_shows() -> None:
         ],
         "consumers": [{"name": "replica 2", "vclock": {1: 4}, "signature": 4}],
     }
+
+
+async def test_logs_that_a_consumer_alone_has_kept_go_when_it_advances() -> None:
+    disk = directory([10, 20, 30], [0, 5, 10, 15, 20, 25, 30])
+    gc = collector(disk, count=1)
+    slow, slower = gc.add_consumer("slow", VClock({1: 12})), gc.add_consumer("slower", VClock({1: 7, 2: 9}))
+    await gc.collect()
+    assert left(disk)[1] == [5, 10, 15, 20, 25, 30]
+    gc.advance(slow, VClock({1: 29}))
+    assert gc._collection is None, "the other one still needs them"
+    gc.advance(slower, VClock({1: 16, 2: 9}))
+    assert gc._collection is not None
+    await gc._collection
+    assert left(disk)[1] == [15, 20, 25, 30]
+
+
+async def test_nothing_goes_while_members_are_awaited() -> None:
+    disk = directory([10, 20, 30], [10, 20, 30])
+    gc = collector(disk, count=1)
+    members = [uuid.UUID(int=1), uuid.UUID(int=2)]
+    gc.pause(members)
+    await gc.collect()
+    gc.came_back(members[0])
+    gc.came_back(uuid.UUID(int=3))
+    assert gc.is_paused
+    assert left(disk) == ([10, 20, 30], [10, 20, 30])
+    gc.came_back(members[1])
+    assert gc._collection is not None
+    await gc._collection
+    assert left(disk) == ([30], [30])
+
+
+async def test_members_are_not_awaited_for_ever() -> None:
+    disk = directory([10, 20, 30], [10, 20, 30])
+    gc = collector(disk, count=1)
+    gc.pause([uuid.UUID(int=1)])
+    gc.resume()
+    assert gc._collection is not None
+    await gc._collection
+    assert left(disk) == ([30], [30])
