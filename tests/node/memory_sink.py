@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from uuid import UUID
 
@@ -33,6 +34,9 @@ class MemorySink:
         self.rows: list[Row] = []
         self.raft_rows: list[Row] = []
         self.failure: Exception | None = None
+        self.gate = asyncio.Event()
+        """Cleared: rows are not applied before it is set."""
+        self.gate.set()
         self._vclock = VClockBuilder()
 
     @property
@@ -65,6 +69,7 @@ class MemorySink:
     async def apply(self, slab: Slab) -> None:
         if self.failure is not None:
             raise self.failure
+        await self.gate.wait()
         self._note("apply")
         self._take(slab)
         for written in self.on_written:

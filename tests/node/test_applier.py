@@ -147,6 +147,21 @@ async def test_heartbeats_are_answered_and_writes_acknowledged() -> None:
         assert it.info()["peer"] == uri
 
 
+async def test_a_master_hears_from_us_while_we_are_busy() -> None:
+    master = ScriptedMaster()
+    sink = member()
+    sink.gate.clear()
+    async with peer(master.talk) as uri, applier(uri, sink, replication_timeout=0.05) as (it, _):
+        it.start()
+        await until(lambda: master.acks)
+        master.writers[0].write(transaction(1, 1))
+        await until(lambda: len(master.acks) >= 10)
+        assert set(master.acks) == {VClock()}
+        assert it.state is State.SYNC
+        sink.gate.set()
+        await until(lambda: VClock({1: 1}) in master.acks)
+
+
 async def test_a_raft_row_goes_to_the_sink() -> None:
     master = ScriptedMaster()
     sink = member()

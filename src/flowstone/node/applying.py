@@ -147,11 +147,9 @@ class Applying:
         if news is None:
             return
         self._take_over_limbo()
-        self._box.is_recovering = True  # they were checked, and allowed, where they come from
         try:
             self._apply(news)
         finally:
-            self._box.is_recovering = False
             self._journal.flush()
             self._show_limbo()
 
@@ -159,25 +157,39 @@ class Applying:
 
     def _news(self, slab: Slab) -> Slab | None:
         """The slab without the rows that the log has."""
-        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         if not len(slab):
             return None
-        keep: NDArray[np.bool_] | None = None
-        for number in distinct(replica_ids):
-            if not 0 < number < VCLOCK_MAX:
-                raise errors.UnknownReplica(f"Replica {number} is not registered with this replica set")
-            known = self._journal.next_lsn(number) - 1
-            mine = np.flatnonzero(replica_ids == number)
-            steps = np.diff(lsns[mine], prepend=known)
-            if (steps > 0).all():
-                continue
-            if keep is None:
-                keep = np.ones(len(slab), np.bool_)
-            highest = np.maximum.accumulate(np.concatenate(([known], lsns[mine])))
-            keep[mine] = lsns[mine] > highest[:-1]
-        if keep is None:
+        keep = self._new_among_few(slab) if len(slab) < BULK_MIN else self._new_among_many(slab)
+        if keep.all():
             return slab
         return replace(slab, cells=np.ascontiguousarray(slab.cells[:, keep])) if keep.any() else None
+
+    def _known(self, replica_id: int) -> int:
+        if not 0 < replica_id < VCLOCK_MAX:
+            raise errors.UnknownReplica(f"Replica {replica_id} is not registered with this replica set")
+        return self._journal.next_lsn(replica_id) - 1
+
+    def _new_among_few(self, slab: Slab) -> NDArray[np.bool_]:
+        highest: dict[int, int] = {}
+        keep: list[bool] = []
+        rows = zip(slab.cells[scan.REPLICA_ID].tolist(), slab.cells[scan.LSN].tolist(), strict=True)
+        for replica_id, lsn in rows:
+            known = highest.get(replica_id)
+            if known is None:
+                known = self._known(replica_id)
+            keep.append(lsn > known)
+            highest[replica_id] = max(lsn, known)
+        return np.array(keep)
+
+    def _new_among_many(self, slab: Slab) -> NDArray[np.bool_]:
+        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+        keep: NDArray[np.bool_] = np.ones(len(slab), np.bool_)
+        for number in distinct(replica_ids):
+            known, mine = self._known(number), np.flatnonzero(replica_ids == number)
+            if not (np.diff(lsns[mine], prepend=known) > 0).all():
+                highest = np.maximum.accumulate(np.concatenate(([known], lsns[mine])))
+                keep[mine] = lsns[mine] > highest[:-1]
+        return keep
 
     def _apply(self, slab: Slab) -> None:
         batch = _Batch(slab, 0)
@@ -244,6 +256,7 @@ class Applying:
         slab, effect = batch.slab, Replicated(self._box)
         nops: list[int] = []
         number = first
+        self._box.is_recovering = True  # it was checked, and allowed, where it comes from
         try:
             if self._is_void(slab, first, stop):
                 nops = list(range(first, stop))
@@ -256,6 +269,8 @@ class Applying:
             effect.rollback()
             _say_where(error, slab, number)
             raise
+        finally:
+            self._box.is_recovering = False
         rows = None
         if nops or slab.cells[scan.TSN, first] != slab.cells[scan.LSN, first]:
             rows = self._changed_rows(slab, first, stop, nops)
@@ -442,10 +457,9 @@ def _check_verdict(body: ControlBody, owner_id: int) -> None:
 def _newest(cells: Cells) -> dict[int, int]:
     """The last LSN of each originator; they grow."""
     replica_ids, lsns = cells[scan.REPLICA_ID], cells[scan.LSN]
-    found = distinct(replica_ids)
-    if len(found) == 1:
-        return {found[0]: int(lsns[-1])}
-    return {number: int(lsns[replica_ids == number][-1]) for number in found}
+    if len(lsns) < BULK_MIN:
+        return dict(zip(replica_ids.tolist(), lsns.tolist(), strict=True))
+    return {number: int(lsns[replica_ids == number][-1]) for number in distinct(replica_ids)}
 
 
 def _say_where(error: FlowstoneError, slab: Slab, number: int) -> None:

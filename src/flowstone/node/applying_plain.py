@@ -61,9 +61,10 @@ class PlainRows:
         """Which rows mean nothing beyond one tuple of one space, or nothing at all."""
         cells = slab.cells
         codes = _codes(cells)
-        plain = [code for code in distinct(codes) if self._is_plain(code)]
-        found: NDArray[np.bool_] = np.isin(codes, plain) & (cells[scan.FLAGS] & _WAIT == 0)
-        found &= cells[scan.INDEX_ID] == 0
+        found: NDArray[np.bool_] = (cells[scan.FLAGS] & _WAIT == 0) & (cells[scan.INDEX_ID] == 0)
+        for code in distinct(codes):
+            if not self._is_plain(code):
+                found &= codes != code
         return found
 
     def _is_plain(self, code: int) -> bool:
