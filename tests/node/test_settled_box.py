@@ -226,8 +226,21 @@ def test_long_runs_of_plain_rows_end_as_rows_one_by_one(is_told: bool) -> None:
     box.push(slab_of_rows(b"".join(log.transaction(replace(ORDERS, n % 50, n)) for n in range(100)), "upstream"))
     box.push(slab_of_rows(b"".join(log.transaction(insert(ORDERS, 100 + n, n)) for n in range(100)), "upstream"))
     assert content(box) == [*((n, n + 50) for n in range(50)), *((100 + n, n) for n in range(100))]
-    assert told is None or len(told) == 200
-    assert box.vclock == VClock({1: 200})
+    box.push(slab_of_rows(b"".join(log.transaction(delete(ORDERS, 40 + n)) for n in range(70)), "upstream"))
+    assert content(box) == [*((n, n + 50) for n in range(40)), *((100 + n, n) for n in range(10, 100))]
+    if told is not None:
+        assert len(told) == 220
+        assert told[5] == [("REPLACE", "orders", (5, "old"), (5, 5))]
+        assert told[55] == [("REPLACE", "orders", (5, 5), (5, 55))]
+        assert told[-1] == [("DELETE", "orders", (109, 9), None)]
+    assert box.vclock == VClock({1: 270})
+
+
+def test_a_run_of_plain_rows_with_one_that_does_not_fit_ends_before_it() -> None:
+    box, log = settled_box((ORDERS, (15,))), Upstream()
+    with pytest.raises(CannotApply, match="LSN 16 of replica 1: Duplicate key"):
+        box.push(slab_of_rows(b"".join(log.transaction(insert(ORDERS, n)) for n in range(20)), "upstream"))
+    assert (len(content(box)), box.vclock) == (16, VClock({1: 15}))
 
 
 def test_a_run_of_plain_rows_behind_a_waiting_transaction_waits() -> None:

@@ -78,7 +78,7 @@ class SettledChange(Change):
         self, statement: Statement, row: Row, old: bytes | None = None, new: bytes | None = None, *, type: str = ""
     ) -> None:
         super().__init__(statement)
-        self._type = type or super().type
+        self._type = type
         self._old, self._new = old, new
         self.replica_id = row.replica_id
         self.lsn = row.lsn
@@ -86,7 +86,7 @@ class SettledChange(Change):
 
     @property
     def type(self) -> str:
-        return self._type
+        return self._type or super().type
 
     @property
     def old(self) -> Tuple | None:

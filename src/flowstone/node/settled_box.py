@@ -3,23 +3,25 @@
 Slabs in, whole transactions out into the box, in the order of the log. A synchronous transaction and all behind it is
 held back, undecoded, until its verdict is read (`replication/settled.py`); so nothing that anybody sees, here or in
 `on_transaction`, is ever taken back. Rows of spaces that were not chosen are passed over undecoded; definitions are
-always kept. Runs of plain rows go through `box/bulk.py` while nobody listens. Talks to no peer and writes nothing.
+always kept. Runs of plain rows go through `box/bulk.py`. Talks to no peer and writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from flowstone.box import bulk
 from flowstone.box.box import Box
+from flowstone.box.bulk import Lane
 from flowstone.box.definitions import read_space
 from flowstone.box.dialect import Dialect
+from flowstone.box.keys import Key as IndexKey
 from flowstone.box.space import Space, Values
 from flowstone.box.system import FIRST_USER_SPACE_ID, SPACE_ID, TRUNCATE_ID
 from flowstone.box.transaction import Statement, Transaction
@@ -42,7 +44,7 @@ from flowstone.xlog.transactions import Transaction as Rows
 Listener = Callable[[list[SettledChange]], None]
 
 _CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
-_INSERT, _REPLACE = RequestType.INSERT.value, RequestType.REPLACE.value
+_INSERT, _REPLACE, _DELETE = RequestType.INSERT.value, RequestType.REPLACE.value, RequestType.DELETE.value
 _NOP: Final = RequestType.NOP.value
 _COMMIT: Final = Flag.COMMIT.value
 _WAIT: Final = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
@@ -234,17 +236,40 @@ class SettledBox:
         space = self.box.spaces.get(int(cells[scan.SPACE_ID, 0]))
         if space is None or space.id < FIRST_USER_SPACE_ID or (self._by_schema and space.definition.is_sync):
             return False
-        is_kept = space.id in self._kept
-        if is_kept and (self.on_transaction or stop - first < BULK_MIN):
+        if space.id not in self._kept:
+            self._pass_by(slab, cells)
+            return True
+        plain = _plain(space, slab, cells) if stop - first >= BULK_MIN else None
+        if plain is None:
             return False
+        if self.on_transaction:
+            self._put_each(plain, slab, first, stop)
+        else:
+            with self._guard:
+                plain.put()
+                self._pass_by(slab, cells)
+        return True
+
+    def _pass_by(self, slab: Slab, cells: Cells) -> None:
+        """Moves over rows that nothing more is to be done about."""
         newest = VClock(replace(slab, cells=cells).newest())
         with self._guard:
-            if is_kept and not _put(space, slab, cells):
-                return False
             self._vclock.merge(newest)
         self._seen.merge(newest)
         self._tracker.skip_to(self.vclock)
-        return True
+
+    def _put_each(self, plain: _Plain, slab: Slab, first: int, stop: int) -> None:
+        """Each is told before the next is there."""
+        space, kind, entries = plain.lane.space, plain.kind, zip(plain.keys, plain.tuples, strict=True)
+        for row, (key, raw) in zip(slab.rows(np.arange(first, stop)), entries, strict=True):
+            with self._guard:
+                old = plain.lane.primary.set(key, raw)
+                self._vclock.follow(row.replica_id, row.lsn)
+            if old is not None or raw is not None:
+                change = SettledChange(Statement(kind, space, row.body), row, old, raw)
+                for listener in self.on_transaction:
+                    listener([change])
+        self._pass_by(slab, slab.cells[:, first:stop])
 
     def _each(self, slab: Slab, first: int, stop: int) -> None:
         """One transaction after the other: asks the tracker, and does what it lets go."""
@@ -374,17 +399,43 @@ def _touches_synchronous(arrived: _Arrived) -> bool:
     return arrived.touches_synchronous
 
 
-def _put(space: Space, slab: Slab, cells: Cells) -> bool:
-    """Puts the tuples of INSERTs or REPLACEs in place; False, with nothing done, if that is not so simple."""
+class _Plain(NamedTuple):
+    """Rows of one kind that each are one entry of the only index of a space: with None in place of what goes."""
+
+    lane: Lane
+    kind: int
+    keys: list[IndexKey]
+    tuples: Sequence[bytes | None]
+
+    def put(self) -> None:
+        written = bulk.BulkWrite()
+        if self.kind == _DELETE:
+            bulk.delete_many(self.lane, self.keys, written)
+        else:
+            bulk.replace_many(self.lane, self.keys, [raw for raw in self.tuples if raw is not None], written)
+
+
+def _plain(space: Space, slab: Slab, cells: Cells) -> _Plain | None:
+    """None if the rows need a closer look, say because one of them is wrong."""
     kind, lane = int(cells[scan.TYPE, 0]), bulk.lane_of(space)
-    if kind not in (_INSERT, _REPLACE) or lane is None or len(space.served) > 1 or space.sequence is not None:
-        return False
-    ats, ends = cells[scan.TUPLE_AT], cells[scan.TUPLE_END]
-    keys = bulk.tuple_keys(lane, slab.payload, slab.buf, ats, ends) if (ats >= 0).all() else None
-    if keys is None:
-        return False
-    put = bulk.insert_many if kind == _INSERT else bulk.replace_many
-    return put(lane, keys, bulk.slices(slab.payload, ats, ends), bulk.BulkWrite())
+    if kind not in (_INSERT, _REPLACE, _DELETE) or lane is None:
+        return None
+    if len(space.served) > 1 or space.sequence is not None:
+        return None
+    is_delete = kind == _DELETE
+    ats, ends = cells[scan.KEY_AT if is_delete else scan.TUPLE_AT], cells[scan.KEY_END if is_delete else scan.TUPLE_END]
+    if (ats < 0).any() or (cells[scan.INDEX_ID] > 0).any():
+        return None
+    find_keys = bulk.request_keys if is_delete else bulk.tuple_keys
+    keys = find_keys(lane, slab.payload, slab.buf, ats, ends)
+    if keys is None or (kind == _INSERT and not _are_new(lane, keys)):
+        return None
+    tuples: Sequence[bytes | None] = [None] * len(keys) if is_delete else bulk.slices(slab.payload, ats, ends)
+    return _Plain(lane, kind, keys, tuples)
+
+
+def _are_new(lane: Lane, keys: list[IndexKey]) -> bool:
+    return lane.primary.map.keys().isdisjoint(keys) and len(set(keys)) == len(keys)
 
 
 def _codes(cells: Cells) -> Cells:
