@@ -62,6 +62,10 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def detach(self) -> socket.socket:
+        """The connection itself, for who has something else to say on it; the client is of no use then."""
+        return self._socket
+
     def close(self) -> None:
         self._socket.close()
 
