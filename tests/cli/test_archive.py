@@ -1,0 +1,144 @@
+"""`flowstone archive`: exit codes, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowstone.cli.archive import CLEAR_LINE, _Teller
+from flowstone.node import archive_events as events
+from tests.cli.conftest import Command
+from tests.node.archived_server import RealServer, recovered
+
+
+@pytest.fixture
+def server(tarantool: object, tmp_path: Path) -> Iterator[RealServer]:
+    with RealServer(tmp_path / "master") as running:
+        yield running
+
+
+def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
+    text = flowstone("archive", "--help").text
+    assert "Example:" in text
+    assert "Exit codes:" in text
+    assert "--register" in text
+
+
+@pytest.mark.real
+def test_once_takes_what_there_is_and_ends_well(flowstone: Command, server: RealServer, tmp_path: Path) -> None:
+    server.eval("fill(1, 100)")
+    first = flowstone("archive", "--once", server.uri, tmp_path / "archive")
+    assert first.code == 0
+    assert any("snapshot" in line for line in first.complaints)
+    assert "caught up" in first.complaints[-2]
+    server.eval("fill(101, 200)")
+    second = flowstone("archive", "--once", "--json", server.uri, tmp_path / "archive")
+    assert second.code == 0
+    told = [json.loads(line) for line in second.text.splitlines()]
+    assert [event["event"] for event in told if event["event"] != "progress"] == [
+        "opened",
+        "connected",
+        "caught_up",
+        "stopped",
+    ]
+    assert told[-1]["position"] == {"1": server.vclock()[1]}
+    assert told[-1]["rows"] == 100
+    assert second.complaints == []
+
+
+@pytest.mark.real
+def test_a_signal_ends_it_well(server: RealServer, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flowstone.cli", "archive", "--json", server.uri, str(tmp_path / "archive")]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            seen = []
+            for line in process.stdout:
+                seen.append(json.loads(line))
+                if seen[-1]["event"] == "connected":
+                    server.eval("fill(1, 10)")
+                if seen[-1].get("position") == {"1": server.vclock()[1]} and seen[-1]["event"] == "progress":
+                    process.send_signal(number)
+                    break
+            rest = [json.loads(line) for line in process.stdout]
+            assert process.wait(30) == 0
+            assert rest[-1]["event"] == "stopped"
+            assert process.stderr is not None
+            assert process.stderr.read() == b""
+    assert recovered(tmp_path / "archive")[1] == server.vclock()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("user", "text"),
+    [("replicator:wrong@", "check the user and the password"), ("nobody:secret@", "box.schema.user.grant")],
+)
+def test_who_may_not_is_told_in_one_line(
+    flowstone: Command, server: RealServer, tmp_path: Path, user: str, text: str
+) -> None:
+    result = flowstone("archive", f"{user}{server.address}", tmp_path / "archive")
+    assert result.code == 1
+    *_, line = result.complaints
+    assert line.startswith(f"flowstone: cannot archive {user.split(':')[0]}@{server.address}: ")
+    assert text in line
+    assert len(result.complaints) == 2  # with the line that says which archive
+
+
+@pytest.mark.real
+def test_login_comes_from_the_environment_too(
+    flowstone: Command, server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TT_CLI_USERNAME", "replicator")
+    monkeypatch.setenv("TT_CLI_PASSWORD", "secret")
+    assert flowstone("archive", "--once", server.address, tmp_path / "archive").code == 0
+
+
+def test_a_server_that_is_away_ends_once(flowstone: Command, tmp_path: Path) -> None:
+    result = flowstone("archive", "--once", "127.0.0.1:1", tmp_path / "archive")
+    assert result.code == 1
+    assert result.complaints[-1] == "flowstone: cannot connect to 127.0.0.1:1: connection refused"
+
+
+def test_a_wrong_command_line_is_told_apart(flowstone: Command, tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "00000000000000000000.snap").touch()
+    (tmp_path / "file").touch()
+    for arguments, text in (
+        (("archive", "no address", tmp_path / "a"), "is no address"),
+        (("archive", "127.0.0.1:1", tmp_path / "node"), "it is no archive"),
+        (("archive", "127.0.0.1:1"), "Missing argument"),
+        (("archive", "--snapshot-interval", "-1", "127.0.0.1:1", tmp_path / "a"), "--snapshot-interval"),
+    ):
+        result = flowstone(*arguments)
+        assert result.code == 2, arguments
+        assert text in result.complaints[-1]
+    assert flowstone("archive", "--once", "127.0.0.1:1", tmp_path / "file" / "a").code == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_stays_in_one_line_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Terminal()
+    teller = _Teller(False, screen)
+    progress = events.Progress({1: 9}, {1: 9}, 5, 10.0, 0.1, "follow")
+    teller.tell(progress)
+    teller.tell(progress)
+    teller.tell(events.CaughtUp({1: 9}, {1: 9}))
+    teller.close()
+    assert screen.getvalue() == f"{CLEAR_LINE}{progress}" * 2 + CLEAR_LINE
+    assert "caught up" in capsys.readouterr().err
+
+
+def test_without_a_terminal_there_is_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    _Teller(False).tell(events.Progress({1: 9}, {1: 9}, 5, 10.0, 0.1, "follow"))
+    assert capsys.readouterr() == ("", "")
