@@ -90,11 +90,22 @@ class Replication:
 
     def _has_connected(self) -> bool:
         """Everybody has answered or given up; later starts need not wait for more than the quorum."""
+        if self._is_at_birth and self._has_named_leader():
+            return True
         connected = len(self._connected())
         given_up = sum(applier in self._ended and not self._is_self(applier) for applier in self._appliers.values())
         if connected + given_up >= len(self._appliers):
             return True
         return self._goes_by_quorum and not self._is_at_birth and connected >= self._connect_quorum
+
+    def _has_named_leader(self) -> bool:
+        """Who is named to begin has answered: nobody else matters then."""
+        configuration = self._instance.configuration
+        if self._goes_by_quorum or configuration.bootstrap_strategy == "auto":
+            return False
+        if configuration.bootstrap_strategy == "supervised":
+            return bootstrap_leader.supervised_rule(self._candidates()) is not None
+        return bootstrap_leader.named_leader(self._candidates(), configuration.bootstrap_leader or "") is not None
 
     @property
     def _goes_by_quorum(self) -> bool:

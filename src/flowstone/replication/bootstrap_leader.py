@@ -64,14 +64,22 @@ def configured_rule(leader: str) -> Rule:
     """Strategy `config`: the peer that `bootstrap_leader` names, by address, UUID or name; the others do not count."""
 
     def rule(candidates: Iterable[Candidate]) -> Candidate | None:
-        for candidate in _in_order(candidates):
-            if leader in (candidate.address, str(candidate.uuid), candidate.ballot.instance_name):
-                return candidate
-        raise errors.Cfg(
-            f"Incorrect value for option 'bootstrap_leader': failed to connect to the bootstrap leader {leader}"
-        )
+        named = named_leader(candidates, leader)
+        if named is None:
+            raise errors.Cfg(
+                f"Incorrect value for option 'bootstrap_leader': failed to connect to the bootstrap leader {leader}"
+            )
+        return named
 
     return rule
+
+
+def named_leader(candidates: Iterable[Candidate], leader: str) -> Candidate | None:
+    """The one among them that `bootstrap_leader` names."""
+    for candidate in _in_order(candidates):
+        if leader in (candidate.address, str(candidate.uuid), candidate.ballot.instance_name):
+            return candidate
+    return None
 
 
 def supervised_rule(candidates: Iterable[Candidate]) -> Candidate | None:

@@ -1,0 +1,78 @@
+"""Members of simulated replica sets: a space to write to, what each of them has, and files of real servers to start on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flowstone.iproto.msgpack import unpack
+from tests.simulation.disk import Inode
+from tests.simulation.simulation import Machine, Simulation
+
+SPACE = "ledger"
+VECTORS = Path(__file__).parent.parent / "vectors"
+CLUSTER = 320
+
+
+def uris(sim: Simulation, *names: str) -> list[str]:
+    return [sim.uri(name) for name in names]
+
+
+async def make_space(sim: Simulation, name: str, space: str = SPACE, **options: Any) -> None:
+    """Tuples of a number and anything."""
+
+    async def make() -> None:
+        made = await sim.node(name).create_space(space, **options)
+        await made.create_index("pk")
+
+    await sim.on(name, make())
+
+
+async def insert(sim: Simulation, name: str, *keys: int, space: str = SPACE) -> None:
+    """One transaction; each tuple says who wrote it."""
+
+    async def write() -> None:
+        async with sim.node(name).transaction() as transaction:
+            for key in keys:
+                transaction.space(space).insert([key, name])
+
+    await sim.on(name, write())
+
+
+def held(sim: Simulation, name: str, space: str = SPACE) -> dict[int, str]:
+    """Who wrote what, as far as the node knows."""
+    found = sim.node(name).box.names.get(space)
+    if found is None or found.primary is None:
+        return {}
+    return {key: writer for key, writer, *_ in map(unpack, found.tuples())}
+
+
+def ids(sim: Simulation, name: str) -> dict[str, int]:
+    """The members that a node knows, id by UUID."""
+    return {member["uuid"]: number for number, member in sim.node(name).info()["replication"].items()}
+
+
+async def reconfigure(sim: Simulation, name: str, **options: Any) -> None:
+    await sim.on(name, sim.node(name).reconfigure(**options))
+
+
+async def snapshot(sim: Simulation, name: str) -> None:
+    await sim.on(name, sim.node(name).snapshot())
+
+
+def files(sim: Simulation, name: str, suffix: str) -> list[str]:
+    return sorted(path for path in sim.storage(name).names if path.endswith(suffix))
+
+
+def log_of(sim: Simulation, name: str) -> str:
+    """What a node has logged since the run began, as the trace has it."""
+    return "\n".join(line for line in sim.trace.lines if name in line)
+
+
+def move_in(sim: Simulation, name: str, directory: Path) -> None:
+    """A machine whose disk holds the files of a real server; its node is to be started."""
+    machine = sim._machines[name] = Machine(sim, name)
+    machine.storage.directories[f"/{name}"] = None
+    for path in sorted(directory.iterdir()):
+        if path.suffix in (".snap", ".xlog"):
+            machine.storage.change_names({f"/{name}/{path.name}": Inode(path.read_bytes())})
