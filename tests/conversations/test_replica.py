@@ -6,6 +6,7 @@ files that the recorded replica left: the same rows in the same log, the same da
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import flowstone
+from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RaftKey, RequestType
+from flowstone.outside import production
 from tests.conversations import masters, recording, replicas, server
 from tests.conversations.client import play
 from tests.conversations.recording import Conversation, Packet
@@ -208,3 +212,61 @@ def _still_leads(packet: Packet) -> bool:
         return True
     has_resigned = packet.content(RaftKey.TERM) == 2 and packet.content(RaftKey.STATE) == FOLLOWER
     return not has_resigned
+
+
+# --- refused ------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "err-badpass": "replicator:wrong@",
+    "err-nouser": "ghost:x@",
+    "err-guest": "",
+    "err-nogrant": "nobody:nopw@",
+    "err-romaster": "replicator:secret@",
+}
+"""As whom the recorded replicas had come."""
+
+
+def refusals(version: str, prefix: str) -> tuple[list[Conversation], str, str]:
+    """The conversations, the UUID of who was refused, and the reason that he was told."""
+    conversations = load_all(version, "07-errors", prefix)
+    packets = conversations[0].packets
+    uuids = [packet.content(Key.INSTANCE_UUID) for packet in packets if packet.content(Key.INSTANCE_UUID)]
+    return conversations, uuids[0] if uuids else REPLICA_UUID, packets[-1].content(Key.ERROR_24)
+
+
+@pytest.mark.parametrize("version", ["2.6", "3.8"])
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_node_that_is_not_let_in_asked_as_the_recorded_one_and_says_why(
+    version: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    conversations, instance_uuid, reason = refusals(version, name)
+    async with server.serving(conversations) as upstream:
+        uri = f"{REFUSED[name]}127.0.0.1:{upstream.port}"
+        node = flowstone.Node(tmp_path / "data", replication=[uri], instance_uuid=instance_uuid)
+        starting = asyncio.create_task(node.start())
+        await replicas.until(lambda: reason in caplog.text)
+        is_for_good = name == "err-romaster"  # others may be given their right to come in later, and try again
+        if not is_for_good:
+            starting.cancel()
+        with pytest.raises(errors.Readonly if is_for_good else asyncio.CancelledError):
+            await starting
+        await upstream.finished(*(conversation.name for conversation in conversations))
+    check_client_side(upstream, *conversations)
+
+
+@pytest.mark.parametrize("version", ["2.6", "3.8"])
+async def test_a_node_of_another_replica_set_is_stopped_and_says_why(
+    version: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    conversations, instance_uuid, reason = refusals(version, "err-replicaset")
+    masters.copy_files(version, "07-errors", "err-replicaset", tmp_path / "data")
+    async with (
+        server.serving(conversations) as upstream,
+        replicas.following(tmp_path / "data", upstream, production(), instance_uuid) as node,
+    ):
+        await upstream.finished(*(conversation.name for conversation in conversations))
+        assert node.info()["status"] == "orphan"
+    assert (
+        len([record for record in caplog.records if "is stopped" in record.message and reason in record.message]) == 1
+    )
+    check_client_side(upstream, *conversations)
