@@ -1,4 +1,4 @@
-"""`flowstone demo`: the log tools on the log of a small shop, and a node that serves one and leaves its own log."""
+"""`flowstone demo`: the log tools on the log of a small shop, a node that serves one, and a replica set of nodes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ EXAMPLE = "Example: `flowstone demo --keep`"
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the files there, to try more on them.")] = False,
 ) -> int:
-    """Show the log tools on a small shop, then a node: served, written to, stopped, recovered, its log read."""
+    """Show the log tools on a small shop, a node that serves one, and a replica set of three with a follower."""
     directory = Path(tempfile.mkdtemp(prefix="flowstone-demo-"))
     try:
         with _inside(directory):
             _show_logs()
             _show_node()
+            _show_replica_set()
     finally:
         if not keep:
             shutil.rmtree(directory)
@@ -82,6 +83,16 @@ def _show_node() -> None:
     event_loop.run(_serve_and_recover())
     _tell("What it wrote is a log like any other:")
     _run("cat", "--format", "table", "--space", "orders", "--from", "1", "--replica", "1", "node")
+
+
+def _show_replica_set() -> None:
+    from flowstone.cli import event_loop
+    from flowstone.cli.demo_replication import show_replica_set
+
+    _tell("A replica set, in this process; real Tarantool servers could be members, too:")
+    first = event_loop.run(show_replica_set())
+    _tell("Every member has all of it in its own log, whoever wrote it:")
+    _run("cat", "--format", "table", "--space", "orders", "--from", "1", first)
 
 
 async def _serve_and_recover() -> None:

@@ -1,0 +1,101 @@
+"""The part of `flowstone demo` about replication: three nodes, one of them away and back, and a follower."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import flowstone
+
+NAMES = ("a", "b", "c")
+LOGIN = ("demo", "secret")
+SECONDS = 30.0
+
+
+async def show_replica_set() -> str:
+    """Runs it, and leaves the directories a, b and c; the name of the member that began."""
+    log = logging.getLogger("flowstone")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it tells of peers that come and go, which is what is shown here
+    uris = {name: f"{LOGIN[0]}:{LOGIN[1]}@127.0.0.1:{_free_port()}" for name in NAMES}
+    print("  Three nodes without data, each told of all three; together they find out who begins.")
+    nodes = dict(zip(NAMES, await asyncio.gather(*(_start(name, uris) for name in NAMES)), strict=True))
+    try:
+        first = next(name for name, node in nodes.items() if node.info()["id"] == 1)
+        print(f"  {first} has begun, the others have joined it:")
+        _show(nodes)
+        orders = await nodes[first].create_space("orders", format=[("id", "unsigned"), ("what", "string")])
+        await orders.create_index("primary")
+        await _until_equal(nodes)
+        print("  Each of them writes, all of them get everything:")
+        for number, (name, node) in enumerate(nodes.items(), 1):
+            await node.space("orders").insert([number, f"written on {name}"])
+        await _until_equal(nodes)
+        _show(nodes)
+        away = next(name for name in NAMES if name != first)
+        await nodes.pop(away).stop()
+        for number in range(10, 15):
+            await nodes[first].space("orders").insert([number, f"while {away} was away"])
+        print(f"  {away} is stopped, five orders come in, {away} is started again and has caught up:")
+        nodes[away] = await _start(away, uris)
+        await _until_equal(nodes)
+        _show(nodes)
+        await _follow(uris[first], nodes[first])
+        return first
+    finally:
+        for node in nodes.values():
+            await node.stop()
+        log.setLevel(level)
+
+
+async def _follow(uri: str, master: flowstone.Node) -> None:
+    import flowstone
+
+    print("  A follower in this program, as any program may have one; it is told of what is settled:")
+    seen: list[str] = []
+
+    def changed(changes: Sequence[flowstone.SettledChange]) -> None:
+        seen.extend(f"    {change.type} {change.key}: {change.old} -> {change.new}" for change in changes)
+
+    async with flowstone.follow(uri, spaces=["orders"], on_change=changed) as replica:
+        print(f"    it has {len(replica.space('orders'))} orders to begin with")
+        await master.space("orders").update(1, [("=", "what", "changed")])
+        await master.space("orders").delete(2)
+        await replica.wait_for(master.info()["vclock"], timeout=SECONDS)
+    print("\n".join(seen))
+
+
+async def _start(name: str, uris: dict[str, str]) -> flowstone.Node:
+    import flowstone
+
+    listen = uris[name].rpartition("@")[2]
+    node = flowstone.Node(name, listen=listen, replication=list(uris.values()), user=LOGIN)
+    await node.start()
+    return node
+
+
+async def _until_equal(nodes: dict[str, flowstone.Node]) -> None:
+    """All of them have the same position, and with it the same data."""
+    async with asyncio.timeout(SECONDS):
+        while len({str(node.info()["vclock"]) for node in nodes.values()}) > 1:
+            await asyncio.sleep(0.01)  # noqa: ASYNC110 (there is no event for it)
+
+
+def _show(nodes: dict[str, flowstone.Node]) -> None:
+    for name, node in sorted(nodes.items()):
+        info = node.info()
+        upstreams = (member.get("upstream", {}).get("status", "") for member in info["replication"].values())
+        count = len(node.space("orders")) if "orders" in node.box.names else 0
+        following = sum(status == "follow" for status in upstreams)
+        print(f"    {name}: id {info['id']}, follows {following}, vclock {info['vclock']}, {count} orders")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
