@@ -20,4 +20,3 @@ async def test_the_replica_set_of_the_demo_comes_to_one_position(
     assert f"{first} has begun" in shown
     assert len(re.findall("8 orders$", shown, re.MULTILINE)) == len(NAMES)
     assert "UPDATE (1,): Tuple(1, 'written on a') -> Tuple(1, 'changed')" in shown
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(NAMES)

@@ -81,8 +81,8 @@ async def _start(name: str, uris: dict[str, str]) -> flowstone.Node:
 async def _until_equal(nodes: dict[str, flowstone.Node]) -> None:
     """All of them have the same position, and with it the same data."""
     async with asyncio.timeout(SECONDS):
-        while len({str(node.info()["vclock"]) for node in nodes.values()}) > 1:
-            await asyncio.sleep(0.01)  # noqa: ASYNC110 (there is no event for it)
+        while len({str(node.info()["vclock"]) for node in nodes.values()}) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def _show(nodes: dict[str, flowstone.Node]) -> None:
