@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.node import archive_rows
-from flowstone.node.archive_rows import log_rows, snapshot_rows
+from flowstone.node.archive_rows import log_rows, snapshot_rows, warm_up
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.xlog.transactions import make_transaction
 from tests.node.archived_rows import SYNC, row, stream
@@ -45,3 +47,13 @@ def test_many_snapshot_rows_come_in_pieces() -> None:
     assert [count for _, count in pieces] == [archive_rows.SNAPSHOT_BLOCK_ROWS] * 2 + [400]
     lsns = [each.lsn for data, _ in pieces for each in slab_of_rows(data, "").rows()]
     assert lsns == list(range(7, 2407))
+
+
+def test_what_is_compiled_ahead_is_what_rows_pass() -> None:
+    kernels: list[Any] = [archive_rows.gather_log_rows, archive_rows.gather_snapshot_rows]
+    warm_up()
+    compiled = [list(kernel._entries) for kernel in kernels]
+    slab = stream(*make_transaction([row(6), row(7)]).rows)
+    log_rows(slab, 0, 2)
+    list(snapshot_rows(slab, 0, 2, 0, 1.0))
+    assert [list(kernel._entries) for kernel in kernels] == compiled

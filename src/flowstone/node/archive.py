@@ -25,6 +25,7 @@ from flowstone.node.archive_events import Event
 from flowstone.node.archive_images import Images
 from flowstone.node.archive_log import WAL_MAX_SIZE, version_of
 from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Upstream, missing_rows, rows_text
+from flowstone.node.archive_rows import warm_up
 from flowstone.node.archive_sink import Intake, LogSink, SnapshotSink, by_worker
 from flowstone.node.archive_snapshot import IncomingSnapshot
 from flowstone.node.archive_store import Store
@@ -63,7 +64,8 @@ class UpstreamLostTail(ArchiveRefused):
         super().__init__(
             f"{address} has lost rows that are in this archive: {rows_text(self.missing)}"
             f" (it is at {theirs}, the archive at {ours})",
-            hint="bring the server back from the archive, or begin a new archive in another directory",
+            hint="bring it back from the archive, or begin a new archive in another directory; if it is a replica that"
+            " is only behind, start again when it has caught up",
         )
 
 
@@ -185,6 +187,7 @@ class Archive:
                 outside.disk, self._directory, new_uuid, outside.clock.wall, wal_max_size=self._wal_max_size
             )
 
+        await by_worker(outside, warm_up)
         self._store = await by_worker(outside, open_store)
         self._intake = Intake(outside, self._store)
         self._intake.on_written.append(self._note_written)
