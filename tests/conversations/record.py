@@ -2,7 +2,7 @@
 
 `python -m tests.conversations.record TARANTOOL FROM TO` plays the client side of the recordings of version FROM to the
 binary TARANTOOL and writes recordings of version TO, with the files of the master that answered. Run it for
-a release whose answers nobody has recorded; `check(…)` of test_real.py plays them without keeping anything.
+a release whose answers nobody has recorded; test_record.py plays them without keeping anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.conversations import recording
-from tests.conversations.client import Played, play
+from tests.conversations.client import DEADLINE_SECONDS, Played, play
 from tests.real_tarantool import free_port
 
 PROBES, REFUSALS = "08-probe", "07-errors"
@@ -92,7 +92,9 @@ def serve(binary: str, scenario: str, directory: Path, *, read_only: bool = Fals
         process.stdout.close()
 
 
-def play_all(binary: str, scenario: str, directory: Path, version: str) -> Iterator[tuple[str, Played]]:
+def play_all(
+    binary: str, scenario: str, directory: Path, version: str, *, patience: float = DEADLINE_SECONDS
+) -> Iterator[tuple[str, Played]]:
     """Each conversation of the recordings of `version`, played to the real server on prepared files."""
     names = PROBE_ORDER if scenario == PROBES else recording.names(version, scenario)
     for read_only in (False, True):
@@ -101,7 +103,7 @@ def play_all(binary: str, scenario: str, directory: Path, version: str) -> Itera
             continue
         with serve(binary, scenario, directory, read_only=read_only) as port:
             for name in chosen:
-                yield name, asyncio.run(play(recording.load(version, scenario, name), port, patience=PATIENCE_SECONDS))
+                yield name, asyncio.run(play(recording.load(version, scenario, name), port, patience=patience))
 
 
 def keep(played: Played, target: Path) -> None:
@@ -132,7 +134,7 @@ def main(binary: str, version: str, new_version: str) -> None:
             directory = Path(temporary) / "master"
             prepare(binary, scenario, directory)
             keep_files(directory, target / "files" / "master")
-            for name, played in play_all(binary, scenario, directory, version):
+            for name, played in play_all(binary, scenario, directory, version, patience=PATIENCE_SECONDS):
                 keep(played, target / name)
 
 

@@ -23,7 +23,6 @@ from tests.conversations.record import PROBE_ORDER, PROBES, READ_ONLY, REFUSALS
 from tests.conversations.recording import Conversation, Packet, shown
 
 DIALECTS = ("2.6", "2.11")
-PATIENCE_SECONDS = 2.0
 
 Values = tuple[str, dict[str, Any], dict[str, Any] | None]
 
@@ -47,8 +46,7 @@ async def _ask(dialect: str, directory: Path) -> dict[tuple[str, str], Played]:
             for name in names:
                 if name.startswith(READ_ONLY) == read_only:
                     conversation = recording.load(dialect, scenario, name)
-                    port = masters.port_of(node)
-                    answers[scenario, name] = await play(conversation, port, patience=PATIENCE_SECONDS)
+                    answers[scenario, name] = await play(conversation, masters.port_of(node))
     return answers
 
 

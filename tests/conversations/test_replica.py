@@ -156,6 +156,9 @@ async def test_an_anonymous_node_follows_and_becomes_a_member_as_the_recorded_re
 
 # --- two writers --------------------------------------------------------------------------------------------
 
+FIRST_ROW_OF_A = 9
+"""What it writes once there are two; the row before is the registration of the other."""
+
 MESH = [("2.6", ("to-a-01",), "to-b-02"), ("3.8", ("to-a-01", "to-a-02"), "to-b-03")]
 
 
@@ -179,6 +182,38 @@ async def test_a_node_that_writes_too_gets_and_gives_what_its_recorded_place_in_
     recorded = replicas.recorded_files(version, "04-mesh", "b")
     assert sorted(replicas.logged_rows(tmp_path / "data")) == sorted(replicas.logged_rows(recorded))
     copied = masters.copy_files(version, "04-mesh", "b", tmp_path / "recorded", "*.xlog", snapshot="*.snap")
+    async with masters.serving(copied) as other:
+        assert data == replicas.tuples(other.box, besides=frozenset({GC_CONSUMERS}))
+    check_client_side(upstream, *conversations)
+
+
+@pytest.mark.parametrize(
+    ("version", "to_b"), [("2.6", ("to-b-02",)), ("3.8", ("to-b-03", "to-b-04"))], ids=["2.6", "3.8"]
+)
+async def test_a_node_that_was_joined_follows_its_replica_as_the_recorded_master_of_a_mesh_did(
+    version: str, to_b: tuple[str, ...], tmp_path: Path
+) -> None:
+    joining = recording.load(version, "04-mesh", "to-a-01")
+    conversations = [recording.load(version, "04-mesh", name) for name in to_b]
+    directory = masters.copy_until(version, "04-mesh", "a", tmp_path / "data", FIRST_ROW_OF_A - 2)
+    outside = replicas.outside_at(joining)
+    async with server.serving(conversations) as upstream, masters.serving(directory, outside=outside) as node:
+        upstream.hold = replicas.own_rows_of(node, 1)
+        originator = masters.Originator(node)
+
+        async def follow_first(packet: Packet) -> None:
+            if packet.lsn == FIRST_ROW_OF_A:
+                await node.reconfigure(replication=[f"replicator:secret@127.0.0.1:{upstream.port}"])
+            await originator(packet)
+
+        played = await play(joining, masters.port_of(node), before=follow_first)
+        await upstream.finished(*to_b)
+        data = replicas.tuples(node.box, besides=frozenset({GC_CONSUMERS}))
+    expected = [packet.kind for packet in joining.answers if not packet.is_heartbeat]
+    assert [packet.kind for packet in played.answers] == expected
+    recorded = replicas.recorded_files(version, "04-mesh", "a")
+    assert sorted(replicas.logged_rows(directory)) == sorted(replicas.logged_rows(recorded))
+    copied = masters.copy_files(version, "04-mesh", "a", tmp_path / "recorded", "*.xlog", snapshot="*.snap")
     async with masters.serving(copied) as other:
         assert data == replicas.tuples(other.box, besides=frozenset({GC_CONSUMERS}))
     check_client_side(upstream, *conversations)
