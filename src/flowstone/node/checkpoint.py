@@ -42,6 +42,9 @@ CHECKPOINT_WAL_THRESHOLD = 10**18
 SLICE = 500
 """Tuples that are taken from a view at once: a fraction of a millisecond."""
 
+SLICE_WHILE_LOADING = 20_000
+"""The same while nobody is served yet: each slice costs a way to a worker and back."""
+
 _KEPT_ENGINES = frozenset(("memtx", "vinyl"))
 """Others have no tuples of their own. Vinyl's are in memory here, and nowhere else."""
 
@@ -219,6 +222,8 @@ async def write_snapshot(
     instance_uuid: str,
     vclock: VClock,
     synchro: Synchro,
+    *,
+    slice_size: int = SLICE,
 ) -> str:
     """Writes what `view` shows as the snapshot of `vclock`, piece by piece, and returns its path.
 
@@ -242,7 +247,7 @@ async def write_snapshot(
                 await _by_worker(outside, writer.add_tuples, space.id, view.sequence_rows)
                 continue
             group_id = GROUP_LOCAL if space.definition.is_local else 0
-            for tuples in view.slices(space.primary, SLICE):
+            for tuples in view.slices(space.primary, slice_size):
                 if tuples:
                     await _by_worker(outside, writer.add_tuples, space.id, tuples, group_id)
                 else:

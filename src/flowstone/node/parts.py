@@ -23,7 +23,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.auth import hash_of_hash
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.applying import Applying
-from flowstone.node.checkpoint import Checkpointer, write_snapshot
+from flowstone.node.checkpoint import SLICE_WHILE_LOADING, Checkpointer, write_snapshot
 from flowstone.node.commits import Commits, Listener
 from flowstone.node.configuration import Configuration, incorrect, listen_uri
 from flowstone.node.connection import greeting_of
@@ -230,6 +230,7 @@ class Parts:
                 str(instance.uuid),
                 recovered.vclock,
                 recovered.synchro,
+                slice_size=SLICE_WHILE_LOADING,
             )
         LOG.info("joined as %d at %s, %s", recovered.replica_id, recovered.vclock, path)
         self._adopt(recovered)
@@ -310,6 +311,7 @@ class Parts:
             LOG.info("registered as %d", own)
             self._set_id(own)
             instance.settle_read_only()
+            self.replication.got_id()
         for uuid in removed:
             LOG.info("%s is no longer a member", uuid)
             self.relays.member_removed(uuid)
