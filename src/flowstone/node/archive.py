@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 from uuid import UUID
 
 from flowstone.errors import FlowstoneError
@@ -52,6 +51,12 @@ _FOR_OPERATORS: Final = frozenset(
 _FOLLOWING: Final = frozenset({ApplierState.SYNC, ApplierState.FOLLOW})
 
 
+class HasPath(Protocol):
+    """`pathlib.Path`, and what is like it."""
+
+    def __fspath__(self) -> str: ...
+
+
 class ArchiveRefused(FlowstoneError):
     """The upstream does not let us follow it, or must not be followed."""
 
@@ -83,7 +88,7 @@ class Archive:
     def __init__(
         self,
         uri: str | Uri,
-        directory: str | PathLike[str],
+        directory: str | HasPath,
         *,
         register: bool = False,
         images: bool = False,
@@ -94,7 +99,7 @@ class Archive:
         outside: Outside | None = None,
     ) -> None:
         self._uri = parse_uri(uri) if isinstance(uri, str) else uri
-        self._directory = fspath(directory)
+        self._directory = directory if isinstance(directory, str) else directory.__fspath__()
         self._wants_registration = register
         self._wants_images = images
         self._snapshot_interval = snapshot_interval
