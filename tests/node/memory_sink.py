@@ -43,6 +43,9 @@ class MemorySink:
     def vclock(self) -> VClock:
         return self._vclock.vclock()
 
+    def restart_at(self, vclock: VClock) -> None:
+        self._vclock = VClockBuilder(vclock)
+
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
         self.told.append(f"begin_snapshot {vclock}")
         self._vclock = VClockBuilder(vclock)

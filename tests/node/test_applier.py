@@ -291,6 +291,39 @@ async def test_rows_of_a_registration_that_leave_a_gap_are_left_to_the_subscript
         assert states[-3:] == [State.REGISTERED, State.READY, State.SYNC]
 
 
+@pytest.mark.parametrize("follows_us", [True, False])
+async def test_a_master_without_rows_of_its_own_is_asked_again_and_followed_once_it_has_them(follows_us: bool) -> None:
+    master = ScriptedMaster()
+    sink = member()
+    sink.restart_at(VClock({1: 9}))
+    asked: list[UUID] = []
+
+    def may_regain(uuid: UUID) -> bool:
+        asked.append(uuid)
+        return follows_us
+
+    async with peer(master.talk) as uri, applier(uri, sink, may_regain=may_regain) as (it, states):
+        it.start()
+        await until(lambda: states.count(State.LOADING) >= 3)
+        assert it.info()["message"] == f"{uri} has lost its rows 6…9: its vclock is {{1: 5}}, ours {{1: 9}}"
+        if follows_us:
+            await until(lambda: states.count(State.LOADING) >= 15)
+            assert set(asked) == {THEM}
+        reply = messages.encode_subscribe_reply(SubscribeReply(1, VClock({1: 9}), SET))
+        master.scripts["SUBSCRIBE"] = [reply, *ScriptedMaster().scripts["SUBSCRIBE"][1:]]
+        await until(lambda: it.state is State.SYNC)
+
+
+async def test_a_master_that_never_gets_its_rows_back_is_left_for_good() -> None:
+    master = ScriptedMaster()
+    sink = member()
+    sink.restart_at(VClock({1: 9}))
+    async with peer(master.talk) as uri, applier(uri, sink, may_regain=lambda uuid: False) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.STOPPED)
+        assert "has lost its rows 6…9" in it.info()["message"]
+
+
 async def test_a_join_that_brings_no_replica_set_is_not_asked_for_again() -> None:
     vclock = messages.encode_vclock_reply(VClock({1: 9}))
     master = ScriptedMaster(JOIN=[vclock, vclock, vclock])

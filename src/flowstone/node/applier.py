@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 from uuid import UUID
 
 import numpy as np
@@ -19,11 +19,20 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.greeting import Greeting
-from flowstone.iproto.row import Row
 from flowstone.iproto.uri import Uri
 from flowstone.node.connection import CLOSE_SECONDS, CONNECT_SECONDS, READ_SIZE, reason_of, tls_of
+from flowstone.node.sink import Sink
 from flowstone.outside import Outside, Stream
-from flowstone.replication.applier import ENDED, FAILED, TRANSITIONS, ApplierState, ConnectionLost, code_of, reaction
+from flowstone.replication.applier import (
+    ENDED,
+    FAILED,
+    TRANSITIONS,
+    ApplierState,
+    ConnectionLost,
+    TailLost,
+    code_of,
+    reaction,
+)
 from flowstone.replication.applier_protocol import (
     ApplierProtocol,
     BallotIsEvent,
@@ -42,7 +51,7 @@ from flowstone.replication.applier_protocol import (
     Subscribed,
 )
 from flowstone.replication.ballot_watch import BallotWatch
-from flowstone.replication.messages import Ballot, FetchSnapshot, Join, Register, Subscribe
+from flowstone.replication.messages import Ballot, FetchSnapshot, Join, Register, Subscribe, SubscribeReply
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
 
@@ -59,80 +68,10 @@ BACKOFF: Final = 1.5
 RETRY_SECONDS_MAX: Final = 5.0
 """How the pauses between attempts grow once these many have failed."""
 
+LOSSES_MAX: Final = 10
+"""How often a peer that has lost rows of its own is asked again, although it does not follow us: it may be about to."""
+
 _LAST_2_6: Final = 2 << 16 | 6 << 8
-
-
-class Sink(Protocol):
-    """Whom an applier feeds, and asks. What it raises stops the applier, by the table in `replication/applier.py`."""
-
-    on_written: list[Callable[[], None]]
-    """Appliers register here; called, with nothing awaited, when `vclock` has moved."""
-
-    @property
-    def instance_uuid(self) -> UUID: ...
-
-    @property
-    def replicaset_uuid(self) -> UUID | None:
-        """None: there is no data yet. An applier then joins, or fetches a snapshot where `is_anonymous`."""
-        ...
-
-    @property
-    def replica_id(self) -> int:
-        """0: not registered. An applier then registers us before it subscribes, unless `is_anonymous`."""
-        ...
-
-    @property
-    def is_anonymous(self) -> bool: ...
-
-    @property
-    def version_id(self) -> int:
-        """Our age in JOIN and SUBSCRIBE; which errors are tried again depends on it, too."""
-        ...
-
-    @property
-    def vclock(self) -> VClock:
-        """What is durable here, and will not be taken back: SUBSCRIBE and ACKs say it."""
-        ...
-
-    @property
-    def id_filter(self) -> tuple[int, ...]:
-        """Originators whose rows are not wanted."""
-        ...
-
-    @property
-    def term(self) -> int:
-        """The highest Raft term seen, 1 at first."""
-        ...
-
-    async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
-        """JOIN or FETCH_SNAPSHOT was granted: the rows of a snapshot of `vclock` follow."""
-        ...
-
-    async def meta(self, row: Row) -> None:
-        """RAFT or PROMOTE, from between JOIN_META and JOIN_SNAPSHOT."""
-        ...
-
-    async def snapshot_rows(self, slab: Slab) -> None: ...
-
-    async def begin_final(self, stop_vclock: VClock) -> None:
-        """The snapshot of a JOIN is complete: rows of the log up to `stop_vclock` follow."""
-        ...
-
-    async def final_rows(self, slab: Slab) -> None:
-        """Rows of the log that end a JOIN, or that answer a REGISTER."""
-        ...
-
-    async def end_join(self, vclock: VClock) -> None:
-        """JOIN, FETCH_SNAPSHOT or REGISTER is done. By now `replicaset_uuid` and `replica_id` are what it gave us."""
-        ...
-
-    async def apply(self, slab: Slab) -> None:
-        """Whole transactions of a subscription, all with LSNs. Returns before they are written, unless much waits."""
-        ...
-
-    def raft(self, source_id: int, row: Row) -> None:
-        """A RAFT row of the peer `source_id`, from between two transactions."""
-        ...
 
 
 class Applier:
@@ -153,11 +92,17 @@ class Applier:
         sync_lag: float = 10.0,
         on_state: Callable[[Applier], None] = lambda applier: None,
         on_ballot: Callable[[Applier], None] = lambda applier: None,
+        may_regain: Callable[[UUID], bool] | None = None,
     ) -> None:
+        """`may_regain` says whether a peer that has lost rows of its own may get them back from us.
+
+        Without it whether rows are lost is not looked at.
+        """
         self._outside = outside
         self._sink = sink
         self._on_state = on_state
         self._on_ballot = on_ballot
+        self._may_regain = may_regain
         self._task: asyncio.Task[None] | None = None
         self._verdict: FlowstoneError | None = None
         self._pause_at: frozenset[ApplierState] = frozenset()
@@ -173,6 +118,7 @@ class Applier:
         self._heard_at = outside.clock.monotonic()
         self._last_logged: object = None
         self._failures = 0
+        self._losses = 0
         self.replication_timeout = replication_timeout
         self.reconnect_timeout = reconnect_timeout
         self.sync_lag = sync_lag
@@ -197,7 +143,7 @@ class Applier:
         self._pause_at = frozenset(pause_at)
         self._resumed.clear()
         self._verdict = self._last_logged = None
-        self._failures = 0
+        self._failures = self._losses = 0
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def resume(self) -> None:
@@ -524,9 +470,22 @@ class Applier:
 
     # --- following ---
 
+    def _check_tail(self, reply: SubscribeReply) -> None:
+        """A peer must know what it has written: else it gives the same LSNs to other rows, which we would pass over."""
+        ours, number = self._sink.vclock, reply.replica_id
+        kept, last = reply.vclock.get(number), ours.get(number)
+        if self._may_regain is None or not number or kept >= last:
+            self._losses = 0
+            return
+        self._losses += 1
+        assert self.uuid is not None
+        may_come_back = self._losses <= LOSSES_MAX or self._may_regain(self.uuid)
+        raise TailLost(self.uri.address, kept + 1, last, reply.vclock, ours, may_come_back=may_come_back)
+
     def _begin_following(self, protocol: ApplierProtocol) -> None:
         reply = protocol.reply
         assert reply is not None
+        self._check_tail(reply)
         LOG.info("subscribed to %s: its vclock is %s, ours %s", self.uri.address, reply.vclock, self._sink.vclock)
         self.peer_id = reply.replica_id
         self.remote_vclock_at_subscribe = reply.vclock

@@ -36,7 +36,7 @@ class JoinRefused(FlowstoneError):
 
 
 class Member:
-    """A node: `node.applier.Sink`. `adopt` is called with what a join has brought."""
+    """A node: `node.sink.Sink`. `adopt` is called with what a join has brought."""
 
     def __init__(self, instance: Instance, adopt: Callable[[Recovered], Awaitable[None]]) -> None:
         self.on_written: list[Callable[[], None]] = []

@@ -59,7 +59,7 @@ class NotReached(FlowstoneError):
 
 
 class Follower:
-    """The replica as its applier sees it: `node.applier.Sink`."""
+    """The replica as its applier sees it: `node.sink.Sink`."""
 
     def __init__(self, uri: Uri, uuid: UUID, choice: Choice, guard: AbstractContextManager[Any] | None) -> None:
         self.on_written: list[Callable[[], None]] = []
