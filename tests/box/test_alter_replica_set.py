@@ -58,3 +58,15 @@ def test_recovery_takes_other_keys_and_ids(box: Box) -> None:
     recover(box, [(272, pack(("replicaset_uuid", A))), (320, pack((2, B)))])
     with pytest.raises(errors.ReplicasetUuidIsRo):
         run(box, replace, "_schema", "replicaset_uuid", B)
+
+
+def test_the_version_of_the_data_says_whether_an_upsert_may_change_a_field_twice(box: Box) -> None:
+    assert not box.repeats_updates
+    for version, repeats in (((2, 11, 5), False), ((3, 8, 0), True), (("two",), False), ((3,), True)):
+        run(box, replace, "_schema", "version", *version)
+        assert box.repeats_updates is repeats
+    transaction = box.begin()
+    delete(transaction, "_schema", "version")
+    assert not box.repeats_updates
+    transaction.rollback()
+    assert box.repeats_updates

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from flowstone.box import update_tree
 from flowstone.box.definitions import FieldDefinition, IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.box.format import TupleFormat
-from flowstone.box.update import Operation, decode_operations, update, update_raw, upsert, upsert_raw
+from flowstone.box.update import Operation, UpdateRules, decode_operations, update, update_raw, upsert, upsert_raw
 from flowstone.box.update_operation import changed_twice
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
@@ -265,3 +265,50 @@ def test_random_operations_do_what_the_real_server_does(
         assert now == new, f"{case}: server {unpack(now)!r}, we {unpack(new)!r}"
         changed += now != raw
     assert changed > len(cases) // 6
+
+
+# --- newer servers ---
+
+NEWER = UpdateRules(fills_gaps=True)
+NEWEST = UpdateRules(fills_gaps=True, repeats=True)
+
+
+def run_newer(values: tuple[Any, ...], *operations: tuple[Any, ...], rules: UpdateRules = NEWER) -> tuple[Any, ...]:
+    decoded = decode_operations(operations, index_base=1, field_names=NAMES)
+    changed: tuple[Any, ...] = unpack(update_raw(pack(values), decoded, rules=rules))
+    return changed
+
+
+def test_newer_servers_fill_the_gap_behind_a_tuple_with_nils() -> None:
+    assert run_newer((1, 2), ("=", 4, "x")) == (1, 2, None, "x")
+    assert run_newer((1, 2), ("!", "map", "x"), ("=", 3, 0)) == (1, 2, 0, None, "x")
+    assert run_newer((1, 2), ("=", 3, "x")) == (1, 2, "x")
+    with pytest.raises(errors.NoSuchFieldName):
+        run_newer((1, 2), ("=", "map.key", "x"))
+    with pytest.raises(errors.NoSuchFieldNo):
+        run_newer((1, 2), ("+", 4, 1))
+    with pytest.raises(errors.NoSuchFieldNo):
+        run_newer((1, 2), ("=", -3, 1))
+    with pytest.raises(errors.MemtxMaxTupleSize):
+        run_newer((1, 2), ("=", 2**31 - 1, 1))
+
+
+def test_newer_servers_delete_nothing_behind_a_tuple() -> None:
+    assert run_newer((1, 2), ("#", 3, 1), ("#", 9, 4)) == (1, 2)
+    with pytest.raises(errors.NoSuchFieldNo):
+        run_newer((1, 2), ("#", -3, 1))
+
+
+def test_the_newest_servers_change_a_field_as_often_as_they_are_told() -> None:
+    with pytest.raises(errors.UpdateField, match="double update"):
+        run_newer((1, 2), ("+", 2, 1), ("-", 2, 5))
+    assert run_newer((1, 2), ("+", 2, 1), ("-", 2, 5), rules=NEWEST) == (1, -2)
+    assert run_newer((1, 0.5), ("+", 2, 1), ("+", 2, 0.25), rules=NEWEST) == (1, 1.75)
+    assert run_newer((1, 2, "abc"), (":", 3, 1, 1, "x"), (":", 3, 2, 1, "y"), rules=NEWEST) == (1, 2, "xyc")
+    changed = run_newer((1, 2, 3, {"a": 1}), ("+", "[4].a", 1), ("+", "[4].a", 1), ("=", "[4].b", 9), rules=NEWEST)
+    assert changed == (1, 2, 3, {"a": 3, "b": 9})
+    with pytest.raises(errors.UpdateArgType):
+        run_newer((1, 2), ("=", 2, "text"), ("+", 2, 1), rules=NEWEST)
+    decoded = decode_operations((("+", 1, 1), ("-", 1, 5)))
+    assert unpack(upsert_raw(pack((1, 2)), decoded, rules=NEWER)) == (1, 3)
+    assert unpack(upsert_raw(pack((1, 2)), decoded, rules=NEWEST)) == (1, -2)

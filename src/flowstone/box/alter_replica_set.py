@@ -17,19 +17,36 @@ VCLOCK_MAX: Final = 32
 _UUID_KEYS: Final = ("cluster", "replicaset_uuid")
 """Up to 2.11, and since 3.0."""
 
+_FIRST_TO_REPEAT: Final = 3
+"""The major version since which several operations may change one field."""
+
 Row = tuple[Any, ...] | None
 Undo = Callable[[], None] | None
 
 
 def change_schema(transaction: Transaction, old: Row, new: Row) -> Undo:
-    """A replica set keeps its UUID for life; other keys are anybody's."""
+    """A replica set keeps its UUID for life; other keys, but for the version of the data, are anybody's."""
     row = old or new
+    if row is not None and row[0] == "version":
+        return _change_version(transaction, new)
     if transaction.box.is_recovering or row is None or row[0] not in _UUID_KEYS:
         return None
     if new is None or (old is not None and old[1:] != new[1:]):
         raise errors.ReplicasetUuidIsRo("Can't reset replica set UUID: it is already assigned")
     _check_uuid(new[1] if len(new) > 1 else None)
     return None
+
+
+def _change_version(transaction: Transaction, new: Row) -> Undo:
+    """Of the data: what some statements mean depends on it."""
+    box, before = transaction.box, transaction.box.repeats_updates
+    major = new[1] if new is not None and len(new) > 1 else None
+    box.repeats_updates = isinstance(major, int) and major >= _FIRST_TO_REPEAT
+
+    def undo() -> None:
+        box.repeats_updates = before
+
+    return undo
 
 
 def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:

@@ -54,6 +54,8 @@ class Box:
         self.functions: dict[str, FunctionDefinition] = {}
         self.is_recovering = False
         self.is_read_only = False
+        self.repeats_updates = False
+        """Whether operations of an UPSERT may change a field twice, as in replica sets since 3.0."""
         self.replica_id = 0
         """Our own number in `_cluster`; 0 before we have one."""
         self.views: list[ReadView] = []
@@ -69,6 +71,7 @@ class Box:
         self.names.update(other.names)
         self.schema_version = max(self.schema_version, other.schema_version) + 1
         self.dialect, self.access, self.views = other.dialect, other.access, other.views
+        self.repeats_updates = other.repeats_updates
         self.sequences, self.collations, self.functions = other.sequences, other.collations, other.functions
 
     def _put_system_spaces(self) -> None:

@@ -62,6 +62,11 @@ class Dialect(Enum):
         """Whether ids of new spaces are counted in `_schema.max_id`; else the lowest free one is taken."""
         return self is Dialect.V2_6
 
+    @property
+    def fills_gaps(self) -> bool:
+        """Whether updates may write behind the end of a tuple, with nils between."""
+        return self is Dialect.V2_11
+
 
 def from_greeting(version: tuple[int, int, int]) -> Dialect:
     """The dialect for a replica set whose member greets with `version`."""

@@ -19,7 +19,7 @@ from flowstone.box.read_view import contains, successor
 from flowstone.box.sequence import SpaceSequence, check_sequence
 from flowstone.box.space import Space, Values
 from flowstone.box.transaction import ADMIN, Statement, Transaction
-from flowstone.box.update import Operation, decode_operations, update_raw, upsert_raw
+from flowstone.box.update import Operation, UpdateRules, decode_operations, update_raw, upsert_raw
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
@@ -146,7 +146,9 @@ def update(
     old = txn.find(index, _exact(space, index, key))
     new = None
     if old is not None:
-        new = update_raw(old, _operations(space, operations, index_base), space.format)
+        # What was logged was possible where it was made.
+        rules = UpdateRules(txn.box.dialect.fills_gaps, repeats=txn.box.is_recovering)
+        new = update_raw(old, _operations(space, operations, index_base), space.format, rules)
         new_values, old_values = unpack(new), unpack(old)
         _check_size(txn, new)
         space.format.check(new, new_values)
@@ -176,7 +178,8 @@ def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_
     if old is None:
         txn.write(space, None, raw, None, values)
     else:
-        new = upsert_raw(old, decoded, space.format)
+        rules = UpdateRules(txn.box.dialect.fills_gaps, txn.box.repeats_updates)
+        new = upsert_raw(old, decoded, space.format, rules)
         new_values = unpack(new)
         _check_size(txn, new)
         space.format.check(new, new_values)

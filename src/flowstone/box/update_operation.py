@@ -25,6 +25,7 @@ INDEX_BASE_OF_TEXT: Final = 1
 """Positions count from 1 in paths and in messages, whatever base the request has."""
 
 ARGUMENTS: Final = {"=": 1, "!": 1, "+": 1, "-": 1, "&": 1, "|": 1, "^": 1, "#": 1, ":": 3}
+_CHANGED_TWICE: Final = "double update of the same field"
 _INT32: Final = range(-(1 << 31), 1 << 31)
 _UINT32_MAX: Final = (1 << 32) - 1
 
@@ -201,7 +202,11 @@ def wrong_path(operation: Operation, step: WrongStep) -> errors.TarantoolError:
 
 
 def changed_twice(operation: Operation) -> errors.TarantoolError:
-    return failed(operation, "double update of the same field")
+    return failed(operation, _CHANGED_TWICE)
+
+
+def is_changed_twice(error: errors.TarantoolError) -> bool:
+    return error.code == errors.UpdateField.code and error.message.endswith(_CHANGED_TWICE)
 
 
 def out_of_bound(operation: Operation) -> errors.TarantoolError:
