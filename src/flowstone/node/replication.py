@@ -86,6 +86,7 @@ class Replication:
             sync_lag=configuration.replication_sync_lag,
             on_state=lambda applier: self._applier_changed(upstream, applier),
             on_ballot=lambda applier: self._changed.set(),
+            may_regain=lambda uuid: self._instance.peers.downstream(uuid) is not None,
         )
 
     def _has_connected(self) -> bool:
@@ -334,6 +335,16 @@ class Replication:
             raise errors.CannotRegister("Can't register an anonymous replica: no suitable master")
         for state in _REGISTER:
             await applier.resume_to(state)
+        # From 2.6 the id comes only with the rows that follow. Until it is there, others must not be asked for one.
+        applier.resume()
+        seconds = self._instance.configuration.replication_connect_timeout
+        await self._until(lambda: self._instance.id != 0 or applier.state in ENDED, seconds)
+        if self._instance.id == 0:
+            raise errors.CannotRegister(f"Can't register an anonymous replica: no id from {_failure(applier)}")
+
+    def got_id(self) -> None:
+        """This instance is a member now."""
+        self._changed.set()
 
     async def close(self) -> None:
         appliers, self._appliers, self._ended = self._appliers, {}, {}
