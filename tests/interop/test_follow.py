@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import flowstone
-from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.msgpack import pack
 from tests.conftest import FULL
 from tests.interop import workload
 from tests.interop.cluster import Cluster
@@ -83,7 +83,7 @@ def assert_equal(master: RealMember, replica: flowstone.BlockingReplica) -> None
     wanted, found = list(contents(master)), list(contents(Reading(replica)))  # type: ignore[arg-type]
     assert [one.name for one in wanted] == [one.name for one in found]
     for there, here in zip(wanted, found, strict=True):
-        assert list(map(unpack, here.tuples)) == list(map(unpack, there.tuples)), there.name
+        assert here.tuples == there.tuples, there.name
 
 
 def complaints(master: RealMember) -> list[str]:
