@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,11 +18,12 @@ from asynctnt import Connection as Client
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
-from flowstone.iproto.constants import RequestType
+from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import error_of
 from flowstone.iproto.greeting import Greeting, encode_greeting
+from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import split
-from flowstone.iproto.replies import encode_error
+from flowstone.iproto.replies import encode_error, encode_event
 from flowstone.iproto.row import Row, decode_row
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.applier import Applier
@@ -69,10 +72,11 @@ def member() -> MemorySink:
 
 
 class ScriptedMaster:
-    """Greets as 2.6.0 and answers each request by what the script of its type says; keeps what it was sent."""
+    """Answers each request by what the script of its type says, WATCH only once; keeps what it was sent."""
 
-    def __init__(self, uuid: UUID = THEM, **scripts: list[bytes]) -> None:
+    def __init__(self, uuid: UUID = THEM, version: tuple[int, int, int] = (2, 6, 0), **scripts: list[bytes]) -> None:
         self.uuid = uuid
+        self.version = version
         self.scripts: dict[str, list[bytes]] = {
             "VOTE": [raw_packet(RequestType.OK, messages.encode_ballot_body(Ballot(VClock({1: 5})), is_2_6=True))],
             "SUBSCRIBE": [
@@ -91,7 +95,7 @@ class ScriptedMaster:
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.writers.append(writer)
-        writer.write(encode_greeting(Greeting((2, 6, 0), self.uuid, b"s" * 32)))
+        writer.write(encode_greeting(Greeting(self.version, self.uuid, b"s" * 32)))
         buffer = b""
         while data := await reader.read(65536):
             packets, end = split(buffer + data)
@@ -101,6 +105,8 @@ class ScriptedMaster:
                 self.heard.append(row)
                 if row.type:
                     writer.write(b"".join(self.scripts.get(RequestType(row.type).name, [])))
+                if row.type == RequestType.WATCH:
+                    self.scripts["WATCH"] = []
 
 
 def error_packet(code: int, message: str) -> bytes:
@@ -170,6 +176,67 @@ async def test_a_raft_row_goes_to_the_sink() -> None:
         await until(lambda: master.acks)
         master.writers[0].write(raw_packet(RequestType.RAFT, b"\x81\x00\x03"))
         await until(lambda: sink.raft_rows)
+
+
+def newer_master(ballot: Ballot | None) -> ScriptedMaster:
+    features = raw_packet(RequestType.OK, pack({Key.VERSION.value: 6, Key.FEATURES.value: [0, 1, 2, 3]}))
+    value = None if ballot is None else messages.encode_ballot_body(ballot, is_2_6=False)
+    return ScriptedMaster(version=(2, 11, 9), ID=[features], WATCH=[encode_event(0, pack("internal.ballot"), value)])
+
+
+@pytest.mark.parametrize("has_event", [True, False])
+async def test_a_newer_master_s_ballot_is_watched_on_a_connection_of_its_own(has_event: bool) -> None:
+    master = newer_master(Ballot(VClock({1: 5})) if has_event else None)
+    told: list[Ballot | None] = []
+    options = {"on_ballot": lambda it: told.append(it.ballot)}
+    async with peer(master.talk) as uri, applier(uri, member(), **options) as (it, _):
+        it.start(pause_at={State.CONNECTED})
+        await until(lambda: it.state is State.CONNECTED)
+        assert it.ballot is not None
+        assert it.ballot.vclock == VClock({1: 5})
+        assert len(master.writers) == 2
+        if has_event:
+            later = messages.encode_ballot_body(Ballot(VClock({1: 7})), is_2_6=False)
+            master.writers[1].write(encode_event(0, pack("internal.ballot"), later))
+            await until(lambda: told)
+            assert it.ballot.vclock == VClock({1: 7})
+        it.resume()
+        await until(lambda: it.state is State.SYNC)
+        await until(lambda: master.writers[1].is_closing() or master.writers[1].transport.is_closing())
+
+
+async def test_a_ballot_that_cannot_be_had_is_an_error_of_the_applier() -> None:
+    master = newer_master(None)
+    master.scripts["WATCH"] = [error_packet(42, "Read access to universe '' is denied for user 'guest'")]
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, _):
+        it.start()
+        with pytest.raises(errors.AccessDenied):
+            await it.resume_to(State.CONNECTED, is_patient=False)
+
+
+def made_certificate(directory: Path) -> tuple[Path, Path]:
+    key, certificate = directory / "key.pem", directory / "cert.pem"
+    command = f"openssl req -x509 -newkey rsa:2048 -days 2 -nodes -subj /CN=test -keyout {key} -out {certificate}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return key, certificate
+
+
+async def test_a_peer_may_be_followed_under_tls(tmp_path: Path) -> None:
+    key, certificate = made_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    master = ScriptedMaster()
+    server = await asyncio.start_server(master.talk, "127.0.0.1", 0, ssl=context)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with applier(f"{address}?transport=ssl&ssl_ca_file={certificate}", member()) as (it, _):
+        it.start()
+        await until(lambda: master.acks)
+        assert it.info()["peer"] == address
+    async with applier(f"{address}?transport=ssl&ssl_ca_file={tmp_path}/none.pem", member()) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.STOPPED)
+        assert "none.pem cannot be read" in it.info()["message"]
+    server.close()
 
 
 async def test_a_master_that_falls_silent_is_left_and_asked_again() -> None:
