@@ -9,7 +9,7 @@ import pytest
 
 from flowstone.node import archive_blocks
 from flowstone.node.archive_blocks import path_of, read_blocks
-from flowstone.node.archive_log import ArchiveLog, logs_behind, start_verdicts, version_of
+from flowstone.node.archive_log import ArchiveLog, BrokenOrder, logs_behind, start_verdicts, version_of
 from flowstone.node.archive_verdicts import Verdicts
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import scan_directory
@@ -253,6 +253,15 @@ def test_a_full_disk_is_an_error_and_leaves_what_was_acknowledged() -> None:
     assert log.vclock == VClock({1: 6})
     again = resumed(disk.after_death())
     assert again.vclock == VClock({1: 6})
+
+
+def test_rows_that_do_not_follow_are_refused() -> None:
+    log = begun(new_disk())
+    log.write(alone(6))
+    for rows in (alone(6), alone(8) + alone(7), alone(3)):
+        with pytest.raises(BrokenOrder, match="replica 1"):
+            log.write(rows)
+    assert log.vclock == VClock({1: 6})
 
 
 def test_a_missing_file_is_a_gap() -> None:

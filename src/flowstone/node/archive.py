@@ -119,7 +119,7 @@ class Archive:
         self._target: VClock | None = None
         self._ended: asyncio.Future[FlowstoneError | None] | None = None
         self._work: asyncio.Task[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._snapshotting: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._told = ""
 
@@ -148,6 +148,8 @@ class Archive:
         self._is_once = once
         await self._open()
         self._work = asyncio.get_running_loop().create_task(self._run())
+        if self._is_stopping:
+            self._work.cancel()
         try:
             await self._work
         except asyncio.CancelledError:
@@ -210,20 +212,17 @@ class Archive:
             replication_timeout=self._replication_timeout,
             on_state=self._state_changed,
         )
+        saving: asyncio.Task[None] | None = None
         try:
             if store.log is None and is_anonymous:
                 await self._begin_from_snapshot(FIRST, "")
             elif store.log is not None:
                 await self._load_images()
-            self._start(self._keep_saving())
-            if self._snapshot_interval > 0:
-                self._start(self._keep_taking_snapshots())
+            saving = self._start(self._keep_saving())
             await self._follow()
         finally:
-            for task in self._tasks:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            for task in (saving, self._snapshotting):
+                await _end_task(task)
             await self._applier.stop()
             await self._sink.abandon()
 
@@ -234,10 +233,13 @@ class Archive:
         while True:
             self._ended = asyncio.get_running_loop().create_future()
             self._applier.start()
+            if self._snapshot_interval > 0:
+                self._snapshotting = self._start(self._keep_taking_snapshots())
             try:
                 error = await self._ended
             finally:
                 await self._applier.stop()
+                await _end_task(self._snapshotting)
             if error is None:
                 return
             if intake.failure is not None:
@@ -267,8 +269,8 @@ class Archive:
         assert self._intake is not None
         return self._store, self._intake
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(work))
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work)
 
     def _tell(self, event: Event) -> None:
         self._on_event(event)
@@ -299,7 +301,9 @@ class Archive:
         store, intake = self._open_store()
         theirs = (applier.remote_vclock_at_subscribe or VClock()).without_zero()
         if not intake.submitted <= theirs:
-            applier.fail(UpstreamLostTail(self._uri.address, theirs, intake.submitted))
+            assert self._sink is not None
+            self._sink.refusal = UpstreamLostTail(self._uri.address, theirs, intake.submitted)
+            applier.fail(self._sink.refusal)
             return
         version = ".".join(map(str, applier.version))
         store.follow(Upstream(str(applier.uuid), self._uri.address, version))
@@ -536,6 +540,13 @@ _HINTS: Final = {
     errors.ReplicaMax.code: "archive without registering, or remove a member from _cluster",
     errors.Readonly.code: "register at a server that may be written to, or archive without registering",
 }
+
+
+async def _end_task(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def _is_gap(error: FlowstoneError) -> bool:

@@ -86,6 +86,7 @@ class ArchiveLog:
     def write(self, rows: bytes) -> None:
         """Rows of whole transactions, none of them known, as bytes of the log; durable on return."""
         slab = slab_of_rows(rows, self._directory)
+        self._check_order(slab)
         first = 0
         if self.cut_at is not None:
             first = self._rows_before_cut(slab, self.cut_at)
@@ -112,6 +113,14 @@ class ArchiveLog:
                 opened.blocks.close()
             finally:
                 opened.writer.close()
+
+    def _check_order(self, slab: Slab) -> None:
+        """No server recovers from a log whose LSNs do not grow."""
+        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+        for number in np.unique(replica_ids).tolist():
+            mine = lsns[replica_ids == number]
+            if (np.diff(mine, prepend=self.vclock.get(number)) <= 0).any():
+                raise BrokenOrder(f"rows of replica {number} that do not follow {self.vclock} in {self._directory}")
 
     def _append(self, slab: Slab, first: int, stop: int) -> None:
         if first == stop:

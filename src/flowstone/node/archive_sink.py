@@ -7,6 +7,7 @@ way round. An archive acknowledges what is durable, and nothing else.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -30,6 +31,8 @@ from flowstone.replication.synchro import RaftState, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
 from flowstone.xlog.reader import Slab
+
+LOG = logging.getLogger("flowstone.node")
 
 T = TypeVar("T")
 
@@ -111,6 +114,10 @@ class Intake:
         except OSError as error:
             path = error.filename if isinstance(error.filename, str) else self.store.directory
             self.failure = WriteFailed(path, 0, error, is_usable=False)
+        except Exception as error:
+            # Whatever it is, the rows of this batch are not written, and none may follow them.
+            LOG.exception("cannot write to %s", self.store.directory)
+            self.failure = FlowstoneError(f"cannot write to {self.store.directory}: {type(error).__name__}: {error}")
         finally:
             self._task = None
             self._move()
@@ -225,6 +232,8 @@ class LogSink:
         self.instance_uuid = UUID(self._manifest.replica_uuid)
         self.is_anonymous = is_anonymous
         self.on_written = intake.on_written
+        self.refusal: FlowstoneError | None = None
+        """Why no more rows are taken: those that have come already would follow something else."""
         self.on_joined: Callable[[IncomingSnapshot], Awaitable[None]] | None = None
 
     @property
@@ -284,6 +293,8 @@ class LogSink:
         await self._intake.drain()
 
     async def apply(self, slab: Slab) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self._learn_id(slab)
         await self._intake.take(slab)
 
