@@ -51,6 +51,8 @@ class Relays:
         self._is_2_6 = instance.box.dialect is Dialect.V2_6
         self._downstreams: dict[UUID, Downstream] = {}
         self._followers: dict[Relay, None] = {}
+        self._joining: dict[UUID, None] = {}
+        """Who is being given data now."""
         self._tail: Tail | None = None
         self._is_pump_due = False
         self._last_refusal = ""
@@ -175,6 +177,7 @@ class Relays:
             instance.replicaset_uuid,
             replica_id=replica.id,
             is_followed=replica.relay is not None,
+            is_joining=replica.uuid in self._joining,
             is_loading=instance.status == "loading",
             is_anonymous=instance.is_anonymous,
             has_log=instance.journal.mode is not WalMode.NONE,
@@ -200,6 +203,7 @@ class Relays:
         join = Join(self.instance, self.wal_dir, link, request.sync, asked.version)
         # Before the view, so that no row between the view and the end of this is lost.
         consumer = self._collector.add_consumer(f"replica {asked.instance_uuid}", self.instance.vclock)
+        self._joining[asked.instance_uuid] = None
         try:
             LOG.info("joining replica %s at %s", asked.instance_uuid, link.peer)
             start = await join.send_snapshot()
@@ -215,6 +219,8 @@ class Relays:
         except BaseException:
             self._collector.remove_consumer(consumer)
             raise
+        finally:
+            self._joining.pop(asked.instance_uuid, None)
         join.send_position()
         self._registered(replica, consumer, stop)
 

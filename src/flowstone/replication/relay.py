@@ -8,7 +8,7 @@ when a replica counts as lost, `Acked` what it has written. `node/relay.py` does
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 from uuid import UUID
@@ -63,6 +63,8 @@ class Facts:
     """Of who asks; 0: not registered."""
     is_followed: bool = False
     """A connection of who asks has subscribed already."""
+    is_joining: bool = False
+    """Another connection in the name of who asks is being given data."""
     is_loading: bool = False
     is_anonymous: bool = False
     has_log: bool = True
@@ -158,6 +160,11 @@ def _twice(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
     return errors.Cfg(text)
 
 
+def _at_a_time(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+    """As 3.x; servers before it give two instances of one name the same id."""
+    return _twice(request, replace(facts, is_followed=facts.is_joining))
+
+
 _CHECKS_2_6: Final[dict[type, tuple[Check, ...]]] = {
     Join: (_loading, _self, _read, _write_if_unregistered, _log),
     FetchSnapshot: (_loading, _read, _log),
@@ -165,7 +172,7 @@ _CHECKS_2_6: Final[dict[type, tuple[Check, ...]]] = {
     Subscribe: (_loading, _self, _anonymous_feeds_members, _read, _unknown, _twice, _log),
 }
 _CHECKS: Final[dict[type, tuple[Check, ...]]] = {
-    Join: (_loading, _nil, _self, _read, _anonymous_registers_nobody, _write_if_unregistered, _log),
+    Join: (_loading, _nil, _self, _read, _anonymous_registers_nobody, _write_if_unregistered, _log, _at_a_time),
     FetchSnapshot: (_loading, _read, _log, _checkpoint),
     Register: (_loading, _nil, _self, _read, _registered, _anonymous_registers_nobody, _twice, _write, _log),
     Subscribe: (
@@ -236,8 +243,6 @@ class RowFilter:
     def follow(self, vclock: VClock) -> None:
         """Everything of our log up to `vclock` was looked at."""
         self._vclock = self._vclock.merged(vclock.without_zero())
-        for replica_id, lsn in self._vclock:
-            self._known[replica_id] = lsn
 
     def takes_all(self, before: VClock, after: VClock) -> bool:
         """Whether no row between these positions of our log is left out, but for local ones."""
@@ -252,6 +257,8 @@ class RowFilter:
 
     def keep(self, slab: Slab) -> NDArray[np.bool_]:
         """Which rows of the slab are sent."""
+        for replica_id, lsn in self._vclock:
+            self._known[replica_id] = lsn
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         kept: NDArray[np.bool_] = (lsns > self._known[replica_ids]) & (lsns <= self._limit[replica_ids])
         return kept
