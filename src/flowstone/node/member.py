@@ -114,6 +114,8 @@ class Member:
                 f"the peer is a Tarantool {version}, and this node was told to be older or newer", hint=hint
             )
         LOG.info("receiving a snapshot of %s", vclock)
+        if self.is_joining:
+            box.clear()  # an earlier one came with an error behind it, and a request to try again
         self.is_joining = True
         box.is_recovering = True
         self._replay = Replay(box)
