@@ -98,20 +98,21 @@ def test_chunks_that_everybody_has_are_dropped() -> None:
 
 
 def test_the_oldest_chunks_go_when_there_are_too_many_bytes() -> None:
-    size = len(rows((1, 11)))
+    size = 2 * len(rows((1, 11)))
     tail = tail_of(5, size_max=2 * size)
     tail.trim(0)
     assert [tail.chunk(number) is None for number in range(5)] == [True, True, True, False, False]
     assert tail.size == 2 * size
+    tail.trim(tail.end)
+    assert tail.size == 0
 
 
-def test_packets_count_as_what_a_chunk_holds() -> None:
-    tail = tail_of(1)
-    chunk = tail.chunk(0)
-    assert chunk is not None
-    before = tail.size
-    packets = chunk.packets
-    assert tail.size == before + len(packets)
+def test_a_lone_row_is_framed_as_it_is() -> None:
+    raw = rows((1, 11))
+    chunk = Chunk(0, raw, VClock({1: 10}), VClock({1: 11}))
+    assert chunk.packets == b"\xce" + len(raw).to_bytes(4, "big") + raw == packets_of(slab_of_rows(raw, "test"))
+    local = Chunk(0, rows((0, 4)), VClock({0: 3, 1: 10}), VClock({0: 4, 1: 10}))
+    assert local.packets == b""
 
 
 def test_a_term_in_which_the_queue_changed_hands_is_known_with_the_packets() -> None:
@@ -120,3 +121,6 @@ def test_a_term_in_which_the_queue_changed_hands_is_known_with_the_packets() -> 
     assert chunk.packets
     assert chunk.promoted_term == 4
     assert promoted_term(slab_of_rows(rows((1, 10)), "test")) == 0
+    lone = Chunk(0, promote.encode(), VClock({1: 10}), VClock({1: 11}))
+    assert lone.packets
+    assert lone.promoted_term == 4

@@ -95,7 +95,6 @@ class Downstream:
     state: RelayState = RelayState.OFF
     relay: Relay | None = None
     consumer: Consumer | None = None
-    acked: Acked | None = None
     vclock_sync: int = 0
     """Heartbeats are numbered, over all its connections."""
     message: str = ""
@@ -141,7 +140,7 @@ class Relay:
         self._sent_term = 0
         clock = instance.outside.clock
         self.pulse = Pulse(clock.monotonic(), is_2_6=self._is_2_6)
-        self.acked = replica.acked = Acked(subscribe.vclock)
+        self.acked = Acked(subscribe.vclock)
         self._rows = RowFilter(
             subscribe.vclock,
             left_out=subscribe.id_filter,

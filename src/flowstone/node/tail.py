@@ -25,9 +25,12 @@ TAIL_SIZE_MAX: Final = 64 * 1024 * 1024
 class Chunk:
     """Rows of our log between two positions, and the packets that they are to a replica."""
 
-    __slots__ = ("_packets", "_promoted_term", "_rows", "_slab", "after", "before", "number")
+    __slots__ = ("_packets", "_promoted_term", "_rows", "_slab", "_tables", "after", "before", "number")
 
-    def __init__(self, number: int, rows: bytes, before: VClock, after: VClock) -> None:
+    def __init__(
+        self, number: int, rows: bytes, before: VClock, after: VClock, tables: list[Chunk] | None = None
+    ) -> None:
+        """`tables` gets the chunk when it has tabulated its rows: somebody should soon let it forget that."""
         self.number = number
         self.before = before
         self.after = after
@@ -35,31 +38,43 @@ class Chunk:
         self._slab: Slab | None = None
         self._packets: bytes | None = None
         self._promoted_term = 0
+        self._tables = tables
 
     @property
     def size(self) -> int:
-        """Bytes that it holds, without what `forget_slab` lets go of."""
-        return len(self._rows) + len(self._packets or b"")
+        """About the bytes of the rows and of the packets, without what `forget_slab` lets go of."""
+        return 2 * len(self._rows)
 
     @property
     def slab(self) -> Slab:
         if self._slab is None:
             self._slab = slab_of_rows(self._rows, "the log")
+            self._promoted_term = promoted_term(self._slab)
+            if self._tables is not None:
+                self._tables.append(self)
         return self._slab
 
     @property
     def packets(self) -> bytes:
         """All rows but the local ones, for replicas that take all; made once."""
         if self._packets is None:
-            self._packets = packets_of(self.slab)
-            self._promoted_term = promoted_term(self.slab)
+            self._packets = self._lone_packet() or packets_of(self.slab)
         return self._packets
+
+    def _lone_packet(self) -> bytes | None:
+        """The packet of a lone row, which a master that is not busy has most of the time; None if it needs a look."""
+        rows, before = self._rows, self.before
+        if self.after.signature - before.signature != 1 or self.after.get(0) != before.get(0):
+            return None
+        # A row begins with the head of its header map, key 0 and the type.
+        if rows[1] != 0 or rows[2] in PROMOTIONS:
+            return None
+        return b"\xce" + len(rows).to_bytes(4, "big") + rows
 
     def packets_for(self, rows: RowFilter, sync: int) -> bytes:
         """The rows that one replica gets."""
         if not sync and rows.takes_all(self.before, self.after):
             return self.packets
-        self._promoted_term = promoted_term(self.slab)
         return packets_of(self.slab, rows, sync)
 
     @property
@@ -79,7 +94,9 @@ def packets_of(slab: Slab, rows: RowFilter | None = None, sync: int = 0) -> byte
 
 def promoted_term(slab: Slab) -> int:
     """The newest term of a PROMOTE or DEMOTE in the slab."""
-    numbers = np.flatnonzero(np.isin(slab.cells[scan.TYPE], PROMOTIONS))
+    types = slab.cells[scan.TYPE]
+    promote, demote = PROMOTIONS
+    numbers = np.flatnonzero((types == promote) | (types == demote))
     terms = [0]
     for row in slab.rows(numbers) if len(numbers) else ():
         control = decode_control(row.type, row.body)
@@ -97,12 +114,10 @@ class Tail:
         self._rows: list[bytes] = []
         self._gathered = vclock
         self._on_rows = on_rows
+        self._tables: list[Chunk] = []
         self.size_max = size_max
+        self.size = 0
         self.end = 0
-
-    @property
-    def size(self) -> int:
-        return sum(chunk.size for chunk in self._chunks)
 
     def append(self, rows: bytes, vclock: VClock) -> None:
         """Told by the journal what it has written, and where it is then."""
@@ -115,7 +130,9 @@ class Tail:
     def seal(self) -> None:
         """Makes a chunk of what has gathered."""
         if self._rows:
-            self._chunks.append(Chunk(self.end, b"".join(self._rows), self._vclock, self._gathered))
+            chunk = Chunk(self.end, b"".join(self._rows), self._vclock, self._gathered, self._tables)
+            self._chunks.append(chunk)
+            self.size += chunk.size
             self._vclock = self._gathered
             self._rows = []
             self.end += 1
@@ -137,10 +154,8 @@ class Tail:
     def trim(self, needed: int) -> None:
         """Drops the chunks before number `needed`, and as many more as are too much."""
         chunks = self._chunks
-        while chunks and chunks[0].number < needed:
-            chunks.popleft()
-        size = self.size
-        while chunks and size > self.size_max:
-            size -= chunks.popleft().size
-        for chunk in chunks:
+        while chunks and (chunks[0].number < needed or self.size > self.size_max):
+            self.size -= chunks.popleft().size
+        for chunk in self._tables:
             chunk.forget_slab()
+        self._tables.clear()
