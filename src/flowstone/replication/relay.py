@@ -259,8 +259,6 @@ class RowFilter:
         """Which rows of the slab are sent."""
         for replica_id, lsn in self._vclock:
             self._known[replica_id] = lsn
-        for replica_id, lsn in self._vclock:
-            self._known[replica_id] = lsn
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         kept: NDArray[np.bool_] = (lsns > self._known[replica_ids]) & (lsns <= self._limit[replica_ids])
         return kept
