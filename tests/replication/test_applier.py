@@ -11,7 +11,7 @@ from flowstone.replication.applier import ENDED, TRANSITIONS, ApplierState, Conn
 
 State = ApplierState
 
-# Reference 11.1: code, what a 2.6.0 applier does, what a newer one does.
+# Reference 11.1: code, what a 2.6.0 applier does, what a newer one does. Nobody sends 264: we say it ourselves.
 REACTIONS = (
     (116, State.LOADING, State.LOADING),
     (216, State.LOADING, State.LOADING),
@@ -25,7 +25,7 @@ REACTIONS = (
     (220, State.STOPPED, State.LOADING),
     (62, State.STOPPED, State.STOPPED),
     (219, State.STOPPED, State.LOADING),
-    (264, State.STOPPED, State.DISCONNECTED),
+    (264, State.DISCONNECTED, State.DISCONNECTED),
     (117, State.OFF, State.OFF),
     (7, State.STOPPED, State.STOPPED),
     (3, State.STOPPED, State.STOPPED),

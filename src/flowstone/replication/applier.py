@@ -82,12 +82,13 @@ _RETRIED: Final = {
     errors.CredsMismatch.code: _State.LOADING,
     errors.System.code: _State.DISCONNECTED,
     errors.ConnectionToSelf.code: _State.OFF,
+    # Our own word on a peer without a name: what is there now stands in for a server. 2.6 does not look.
+    errors.NilUuid.code: _State.DISCONNECTED,
 }
 _RETRIED_SINCE_2_6_1: Final = {
     errors.TooEarlySubscribe.code: _State.LOADING,
     errors.XlogGap.code: _State.LOADING,
     errors.Ssl.code: _State.DISCONNECTED,
-    errors.NilUuid.code: _State.DISCONNECTED,
 }
 _CLASSES: Final = {
     # The class at the top of a stack of errors counts before the code, which of these differs between versions.

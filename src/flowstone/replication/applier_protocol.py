@@ -24,7 +24,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response, decode_response, frame
 from flowstone.iproto.row import Row, decode_row, encode_header
 from flowstone.replication import messages
-from flowstone.replication.applier import TRANSITIONS, ApplierState, ConnectionLost, UnsupportedPeer
+from flowstone.replication.applier import TRANSITIONS, ApplierState, UnsupportedPeer
 from flowstone.replication.ballot_watch import decode_vote
 from flowstone.replication.messages import Ack, Ballot, Heartbeat, Join, Register, Subscribe, SubscribeReply
 from flowstone.replication.row_stream import RowStream
@@ -239,7 +239,10 @@ class ApplierProtocol:
                 hint="upgrade it to 1.10 or newer",
             )
         if greeting.uuid.int == 0:
-            raise ConnectionLost(f"{self._peer} has no instance UUID yet")
+            raise errors.NilUuid(
+                "Nil UUID is reserved and can't be used in replication",
+                hint=f"{self._peer} is no server yet, or waits to be configured",
+            )
         self._events.append(Greeted(greeting))
         if greeting.version >= NEWER:
             body = pack({Key.VERSION.value: _PROTOCOL_VERSION, Key.FEATURES.value: _FEATURES})
