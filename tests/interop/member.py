@@ -57,11 +57,16 @@ def eventually(what: str, condition: Callable[[], Any], *, seconds: float = SECO
 
 
 def wait_ready(*members: Member, seconds: float = SECONDS) -> None:
-    """Until all that were launched serve: each may wait for the others."""
-    for member in members:
-        eventually(f"{member} is ready", member.check_ready, seconds=seconds)
-    for member in members:
-        member.settle()
+    """Until all that were launched serve: each may wait for others, and for what the first one does for all."""
+    waiting = list(members)
+
+    def all_ready() -> bool:
+        for member in [one for one in waiting if one.check_ready()]:
+            member.settle()
+            waiting.remove(member)
+        return not waiting
+
+    eventually(f"{members} are ready", all_ready, seconds=seconds)
     for member in members:
         eventually(f"{member} lets guests in", member.info, seconds=seconds)
 

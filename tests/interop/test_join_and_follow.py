@@ -106,7 +106,7 @@ def _no_delay(master: Member) -> dict[str, float]:
 
 
 def _last_vclock(member: Member) -> dict[int, int]:
-    return {0: max(int(path.stem) for path in member.files("xlog"))}
+    return {0: max(int(path.stem) for path in (*member.files("snap"), *member.files("xlog")))}
 
 
 def test_real_replica_whose_logs_are_gone_joins_a_node_again(cluster: Cluster) -> None:

@@ -1,0 +1,96 @@
+"""A node does nothing to a real server that a real member would not do: no error in its log, no time-out, no orphan."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from tests.interop import ledger, workload
+from tests.interop.cluster import Cluster
+from tests.interop.compare import assert_converged
+from tests.interop.ledger import Scribe
+from tests.interop.member import Member, eventually
+from tests.interop.workload import Workload
+
+ERROR_LINE = re.compile(r"^\d{4}-\d\d-\d\d .* (?:[EF]|!)> (.*)$")
+GOODBYE = "SystemError unexpected EOF when reading from socket"
+"""What a real master says when a replica goes, even a real one that is stopped."""
+
+
+def _errors(member: Member) -> list[str]:
+    """But for the operations of UPSERT that failed: that is how the server says so."""
+    lines = (line for line in member.log().splitlines() if "xrow_update" not in line)
+    return [match.group(1) for match in map(ERROR_LINE.match, lines) if match is not None]
+
+
+def _assert_only_goodbyes(master: Member, count: int) -> None:
+    errors = _errors(master)
+    assert all(error.startswith(GOODBYE) for error in errors), errors
+    assert len(errors) <= count, errors
+
+
+def _wait_heartbeats(master: Member, replica: Member, count: int) -> None:
+    """Until the replica has answered so many, by the time since the last answer beginning anew."""
+    idle = [0.0]
+
+    def are_enough() -> bool:
+        downstream = master.downstream(replica)
+        assert downstream["status"] == "follow", downstream
+        if downstream["idle"] < idle[-1]:
+            idle.append(0.0)
+        idle[-1] = downstream["idle"]
+        return len(idle) > count
+
+    eventually(f"{replica} answers heartbeats", are_enough)
+
+
+def test_a_node_makes_a_real_master_log_no_error(cluster: Cluster) -> None:
+    master = cluster.real("master", replication_timeout=0.25)
+    ledger.define(master)
+    options = {"replication": [master.uri], "replication_timeout": 0.25, "read_only": True}
+    replica = cluster.ours("replica", dialect=None, **options)
+    with Scribe(master) as scribe:
+        eventually("the scribe writes", lambda: len(scribe.answered) > 200)
+    assert_converged(master, replica)
+    _wait_heartbeats(master, replica, 6)
+    assert _errors(master) == []
+    replica.configure(replication=[])
+    eventually("the master notices", lambda: master.downstream(replica).get("status") == "stopped")
+    replica.configure(replication=[master.uri])
+    replica.wait_follow(master)
+    replica.restart()
+    replica.wait_follow(master)
+    replica.stop()
+    _assert_only_goodbyes(master, 3)
+
+
+def test_an_anonymous_node_makes_a_real_master_log_no_error(cluster: Cluster) -> None:
+    master = cluster.real("master", replication_timeout=0.25)
+    ledger.define(master)
+    options = {"replication": [master.uri], "replication_timeout": 0.25, "read_only": True, "replication_anon": True}
+    replica = cluster.ours("replica", dialect=None, **options)
+    with Scribe(master) as scribe:
+        eventually("the scribe writes", lambda: len(scribe.answered) > 200)
+    assert_converged(master, replica)
+    replica.configure(replication_anon=False)
+    _wait_heartbeats(master, replica, 4)
+    replica.stop()
+    _assert_only_goodbyes(master, 2)
+
+
+def test_a_busy_node_is_never_taken_for_lost(cluster: Cluster) -> None:
+    """Changes that take long to apply keep it from answering heartbeats only for a moment."""
+    master = cluster.real("master")
+    is_synchronous = workload.define(master, cluster.binary.dialect)
+    replica = cluster.ours("replica", replication=[master.uri], read_only=True)
+    replica.wait_follow(master)
+    replica.stop()
+    workload.run(master, Workload(1, is_synchronous=is_synchronous).steps(4000))
+    replica.start()
+    assert_converged(master, replica)
+    _assert_only_goodbyes(master, 1)
+    eventually("the master has its answer", partial(_is_following, master, replica))
+
+
+def _is_following(master: Member, replica: Member) -> bool:
+    return master.downstream(replica).get("status") == "follow"
