@@ -190,6 +190,8 @@ class Relays:
         instance = self.instance
         if not instance.is_read_only:
             return None
+        if instance.read_only_reason == "synchro" and not instance.is_queue_foreign:
+            return None  # until there are verdicts, and a join waits for them
         if self._is_2_6:
             return errors.Readonly("Can't modify data because this instance is in read-only mode.")
         reasons = {"config": "box.cfg.read_only is true", "orphan": "it is an orphan"}
@@ -334,7 +336,11 @@ class Relays:
             return
         tail.seal()
         for relay in list(self._followers):
-            relay.push()
+            try:
+                relay.push()
+            except Exception as error:
+                LOG.exception("relaying to %s failed", relay.replica.uuid)
+                relay.stop(str(error))
         numbers = [relay.number for relay in self._followers]
         # Who is behind will want the tail from wherever it meets it.
         tail.trim(0 if None in numbers else min((number for number in numbers if number is not None), default=tail.end))

@@ -39,6 +39,9 @@ from flowstone.xlog.reader import Slab
 
 LOG = logging.getLogger("flowstone.node")
 
+PIECE_SIZE_MAX: Final = 1024 * 1024
+"""Bytes of tuples from which on a replica has to read before it gets more."""
+
 LIMBO_LOOK_INTERVAL: Final = 0.02
 SYNCHRO_TIMEOUT: Final = 5.0
 """`replication_synchro_timeout`: how long a join waits for verdicts on what the queue holds."""
@@ -148,14 +151,16 @@ class Join:
             self._link.write(snapshot_packets(space.id, view.sequence_rows, self._sync))
             return
         for tuples in view.slices(space.primary, SLICE):
-            self._link.write(snapshot_packets(space.id, tuples, self._sync))
-            await self._link.flushed()
+            for few in _pieces(tuples):
+                self._link.write(snapshot_packets(space.id, few, self._sync))
+                await self._link.flushed()
 
     # --- the registration ---
 
     async def register(self, uuid: UUID) -> None:
         """Makes the instance a member, unless it is one."""
         instance = self._instance
+        await self._settled()
         ids = dict(members(instance))
         if str(uuid) in ids.values():
             return
@@ -237,6 +242,23 @@ def snapshot_packets(space_id: int, tuples: Sequence[bytes], sync: int = 0) -> b
     for raw in tuples:
         parts += (_PACKET_HEAD(0xCE, size + len(raw)), fixed, raw)
     return b"".join(parts)
+
+
+def _pieces(tuples: list[bytes]) -> Iterator[list[bytes]]:
+    """Lists that are not too large to be written at once: tuples may be."""
+    if sum(map(len, tuples)) <= PIECE_SIZE_MAX:
+        yield tuples
+        return
+    piece: list[bytes] = []
+    size = 0
+    for raw in tuples:
+        piece.append(raw)
+        size += len(raw)
+        if size > PIECE_SIZE_MAX:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def _sent_spaces(view: ReadView) -> Iterator[Space]:

@@ -191,10 +191,7 @@ class Relay:
             self.stop(str(error))
 
     def stop(self, message: str, system_message: str | None = None, *, error: TarantoolError | None = None) -> None:
-        """Ends it and the connection, with a last word to the replica if there is one. Twice is harmless.
-
-        Who does not read does not get what is queued for it.
-        """
+        """Ends it and the connection, with a last word to the replica if there is one. Twice is harmless."""
         if self._is_over:
             return
         self._is_over = True
@@ -209,10 +206,7 @@ class Relay:
         if error is not None:
             version = self._instance.box.schema_version
             self._link.write(encode_error(self._sync, version, error, not self._is_2_6))
-        if self._is_congested:
-            self._link.abort()
-        else:
-            self._link.close()
+        self._link.close()
 
     async def ended(self) -> None:
         """Returns when nothing of it runs any more."""
@@ -369,6 +363,7 @@ class Relay:
             now = clock.monotonic()
             if now >= pulse.lost_at(timeout):
                 self.stop("timed out", "Connection timed out")
+                self._link.abort()  # it would never take what is still queued for it
                 return
             # Who is behind with reading has enough of us to read.
             if now >= pulse.heartbeat_due(timeout) and not self._is_congested:
