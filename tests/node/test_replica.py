@@ -207,9 +207,18 @@ async def test_it_goes_on_when_the_upstream_is_back(upstream: Upstream, replica_
     assert [change.new for change in told] == [(1, "fig"), (2, "date")]
 
 
+@pytest.mark.parametrize("is_seen_before", [True, False])
 async def test_a_new_snapshot_takes_the_place_of_data_whose_logs_are_gone(
-    upstream: Upstream, replica_of: Make, caplog: pytest.LogCaptureFixture
+    upstream: Upstream,
+    replica_of: Make,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    is_seen_before: bool,
 ) -> None:
+    """The ballot shows it, or the upstream says so when it is asked for rows."""
+    if not is_seen_before:
+        prepare = Follower.prepare
+        monkeypatch.setattr(Follower, "prepare", lambda follower, ballot: prepare(follower, None))
     resyncs: list[tuple[VClock, VClock]] = []
     replica = replica_of()
     await replica.start()
@@ -228,7 +237,8 @@ async def test_a_new_snapshot_takes_the_place_of_data_whose_logs_are_gone(
     assert fruit.get(100) == (100, "new")
     assert fruit.get(101) == (101, "newer")
     assert resyncs == [(before, replica.vclock)]
-    assert "had no logs from" in caplog.text
+    assert f"its snapshot of {replica.vclock} takes the place of the data of {before}" in caplog.text
+    assert ("Missing .xlog file" in caplog.text) is not is_seen_before
     await upstream.fruit.insert((102, "newest"))
     await replica.wait_for(upstream.vclock, timeout=SECONDS)
     assert fruit.get(102) == (102, "newest")
@@ -282,22 +292,26 @@ async def followed(vclock: VClock) -> Follower:
     return sink
 
 
+def _reason(sink: Follower) -> str:
+    return sink.snapshot_reason
+
+
 async def test_an_upstream_whose_oldest_log_is_ahead_is_asked_for_a_snapshot() -> None:
     sink = await followed(VClock({1: 10}))
     assert sink.replicaset_uuid == UUID(int=5)
     sink.prepare(Ballot(gc_vclock=VClock({1: 10})))
-    assert not sink.needs_snapshot
+    assert not _reason(sink)
     sink.prepare(Ballot(gc_vclock=VClock({1: 11})))
-    assert sink.needs_snapshot
+    assert _reason(sink) == "it has logs from {1: 11} on only"
     assert sink.replicaset_uuid is None
 
 
 async def test_an_upstream_of_another_age_is_asked_for_a_snapshot() -> None:
     sink = await followed(VClock({1: 10}))
     sink.meet((2, 6, 0))
-    assert not sink.needs_snapshot
+    assert not _reason(sink)
     sink.meet((2, 11, 9))
-    assert sink.needs_snapshot
+    assert _reason(sink) == "it was 2.6.0, and is 2.11.9 now"
 
 
 async def test_a_snapshot_from_before_our_position_or_of_others_is_refused() -> None:

@@ -13,7 +13,7 @@ from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
 from flowstone.node.changes import SettledChange
-from flowstone.node.settled_box import CannotApply, Choice, RowsNeeded, SettledBox, Snapshot
+from flowstone.node.settled_box import CannotApply, Choice, RowsNeeded, SettledBox, Snapshot, warm_up
 from flowstone.node.spaces import Space
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
@@ -380,3 +380,7 @@ def test_the_guard_is_held_while_a_transaction_is_applied_and_not_while_it_is_to
     box.on_transaction.append(lambda changes: steps.append("told"))
     box.push(log.slab(insert(ORDERS, 1)))
     assert steps == ["in", "out", "told"]
+
+
+def test_it_can_be_warmed_up() -> None:
+    warm_up()

@@ -43,8 +43,9 @@ def follow(
     `spaces`, names or ids, are all that is kept; a space that gets one of the names later is followed, too. Only what
     is settled is shown: a synchronous transaction from its CONFIRM on. The server sees an anonymous replica that never
     completes a quorum. A lost connection is made again for as long as the block lasts; `connect_timeout` seconds are
-    for the first one, whose failure is one error, CannotFollow. Where the server has no more the logs that we need, its
-    new snapshot takes the place of the data in one moment, and `on_resync` is told.
+    for the first one, whose failure is one error, CannotFollow. `replication_timeout` should be the server's own: after
+    four times as long without a word from it the connection counts as lost. Where the server has no more the logs that
+    we need, its new snapshot takes the place of the data in one moment, and `on_resync` is told.
     """
     place = parse_uri(uri)
 

@@ -24,7 +24,7 @@ from flowstone.iproto.uri import Uri
 from flowstone.node.applier import Applier
 from flowstone.node.changes import SettledChange
 from flowstone.node.recovery import FLAGS_SINCE, replicaset_uuid_of
-from flowstone.node.settled_box import Choice, RowsNeeded, SettledBox, Snapshot
+from flowstone.node.settled_box import Choice, RowsNeeded, SettledBox, Snapshot, warm_up
 from flowstone.node.spaces import Space
 from flowstone.outside import Outside
 from flowstone.replication.applier import ENDED, ApplierState, ConnectionLost, code_of
@@ -72,7 +72,8 @@ class Follower:
         self.id_filter = (0,)
         self.term = 1
         self.settled: SettledBox | None = None
-        self.needs_snapshot = True
+        self.snapshot_reason = "there is no data yet"
+        """Why a snapshot is asked for next; empty where rows are."""
         self.refusal: FlowstoneError | None = None
         """Why no row is taken from the present connection."""
         self._uri = uri
@@ -88,7 +89,7 @@ class Follower:
 
     @property
     def replicaset_uuid(self) -> UUID | None:
-        return None if self.needs_snapshot else self._replicaset_uuid
+        return None if self.snapshot_reason else self._replicaset_uuid
 
     @property
     def version_id(self) -> int:
@@ -100,11 +101,10 @@ class Follower:
 
     def meet(self, version: tuple[int, int, int]) -> None:
         """The upstream has said its age. What rows of another age mean is not known without a snapshot of its."""
-        if self._version != (0, 0, 0) and (version >= FLAGS_SINCE) is not (self._version >= FLAGS_SINCE):
-            self.needs_snapshot = True
-        self._version, self._dialect = version, from_greeting(version)
-        if self.settled is not None and self._dialect is not self.settled.box.dialect:
-            self.needs_snapshot = True
+        before, self._version, self._dialect = self._version, version, from_greeting(version)
+        is_other = self.settled is not None and self._dialect is not self.settled.box.dialect
+        if is_other or (before != (0, 0, 0) and (version >= FLAGS_SINCE) is not (before >= FLAGS_SINCE)):
+            self.snapshot_reason = f"it was {_text(before)}, and is {_text(version)} now"
 
     def prepare(self, ballot: Ballot | None) -> None:
         """A subscription, or a snapshot, is about to be asked for."""
@@ -112,8 +112,8 @@ class Follower:
         if self.settled is None:
             return
         # 2.6 notices that logs are missing only when it has written another one: better see for ourselves.
-        is_gap = ballot is not None and not ballot.gc_vclock.without_zero() <= self.vclock
-        self.needs_snapshot |= is_gap and not self._is_fresh
+        if ballot is not None and not self._is_fresh and not ballot.gc_vclock.without_zero() <= self.vclock:
+            self.snapshot_reason = f"it has logs from {ballot.gc_vclock.without_zero()} on only"
         self._is_fresh = False
         self.settled.resume(has_flags=self._version >= FLAGS_SINCE)
 
@@ -161,13 +161,20 @@ class Follower:
         self._replicaset_uuid = theirs
         self._is_fresh = True
         self.term = max(self.term, snapshot.synchro.raft.term)
-        self.needs_snapshot = False
+        reason, self.snapshot_reason = self.snapshot_reason, ""
         LOG.info("received a snapshot of %s, %d rows", snapshot.vclock, snapshot.row_count)
         if self.settled is None:
             self.settled = SettledBox(snapshot, self._choice, guard=self._guard)
             return
         before = self.vclock
         self.settled.replace(snapshot)
+        LOG.warning(
+            "%s: %s; its snapshot of %s takes the place of the data of %s",
+            self._uri.address,
+            reason,
+            self.vclock,
+            before,
+        )
         self.on_resync(before, self.vclock)
         self._tell()
 
@@ -181,7 +188,7 @@ class Follower:
         try:
             self.settled.push(slab)
         except RowsNeeded as error:
-            self.needs_snapshot = True
+            self.snapshot_reason = error.message
             raise ConnectionLost(error.message, hint="a new snapshot will have it") from error
         finally:
             if self.vclock is not before:
@@ -233,6 +240,7 @@ class Replica:
 
     async def start(self) -> None:
         """Returns when there is data, and its changes are followed. CannotFollow says what keeps it from that."""
+        await self._outside.blocking(warm_up)
         try:
             await self._begin()
         except BaseException:
@@ -320,7 +328,7 @@ class Replica:
             "held": settled.held_count if settled is not None else 0,
             "upstream": {
                 "uuid": str(applier.uuid) if applier.uuid is not None else None,
-                "version": ".".join(map(str, applier.version)),
+                "version": _text(applier.version),
                 **applier.info(),
             },
         }
@@ -371,7 +379,6 @@ class Replica:
                 LOG.exception("in a trigger")
 
     def _resynced(self, before: VClock, after: VClock) -> None:
-        LOG.warning("%s had no logs from %s on: its snapshot of %s is followed now", self._uri.address, before, after)
         for trigger in tuple(self._on_resync):
             try:
                 trigger(before, after)
@@ -391,8 +398,8 @@ class Replica:
                 follower.prepare(applier.ballot)
             case ApplierState.SYNC:
                 self._check_tail(applier)
-            case ApplierState.LOADING | ApplierState.STOPPED if _is_gap(applier.error):
-                follower.needs_snapshot = True
+            case ApplierState.LOADING | ApplierState.STOPPED if applier.error is not None and _is_gap(applier.error):
+                follower.snapshot_reason = applier.error.message
                 if applier.state is ApplierState.STOPPED:
                     self._is_restarting = True
                     self._restart = asyncio.get_running_loop().create_task(self._start_again())
@@ -436,8 +443,10 @@ def read_only(uri: Uri) -> errors.TarantoolError:
     return errors.Readonly("Can't modify data because this is a read-only replica.", hint=f"write to {uri.address}")
 
 
-def _is_gap(error: FlowstoneError | None) -> bool:
+def _text(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _is_gap(error: FlowstoneError) -> bool:
     """Whether the upstream said that it has no more the logs that we need."""
-    if error is None:
-        return False
     return code_of(error) == errors.XlogGap.code or _GAP_TEXT in error.message

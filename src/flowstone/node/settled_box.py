@@ -23,17 +23,19 @@ from flowstone.box.definitions import read_space
 from flowstone.box.dialect import Dialect
 from flowstone.box.keys import Key as IndexKey
 from flowstone.box.space import Space, Values
-from flowstone.box.system import FIRST_USER_SPACE_ID, SPACE_ID, TRUNCATE_ID
+from flowstone.box.system import FIRST_USER_SPACE_ID, INDEX_ID, SPACE_ID, TRUNCATE_ID
 from flowstone.box.transaction import Statement, Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, Key, RequestType
-from flowstone.iproto.msgpack import unpack, unpack_body
+from flowstone.iproto.msgpack import pack, unpack, unpack_body
+from flowstone.iproto.packet import frame
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
 from flowstone.node.changes import SettledChange
 from flowstone.node.recovery import sort_indexes
 from flowstone.node.replay import BULK_MIN, Replay, Synchro, execute
+from flowstone.replication.row_stream import RowStream
 from flowstone.replication.settled import SettledTracker
 from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock, VClockBuilder
@@ -443,3 +445,26 @@ def _codes(cells: Cells) -> Cells:
     is_plain = (cells[scan.SINGLE] == 1) & (cells[scan.FLAGS] & _WAIT == 0) & (cells[scan.SPACE_ID] >= 0)
     codes: Cells = np.where(is_plain, cells[scan.SPACE_ID] * 256 + cells[scan.TYPE], _LOOK)
     return codes
+
+
+def warm_up() -> None:
+    """Loads the kernels that rows go through, compiled where they never were: nobody waits for that later."""
+    number, count = FIRST_USER_SPACE_ID, 2 * BULK_MIN
+    snapshot = Snapshot(Dialect.V2_11, VClock(), Choice())
+    definition: tuple[Any, ...] = (number, 1, "warm_up", "memtx", 0, {}, ())
+    index = (number, 0, "primary", "tree", {"unique": True}, ((0, "unsigned"),))
+    snapshot.push(_slab(_INSERT, [(SPACE_ID, {Key.TUPLE: definition}), (INDEX_ID, {Key.TUPLE: index})]))
+    box = SettledBox(snapshot, Choice())
+    box.push(_slab(_REPLACE, [(number, {Key.TUPLE: (key, "text")}) for key in range(count)]))
+    box.push(_slab(_DELETE, [(number, {Key.KEY: (key,)}) for key in range(count)], first_lsn=count + 1))
+
+
+def _slab(kind: int, rows: list[tuple[int, dict[Key, Any]]], first_lsn: int = 1) -> Slab:
+    """As it comes from a peer."""
+    stream = RowStream("warm_up")
+    for lsn, (space_id, fields) in enumerate(rows, first_lsn):
+        body = pack({Key.SPACE_ID.value: space_id} | {key.value: value for key, value in fields.items()})
+        stream.feed(frame(Row(kind, 1, lsn=lsn, timestamp=1.0, body=body).encode()))
+    slab = stream.take()
+    assert slab is not None
+    return slab
