@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
@@ -119,6 +116,10 @@ def archive(
 
 
 async def _run(receiver: Archive, once: bool) -> None:
+    import asyncio
+    import logging
+    import signal
+
     # What matters of the log comes as events.
     logging.getLogger("flowstone").addHandler(logging.NullHandler())
     loop = asyncio.get_running_loop()

@@ -21,7 +21,6 @@ from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node import archive_events as events
 from flowstone.node.applier import Applier
 from flowstone.node.archive_events import Event
-from flowstone.node.archive_images import Images
 from flowstone.node.archive_log import WAL_MAX_SIZE, version_of
 from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Upstream, missing_rows, rows_text
 from flowstone.node.archive_rows import warm_up
@@ -366,6 +365,8 @@ class Archive:
         if not self._wants_images:
             store.manifest.images_since = None
             return
+        from flowstone.node.archive_images import Images  # only who wants images pays for loading a whole engine
+
         store.on_rows = (await Images.load(self._outside, self._directory, version_of(store.log.version))).add
         if store.manifest.images_since is None:
             store.manifest.images_since = store.vclock.to_mapping()
