@@ -133,7 +133,7 @@ class Applying:
         self.on_failure: list[Callable[[FlowstoneError], None]] = []
         """Told why rows that were applied have been taken back, or could not be applied later."""
         self.on_limbo: list[Callable[[], None]] = []
-        """Told when `Synchro.pending` has changed."""
+        """Told when `Synchro.pending` has changed, or the queue has another owner."""
 
     def apply(self, slab: Slab) -> None:
         """Applies what is new in `slab`, and starts its write.
@@ -434,12 +434,16 @@ class Applying:
 
     def _decide(self, row: Row) -> None:
         self._awaits_verdict = False
+        owner_id = self._synchro.owner_id
         self._synchro.follow(row)
         decisions = self._tracker.push(Applied(LogTransaction((row,)), self._box.begin(), touches_synchronous=False))
         for decided, kept in reversed(decisions):
             if not kept:
                 decided.effect.rollback()
         self._show_limbo()
+        if self._synchro.owner_id != owner_id:
+            for tell in self.on_limbo:
+                tell()
         while self._held and not self._awaits_verdict:
             try:
                 self.apply(self._held.popleft())

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from flowstone.box.box import Box
+from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
 from flowstone.node.commits import Commits
 from flowstone.node.configuration import Configuration
@@ -143,16 +144,22 @@ class Instance:
         """It follows without being a member."""
         return self.id == 0 and self.configuration.replication_anon
 
+    @property
+    def is_queue_foreign(self) -> bool:
+        """Another instance owns the queue of synchronous transactions: since 2.10 it alone may write anything."""
+        return self.box.dialect is not Dialect.V2_6 and self.synchro.owner_id not in (0, self.id)
+
     def settle_read_only(self) -> None:
-        """Makes the box writable or not, by the option, by its peers and by whether anything waits in the limbo."""
-        self.box.is_read_only = self.configuration.read_only or self.is_orphan or bool(self.synchro.pending)
+        """Makes the box writable or not, by the option, by its peers and by the queue of synchronous transactions."""
+        is_queue_in_the_way = bool(self.synchro.pending) or self.is_queue_foreign
+        self.box.is_read_only = self.configuration.read_only or self.is_orphan or is_queue_in_the_way
         if self.status != "loading":
             self.status = "orphan" if self.is_orphan else "running"
 
     @property
     def read_only_reason(self) -> str | None:
         """What `box.info.ro_reason` shows."""
-        if self.synchro.pending:
+        if self.synchro.pending or self.is_queue_foreign:
             return "synchro"
         if self.is_orphan:
             return "orphan"

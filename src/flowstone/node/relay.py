@@ -190,8 +190,8 @@ class Relays:
         instance = self.instance
         if not instance.is_read_only:
             return None
-        if instance.read_only_reason == "synchro" and not instance.is_queue_foreign:
-            return None  # until there are verdicts, and a join waits for them
+        if not (instance.configuration.read_only or instance.is_orphan or instance.is_queue_foreign):
+            return None  # only until there are verdicts, and a join waits for them
         if self._is_2_6:
             return errors.Readonly("Can't modify data because this instance is in read-only mode.")
         reasons = {"config": "box.cfg.read_only is true", "orphan": "it is an orphan"}
