@@ -1,8 +1,8 @@
 """Somebody between two members of a simulated replica set, who hears every packet and may change, hold or drop it.
 
-    async with Middleman(sim, "a") as middle:
-        middle.on_answer = lambda packet: None if … else packet
-        await sim.start("b", replication=[middle.uri])
+async with Middleman(sim, "a") as middle:
+    middle.on_answer = lambda packet: None if … else packet
+    await sim.start("b", replication=[middle.uri])
 """
 
 from __future__ import annotations

@@ -215,8 +215,10 @@ def test_a_candidate_that_is_real_leads_and_becomes_writable_with_a_node_beside_
     voter = cluster.real("voter", start=False, instance_uuid=MIDDLE, election_mode="voter")
     ours = cluster.ours("ours", start=False, instance_uuid=SMALL, dialect="2.11")
     members = (candidate, voter, ours)
+    for member in (candidate, voter):
+        member.options["replication_synchro_quorum"] = 1
     for member in members:
-        member.launch(replication=[one.uri for one in members], replication_synchro_quorum=1)
+        member.launch(replication=[one.uri for one in members])
     for member in members:
         member.wait_ready()
     eventually("the candidate leads", lambda: candidate.info()["election"]["state"] == "leader")

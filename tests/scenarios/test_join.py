@@ -1,0 +1,364 @@
+"""Joining: rows that come while a replica joins, state that comes along, and joins that go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.row import decode_row
+from tests.interop import ledger, workload
+from tests.interop.cluster import Cluster
+from tests.interop.compare import assert_converged
+from tests.interop.ledger import LEDGER, Scribe
+from tests.interop.member import Member, RealMember, eventually
+from tests.interop.versions import fits
+from tests.scenarios.middleman import Cut, Middleman
+from tests.scenarios.simulated_members import (
+    CLUSTER,
+    SPACE,
+    VECTORS,
+    files,
+    held,
+    ids,
+    insert,
+    make_space,
+    move_in,
+    reconfigure,
+    snapshot,
+    uris,
+)
+from tests.simulation.cluster import contents, converge, follows
+from tests.simulation.simulation import Crashed, Simulation, simulated
+
+OTHER = "7c025e42-2394-11e7-aacf-0242ac110002"
+DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
+REPLICATOR = "replicator:secret"
+ELECTION = VECTORS / "tarantool-2.11/05-election/files/a"
+
+
+LARGE = 50_000
+"""Bytes of a tuple."""
+
+
+async def fill(sim: Simulation, name: str, count: int, size: int = 10) -> None:
+    """200 large tuples are more than fits into the connections between two nodes."""
+    await make_space(sim, name)
+
+    async def write() -> None:
+        async with sim.node(name).transaction() as transaction:
+            for key in range(count):
+                transaction.space(SPACE).insert([key, name, "x" * size])
+
+    await sim.on(name, write())
+
+
+def hold_large_tuples(middle: Middleman) -> None:
+    """Holds the snapshot back at the first of them; the master then cannot be through with it."""
+    is_first = True
+
+    def change(packet: bytes) -> bytes:
+        nonlocal is_first
+        if is_first and len(packet) >= LARGE:
+            is_first = False
+            middle.is_open.clear()
+        return packet
+
+    middle.on_answer = change
+
+
+async def change_cluster(sim: Simulation, name: str, *steps: tuple[Any, ...]) -> None:
+    """Rows come, ids alone go."""
+    client = await sim.client(name)
+    for step in steps:
+        if len(step) == 1:
+            body = {Key.SPACE_ID.value: CLUSTER, Key.KEY.value: step}
+            await client.request(RequestType.DELETE, pack(body))
+        else:
+            await client.request(RequestType.REPLACE, pack({Key.SPACE_ID.value: CLUSTER, Key.TUPLE.value: step}))
+
+
+# --- what comes while a replica joins ---
+
+
+def make_synchronous_ledger(member: RealMember, *, is_2_6: bool) -> None:
+    """What is written to it waits for a verdict, which has a row of its own; newer servers need an owner for it."""
+    create = ["call", "box.schema.space.create", ["ledger", {"id": LEDGER, "is_sync": True}]]
+    index = ["call", "box.space.ledger:create_index", ["pk", {"parts": [1, "unsigned", 2, "unsigned"]}]]
+    workload.run(member, [create, index])
+    if not is_2_6:
+        member.eval("box.ctl.promote()")
+
+
+def test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins(cluster: Cluster) -> None:
+    """B3: a node joins a real master that writes synchronously; where members may register each other, as in 2.6, it
+    passes the rows on to a real replica that joins it.
+
+    A node as the owner of the queue, whose own `_cluster` rows are synchronous, comes with promotion.
+    """
+    is_2_6 = cluster.binary.dialect == "2.6"
+    master = cluster.real("master", replication_synchro_quorum=1)
+    make_synchronous_ledger(master, is_2_6=is_2_6)
+    with Scribe(master) as scribe:
+        eventually("the scribe writes", partial(_has_written, scribe, 30))
+        ours = cluster.ours("ours", replication=[master.uri])
+        eventually("the scribe goes on", partial(_has_written, scribe, len(scribe.answered) + 30))
+        if is_2_6:
+            cluster.real("behind", replication=[ours.uri], read_only=True)
+            eventually("the scribe goes on", partial(_has_written, scribe, len(scribe.answered) + 30))
+    for member in cluster.members[1:]:
+        member.catch_up(master)
+        ledger.assert_whole(member, scribe.answered)
+    assert ours.upstream(1)["status"] == "follow"
+
+
+def _has_written(scribe: Scribe, count: int) -> bool:
+    return len(scribe.answered) > count
+
+
+@DIALECTS
+@simulated(seeds=range(2))
+async def test_a_replica_learns_that_it_was_removed_while_it_joins_and_ends_as_a_member(
+    sim: Simulation, dialect: str
+) -> None:
+    """B6: rows that register it and remove it again stand in the log between the snapshot and its registration."""
+    await sim.start("a", dialect=dialect)
+    await fill(sim, "a", 200, LARGE)
+    async with Middleman(sim, "a") as middle:
+        hold_large_tuples(middle)
+        joining = asyncio.ensure_future(sim.start("b", replication=[middle.uri], instance_uuid=OTHER))
+        await sim.until(lambda: not middle.is_open.is_set())
+        assert list(ids(sim, "a").values()) == [1], "it is registered already: the snapshot is too small"
+        await change_cluster(sim, "a", (2, OTHER), (2,), (2, OTHER), (2,))
+        middle.is_open.set()
+        await joining
+        assert ids(sim, "a")[OTHER] == ids(sim, "b")[OTHER] == sim.node("b").info()["id"] == 2
+        await insert(sim, "a", 10_000)
+        await sim.until(lambda: 10_000 in held(sim, "b"))
+        await converge(sim, "ab")
+
+
+@simulated()
+async def test_a_second_join_of_one_uuid_is_refused_while_the_first_goes_on(sim: Simulation) -> None:
+    """B7: the master survives, the first becomes a member, and it is the only one of that name."""
+    await sim.start("a")
+    await fill(sim, "a", 200, LARGE)
+    async with Middleman(sim, "a") as middle:
+        hold_large_tuples(middle)
+        first = asyncio.ensure_future(sim.start("b", replication=[middle.uri], instance_uuid=OTHER))
+        await sim.until(lambda: not middle.is_open.is_set())
+        second = asyncio.ensure_future(sim.start("c", replication=uris(sim, "a"), instance_uuid=OTHER))
+        await sim.until(lambda: _is_logged(sim, "duplicate connection with the same replica UUID"))
+        assert not second.done()
+        sim.kill("c")
+        with pytest.raises(Crashed):
+            await second
+        middle.is_open.set()
+        await first
+        await sim.until(lambda: follows(sim, "b", "a"))
+        assert sorted(ids(sim, "a").values()) == [1, 2]
+        await converge(sim, "ab")
+
+
+def _is_logged(sim: Simulation, text: str) -> bool:
+    return any(text in line for line in sim.trace.lines)
+
+
+# --- what comes along ---
+
+
+def queue_and_term(sim: Simulation, name: str) -> tuple[Any, ...]:
+    info = sim.node(name).info()
+    queue = info["synchro"]["queue"]
+    return info["election"]["term"], queue["owner"], queue["term"]
+
+
+@pytest.mark.parametrize("is_anonymous", [False, True], ids=["member", "anonymous"])
+@simulated()
+async def test_term_and_queue_come_with_a_join_and_stay(sim: Simulation, is_anonymous: bool) -> None:
+    """B4, B5 and D6: what a real leader of three terms left is handed on by JOIN_META, and written down.
+
+    That the joiner then votes and is promoted in the next term comes with elections.
+    """
+    move_in(sim, "a", ELECTION)
+    await sim.start("a")
+    assert queue_and_term(sim, "a") == (4, 1, 4)
+    uri = f"{REPLICATOR}@a:3301"
+    options: dict[str, Any] = {"bootstrap_strategy": "config", "bootstrap_leader": "a:3301"}
+    if is_anonymous:
+        options |= {"replication_anon": True, "read_only": True}
+    await sim.start("b", replication=[uri], instance_uuid=OTHER, **options)
+    assert queue_and_term(sim, "b") == (4, 1, 4)
+    assert queue_and_term(sim, "a") == (4, 1, 4), "the leader's term is not disturbed"
+    await sim.restart("b")
+    assert queue_and_term(sim, "b") == (4, 1, 4)
+    # And one more: from the files of a member that only joined.
+    if not is_anonymous:
+        await sim.start("c", replication=[f"{REPLICATOR}@b:3301"], replication_anon=True, read_only=True)
+        assert queue_and_term(sim, "c") == (4, 1, 4)
+
+
+@fits(">=2.11")
+def test_a_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it(cluster: Cluster) -> None:
+    """B4."""
+    leader = cluster.real("leader", election_mode="candidate", replication_synchro_quorum=1)
+    eventually("it leads", lambda: leader.info()["election"]["state"] == "leader")
+    term = leader.info()["election"]["term"]
+    ours = cluster.ours("ours", replication=[leader.uri])
+    ours.wait_follow(leader)
+    assert_converged(leader, ours)
+    assert ours.info()["election"]["term"] == leader.info()["election"]["term"] == term
+    assert leader.info()["election"]["state"] == "leader"
+    queues = [member.info()["synchro"]["queue"] for member in (leader, ours)]
+    assert queues[0]["owner"] == queues[1]["owner"] == 1
+    if "term" in queues[0]:
+        assert queues[0]["term"] == queues[1]["term"]
+    ours.restart()
+    ours.wait_follow(leader)
+    assert ours.info()["election"]["term"] == term
+
+
+@fits(">=2.11")
+def test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_brain(cluster: Cluster) -> None:
+    """B5: it knows the term from the node, which had it from the real master."""
+    master = cluster.real("master", replication_synchro_quorum=1)
+    for _ in range(3):
+        master.eval("box.ctl.promote() box.ctl.demote()")
+    master.eval("box.ctl.promote()")
+    ours = cluster.ours("ours", replication=[master.uri])
+    ours.wait_follow(master)
+    fresh = cluster.real("fresh", replication=[ours.uri], replication_synchro_quorum=1)
+    fresh.wait_follow(ours)
+    fresh.eval("box.ctl.promote()")
+    for member in (ours, master):
+        member.configure(replication=[one.uri for one in (master, ours, fresh) if one is not member])
+    for member in (ours, master):
+        member.catch_up(fresh)
+        member.wait_follow(fresh)
+        queue = member.info()["synchro"]["queue"]
+        assert queue["owner"] == fresh.id
+    assert ours.info()["election"]["term"] == fresh.info()["election"]["term"]
+
+
+# --- joins that break off ---
+
+
+def cut_after(rows_max: int) -> Any:
+    """In the middle of the rows of a snapshot."""
+    count = 0
+
+    def change(packet: bytes) -> bytes:
+        nonlocal count
+        if decode_row(packet).type == RequestType.INSERT:
+            count += 1
+            if count > rows_max:
+                raise Cut
+        return packet
+
+    return change
+
+
+@pytest.mark.parametrize("is_anonymous", [False, True], ids=["member", "anonymous"])
+@DIALECTS
+@simulated()
+async def test_half_a_snapshot_is_not_taken_for_a_whole_one(sim: Simulation, dialect: str, is_anonymous: bool) -> None:
+    """B13: the replica stops for good, leaves no files behind, and starts as if it had never begun."""
+    await sim.start("a", dialect=dialect)
+    await fill(sim, "a", 500)
+    options = {"replication_anon": True, "read_only": True} if is_anonymous else {}
+    async with Middleman(sim, "a") as middle:
+        middle.on_answer = cut_after(600)
+        with pytest.raises(FlowstoneError, match="lost|closed"):
+            await sim.start("b", replication=[middle.uri], instance_uuid=OTHER, **options)
+        tried = middle.connections
+        await sim.sleep(20)
+        assert middle.connections == tried
+    assert not files(sim, "b", ".snap")
+    assert not files(sim, "b", ".inprogress")
+    await sim.start("b", replication=uris(sim, "a", "b"), instance_uuid=OTHER, **options)
+    await converge(sim, "ab")
+
+
+@simulated()
+async def test_a_member_that_could_not_join_anew_still_has_what_it_had(sim: Simulation) -> None:
+    """B13: its logs are gone, the snapshot breaks off in the middle, and the files it came with are untouched."""
+    await sim.start("a", checkpoint_count=1, wal_cleanup_delay=0)
+    await fill(sim, "a", 500)
+    await sim.start("b", replication=uris(sim, "a"))
+    sim.kill("b")
+    await sim.restart("a")
+    for key in (1000, 2000, 3000):
+        await insert(sim, "a", key)
+        await snapshot(sim, "a")
+    async with Middleman(sim, "a") as middle:
+        middle.on_answer = cut_after(600)
+        with pytest.raises(FlowstoneError, match="lost|closed"):
+            await sim.restart("b", replication=[middle.uri])
+    await sim.restart("b", replication=[])
+    assert len(held(sim, "b")) == 500
+    await reconfigure(sim, "b", replication=[])
+    await sim.restart("b", replication=uris(sim, "a"))
+    await converge(sim, "ab")
+
+
+# --- names of newer servers ---
+
+
+@simulated()
+async def test_what_only_newer_servers_know_is_kept_and_passed_on(sim: Simulation) -> None:
+    """B14 and G5: system spaces, options and fields of 3.8 in the data of a node, its replica, and its files."""
+    move_in(sim, "a", VECTORS / "tarantool-3.8/01-join-subscribe/files/master")
+    await sim.start("a")
+    names = [space.name for space in sim.node("a").box.spaces.values()]
+    assert "_gc_consumers" in names
+    client = await sim.client("a", user="replicator", password="secret")
+    assert await client.request(RequestType.PING) is not None
+    await sim.start("b", replication=[f"{REPLICATOR}@a:3301"], replication_anon=True, read_only=True)
+    assert contents(sim, "b") == contents(sim, "a")
+    await sim.restart("b")
+    assert contents(sim, "b") == contents(sim, "a")
+    await snapshot(sim, "a")
+    before = contents(sim, "a")
+    await sim.restart("a")
+    assert contents(sim, "a") == before
+
+
+@fits(">=3.0")
+def test_names_of_real_members_are_kept_by_a_node_and_passed_on_to_real_replicas(cluster: Cluster) -> None:
+    """B14."""
+    named = cluster.real("named", instance_name="named", replicaset_name="the-set")
+    ours = cluster.ours("ours", replication=[named.uri])
+    ours.wait_follow(named)
+    other = cluster.real("other", instance_name="other", replicaset_name="the-set", replication=[ours.uri, named.uri])
+    other.wait_follow(ours, named)
+    assert_converged(named, ours, other)
+    rows = {row[0]: row[2:] for row in map(unpack, ours.tuples(CLUSTER))}
+    assert rows[1] == ("named",)
+    assert rows[3] == ("other",)
+
+
+@fits(">=3.0")
+def test_a_real_instance_with_names_cannot_join_an_older_schema_and_one_without_follows_both_ways(
+    cluster: Cluster,
+) -> None:
+    """B14: a node of dialect 2.11 is the replica set of 2.x; the compat switch of 3.x is to leave the names out."""
+    ours: Member = cluster.ours("ours")
+    ledger.define(ours)
+    named = cluster.real("named", start=False, replication=[ours.uri], instance_name="n", replicaset_name="r")
+    named.launch()
+    assert named.exit_code() != 0
+    assert "name mismatch" in named.log()
+    plain = cluster.real("plain", replication=[ours.uri])
+    ours.configure(replication=[plain.uri])
+    ours.wait_follow(plain)
+    plain.wait_follow(ours)
+    for number, member in enumerate((ours, plain), 1):
+        member.call("interop.transaction", ledger.transaction(number * 3))
+        plain.catch_up(ours)
+        ours.catch_up(plain)
+    assert_converged(ours, plain)
