@@ -1,0 +1,113 @@
+"""`flowstone.follow` in the simulator: whatever happens to the node, who listens can tell what it has."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import flowstone
+from flowstone.iproto.msgpack import unpack
+from tests.simulation.disk import Loss
+from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.workload import SPACE, Writer, held, make_space
+
+DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
+ROUNDS = 8
+
+
+class Copy:
+    """The data of the beginning, and what was told since."""
+
+    def __init__(self, replica: flowstone.Replica) -> None:
+        self._replica = replica
+        self._rows: dict[object, bytes] = {}
+        self.resync_count = 0
+        self._read()
+        replica.on_change(self._changed)
+        replica.on_resync(self._resynced)
+
+    def _read(self) -> None:
+        self._rows = {row[0]: row.raw for row in self._replica.space(SPACE)}
+
+    def _resynced(self, before: flowstone.VClock, after: flowstone.VClock) -> None:
+        assert before <= after
+        self.resync_count += 1
+        self._read()
+
+    def _changed(self, changes: list[flowstone.SettledChange]) -> None:
+        for change in changes:
+            if change.space == SPACE:
+                assert change.new is not None
+                assert self._rows.get(change.new[0]) == (change.old.raw if change.old is not None else None)
+                self._rows[change.new[0]] = change.new.raw
+
+    def check(self, sim: Simulation, name: str) -> None:
+        """It is what the node has, and so is the replica."""
+        found = held(sim, name)
+        assert sorted(self._rows.values()) == found
+        assert sorted(row.raw for row in self._replica.space(SPACE)) == found
+
+
+@DIALECTS
+@simulated(seeds=range(5))
+async def test_it_tells_all_that_happens_over_deaths_and_stops_of_the_node(sim: Simulation, dialect: str) -> None:
+    await sim.start("a", dialect=dialect)
+    await make_space(sim, "a")
+    writer = Writer(sim, 0)
+    async with flowstone.follow(sim.uri("a"), outside=sim.outside) as replica:
+        copy = Copy(replica)
+        for _ in range(ROUNDS):
+            await writer.run("a", sim.random.randrange(30))
+            match sim.random.randrange(4):
+                case 0:
+                    sim.kill("a")
+                    await sim.restart("a")
+                case 1:
+                    await sim.restart("a")
+                case 2:
+                    await sim.on("a", sim.node("a").snapshot())
+        await replica.wait_for(sim.node("a").info()["vclock"], timeout=60)
+        copy.check(sim, "a")
+
+
+@simulated(seeds=range(5))
+async def test_it_goes_on_from_a_snapshot_when_the_logs_are_gone(sim: Simulation) -> None:
+    await sim.start("a", dialect="2.6", checkpoint_count=1)
+    await make_space(sim, "a")
+    writer = Writer(sim, 0)
+    async with flowstone.follow(sim.uri("a"), outside=sim.outside) as replica:
+        copy = Copy(replica)
+        await writer.run("a", 20)
+        await replica.wait_for(sim.node("a").info()["vclock"], timeout=60)
+        await sim.stop("a")
+        await sim.start("a", checkpoint_count=1, listen="a:4000")
+        for _ in range(3):
+            await sim.on("a", sim.node("a").space(SPACE).replace((1, sim.random.randrange(10**6), "away")))
+            await sim.on("a", sim.node("a").snapshot())
+        await sim.restart("a", listen="a:3301")
+        await replica.wait_for(sim.node("a").info()["vclock"], timeout=60)
+        copy.check(sim, "a")
+        assert copy.resync_count == 1
+
+
+@simulated(seeds=range(8))
+async def test_a_node_that_lost_rows_with_its_power_is_never_followed_silently(sim: Simulation) -> None:
+    await sim.start("a", dialect="2.6", wal_mode="write")
+    await make_space(sim, "a")
+    writer = Writer(sim, 0)
+    async with flowstone.follow(sim.uri("a"), outside=sim.outside) as replica:
+        copy = Copy(replica)
+        await writer.run("a", 20)
+        await replica.wait_for(sim.node("a").info()["vclock"], timeout=60)
+        ours = replica.vclock
+        sim.crash("a", Loss.ANY)
+        await sim.restart("a")
+        theirs = flowstone.VClock(sim.node("a").info()["vclock"])
+        if ours <= theirs:
+            await asyncio.sleep(10)
+            copy.check(sim, "a")
+            return
+        with pytest.raises(flowstone.CannotFollow, match="has lost rows"):
+            await replica.wait_for({1: 10**6}, timeout=60)
+        assert [unpack(raw) for raw in held(sim, "a")] != [row.values for row in replica.space(SPACE)]
