@@ -20,7 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.outside import Client, Listener, Network, Receiver, Stream, Tls
-from flowstone.outside.network import BACKLOG, QUEUE_MAX
+from flowstone.outside.network import BACKLOG, KEEPALIVE_SECONDS, QUEUE_MAX
 from tests.simulation.loop import LIFE, Died, Life, VirtualLoop
 from tests.simulation.trace import Trace
 
@@ -74,6 +74,7 @@ class Internet:
         self.hosts: dict[str, Host] = {}
         self.listeners: dict[tuple[str, int], SimulatedListener] = {}
         self.faults: dict[tuple[str, str], Fault] = {}
+        self._faulty_since: dict[tuple[str, str], float] = {}
         self._rng = rng
         self._ends: dict[End, None] = {}
         self._connection_count = 0
@@ -83,6 +84,8 @@ class Internet:
     def break_link(self, source: str, target: str, fault: Fault) -> None:
         """One direction only; a cut resets connections in both."""
         self.faults[source, target] = fault
+        self._faulty_since[source, target] = self.loop.time()
+        self.later(KEEPALIVE_SECONDS, self._keep_alive, source, target)
         self.trace.note("network", f"{fault.value} {source} {target}")
         if fault is Fault.CUT:
             for end in list(self._ends):
@@ -94,7 +97,25 @@ class Internet:
             return
         self.trace.note("network", f"heal {source} {target}")
         for end in list(self._ends):
-            if (end.host.name, end.other.host.name) == (source, target):
+            if (end.host.name, end.other.host.name) == (source, target) and end.other.host.is_up:
+                end.send_again()
+
+    def _keep_alive(self, source: str, target: str) -> None:
+        """Kernels at both ends have asked whether the other is there, and an answer, or the question, was lost."""
+        if (source, target) in self.faults and self.loop.time() - self._faulty_since[
+            source, target
+        ] >= KEEPALIVE_SECONDS:
+            for end in list(self._ends):
+                if (end.host.name, end.other.host.name) in ((source, target), (target, source)):
+                    end.time_out()
+
+    def boot(self, host: Host) -> None:
+        """A machine has its power back; what was sent to it meanwhile is sent again."""
+        if host.is_up:
+            return
+        host.is_up = True
+        for end in list(self._ends):
+            if end.other.host is host and self.is_open(end.host, host):
                 end.send_again()
 
     def end_of_life(self, life: Life, *, is_quiet: bool) -> None:
@@ -258,7 +279,9 @@ class End:
     def die(self, is_quiet: bool) -> None:
         """The process is gone, and with it what it had not yet handed to its kernel."""
         self.is_gone = True
-        if not is_quiet:
+        if is_quiet:
+            self._internet.later(KEEPALIVE_SECONDS, self.other.time_out)
+        else:
             self._send(Kind.RST if self.arrived else Kind.FIN)
 
     def resume(self) -> None:
@@ -277,6 +300,11 @@ class End:
         self._is_severed = True
         self._sent.clear()
         self._internet.later(self._internet.delay(), self._lose, _reset())
+
+    def time_out(self) -> None:
+        """The other side is silent, and its kernel does not answer, or knows nothing. While we send, we hope on."""
+        if not self._sent:
+            self._lose(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
 
     def send_again(self) -> None:
         count, self._lost_count = self._lost_count, 0
@@ -315,7 +343,7 @@ class End:
     def _deliver(self) -> None:
         if self._is_severed or not self._sent:
             return
-        if not self._internet.is_open(self.host, self.other.host):
+        if not self._internet.is_open(self.host, self.other.host) or not self.other.host.is_up:
             self._lost_count += 1
             return
         kind, data = self._sent.popleft()
@@ -326,8 +354,7 @@ class End:
 
     def _arrive(self, kind: Kind, data: bytes) -> None:
         if self.is_gone:
-            # A kernel says that it knows of no such connection; a machine without power says nothing.
-            if kind is Kind.DATA and self.host.is_up:
+            if kind is Kind.DATA:  # the kernel says that it knows of no such connection
                 self._send(Kind.RST)
         elif kind is Kind.RST:
             self._lose(_reset())

@@ -51,7 +51,7 @@ EPOCH: Final = 1_700_000_000.0
 BLOCKING_SECONDS: Final = (0.00005, 0.003)
 """How long a worker takes to begin, and again to be heard of: at least, and at most."""
 
-LINES_SHOWN: Final = 60
+LINES_SHOWN: Final = 120
 
 
 class Crashed(Exception):
@@ -258,7 +258,7 @@ class Simulation:
 
     async def _start(self, machine: Machine) -> Node:
         machine.life = life = Life(machine.name)
-        machine.host.is_up = True
+        self.internet.boot(machine.host)
         self._lives.append(life)
         self.trace.note(machine.name, "start")
         options = dict(machine.options)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from flowstone.outside import Client, Listener, Stream
-from flowstone.outside.network import QUEUE_MAX
+from flowstone.outside.network import KEEPALIVE_SECONDS, QUEUE_MAX
 from tests.simulation.loop import Life
 from tests.simulation.network import WINDOW
 from tests.simulation.simulation import Machine, Simulation, simulated
@@ -170,10 +170,10 @@ async def test_a_black_hole_is_silent_and_gives_back_what_it_took(sim: Simulatio
         stream.write(b"two ")
         await sim.sleep(0.0007)
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1000):
+        async with asyncio.timeout(KEEPALIVE_SECONDS / 2):
             await stream.read(1)
     with pytest.raises(TimeoutError):
-        await place.connect()
+        await place.connect(timeout=10)
     assert place.echo.events == []
     sim.heal()
     stream.write(b"three")
@@ -212,10 +212,25 @@ async def test_nobody_does_for_a_machine_without_power_until_it_is_back(sim: Sim
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1000):
             await stream.read(1)
-    place.machine.host.is_up = True
-    stream.write(b"?")
+    sim.internet.boot(place.machine.host)
     with pytest.raises(ConnectionResetError):
         await stream.read(1)
+
+
+@pytest.mark.parametrize("is_black_hole", [False, True])
+@simulated()
+async def test_who_only_waits_learns_of_it_by_keepalive(sim: Simulation, is_black_hole: bool) -> None:
+    place = await Place(sim).listen()
+    stream = await place.connect()
+    before = sim.now
+    if is_black_hole:
+        sim.black_hole("a", "scenario", is_one_way=True)
+    else:
+        place.die(is_quiet=True)
+    with pytest.raises(TimeoutError):
+        await stream.read(1)
+    assert sim.now == before + KEEPALIVE_SECONDS
+    assert place.echo.events == (["closed"] if is_black_hole else [])
 
 
 @simulated()

@@ -28,6 +28,13 @@ QUEUE_MAX = 1024 * 1024
 """Bytes waiting to be sent to a client from which on it counts as congested; a quarter of it is drained."""
 
 
+KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_COUNT = 15, 5, 3
+"""When the kernel begins to ask whether a silent peer is still there, how often, and after how many it gives up."""
+
+KEEPALIVE_SECONDS = KEEPALIVE_IDLE_SECONDS + KEEPALIVE_INTERVAL_SECONDS * KEEPALIVE_COUNT
+"""After so long a connection is lost to whose other end something has happened that it could not tell us of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     """Encryption of one end, by the names of Tarantool's options `ssl_cert_file`, `ssl_key_file`, …
@@ -48,7 +55,10 @@ class TlsRefused(FlowstoneError):
 
 
 class Stream(Protocol):
-    """A connection that we made. One reader and one writer at a time."""
+    """A connection that we made. One reader and one writer at a time.
+
+    A peer that is gone without a word is noticed after KEEPALIVE_SECONDS at the latest, if nothing is on its way to it.
+    """
 
     async def read(self, n: int) -> bytes:
         """Between one and `n` bytes, as soon as there are any; b"" when the peer has closed."""
@@ -173,7 +183,7 @@ class SystemNetwork:
         except TimeoutError as error:
             address = host if port is None else f"{host}:{port}"
             raise TimeoutError(f"no connection to {address} within {timeout:g} s") from error
-        _send_at_once(writer.transport)
+        _prepare(writer.transport)
         return _AsyncioStream(reader, writer)
 
     async def listen(
@@ -273,11 +283,25 @@ def _reason(error: ssl.SSLError) -> str:
     return reason.replace("_", " ").lower() if reason else str(error.args[-1])
 
 
-def _send_at_once(transport: asyncio.BaseTransport) -> None:
-    """Replies and ACKs are small and waited for: Nagle's delay would be paid on each of them."""
+def _prepare(transport: asyncio.BaseTransport) -> None:
     connection = transport.get_extra_info("socket")
-    if connection is not None and connection.family != socket.AF_UNIX:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if connection is None or connection.family == socket.AF_UNIX:
+        return
+    # Replies and ACKs are small and waited for: Nagle's delay would be paid on each of them.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A machine that loses power says nothing: whoever only waits would wait for ever.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE_OPTIONS:
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+_KEEPALIVE_OPTIONS = (
+    ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+    ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+    ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+)
+"""By name, as not every system has all of them."""
 
 
 class _AsyncioStream:
@@ -312,7 +336,7 @@ class _AsyncioClient(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(QUEUE_MAX, QUEUE_MAX // 4)
-        _send_at_once(transport)
+        _prepare(transport)
         self.peer = _peer(transport)
         self._receiver = self._on_client(self)
 
