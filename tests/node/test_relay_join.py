@@ -13,7 +13,6 @@ import pytest_asyncio
 
 from flowstone.box import ddl, statements
 from flowstone.box.dialect import Dialect
-from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
@@ -156,7 +155,7 @@ async def test_a_join_fails_when_the_log_does(master: Master, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(master.instance.journal, "_write", refuse)
-    with pytest.raises(FlowstoneError):
+    with pytest.raises(errors.WalIo):
         await master.join()
     assert master.collector.consumers == []
 

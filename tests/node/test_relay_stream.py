@@ -51,6 +51,12 @@ def lsn_of(master: Master) -> int:
     return master.instance.vclock.get(1)
 
 
+def damage(directory: Path) -> None:
+    """Makes the first log one that nobody can read."""
+    path = min(directory.glob("*.xlog"))
+    path.write_bytes(path.read_bytes().replace(b"XLOG", b"JUNK", 1))
+
+
 async def read(connection: Connection, last: int, replica_id: int = 1) -> list[str]:
     """What was sent, up to row `last` of an instance."""
     found: list[str] = []
@@ -125,6 +131,17 @@ async def test_logs_that_are_gone_are_told_after_the_heartbeat(master: Master, t
     assert shown == {"status": "stopped", "message": error.message}
     with pytest.raises(errors.ProcLua):
         connection.take()
+
+
+async def test_a_log_that_cannot_be_read_ends_the_connection_without_a_word(
+    master: Master, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Most errors would stop the replica for good; so it comes back."""
+    damage(tmp_path)
+    connection = await master.subscribe(VClock({1: 1}))
+    await until(lambda: connection.is_closed)
+    assert "OK" in kinds(connection.take())
+    assert "relaying to 127.0.0.1:5000 failed" in caplog.text
 
 
 # --- live ---

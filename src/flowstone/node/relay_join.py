@@ -27,6 +27,7 @@ from flowstone.iproto.constants import GROUP_LOCAL, RaftKey, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row, encode_uint
 from flowstone.node.checkpoint import SLICE
+from flowstone.node.commits import wal_error
 from flowstone.node.info import members
 from flowstone.node.instance import Instance
 from flowstone.node.log_reader import LogReader, LogsGone
@@ -45,6 +46,9 @@ PIECE_SIZE_MAX: Final = 1024 * 1024
 LIMBO_LOOK_INTERVAL: Final = 0.02
 SYNCHRO_TIMEOUT: Final = 5.0
 """`replication_synchro_timeout`: how long a join waits for verdicts on what the queue holds."""
+
+_CLUSTER_FIELDS_2: Final = 2
+"""Of a tuple of `_cluster` in schemas of 2.x: id and UUID."""
 
 _KEPT_ENGINES: Final = frozenset(("memtx", "vinyl"))
 _PACKET_HEAD: Final = struct.Struct(">BI").pack
@@ -119,7 +123,7 @@ class Join:
             if error is None:
                 written.set_result(None)
             else:
-                written.set_exception(error)
+                written.set_exception(wal_error(error))
 
         journal = self._instance.journal
         journal.submit(b"", 0, done)
@@ -157,17 +161,19 @@ class Join:
 
     # --- the registration ---
 
-    async def register(self, uuid: UUID) -> None:
-        """Makes the instance a member, unless it is one."""
+    async def register(self, uuid: UUID, name: str | None = None) -> None:
+        """Makes the instance a member, unless it is one; with its name where the schema (of 3.x) has room for it."""
         instance = self._instance
         await self._settled()
         ids = dict(members(instance))
         if str(uuid) in ids.values():
             return
         replica_id = next(number for number in range(1, len(ids) + 2) if number not in ids)
+        cluster = instance.box.space(CLUSTER_ID)
+        named = (name,) if name and len(cluster.definition.fields) > _CLUSTER_FIELDS_2 else ()
         transaction = instance.box.begin()
         try:
-            statements.insert(transaction, instance.box.space(CLUSTER_ID), pack((replica_id, str(uuid))))
+            statements.insert(transaction, cluster, pack((replica_id, str(uuid), *named)))
         except BaseException:
             transaction.rollback()
             raise

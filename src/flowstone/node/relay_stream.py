@@ -187,6 +187,7 @@ class Relay:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
+            # The replica is told nothing, so that it comes back: most errors would stop it for good.
             LOG.error("relaying to %s failed", self._link.peer, exc_info=error)
             self.stop(str(error))
 
@@ -309,9 +310,6 @@ class Relay:
                 self._heartbeat()
             error = xlog_gap(gap.have, gap.need, is_2_6=self._is_2_6)
             self.stop(error.message, error=error)
-            return
-        except FlowstoneError as error:
-            self.stop(error.message, error=errors.Unknown(error.message))
             return
         finally:
             reader.close()
