@@ -30,6 +30,7 @@ function dump()
         if space[1] >= 280 and is_ours then
             for _, t in box.space[space[1]]:pairs() do
                 table.insert(lines, space[3] .. ' ' .. digest.base64_encode(msgpack.encode(t), {nowrap=true}))
+                if #lines % 1000 == 0 then require('fiber').sleep(0) end
             end
         end
     end

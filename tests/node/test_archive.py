@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 from flowstone.errors import FlowstoneError
 from flowstone.node import archive as archive_module
 from flowstone.node import archive_events as events
-from flowstone.node.archive import Archive, ArchiveRefused, UpstreamLostTail
+from flowstone.node.archive import Archive
 from flowstone.node.archive_blocks import read_blocks
 from flowstone.node.archive_events import Event
 from flowstone.node.archive_manifest import Manifest, NotAnArchive, load
+from flowstone.node.archive_refusals import ArchiveRefused, UpstreamLostTail
+from flowstone.node.archive_sink import SnapshotSink
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from tests.node.archived_server import RealServer, recovered
@@ -307,6 +310,39 @@ async def test_a_server_that_is_away_is_waited_for_unless_once(server: RealServe
         await until(lambda: any(isinstance(event, events.Disconnected) for event in told))
         server.start()
         await until(lambda: any(isinstance(event, events.Connected) for event in told))
+
+
+async def test_one_member_too_many_is_told(server: RealServer, tmp_path: Path) -> None:
+    server.eval("for i = 2, 31 do box.space._cluster:insert{i, require('uuid').str()} end")
+    with pytest.raises(ArchiveRefused, match="Replica count limit") as caught:
+        await archived_once(server, tmp_path / "archive", register=True)
+    assert caught.value.hint is not None
+    assert "without registering" in caught.value.hint
+
+
+async def test_a_server_that_falls_silent_in_a_snapshot_is_given_up(
+    server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "STALL_SECONDS", 0.3)
+    real = SnapshotSink.begin_snapshot
+
+    async def stop_the_server(sink: SnapshotSink, *given: Any) -> None:
+        assert server.process is not None
+        server.process.send_signal(signal.SIGSTOP)
+        await real(sink, *given)
+
+    async def lose_rows(sink: SnapshotSink, slab: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(SnapshotSink, "begin_snapshot", stop_the_server)
+    monkeypatch.setattr(SnapshotSink, "snapshot_rows", lose_rows)
+    try:
+        with pytest.raises(FlowstoneError, match=r"said nothing for .* in the middle of a snapshot"):
+            await archived_once(server, tmp_path / "archive")
+    finally:
+        assert server.process is not None
+        server.process.send_signal(signal.SIGCONT)
+    assert list((tmp_path / "archive").glob("*.snap*")) == []
 
 
 async def test_a_directory_that_is_no_archive_is_left_alone(server: RealServer, tmp_path: Path) -> None:

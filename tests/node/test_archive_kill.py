@@ -59,7 +59,7 @@ def wait_for_following(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.real
 @pytest.mark.usefixtures("tarantool")
-@pytest.mark.parametrize("options", [("--snapshot-interval=0.7",), ("--register",)], ids=["anonymous", "registered"])
+@pytest.mark.parametrize("options", [("--snapshot-interval=0.2",), ("--register",)], ids=["anonymous", "registered"])
 def test_whatever_is_killed_the_archive_is_what_the_server_has(tmp_path: Path, options: tuple[str, ...]) -> None:
     rng = random.Random(len(options[0]))
     directory = tmp_path / "archive"

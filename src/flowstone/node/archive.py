@@ -16,19 +16,25 @@ from uuid import UUID
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
-from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node import archive_events as events
 from flowstone.node.applier import Applier
 from flowstone.node.archive_events import Event
 from flowstone.node.archive_log import WAL_MAX_SIZE, version_of
-from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Upstream, missing_rows, rows_text
+from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Upstream
+from flowstone.node.archive_refusals import (
+    FOR_OPERATORS,
+    LogsCollected,
+    UpstreamLostTail,
+    explained,
+    is_gap,
+)
 from flowstone.node.archive_rows import warm_up
 from flowstone.node.archive_sink import Intake, LogSink, SnapshotSink, by_worker
 from flowstone.node.archive_snapshot import IncomingSnapshot
 from flowstone.node.archive_store import Store
 from flowstone.outside import Outside, production
-from flowstone.replication.applier import ApplierState, code_of, reaction
+from flowstone.replication.applier import ApplierState, ConnectionLost, code_of, reaction
 from flowstone.replication.vclock import VClock
 
 SNAPSHOT_INTERVAL: Final = 24 * 3600.0
@@ -40,12 +46,10 @@ SAVE_INTERVAL: Final = 1.0
 HOLD_SECONDS: Final = 2.0
 """How long rows may wait until the upstream says where a snapshot stands; half of what it waits for our ACKs."""
 
-RETRY_SECONDS: Final = 1.0
+STALL_SECONDS: Final = 60.0
+"""After so long a silence in a snapshot nobody is there any more; before it a server may wait for a quorum."""
 
-_FOR_OPERATORS: Final = frozenset(
-    {errors.AccessDenied.code, errors.NoSuchUser.code, errors.CredsMismatch.code, errors.Cfg.code}
-)
-"""Errors that somebody has to put right: the end at the start; later, when it has worked before, they may pass."""
+RETRY_SECONDS: Final = 1.0
 
 _FOLLOWING: Final = frozenset({ApplierState.SYNC, ApplierState.FOLLOW})
 
@@ -54,27 +58,6 @@ class HasPath(Protocol):
     """`pathlib.Path`, and what is like it."""
 
     def __fspath__(self) -> str: ...
-
-
-class ArchiveRefused(FlowstoneError):
-    """The upstream does not let us follow it, or must not be followed."""
-
-
-class UpstreamLostTail(ArchiveRefused):
-    """The archive has rows that the upstream no longer has: it was set back. `missing` names them."""
-
-    def __init__(self, address: str, theirs: VClock, ours: VClock) -> None:
-        self.missing = missing_rows(theirs, ours)
-        super().__init__(
-            f"{address} has lost rows that are in this archive: {rows_text(self.missing)}"
-            f" (it is at {theirs}, the archive at {ours})",
-            hint="bring it back from the archive, or begin a new archive in another directory; if it is a replica that"
-            " is only behind, start again when it has caught up",
-        )
-
-
-class LogsCollected(FlowstoneError):
-    """The upstream no longer has rows that the archive needs next."""
 
 
 class Archive:
@@ -245,7 +228,7 @@ class Archive:
                 raise intake.failure
             if self._is_registration_known(error):
                 continue
-            if not _is_gap(error):
+            if not is_gap(error):
                 raise self._explained(error) from error
             await intake.drain()
             await self._begin_from_snapshot(GAP, error.message)
@@ -317,7 +300,7 @@ class Archive:
 
     def _failed(self, error: FlowstoneError) -> None:
         """The applier would try again: that is no use where only somebody can help."""
-        is_final = _is_gap(error) or (code_of(error) in _FOR_OPERATORS and not self._has_followed)
+        is_final = is_gap(error) or (code_of(error) in FOR_OPERATORS and not self._has_followed)
         self._failures += 1
         # A connection that breaks is made again; who cannot be reached is away.
         is_away = self._failures > 1 or not self._has_followed
@@ -376,15 +359,8 @@ class Archive:
         self._tell(events.Snapshotted(name, snapshot.vclock.to_mapping(), snapshot.row_count, reason))
 
     def _explained(self, error: FlowstoneError) -> FlowstoneError:
-        """The error as whoever runs an archive can use it."""
-        if isinstance(error, TarantoolError):
-            hint = _HINTS.get(error.code, error.hint)
-            if error.code == errors.ReplicasetUuidMismatch.code and self._store is not None:
-                ours = self._store.manifest.replicaset_uuid
-                what = f"it is of another replica set than this archive, which is of {ours}"
-                return ArchiveRefused(f"cannot archive {self._uri}: {what}", hint=hint)
-            return ArchiveRefused(f"cannot archive {self._uri}: {error.message}", hint=hint)
-        return error
+        ours = self._store.manifest.replicaset_uuid if self._store is not None else None
+        return explained(error, str(self._uri), ours)
 
     # --- snapshots ---
 
@@ -433,7 +409,7 @@ class Archive:
                 intake.is_free.clear()
                 holding = asyncio.get_running_loop().create_task(self._let_go())
                 await intake.drain()
-            await fetching.resume_to(ApplierState.FETCHED_SNAPSHOT, is_patient=False)
+            await self._receive(fetching, sink)
         finally:
             intake.is_free.set()
             if holding is not None:
@@ -445,6 +421,17 @@ class Archive:
         if known is not None and str(found) != known:
             raise errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {known}, got {found}")
 
+    async def _receive(self, fetching: Applier, sink: SnapshotSink) -> None:
+        """Until the snapshot is whole, as long as more of it comes."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(STALL_SECONDS) as limit:
+                sink.on_rows = lambda: limit.reschedule(loop.time() + STALL_SECONDS)
+                await fetching.resume_to(ApplierState.FETCHED_SNAPSHOT, is_patient=False)
+        except TimeoutError as error:
+            what = f"{self._uri.address} said nothing for {STALL_SECONDS:g} s in the middle of a snapshot"
+            raise ConnectionLost(what) from error
+
     async def _let_go(self) -> None:
         await self._outside.clock.sleep(HOLD_SECONDS * self._replication_timeout)
         assert self._intake is not None
@@ -453,7 +440,7 @@ class Archive:
     async def _wait_before_retry(self, error: FlowstoneError) -> None:
         after = reaction(error, is_2_6=False)
         is_away = after is ApplierState.DISCONNECTED
-        is_worth_it = is_away or (after is ApplierState.LOADING and code_of(error) not in _FOR_OPERATORS)
+        is_worth_it = is_away or (after is ApplierState.LOADING and code_of(error) not in FOR_OPERATORS)
         if not is_worth_it or (is_away and self._is_once):
             raise self._explained(error) from error
         if str(error) != self._told:
@@ -530,28 +517,8 @@ class Archive:
             self._tell(events.Progress(position, settled, total, rate, lag, self.state.value))
 
 
-_LOGIN: Final = "check the user and the password in the URI"
-_HINTS: Final = {
-    errors.AccessDenied.code: "let the user replicate: box.schema.user.grant('NAME', 'replication')",
-    errors.NoSuchUser.code: _LOGIN,
-    errors.CredsMismatch.code: _LOGIN,
-    errors.ReplicasetUuidMismatch.code: "name a server of that replica set, or another directory",
-    errors.UnknownReplica.code: "it was expelled from the replica set: begin a new archive in another directory",
-    errors.TooEarlySubscribe.code: "it was expelled from the replica set: begin a new archive in another directory",
-    errors.ReplicaMax.code: "archive without registering, or remove a member from _cluster",
-    errors.Readonly.code: "register at a server that may be written to, or archive without registering",
-}
-
-
 async def _end_task(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-def _is_gap(error: FlowstoneError) -> bool:
-    """Whether the upstream has collected rows that we need next. A server of 2.6 has no number for that."""
-    if isinstance(error, LogsCollected) or code_of(error) == errors.XlogGap.code:
-        return True
-    return isinstance(error, TarantoolError) and "Missing .xlog file" in error.message

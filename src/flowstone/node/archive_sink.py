@@ -172,6 +172,7 @@ class SnapshotSink:
         self._on_begun = on_begun
         self.instance_uuid = instance_uuid
         self.snapshot: IncomingSnapshot | None = None
+        self.on_rows: Callable[[], None] = lambda: None
         self.on_written: list[Callable[[], None]] = []
 
     @property
@@ -193,6 +194,7 @@ class SnapshotSink:
 
     async def snapshot_rows(self, slab: Slab) -> None:
         assert self.snapshot is not None
+        self.on_rows()
         await self._intake.alone(self.snapshot.add, slab)
 
     async def begin_final(self, stop_vclock: VClock) -> None:

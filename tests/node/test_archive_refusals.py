@@ -1,0 +1,57 @@
+"""Refusals: what the server said, whom it was, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.node.archive_refusals import ArchiveRefused, LogsCollected, UpstreamLostTail, explained, is_gap
+from flowstone.replication.applier import ConnectionLost
+from flowstone.replication.vclock import VClock
+
+URI = "replicator@127.0.0.1:3301"
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (errors.CredsMismatch("Incorrect password supplied for user 'replicator'"), "password in the URI"),
+        (errors.NoSuchUser("User 'replicator' is not found"), "password in the URI"),
+        (errors.AccessDenied("Read access to universe '' is denied"), "'replication'"),
+        (errors.ReplicaMax("Replica count limit reached: 32"), "without registering"),
+        (errors.Readonly("Can't modify data because this instance is in read-only mode."), "without registering"),
+        (errors.UnknownReplica("Replica x is not registered"), "another directory"),
+    ],
+)
+def test_what_the_server_said_is_passed_on_with_advice(error: errors.TarantoolError, hint: str) -> None:
+    told = explained(error, URI, None)
+    assert isinstance(told, ArchiveRefused)
+    assert told.message == f"cannot archive {URI}: {error.message}"
+    assert told.hint is not None
+    assert hint in told.hint
+
+
+def test_another_replica_set_is_told_by_name() -> None:
+    told = explained(errors.ReplicasetUuidMismatch("Replica set UUID mismatch: expected a, got b"), URI, "our-uuid")
+    assert "another replica set than this archive, which is of our-uuid" in told.message
+
+
+def test_errors_of_ours_stay_as_they_are() -> None:
+    error = ConnectionLost("cannot connect")
+    assert explained(error, URI, None) is error
+
+
+def test_lost_rows_are_named() -> None:
+    error = UpstreamLostTail("127.0.0.1:3301", VClock({1: 90, 2: 5}), VClock({1: 100, 2: 5}))
+    assert error.missing == ((1, 91, 100),)
+    assert "LSN 91 to 100 of replica 1 (it is at {1: 90, 2: 5}, the archive at {1: 100, 2: 5})" in error.message
+
+
+def test_a_gap_is_known_by_number_by_text_and_by_the_ballot() -> None:
+    text = "Missing .xlog file between LSN 7 {1: 7} and 20 {1: 20}"
+    assert is_gap(errors.XlogGap(text))
+    assert is_gap(errors.ProcLua(text))
+    assert is_gap(LogsCollected("no logs"))
+    assert not is_gap(errors.ProcLua("something else"))
+    assert not is_gap(FlowstoneError(text))
