@@ -213,7 +213,7 @@ class Relays:
             error = self._read_only() if not replica.id else None
             if error is not None:
                 raise error
-            await join.register(asked.instance_uuid)
+            await join.register(asked.instance_uuid, asked.instance_name)
             stop = self.instance.vclock
             link.write(encode_vclock_reply(stop, request.sync))
             await join.send_log(start, stop)
@@ -244,7 +244,7 @@ class Relays:
         try:
             LOG.info("registering replica %s at %s", asked.instance_uuid, link.peer)
             join = Join(self.instance, self.wal_dir, link, request.sync)
-            await join.register(asked.instance_uuid)
+            await join.register(asked.instance_uuid, asked.instance_name)
             stop = self.instance.vclock
             await join.send_log(start, stop)
             LOG.info("final data sent.")
