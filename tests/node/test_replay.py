@@ -136,13 +136,15 @@ class TestTransactions:
         assert replay.vclock == VClock({1: 2})
         assert len(reports) == 1
 
-    def test_transactions_that_interleave_are_damage_and_left_out_with_force(self) -> None:
+    def test_transactions_that_interleave_are_damage_and_taken_apart_with_force(self) -> None:
         first = make_transaction([replace(1, [1]), replace(3, [3])])
         rows = [first.rows[0].encode() + alone(replace(2, [2])), alone(replace(4, [4]))]
         with pytest.raises(RecoveryError, match="has not ended"):
             replayed(*rows)
-        box, replay = replayed(*rows, force=True)
-        assert tuples(box) == [(4,)]
+        reports: list[str] = []
+        box, replay = replayed(*rows, force=True, reports=reports)
+        assert tuples(box) == [(2,), (4,)]
+        assert len(reports) == 1, "the one that does not end is left out"
         assert replay.vclock == VClock({1: 4})
 
     def test_an_lsn_used_twice_is_an_error(self) -> None:

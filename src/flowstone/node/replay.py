@@ -8,7 +8,7 @@ reported. Reads no file and writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -281,23 +281,47 @@ class Replay:
             try:
                 transaction = grouping.push(row)
             except TransactionError as error:
-                self._refuse(slab.path, f"the transaction of LSN {row.lsn} of replica {row.replica_id}", error)
-                for left_out in (*grouping.pending, row):
-                    self._follow(left_out)
-                grouping, begin = Grouping(), number + 1
-                continue
+                if not self._force:
+                    self._refuse(slab.path, f"the transaction of LSN {row.lsn} of replica {row.replica_id}", error)
+                self._apply_mixed(slab, begin, stop)
+                return
             if transaction is not None:
-                self._apply(slab, transaction, begin)
+                self._apply(slab, transaction, range(begin, number + 1))
                 begin = number + 1
         if grouping.pending:
-            row = first_global(grouping.pending)
             torn = DamagedFile(slab.path, _offset(slab, begin), "its block ends inside a transaction")
-            self._refuse(slab.path, f"the transaction of LSN {row.lsn} of replica {row.replica_id}", torn)
-            for left_out in grouping.pending:
-                self._follow(left_out)
+            self._leave_out(slab, grouping.pending, torn)
 
-    def _apply(self, slab: Slab, transaction: Rows, first: int) -> None:
-        """Applies one transaction, whose rows stand in the slab from `first` on, and follows it with the vclock."""
+    def _apply_mixed(self, slab: Slab, first: int, stop: int) -> None:
+        """As `_apply_each` where transactions stand in one another, as 2.1.2 to 2.2.0 wrote them: told apart by TSN."""
+        unfinished: dict[int, tuple[Grouping, list[int], list[Row]]] = {}
+        for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
+            if row.lsn <= self._vclock.get(row.replica_id):
+                continue
+            grouping, numbers, rows = unfinished.setdefault(row.tsn, (Grouping(), [], []))
+            numbers.append(number)
+            rows.append(row)
+            try:
+                transaction = grouping.push(row)
+            except TransactionError as error:
+                self._leave_out(slab, rows, error)
+                del unfinished[row.tsn]
+                continue
+            if transaction is not None:
+                self._apply(slab, transaction, numbers)
+                del unfinished[row.tsn]
+        for _, numbers, rows in unfinished.values():
+            torn = DamagedFile(slab.path, _offset(slab, numbers[0]), "its block ends inside a transaction")
+            self._leave_out(slab, rows, torn)
+
+    def _leave_out(self, slab: Slab, rows: Sequence[Row], error: FlowstoneError) -> None:
+        row = first_global(rows)
+        self._refuse(slab.path, f"the transaction of LSN {row.lsn} of replica {row.replica_id}", error)
+        for left_out in rows:
+            self._follow(left_out)
+
+    def _apply(self, slab: Slab, transaction: Rows, numbers: Sequence[int]) -> None:
+        """Applies one transaction, whose rows have these numbers in the slab, and follows it with the vclock."""
         before = self._tracker.is_quiet
         effect = self._box.begin()
         is_control = transaction.rows[0].type in _CONTROL
@@ -305,7 +329,7 @@ class Replay:
             if is_control:
                 self.synchro.follow(transaction.rows[0])
             else:
-                for number in range(first, first + len(transaction.rows)):
+                for number in numbers:
                     execute(self._box, effect, slab, number)
         except FlowstoneError as error:
             effect.rollback()
