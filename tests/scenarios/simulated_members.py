@@ -1,4 +1,4 @@
-"""Members of simulated replica sets: a space to write to, what each of them has, and files of real servers to start on."""
+"""Members of simulated replica sets: a space to write to, what each has, and files of real servers to start on."""
 
 from __future__ import annotations
 

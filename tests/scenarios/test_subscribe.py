@@ -1,4 +1,4 @@
-"""The stream: transactions that stay whole, local rows that stay at home, strangers, and how far behind a replica is."""
+"""The stream: transactions that stay whole, local rows that stay at home, strangers, and how far behind one is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,117 @@
+"""Rows that a replica cannot apply because their keys are taken, with and without `replication_skip_conflict`."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.row import Row
+from flowstone.xlog.reader import LogFile
+from tests.interop import ledger, workload
+from tests.interop.cluster import Cluster
+from tests.interop.ledger import LEDGER
+from tests.interop.member import Member, eventually
+from tests.scenarios.simulated_members import files, held, insert, make_space, reconfigure, uris
+from tests.simulation.cluster import follows, upstream, vclock
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.loop import Life
+from tests.simulation.simulation import Simulation, simulated
+
+DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
+FOUND = "Duplicate key exists in unique index"
+
+
+async def conflict(sim: Simulation, dialect: str, *keys: int) -> int:
+    """Key 1 is written on both, then `keys` by the master in one transaction; where the master was before that."""
+    await sim.start("a", dialect=dialect)
+    await make_space(sim, "a")
+    await sim.start("b", replication=uris(sim, "a"))
+    await sim.until(lambda: follows(sim, "b", "a"))
+    await insert(sim, "b", 1)
+    before = vclock(sim, "a")[1]
+    await insert(sim, "a", *keys)
+    await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
+    return before
+
+
+def rows_of(sim: Simulation, name: str, replica_id: int, after: int) -> list[Row]:
+    """Rows of an originator in a member's log."""
+    disk = SimulatedDisk(sim.storage(name), Life("reader"))
+    found = []
+    for path in files(sim, name, ".xlog"):
+        with LogFile.open(disk, path) as log:
+            found += [row for one in log.transactions() for row in one.rows if row.replica_id == replica_id]
+    return [row for row in found if row.lsn > after]
+
+
+@DIALECTS
+@simulated()
+async def test_a_taken_key_stops_a_replica_for_good(sim: Simulation, dialect: str) -> None:
+    """F1: its vclock stays, a restart does not help, nothing else of the master arrives, and the reason is shown."""
+    before = await conflict(sim, dialect, 1)
+    await insert(sim, "a", 2)
+    for _ in range(2):
+        assert FOUND in upstream(sim, "b", "a")["message"]
+        assert vclock(sim, "b")[1] == before
+        assert held(sim, "b") == {1: "b"}
+        await sim.restart("b", replication_sync_timeout=1)
+        await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
+    stopped = [line for line in sim.trace.lines if "is stopped" in line and FOUND in line]
+    assert len(stopped) == 3, "once for each time that it tried"
+
+
+@DIALECTS
+@simulated()
+async def test_a_conflict_that_is_skipped_is_a_nop_in_the_log(sim: Simulation, dialect: str) -> None:
+    """F1: under the master's LSN, so that the vclock goes on; the replica's own row stays, also after a restart."""
+    before = await conflict(sim, dialect, 1)
+    await insert(sim, "a", 2)
+    await reconfigure(sim, "b", replication_skip_conflict=True)
+    await reconfigure(sim, "b", replication=uris(sim, "a"))
+    await sim.until(lambda: vclock(sim, "b")[1] == vclock(sim, "a")[1])
+    assert held(sim, "b") == {1: "b", 2: "a"}
+    logged = [(row.lsn, RequestType(row.type).name) for row in rows_of(sim, "b", 1, before)]
+    assert logged == [(before + 1, "NOP"), (before + 2, "INSERT")]
+    await sim.restart("b", replication_skip_conflict=False)
+    await sim.until(lambda: follows(sim, "b", "a"))
+    assert held(sim, "b") == {1: "b", 2: "a"}
+
+
+@DIALECTS
+@simulated()
+async def test_of_a_transaction_only_the_conflicting_rows_are_skipped(sim: Simulation, dialect: str) -> None:
+    """F2: the others are applied, in one transaction of the same numbers; whoever follows the replica gets the same."""
+    before = await conflict(sim, dialect, 5, 1, 6)
+    await sim.start("c", replication=uris(sim, "a", "b", "c"), replication_anon=True, read_only=True)
+    assert held(sim, "b") == {1: "b"}
+    await reconfigure(sim, "b", replication_skip_conflict=True)
+    await reconfigure(sim, "b", replication=uris(sim, "a"))
+    await sim.until(lambda: vclock(sim, "b")[1] == vclock(sim, "a")[1])
+    assert held(sim, "b") == {1: "b", 5: "a", 6: "a"}
+    rows = rows_of(sim, "b", 1, before)
+    assert [RequestType(row.type).name for row in rows[:3]] == ["INSERT", "NOP", "INSERT"]
+    assert {row.tsn for row in rows[:3]} == {before + 1}
+    assert [row.is_commit for row in rows[:3]] == [False, False, True]
+    await sim.start("d", replication=uris(sim, "b"), replication_anon=True, read_only=True)
+    assert held(sim, "d") == held(sim, "b")
+
+
+@pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
+def test_real_servers_and_nodes_agree_on_conflicts(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    """F1 and F2, with a real server at one end: stopped by the taken key, and past it when told to skip it."""
+    master: Member = getattr(cluster, master_kind)("master")
+    ledger.define(master)
+    replica: Member = getattr(cluster, replica_kind)("replica", replication=[master.uri])
+    replica.wait_follow(master)
+    replica.client.insert(LEDGER, 1, 2, 0)
+    master.call("interop.transaction", ledger.transaction(2))
+    workload.run(master, [["insert", LEDGER, [1, part, 0]] for part in (1, 2, 3)])
+    eventually("it is stopped", lambda: replica.upstream(1).get("status") == "stopped")
+    assert FOUND in replica.upstream(1)["message"]
+    assert replica.count(LEDGER) == 1 + len(ledger.transaction(2)) + 1
+    uri = replica.options["replication"]
+    replica.configure(replication=[], replication_skip_conflict=True)
+    replica.configure(replication=uri)
+    replica.catch_up(master)
+    replica.wait_follow(master)
+    assert replica.count(LEDGER) == master.count(LEDGER)

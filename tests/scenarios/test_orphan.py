@@ -1,0 +1,88 @@
+"""Orphans: members that cannot reach enough of their peers, and members that have lost rows of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flowstone.iproto import errors
+from tests.scenarios.simulated_members import held, insert, make_space, reconfigure, uris
+from tests.simulation.cluster import all_follow_all, converge, start_set, vclock
+from tests.simulation.disk import Loss
+from tests.simulation.simulation import Simulation, simulated
+
+NOWHERE = ("first:secret@nowhere:3301", "first:secret@neverland:3301")
+
+
+@pytest.mark.parametrize("quorum", [1, 2, None])
+@simulated()
+async def test_addresses_that_lead_nowhere_make_an_orphan(sim: Simulation, quorum: int | None) -> None:
+    """E4: while the node runs, and when it is started with them; it stays one until they are taken back."""
+    await sim.start("a", dialect="2.6", replication_connect_timeout=1, replication_connect_quorum=quorum)
+    await make_space(sim, "a")
+    await reconfigure(sim, "a", replication=list(NOWHERE))
+    info = sim.node("a").info()
+    assert (info["status"], info["ro"]) == ("orphan", True)
+    with pytest.raises(errors.Readonly):
+        await insert(sim, "a", 1)
+    await sim.restart("a", replication=list(NOWHERE))
+    assert sim.node("a").info()["status"] == "orphan"
+    await reconfigure(sim, "a", replication=[])
+    assert sim.node("a").info()["status"] == "running"
+    await insert(sim, "a", 1)
+
+
+@simulated()
+async def test_a_quorum_of_nobody_runs_at_once(sim: Simulation) -> None:
+    """E4: neither a change nor a start waits for those who cannot be reached."""
+    await sim.start("a", dialect="2.6", replication_connect_timeout=20, replication_connect_quorum=0)
+    await make_space(sim, "a")
+    before = sim.now
+    await reconfigure(sim, "a", replication=list(NOWHERE))
+    assert sim.node("a").info()["status"] == "running"
+    await insert(sim, "a", 1)
+    await sim.restart("a", replication=list(NOWHERE))
+    assert sim.node("a").info()["status"] == "running"
+    assert sim.now - before < 5
+
+
+@simulated()
+async def test_an_orphan_is_one_no_more_when_its_quorum_is_lowered(sim: Simulation) -> None:
+    """E4."""
+    await sim.start("a", dialect="2.6", replication_connect_timeout=1)
+    await make_space(sim, "a")
+    await reconfigure(sim, "a", replication=list(NOWHERE))
+    assert sim.node("a").info()["status"] == "orphan"
+    await reconfigure(sim, "a", replication_connect_quorum=0)
+    assert sim.node("a").info()["status"] == "running"
+    await insert(sim, "a", 1)
+
+
+@pytest.mark.parametrize("dialect", ["2.6", "2.11"])
+@simulated(seeds=range(3))
+async def test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back(sim: Simulation, dialect: str) -> None:
+    """E6: it asks for rows of its own, may not be written to until it has them, and goes on behind them."""
+    options: dict[str, Any] = {"dialect": dialect, "replication_connect_timeout": 5}
+    await start_set(sim, "ab", **options)
+    await make_space(sim, "b")
+    await sim.until(lambda: all_follow_all(sim, "ab"))
+    for key in range(20):
+        await insert(sim, "b", key)
+    await converge(sim, "ab")
+    position = vclock(sim, "b")
+    sim.crash("b", Loss.UNSYNCED)
+    restarting = asyncio.ensure_future(sim.restart("b"))
+    await restarting
+    await sim.until(lambda: not sim.node("b").info()["ro"])
+    assert vclock(sim, "b") == position, "it may be written to before it has its rows"
+    assert len(held(sim, "b")) == 20
+    await insert(sim, "b", 100)
+    await sim.until(lambda: 100 in held(sim, "a"))
+    await converge(sim, "ab")
+
+
+def test_names_of_machines_that_are_not_there() -> None:
+    """The addresses above are none of a simulation's."""
+    assert not set(NOWHERE) & set(uris(Simulation(0), "a", "b"))
