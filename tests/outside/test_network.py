@@ -49,7 +49,7 @@ async def test_bytes_go_out_and_come_back_over_a_unix_socket(tmp_path: Path) -> 
         await stream.close()
 
 
-async def test_small_writes_are_not_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_writes_are_not_delayed_and_silent_peers_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[socket.socket] = []
     open_connection = asyncio.open_connection
 
@@ -62,6 +62,7 @@ async def test_small_writes_are_not_delayed(monkeypatch: pytest.MonkeyPatch) -> 
     async with tcp_server() as port:
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
         assert opened[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert opened[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
         await stream.close()
 
 

@@ -1,0 +1,173 @@
+"""Members of simulated replica sets come and change under load and faults: joins, registrations, conflicts, rejoins."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from flowstone import Node
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack
+from tests.simulation.cluster import NAMES, all_follow_all, converge, is_converged, start_set, upstream
+from tests.simulation.disk import Loss
+from tests.simulation.simulation import Crashed, Simulation, simulated
+from tests.simulation.workload import SPACE_ID, Row, Writer, make_space, replace, rows
+
+DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
+ATTEMPTS_MAX = 30
+
+
+async def start_at_last(sim: Simulation, name: str, **options: object) -> Node:
+    """A node that is started again, with the same UUID, whenever it dies or gives up before it runs."""
+    uuid = str(UUID(bytes=sim.random.randbytes(16), version=4))
+    work = sim.start(name, instance_uuid=uuid, **options)
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            return await work
+        except (Crashed, FlowstoneError) as error:
+            sim.trace.note(name, f"does not start: {error!r}")
+        await sim.sleep(sim.random.uniform(0, 1))
+        work = sim.restart(name)
+    work.close()
+    raise AssertionError(f"{name} never starts")
+
+
+async def write_until(sim: Simulation, writer: Writer, name: str, deadline: float) -> None:
+    while sim.now < deadline:
+        if sim.is_running(name):
+            await writer.run(name, 10, timeout=3)
+        await sim.sleep(0.3)
+
+
+@DIALECTS
+@simulated(seeds=range(4))
+async def test_replicas_join_a_master_that_writes_while_all_of_them_die(sim: Simulation, dialect: str) -> None:
+    await sim.start("a", dialect=dialect, wal_mode="fsync", wal_max_size=20_000)
+    await make_space(sim, "a")
+    writers = [Writer(sim, number) for number in range(2)]
+    await writers[0].run("a", 50)
+    writing = asyncio.gather(*(write_until(sim, writer, "a", sim.now + 8) for writer in writers))
+    options = {"dialect": dialect, "replication": [sim.uri("a")], "wal_mode": "fsync", "replication_connect_timeout": 3}
+    if dialect == "2.11":
+        options["bootstrap_strategy"] = "legacy"
+    joining = asyncio.gather(*(start_at_last(sim, name, **options) for name in "bc"))
+    for _ in range(3):
+        await sim.sleep(sim.random.uniform(0, 0.4))
+        victim = sim.random.choice(NAMES)
+        if sim.is_running(victim):
+            sim.crash(victim, sim.random.choice(list(Loss)))
+        await sim.sleep(sim.random.uniform(0, 2))
+        if not sim.is_running("a"):
+            await sim.restart("a")
+    await joining
+    await writing
+    for name in NAMES:
+        if not sim.is_running(name):
+            await sim.restart(name)
+    await converge(sim)
+    found = await rows(await sim.client("c"))
+    for writer in writers:
+        writer.check(found)
+    assert sorted(sim.node("a").info()["replication"]) == [1, 2, 3]
+
+
+@simulated(seeds=range(5))
+async def test_who_waits_for_a_join_from_a_machine_without_power_gives_up(sim: Simulation) -> None:
+    await sim.start("a", wal_mode="fsync")
+    starting = asyncio.gather(start_at_last(sim, "b", replication=[sim.uri("a")], replication_connect_timeout=3))
+    await sim.until(lambda: "/b" in sim.storage("b").directories)
+    await sim.sleep(sim.random.uniform(0, 0.05))
+    sim.crash("a")
+    await sim.sleep(sim.random.uniform(0, 100))
+    await sim.restart("a")
+    await starting
+    await converge(sim, "ab")
+
+
+@simulated(seeds=range(5))
+async def test_a_registered_replica_of_a_mesh_of_2_6_has_one_id(sim: Simulation) -> None:
+    """Its id comes with the rows that follow: no other master may be asked for another meanwhile."""
+    await start_set(sim, "ab", dialect="2.6")
+    await make_space(sim, "a")
+    await converge(sim, "ab")
+    replication = [sim.uri("a"), sim.uri("b")]
+    await sim.start("c", dialect="2.6", replication=replication, replication_anon=True, read_only=True)
+    await sim.until(lambda: all_follow_all(sim, "ab"))
+    writers = [Writer(sim, number) for number in range(2)]
+    writing = asyncio.gather(
+        *(write_until(sim, writer, name, sim.now + 3) for writer, name in zip(writers, "ab", strict=True))
+    )
+    await sim.sleep(sim.random.uniform(0, 1))
+    await sim.on("c", sim.node("c").reconfigure(replication_anon=False))
+    await writing
+    assert sim.node("c").info()["id"] == 3
+    await converge(sim)
+    assert all(sorted(sim.node(name).info()["replication"]) == [1, 2, 3] for name in NAMES)
+
+
+async def insert(sim: Simulation, name: str, row: Row) -> None:
+    client = await sim.client(name)
+    await client.request(RequestType.INSERT, pack({Key.SPACE_ID.value: SPACE_ID, Key.TUPLE.value: row}))
+
+
+async def insert_the_same_key_on_both_sides_of_a_cut(sim: Simulation) -> None:
+    await make_space(sim, "a")
+    await converge(sim)
+    sim.isolate("c", is_quiet=sim.random.random() < 0.5)
+    for name in "ac":
+        await insert(sim, name, (1, 1, name))
+    await insert(sim, "a", (2, 1, "a"))
+    await insert(sim, "c", (3, 1, "c"))
+    sim.heal()
+
+
+@DIALECTS
+@simulated(seeds=range(2))
+async def test_a_conflict_stops_both_sides_with_its_name(sim: Simulation, dialect: str) -> None:
+    await start_set(sim, dialect=dialect)
+    await insert_the_same_key_on_both_sides_of_a_cut(sim)
+    sides = (("a", "c"), ("c", "a"))
+    await sim.until(lambda: all(upstream(sim, *side).get("status") == "stopped" for side in sides))
+    for side in sides:
+        assert "Duplicate key exists in unique index 'pk'" in upstream(sim, *side)["message"]
+
+
+@DIALECTS
+@simulated(seeds=range(2))
+async def test_conflicts_are_skipped_on_request_and_positions_stay_equal(sim: Simulation, dialect: str) -> None:
+    await start_set(sim, dialect=dialect, replication_skip_conflict=True)
+    await insert_the_same_key_on_both_sides_of_a_cut(sim)
+    await sim.until(lambda: is_converged(sim))
+    for name in NAMES:
+        assert [row[0] for row in await rows(await sim.client(name))] == [1, 2, 3]
+
+
+@simulated(seeds=range(4))
+async def test_a_replica_whose_logs_are_gone_joins_anew(sim: Simulation) -> None:
+    """A 2.6 master forgets with a restart who needs its logs."""
+    await start_set(sim, "ab", dialect="2.6", wal_max_size=5000, checkpoint_count=1, wal_mode="fsync")
+    await make_space(sim, "a")
+    await converge(sim, "ab")
+    await sim.stop("b")
+    writer = Writer(sim, 0)
+    await writer.run("a", 100)
+    await sim.restart("a", replication_connect_timeout=2, replication_sync_timeout=2, replication_connect_quorum=0)
+    for _ in range(3):
+        await writer.run("a", 50)
+        await sim.on("a", sim.node("a").snapshot())
+    assert "/a/00000000000000000000.xlog" not in sim.storage("a").names
+    if sim.random.random() < 0.5:
+        sim.crash_after("b", sim.random.randrange(1, 30))
+    for _ in range(2):
+        if not sim.is_running("b"):
+            try:
+                await sim.restart("b")
+            except Crashed:
+                continue
+    await converge(sim, "ab")
+    writer.check(await rows(await sim.client("b")))
+    await replace(await sim.client("b"), (1000, 1, ""))
+    await converge(sim, "ab")
