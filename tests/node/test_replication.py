@@ -226,3 +226,19 @@ async def test_a_member_that_is_removed_is_named_no_more(sim: Simulation) -> Non
     client = await sim.client("a")
     await client.request(RequestType.DELETE, pack({Key.SPACE_ID.value: 320, Key.KEY.value: [2]}))
     assert sorted(ids(sim, "a")) == [1]
+
+
+@simulated()
+async def test_logs_are_not_kept_for_members_that_are_away_longer_than_they_are_waited_for(sim: Simulation) -> None:
+    await sim.start("a", checkpoint_count=1)
+    await make_space(sim, "a")
+    await sim.start("b", replication=uris(sim, "a"))
+    sim.kill("b")
+    await sim.restart("a")
+    for _ in range(2):
+        await put(sim, "a", 1)
+        await sim.on("a", sim.node("a").snapshot())
+    logs = [name for name in sim.storage("a").names if name.endswith(".xlog")]
+    assert len(logs) > 1
+    await sim.on("a", sim.node("a").reconfigure(wal_cleanup_delay=1))
+    await sim.until(lambda: len([name for name in sim.storage("a").names if name.endswith(".xlog")]) < len(logs))

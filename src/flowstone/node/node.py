@@ -91,9 +91,13 @@ class Node:
 
     async def stop(self) -> None:
         """Ends connections, writes what is left to write, and lets go of the directory."""
-        running, self._running = self._running, None
-        if running is not None:
-            await running.stack.aclose()
+        running = self._running
+        if running is None:
+            return
+        try:
+            await running.stack.aclose()  # until then functions that clients have called may use the node
+        finally:
+            self._running = None
 
     async def __aenter__(self) -> Self:
         await self.start()

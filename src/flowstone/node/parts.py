@@ -35,7 +35,7 @@ from flowstone.node.member import NOBODY, Member
 from flowstone.node.recovery import Recovered, bootstrap, dialect_of, find_files, is_empty, lock_directory, recover
 from flowstone.node.relay import Relays
 from flowstone.node.replication import Replication
-from flowstone.node.server import Server, limits_of
+from flowstone.node.server import Server
 from flowstone.node.warm_up import warm_up
 from flowstone.outside import Outside, Tls
 from flowstone.replication.vclock import VClock
@@ -356,7 +356,9 @@ def apply_options(parts: Parts, changed: list[str]) -> None:
     _limit(parts.instance)
     due = {name: getattr(configuration, name) for name in changed if name.startswith("checkpoint_")}
     parts.checkpointer.reconfigure(**due)
-    parts.server.limits = limits_of(parts.instance)
+    parts.server.reconfigure()
+    if "wal_cleanup_delay" in changed:
+        parts.relays.reconfigure()
 
 
 def _members(instance: Instance) -> list[tuple[int, UUID]]:

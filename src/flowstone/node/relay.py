@@ -73,6 +73,13 @@ class Relays:
         await self.instance.outside.clock.sleep(delay)
         self._collector.resume()
 
+    def reconfigure(self) -> None:
+        """`wal_cleanup_delay` has changed: members that are still away are waited for so long from now on."""
+        if self._pause is not None and self._collector.is_paused:
+            self._pause.cancel()
+            delay = self.instance.configuration.wal_cleanup_delay
+            self._pause = asyncio.get_running_loop().create_task(self._end_pause(delay))
+
     # --- what box.info shows ---
 
     def downstream(self, uuid: UUID) -> dict[str, Any] | None:
