@@ -111,6 +111,10 @@ class Storage:
         """Calls `die` in the middle of the disk operation with this number, from 1 on, from now."""
         self._fuse, self._on_fuse = operations, die
 
+    def spare(self) -> None:
+        """Takes `die_after` back."""
+        self._fuse = None
+
     def crash(self, loss: Loss) -> None:
         """The process that uses it has died."""
         self._fuse = None

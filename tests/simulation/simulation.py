@@ -155,6 +155,7 @@ class Machine:
         self.options: dict[str, Any] = {}
         self.life: Life | None = None
         self.node: Node | None = None
+        self.is_ready = False
         self.uuid = ""
         """Of the node, once it has run."""
         self.waiting: dict[asyncio.Future[Any], None] = {}
@@ -274,6 +275,7 @@ class Simulation:
             self._end(machine, life, is_quiet=False)
             raise
         machine.uuid = node.info()["uuid"]
+        machine.is_ready = True
         return node
 
     async def stop(self, name: str) -> None:
@@ -304,6 +306,11 @@ class Simulation:
     def is_running(self, name: str) -> bool:
         return self._machines[name].life is not None
 
+    def is_ready(self, name: str) -> bool:
+        """It is running, and through with starting."""
+        machine = self._machines[name]
+        return machine.life is not None and machine.is_ready
+
     def _die(self, name: str, loss: Loss) -> None:
         machine = self._machines[name]
         life = machine.life
@@ -316,6 +323,7 @@ class Simulation:
     def _end(self, machine: Machine, life: Life, *, is_quiet: bool) -> None:
         life.is_dead = True
         machine.life = machine.node = None
+        machine.is_ready = False
         machine.storage.locked = {}
         self.internet.end_of_life(life, is_quiet=is_quiet)
         waiting, machine.waiting = machine.waiting, {}
