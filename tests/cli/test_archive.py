@@ -15,7 +15,7 @@ import pytest
 from flowstone.cli.archive import CLEAR_LINE, _Teller
 from flowstone.node import archive_events as events
 from tests.cli.conftest import Command
-from tests.node.archived_server import RealServer, recovered
+from tests.node.archived_server import RealServer
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_signal_ends_it_well(server: RealServer, tmp_path: Path) -> None:
             assert rest[-1]["event"] == "stopped"
             assert process.stderr is not None
             assert process.stderr.read() == b""
-    assert recovered(tmp_path / "archive")[1] == server.vclock()
+    assert server.recovered(tmp_path / "archive")[1] == server.vclock()
 
 
 @pytest.mark.real

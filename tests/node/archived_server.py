@@ -38,12 +38,22 @@ function dump()
 end
 """
 
+RECOVER = f"""
+box.cfg{{log='recovered.log'}}
+{DUMP}
+local file = require('fio').open('dump.txt', {{'O_CREAT', 'O_WRONLY'}}, 420)
+file:write(dump()) file:close()
+for k, v in pairs(box.info.vclock) do if k > 0 then print(k, v) end end
+os.exit(0)
+"""
+
 
 class RealServer:
     """A server in `directory`, on a port that stays its own over restarts."""
 
-    def __init__(self, directory: Path, *, cfg: str = "", setup: str = SCHEMA) -> None:
+    def __init__(self, directory: Path, *, cfg: str = "", setup: str = SCHEMA, binary: str = "tarantool") -> None:
         self.directory = directory
+        self.binary = binary
         self.port = real_tarantool.free_port()
         self.cfg = cfg
         self.setup = setup
@@ -65,7 +75,7 @@ class RealServer:
             f"{self.setup}\n{DUMP}\nprint('READY') io.stdout:flush()\n"
         )
         self.process = subprocess.Popen(
-            ["tarantool", "server.lua"], cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+            [self.binary, "server.lua"], cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -99,32 +109,26 @@ class RealServer:
         (pairs,) = self.eval("local r = {} for k, v in pairs(box.info.vclock) do table.insert(r, {k, v}) end return r")
         return {key: lsn for key, lsn in pairs if key}
 
-    def version(self) -> tuple[int, ...]:
-        (text,) = self.eval("return _TARANTOOL")
-        return tuple(int(part) for part in text.split("-")[0].split("."))
-
     def dump(self) -> str:
         """All tuples, one per line."""
         (text,) = self.eval("return dump()")
         return str(text)
+
+    def recovered(self, directory: Path) -> tuple[str, dict[int, int], str]:
+        """What a server of its version makes of the files of an archive: all tuples, its vclock, its log.
+
+        It writes there, so that must be a copy.
+        """
+        (directory / "recover.lua").write_text(RECOVER)
+        command = [self.binary, "recover.lua"]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        pairs = (line.split() for line in done.stdout.splitlines() if line.strip())
+        log = (directory / "recovered.log").read_text(errors="replace")
+        return (directory / "dump.txt").read_text(), {int(key): int(lsn) for key, lsn in pairs}, log
 
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def recovered(directory: Path) -> tuple[str, dict[int, int], str]:
-    """What a real server makes of the files of an archive, which must be a copy: all tuples, its vclock, its log."""
-    script = (
-        "box.cfg{log='recovered.log'}\n"
-        f"{DUMP}"
-        "local file = require('fio').open('dump.txt', {'O_CREAT', 'O_WRONLY'}, 420)\n"
-        "file:write(dump()) file:close()\n"
-        "for k, v in pairs(box.info.vclock) do if k > 0 then print(k, v) end end os.exit(0)"
-    )
-    out = real_tarantool.run(script, directory)
-    pairs = (line.split() for line in out.splitlines() if line.strip())
-    log = (directory / "recovered.log").read_text(errors="replace")
-    return (directory / "dump.txt").read_text(), {int(key): int(lsn) for key, lsn in pairs}, log

@@ -24,23 +24,23 @@ from flowstone.node.archive_refusals import ArchiveRefused, UpstreamLostTail
 from flowstone.node.archive_sink import SnapshotSink
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
-from tests.node.archived_server import RealServer, recovered
+from tests.interop.versions import ANY, parameters
+from tests.node.archived_server import RealServer
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("tarantool")]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RealServer]:
-    with RealServer(tmp_path / "master") as running:
+@pytest.fixture(params=parameters(ANY))
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServer]:
+    with RealServer(tmp_path / "master", binary=request.param.path) as running:
         yield running
 
 
-@pytest.fixture
-def forgetful_server(server: RealServer) -> RealServer:
+@pytest.fixture(params=parameters("<3.3"))
+def forgetful_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServer]:
     """One that keeps no logs for anonymous replicas."""
-    if server.version() >= (3, 3):
-        pytest.skip("servers since 3.3 keep logs for anonymous replicas")
-    return server
+    with RealServer(tmp_path / "master", binary=request.param.path) as running:
+        yield running
 
 
 def manifest_of(directory: Path) -> Manifest:
@@ -74,7 +74,7 @@ def assert_equal(server: RealServer, directory: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy)
-    dump, vclock, log = recovered(copy)
+    dump, vclock, log = server.recovered(copy)
     assert vclock == server.vclock()
     assert dump == server.dump()
     assert " E>" not in log
@@ -295,7 +295,7 @@ async def test_who_may_not_is_told_why(server: RealServer, tmp_path: Path, user:
 async def test_a_server_of_another_replica_set_is_refused(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     await archived_once(server, directory)
-    with RealServer(tmp_path / "other") as other:
+    with RealServer(tmp_path / "other", binary=server.binary) as other:
         with pytest.raises(ArchiveRefused, match="another replica set") as caught:
             await archived_once(other, directory)
         assert str(manifest_of(directory).replicaset_uuid) in caught.value.message

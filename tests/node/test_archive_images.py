@@ -27,8 +27,9 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import scan_directory
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import make_transaction
+from tests.interop.versions import ANY, Binary, parameters
 from tests.node.archived_rows import SYNC, confirm, rollback
-from tests.node.archived_server import RealServer, recovered
+from tests.node.archived_server import RealServer
 
 SPACE, SYNC_SPACE = 512, 513
 
@@ -130,9 +131,10 @@ def test_a_row_that_does_not_fit_is_named() -> None:
 
 @pytest.mark.real
 @pytest.mark.usefixtures("tarantool")
-async def test_a_real_server_recovers_from_rows_with_images(tmp_path: Path) -> None:
+@pytest.mark.parametrize("binary", parameters(ANY))
+async def test_a_real_server_recovers_from_rows_with_images(tmp_path: Path, binary: Binary) -> None:
     directory = tmp_path / "archive"
-    with RealServer(tmp_path / "master") as server:
+    with RealServer(tmp_path / "master", binary=binary.path) as server:
         server.eval("fill(1, 50)")
         await Archive(server.uri, directory, images=True).run(once=True)
         server.eval("fill(1, 100) box.space.t:update(7, {{'=', 2, 'seven'}})")
@@ -146,7 +148,7 @@ async def test_a_real_server_recovers_from_rows_with_images(tmp_path: Path) -> N
         )
         await Archive(server.uri, directory, images=True).run(once=True)
         shutil.copytree(directory, tmp_path / "copy")
-        dump, vclock, log = recovered(tmp_path / "copy")
+        dump, vclock, log = server.recovered(tmp_path / "copy")
         assert dump == server.dump()
         assert vclock == server.vclock()
         assert " E>" not in log

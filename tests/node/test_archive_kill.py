@@ -17,7 +17,8 @@ import pytest
 from flowstone.node.archive_manifest import load
 from flowstone.outside import production
 from tests.conftest import FULL
-from tests.node.archived_server import SCHEMA, RealServer, recovered
+from tests.interop.versions import ANY, Binary, parameters
+from tests.node.archived_server import SCHEMA, RealServer
 
 ROUNDS = 60 if FULL else 6
 
@@ -59,11 +60,15 @@ def wait_for_following(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.real
 @pytest.mark.usefixtures("tarantool")
+@pytest.mark.parametrize("binary", parameters(ANY))
 @pytest.mark.parametrize("options", [("--snapshot-interval=0.2",), ("--register",)], ids=["anonymous", "registered"])
-def test_whatever_is_killed_the_archive_is_what_the_server_has(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_whatever_is_killed_the_archive_is_what_the_server_has(
+    tmp_path: Path, options: tuple[str, ...], binary: Binary
+) -> None:
     rng = random.Random(len(options[0]))
     directory = tmp_path / "archive"
-    with RealServer(tmp_path / "master", setup=SCHEMA + WRITER, cfg="checkpoint_count=100") as server:
+    real = RealServer(tmp_path / "master", setup=SCHEMA + WRITER, cfg="checkpoint_count=100", binary=binary.path)
+    with real as server:
         process = start_archive(server, directory, *options)
         try:
             for _ in range(ROUNDS):
@@ -92,7 +97,7 @@ def test_whatever_is_killed_the_archive_is_what_the_server_has(tmp_path: Path, o
         output = last.communicate(timeout=120)[0].decode()
         assert last.returncode == 0, output
         shutil.copytree(directory, tmp_path / "copy")
-        dump, vclock, log = recovered(tmp_path / "copy")
+        dump, vclock, log = server.recovered(tmp_path / "copy")
         assert vclock == server.vclock()
         assert dump == server.dump()
         assert " E>" not in log
