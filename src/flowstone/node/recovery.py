@@ -13,7 +13,7 @@ import posixpath
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -76,15 +76,25 @@ def find_files(disk: Disk, memtx_dir: str, wal_dir: str) -> LogDirectory:
     """The snapshots of one directory and the logs of the other, which may be the same."""
     snapshots = scan_directory(disk, memtx_dir)
     if posixpath.normpath(memtx_dir) == posixpath.normpath(wal_dir):
-        return snapshots
+        return _without_empty_end(disk, snapshots)
     logs = scan_directory(disk, wal_dir)
-    return LogDirectory(
+    directory = LogDirectory(
         memtx_dir,
         snapshots.snapshots,
         logs.logs,
         snapshots.leftovers + logs.leftovers,
         snapshots.vinyl_count + logs.vinyl_count,
     )
+    return _without_empty_end(disk, directory)
+
+
+def _without_empty_end(disk: Disk, directory: LogDirectory) -> LogDirectory:
+    """A last log without a byte is a leftover, too: of a file system that kept the name and lost what was in it."""
+    if not directory.snapshots or not directory.logs or disk.size(directory.logs[-1].path):
+        return directory
+    path = directory.logs[-1].path
+    LOG.warning("%s is empty, not even a header is in it: it is taken for a leftover", path)
+    return replace(directory, logs=directory.logs[:-1], leftovers=(*directory.leftovers, path))
 
 
 def is_empty(directory: LogDirectory) -> bool:
