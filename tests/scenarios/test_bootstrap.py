@@ -17,7 +17,7 @@ from flowstone.iproto.replies import encode_error
 from flowstone.iproto.row import decode_row, encode_header
 from tests.interop.cluster import Cluster
 from tests.interop.compare import assert_converged
-from tests.interop.member import eventually
+from tests.interop.member import Member, eventually
 from tests.interop.versions import fits
 from tests.real_tarantool import free_port
 from tests.scenarios.middleman import Middleman
@@ -214,9 +214,9 @@ def test_a_candidate_that_is_real_leads_and_becomes_writable_with_a_node_beside_
     candidate = cluster.real("candidate", start=False, instance_uuid=LARGE, election_mode="candidate")
     voter = cluster.real("voter", start=False, instance_uuid=MIDDLE, election_mode="voter")
     ours = cluster.ours("ours", start=False, instance_uuid=SMALL, dialect="2.11")
-    members = (candidate, voter, ours)
-    for member in (candidate, voter):
-        member.options["replication_synchro_quorum"] = 1
+    members: list[Member] = [candidate, voter, ours]
+    for real in (candidate, voter):
+        real.options["replication_synchro_quorum"] = 1
     for member in members:
         member.launch(replication=[one.uri for one in members])
     for member in members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from flowstone.iproto.msgpack import unpack
@@ -29,21 +30,22 @@ def test_a_real_master_writes_down_where_a_node_is_and_knows_it_after_a_restart(
     ours = cluster.ours("ours", replication=[master.uri], read_only=True)
     ours.wait_follow(master)
     uuid = ours.uuid
-    _write_and_checkpoint(master, 1)
-    ours.catch_up(master)
+    reached = ours.vclock()[1]
+    numbers = count(1)
 
     def is_acknowledged() -> bool:
-        # It is written down when logs can go, that is with a checkpoint.
+        # It is written down when a whole log has been read and acknowledged.
+        master.call("interop.transaction", ledger.transaction(next(numbers)))
         master.snapshot()
-        return bool(consumers(master).get(uuid, {}).get(1, 0) >= ours.vclock()[1])
+        return consumers(master)[uuid].get(1, 0) > reached
 
     eventually("the row of the node follows it", is_acknowledged)
     ours.stop()
-    _write_and_checkpoint(master, 10)
+    _write_and_checkpoint(master, 1000)
     before = consumers(master)[uuid]
     master.restart()
     assert consumers(master)[uuid] == before
-    for number in (20, 30):
+    for number in (2000, 3000):
         _write_and_checkpoint(master, number)
     ours.start()
     ours.wait_follow(master)
