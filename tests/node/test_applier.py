@@ -569,3 +569,27 @@ async def test_an_instance_that_was_expelled_is_told_so(tarantool: ModuleType, t
             it.start()
             await until(lambda: it.state is State.STOPPED)
             assert "is not registered with replica set" in it.info()["message"]
+
+
+# --- the end ---
+
+
+async def test_an_applier_that_is_stopped_while_it_ends_its_watch_of_the_ballot_is_stopped() -> None:
+    closing, closed = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_close() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            closing.set()
+            await closed.wait()
+
+    async with applier("127.0.0.1:1", member()) as (made, _):
+        made._watch = asyncio.create_task(slow_to_close())
+        await asyncio.sleep(0)
+        ending = asyncio.create_task(made._end_watch())
+        await closing.wait()
+        ending.cancel()
+        closed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await ending

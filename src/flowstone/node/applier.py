@@ -465,8 +465,8 @@ class Applier:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
+            # Whoever stops this applier meanwhile cancels us: that must not be taken for the end of the watch.
+            await asyncio.gather(watch, return_exceptions=True)
 
     # --- following ---
 
