@@ -88,6 +88,23 @@ async def test_a_full_queue_makes_the_upstream_wait(monkeypatch: pytest.MonkeyPa
     assert intake.vclock == VClock({1: 59})
 
 
+async def test_rows_with_images_are_written_in_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_sink, "BATCH_SIZE_WITH_IMAGES", 100)
+    intake = await begun(new_disk())
+    sizes: list[int] = []
+
+    def note(data: bytes) -> bytes:
+        sizes.append(len(data))
+        return data
+
+    intake.store.on_rows = note
+    for lsn in range(6, 30):
+        await intake.take(rows(lsn))
+    await intake.drain()
+    assert len(sizes) >= 6
+    assert intake.vclock == VClock({1: 29})
+
+
 async def test_a_failed_write_is_the_end() -> None:
     disk = new_disk()
     intake = await begun(disk)

@@ -42,6 +42,9 @@ QUEUE_SIZE_MAX = 64 * 1024 * 1024
 BATCH_SIZE = 8 * 1024 * 1024
 """What is written and synced together at most: an ACK should not wait for a minute's backlog."""
 
+BATCH_SIZE_WITH_IMAGES = 256 * 1024
+"""Rows that are applied first take their time, and a server that hears nothing for seconds hangs up."""
+
 UNKNOWN_ID = -1
 """Registered, and the row that says as which replica has not come yet."""
 
@@ -124,8 +127,8 @@ class Intake:
 
     def _next_batch(self) -> list[Slab]:
         batch: list[Slab] = []
-        size = 0
-        while self._queue and size < BATCH_SIZE:
+        size, size_max = 0, BATCH_SIZE if self.store.on_rows is None else BATCH_SIZE_WITH_IMAGES
+        while self._queue and size < size_max:
             batch.append(self._queue.popleft())
             size += len(batch[-1].payload)
         return batch
