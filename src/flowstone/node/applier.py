@@ -285,12 +285,14 @@ class Applier:
             self._timer.cancel()
         if self._request_ack in self._sink.on_written:
             self._sink.on_written.remove(self._request_ack)
-        await self._end_watch()
         stream, self._stream = self._stream, None
-        if stream is not None:
-            with suppress(TimeoutError):  # a peer that reads no more would hold us for ever
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await stream.close()
+        try:
+            await self._end_watch()
+        finally:
+            if stream is not None:
+                with suppress(TimeoutError):  # a peer that reads no more would hold us for ever
+                    async with asyncio.timeout(CLOSE_SECONDS):
+                        await stream.close()
 
     # --- one connection ---
 
