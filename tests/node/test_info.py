@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from flowstone.box import statements
 from flowstone.box.dialect import Dialect
-from flowstone.node.info import box_info
+from flowstone.box.system import SCHEMA_ID
+from flowstone.iproto.msgpack import pack
+from flowstone.node.info import box_info, replicaset_name
 from flowstone.replication.synchro import RaftState
 from tests.node.instances import REPLICASET_UUID, UUID, make_instance
 
@@ -21,6 +24,7 @@ def test_the_newer_dialect_adds_the_newer_keys() -> None:
     info = box_info(make_instance())
     assert [key for key in info if key not in KEYS_2_6.split()] == [
         "ro_reason",
+        "replicaset",
         "schema_version",
         "election",
         "synchro",
@@ -46,3 +50,11 @@ def test_it_says_who_it_is_and_where() -> None:
     assert info["replication"] == {1: {"id": 1, "uuid": str(UUID), "lsn": 1}}
     assert (info["id"], info["lsn"], info["signature"], info["vclock"]) == (1, 1, 1, {1: 1})
     assert info["status"] == "running"
+
+
+def test_the_name_of_a_replica_set_is_the_one_that_newer_members_gave_it() -> None:
+    instance = make_instance()
+    assert replicaset_name(instance) is None
+    schema = instance.box.space(SCHEMA_ID)
+    statements.insert(instance.box.begin(), schema, pack(("replicaset_name", "the-set")))
+    assert replicaset_name(instance) == "the-set"

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from flowstone.box.dialect import Dialect
-from flowstone.box.system import CLUSTER_ID
+from flowstone.box.system import CLUSTER_ID, SCHEMA_ID
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.instance import Instance
 from flowstone.node.replay import Synchro
@@ -85,3 +85,10 @@ def members(instance: Instance) -> Iterator[tuple[int, str]]:
     for raw in cluster.tuples() if cluster is not None else ():
         replica_id, uuid, *_ = unpack(raw)
         yield replica_id, uuid
+
+
+def replicaset_name(instance: Instance) -> str | None:
+    """What members of 3.x have called their replica set."""
+    schema = instance.box.spaces.get(SCHEMA_ID)
+    rows = map(unpack, schema.tuples() if schema is not None else ())
+    return next((row[1] for row in rows if row[0] == "replicaset_name"), None)

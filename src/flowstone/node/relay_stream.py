@@ -23,6 +23,7 @@ from flowstone.iproto.packet import split
 from flowstone.iproto.replies import encode_error
 from flowstone.iproto.row import decode_row
 from flowstone.node.gc import Consumer
+from flowstone.node.info import replicaset_name
 from flowstone.node.instance import Instance
 from flowstone.node.log_reader import LogReader, LogsGone
 from flowstone.node.relay_join import Link as JoiningLink
@@ -165,7 +166,8 @@ class Relay:
     def start(self) -> None:
         """Answers the request, and begins to send."""
         instance = self._instance
-        reply = SubscribeReply(instance.id, instance.vclock, instance.replicaset_uuid)
+        # Members of 3.x that were given a name for their replica set follow nobody who does not know it.
+        reply = SubscribeReply(instance.id, instance.vclock, instance.replicaset_uuid, replicaset_name(instance))
         self._link.write(encode_subscribe_reply(reply, self._sync, is_2_6=self._is_2_6))
         self.send_raft()
         self._number = self._relays.tail.find(self._rows.known)

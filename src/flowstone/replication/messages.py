@@ -110,11 +110,12 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeReply:
-    """The OK to SUBSCRIBE. Masters before 2.0 do not say the replica set's UUID."""
+    """The OK to SUBSCRIBE. Masters before 2.0 do not say the replica set's UUID, those before 3.0 not its name."""
 
     replica_id: int
     vclock: VClock
     replicaset_uuid: UUID | None
+    replicaset_name: str | None = None
 
 
 # --- Values ---------------------------------------------------------------------------------------------------------
@@ -414,7 +415,8 @@ def encode_vclock_reply(vclock: VClock, sync: int = 0, *, with_zero: bool = Fals
 def encode_subscribe_reply(reply: SubscribeReply, sync: int = 0, *, is_2_6: bool = False) -> bytes:
     vclock = {Key.VCLOCK.value: _lsns(reply.vclock)}
     uuid = {} if reply.replicaset_uuid is None else {Key.REPLICASET_UUID.value: str(reply.replicaset_uuid)}
-    body = {**vclock, **uuid} if is_2_6 else {**uuid, **vclock}
+    name = {} if reply.replicaset_name is None else {Key.REPLICASET_NAME.value: reply.replicaset_name}
+    body = {**vclock, **uuid} if is_2_6 else {**uuid, **name, **vclock}
     return _packet(RequestType.OK, sync, pack(body), replica_id=reply.replica_id)
 
 
