@@ -1,1 +1,222 @@
-"""The scenarios of Tarantool's own replication tests that a node must pass, one test or more for each."""
+"""The scenarios of Tarantool's own replication tests that a node must pass, and the tests that try them here.
+
+Sections: A bootstrap, B join, C the stream, D anonymous replicas, E orphans, F conflicts, G the collection of logs,
+L files. Many are tried where a real server, or the part in question, is tried anyway; the rest is in this directory,
+the id of the scenario in front of what the test says. What needs elections or a promotion of a node itself (parts of
+A7, B3, B4, B5, D6) is tried as far as a node without them goes: whom it chooses, what it is told, hands on and keeps.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
+    # Guests may replicate where they have the role.
+    "A2": ("interop/test_bootstrap.py::test_guests_bootstrap_a_mesh",),
+    # Late, empty instances join the one that has data.
+    "A3": ("interop/test_bootstrap.py::test_empty_members_that_come_late_join_the_booted_one",),
+    # Who is read-only does not lead.
+    "A4": ("interop/test_bootstrap.py::test_a_read_only_member_does_not_lead_though_its_uuid_is_smaller",),
+    # A voter does not lead; the candidate does.
+    "A7": (
+        "scenarios/test_bootstrap.py::test_a_voter_is_not_chosen_though_its_uuid_is_smaller",
+        "scenarios/test_bootstrap.py::test_a_candidate_that_is_real_leads_and_becomes_writable_with_a_node_beside_it",
+        "interop/test_bootstrap.py::test_a_real_candidate_leads_and_a_node_that_cannot_be_elected_joins_it",
+        "replication/test_bootstrap_leader.py::test_a_voter_never_leads_where_a_candidate_is",
+    ),
+    # Strategy config: by URI, UUID or name; the others do not matter.
+    "A10": (
+        "scenarios/test_bootstrap.py::test_only_the_configured_leader_is_waited_for",
+        "scenarios/test_bootstrap.py::test_who_is_configured_to_lead_begins_alone",
+        "scenarios/test_bootstrap.py::test_an_unknown_leader_ends_the_start",
+        "scenarios/test_bootstrap.py::test_a_real_leader_is_joined_by_the_name_it_has",
+    ),
+    # A greeting with the nil UUID.
+    "A12": (
+        "scenarios/test_bootstrap.py::test_a_peer_without_a_uuid_is_tried_until_it_has_one",
+        "scenarios/test_bootstrap.py::test_a_running_replica_says_that_its_peer_has_no_uuid",
+    ),
+    # A peer that does not greet.
+    "A13": ("scenarios/test_bootstrap.py::test_a_peer_that_says_nothing_is_left_after_four_timeouts_and_tried_again",),
+    # A peer that refuses ID.
+    "A14": ("scenarios/test_bootstrap.py::test_a_master_that_refuses_to_identify_itself_is_joined_and_followed",),
+    # A join while others write.
+    "B1": (
+        "interop/test_join.py::test_a_replica_that_joins_while_others_write_has_every_row_once",
+        "simulation/test_replication.py::test_a_replica_joins_a_master_that_has_data_and_writes",
+    ),
+    # A join without the newest snapshot file.
+    "B2": ("interop/test_join.py::test_a_join_needs_no_snapshot_file",),
+    # Synchronous rows and verdicts in the final stage.
+    "B3": (
+        "scenarios/test_join.py::test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins",
+        "node/test_relay_join.py::test_a_join_waits_for_verdicts_of_the_queue",
+        "node/test_relay_join.py::test_a_join_does_not_wait_for_verdicts_for_ever",
+        "node/test_relay_join.py::test_a_confirm_in_the_final_stage_is_a_nop_to_2_6",
+    ),
+    # Term and queue come with a join.
+    "B4": (
+        "scenarios/test_join.py::test_term_and_queue_come_with_a_join_and_stay",
+        "scenarios/test_join.py::test_a_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it",
+    ),
+    "B5": (
+        "scenarios/test_join.py::test_term_and_queue_come_with_a_join_and_stay",
+        "scenarios/test_join.py::test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_brain",
+    ),
+    # The joiner's own row goes and comes while it joins.
+    "B6": ("scenarios/test_join.py::test_a_replica_learns_that_it_was_removed_while_it_joins_and_ends_as_a_member",),
+    # Two joins in one name.
+    "B7": ("scenarios/test_join.py::test_a_second_join_of_one_uuid_is_refused_while_the_first_goes_on",),
+    # An empty password.
+    "B10": ("interop/test_join.py::test_a_user_without_password_replicates",),
+    # A snapshot cut in the middle.
+    "B13": (
+        "scenarios/test_join.py::test_half_a_snapshot_is_not_taken_for_a_whole_one",
+        "scenarios/test_join.py::test_a_member_that_could_not_join_anew_still_has_what_it_had",
+        "interop/test_join.py::test_a_join_cut_in_the_middle_leaves_no_half_replica",
+    ),
+    # Names of 3.x in a replica set of 2.x.
+    "B14": (
+        "scenarios/test_join.py::test_what_only_newer_servers_know_is_kept_and_passed_on",
+        "scenarios/test_join.py::test_names_of_real_members_are_kept_by_a_node_and_passed_on_to_real_replicas",
+        (
+            "scenarios/test_join.py::"
+            "test_a_real_instance_with_names_cannot_join_an_older_schema_and_one_without_follows_both_ways"
+        ),
+    ),
+    # What box.info.replication shows.
+    "C1": ("interop/test_stream.py::test_box_info_shows_both_sides_of_a_pair",),
+    # Transactions are applied whole or not at all.
+    "C2": (
+        (
+            "scenarios/test_subscribe.py::"
+            "test_a_transaction_with_a_conflict_anywhere_in_it_applies_nothing_and_holds_up_those_behind_it"
+        ),
+        "interop/test_conflicts.py::test_a_conflict_in_the_middle_of_a_transaction_applies_none_of_it",
+    ),
+    # Every mix of local and global rows.
+    "C3": ("interop/test_stream.py::test_boundaries_of_transactions_survive_every_mix_of_local_and_global_rows",),
+    # Transactions that end with a local row.
+    "C4": (
+        "interop/test_stream.py::test_transactions_that_end_with_a_local_row_do_not_hang_a_replica_that_comes_back",
+    ),
+    # Local and temporary spaces.
+    "C6": (
+        "scenarios/test_subscribe.py::test_of_local_and_temporary_spaces_only_the_definitions_travel",
+        "scenarios/test_subscribe.py::test_a_space_cannot_become_local_or_stop_being_so",
+        "scenarios/test_subscribe.py::test_local_rows_of_a_replica_do_not_keep_the_masters_logs",
+        "interop/test_stream.py::test_local_rows_count_in_component_zero_only",
+    ),
+    # Component 0 never shows downstream.
+    "C7": ("scenarios/test_subscribe.py::test_component_zero_of_a_master_is_not_taken_for_the_replicas",),
+    # Rows become visible in their order.
+    "C8": ("interop/test_stream.py::test_dependent_rows_are_visible_in_the_order_of_the_master",),
+    # Constant changes instead of heartbeats.
+    "C10": ("interop/test_stream.py::test_a_chain_stays_connected_under_constant_changes",),
+    # Another replica set.
+    "C12": (
+        "scenarios/test_subscribe.py::test_an_instance_of_another_replica_set_is_stopped_and_an_orphan",
+        "interop/test_bad_input.py::test_master_of_another_replica_set_is_refused",
+    ),
+    # Lag of the downstream.
+    "C13": (
+        (
+            "scenarios/test_subscribe.py::"
+            "test_lag_of_the_downstream_is_the_time_a_transaction_took_and_nothing_else_moves_it"
+        ),
+        "interop/test_stream.py::test_lag_of_the_downstream_is_what_a_transaction_took",
+    ),
+    # A long way through old logs.
+    "C14": (
+        "scenarios/test_subscribe.py::test_a_replica_hears_from_its_master_while_that_looks_for_its_first_row",
+        "interop/test_stream.py::test_a_replica_far_behind_does_not_time_out_while_it_catches_up",
+    ),
+    # From anonymous to registered.
+    "D1": (
+        (
+            "scenarios/test_anonymous.py::"
+            "test_an_anonymous_replica_counts_its_own_rows_in_component_zero_and_becomes_a_member"
+        ),
+        "interop/test_anonymous.py::test_an_anonymous_replica_is_nobody_until_it_registers",
+    ),
+    # Rows that are missing when it registers.
+    "D2": (
+        "scenarios/test_anonymous.py::test_rows_that_an_anonymous_replica_lacks_when_it_registers_are_not_lost",
+        "interop/test_anonymous.py::test_no_row_is_lost_when_a_replica_registers_while_others_write",
+    ),
+    # An anonymous SUBSCRIBE without a UUID.
+    "D5": ("scenarios/test_anonymous.py::test_an_anonymous_subscribe_without_a_uuid_is_refused_and_the_master_lives",),
+    # The queue of an anonymous replica.
+    "D6": (
+        "scenarios/test_join.py::test_term_and_queue_come_with_a_join_and_stay",
+        "interop/test_anonymous.py::test_the_synchronous_queue_of_an_anonymous_node_is_that_of_its_master",
+    ),
+    # Addresses that lead nowhere.
+    "E4": (
+        "scenarios/test_orphan.py::test_addresses_that_lead_nowhere_make_an_orphan",
+        "scenarios/test_orphan.py::test_a_quorum_of_nobody_runs_at_once",
+        "scenarios/test_orphan.py::test_an_orphan_is_one_no_more_when_its_quorum_is_lowered",
+        (
+            "interop/test_orphan.py::"
+            "test_unreachable_members_in_a_new_configuration_make_an_orphan_and_a_quorum_of_zero_does_not"
+        ),
+    ),
+    # Rows of one's own that were lost.
+    "E6": (
+        "scenarios/test_orphan.py::test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back",
+        "interop/test_orphan.py::test_a_member_that_lost_its_newest_log_gets_its_own_rows_back",
+    ),
+    # Taken keys, stopped at and skipped.
+    "F1": (
+        "scenarios/test_conflicts.py::test_a_taken_key_stops_a_replica_for_good",
+        "scenarios/test_conflicts.py::test_a_conflict_that_is_skipped_is_a_nop_in_the_log",
+        "interop/test_conflicts.py::test_a_taken_key_stops_the_replica_for_good_and_moves_nothing",
+    ),
+    "F2": (
+        "scenarios/test_conflicts.py::test_of_a_transaction_only_the_conflicting_rows_are_skipped",
+        "interop/test_conflicts.py::test_with_skip_conflict_only_the_conflicting_rows_become_nops",
+    ),
+    # A write that fails on the replica.
+    "F3": ("node/test_applying.py::test_a_failed_write_takes_everything_in_flight_back_and_tells_all",),
+    # Logs that the replica needs are gone.
+    "F5": (
+        "interop/test_bad_input.py::test_gap_in_the_logs_of_the_master_is_named",
+        "interop/test_bad_input.py::test_gap_in_our_logs_is_named_to_a_real_replica",
+    ),
+    # Consumers over a restart.
+    "G5": (
+        "scenarios/test_log_collection.py::test_a_real_master_writes_down_where_a_node_is_and_knows_it_after_a_restart",
+        "scenarios/test_log_collection.py::test_a_real_master_forgets_a_node_whose_row_is_deleted",
+        (
+            "scenarios/test_log_collection.py::"
+            "test_a_restarted_node_of_dialect_2_11_keeps_its_logs_for_members_that_are_not_back"
+        ),
+        "scenarios/test_join.py::test_what_only_newer_servers_know_is_kept_and_passed_on",
+    ),
+    # Component 0 makes no gap.
+    "G6": (
+        "scenarios/test_log_collection.py::test_local_rows_and_checkpoints_of_a_master_make_no_gap",
+        "interop/test_stream.py::test_local_rows_and_checkpoints_make_no_gap_for_a_replica_that_was_away",
+    ),
+    # Headers and names of files.
+    "L1": ("scenarios/test_files.py::test_files_say_what_they_are_where_they_begin_and_what_comes_before",),
+    # Missing files and missing LSNs.
+    "L3": (
+        "scenarios/test_files.py::test_a_missing_log_is_a_gap_that_is_named_at_the_start",
+        "scenarios/test_files.py::test_lsns_that_are_missing_inside_a_log_are_passed_over",
+    ),
+    # Empty logs, logs without an end, leftovers.
+    "L4": (
+        "scenarios/test_files.py::test_logs_without_rows_or_without_an_end_and_leftovers_are_no_obstacle",
+        "scenarios/test_files.py::test_an_empty_log_at_the_end_is_gone_on_with",
+    ),
+    # Files of older servers, and their upgrade.
+    "L6": (
+        "scenarios/test_files.py::test_a_node_on_the_files_of_an_older_server_is_a_master_of_that_age",
+        "scenarios/test_files.py::test_a_node_follows_a_real_server_over_the_upgrade_of_its_schema",
+        "interop/test_join_and_follow.py::test_node_takes_over_the_files_of_a_real_replica_and_gives_them_back",
+    ),
+    # Transactions in one another.
+    "L7": ("scenarios/test_files.py::test_transactions_in_one_another_are_refused_and_recovered_with_force",),
+}
+"""Id of a scenario: the tests that try it, below `tests/`."""

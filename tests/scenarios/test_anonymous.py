@@ -11,9 +11,6 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.greeting import version_id
 from flowstone.iproto.msgpack import pack
-from tests.interop.cluster import Cluster
-from tests.interop.compare import assert_converged
-from tests.interop.versions import fits
 from tests.scenarios.middleman import Middleman
 from tests.scenarios.simulated_members import held, ids, insert, make_space, reconfigure, uris
 from tests.simulation.cluster import converge, downstream, follows, vclock
@@ -109,19 +106,3 @@ async def test_an_anonymous_subscribe_without_a_uuid_is_refused_and_the_master_l
     await insert(sim, "a", 1)
     await sim.start("b", replication=uris(sim, "a"), **ANONYMOUS)
     await converge(sim, "ab")
-
-
-@fits(">=2.11")
-def test_an_anonymous_node_has_the_queue_of_a_real_master(cluster: Cluster) -> None:
-    """D6: owner and term come with the snapshot and follow what happens later; the term of elections does not yet."""
-    master = cluster.real("master", replication_synchro_quorum=1)
-    master.eval("box.ctl.promote()")
-    ours = cluster.ours("ours", replication=[master.uri], **ANONYMOUS)
-    ours.wait_follow(master)
-    for verb in ("", "box.ctl.demote()", "box.ctl.promote()"):
-        master.eval(verb)
-        assert_converged(master, ours)
-        theirs, here = (member.info()["synchro"]["queue"] for member in (master, ours))
-        assert here["owner"] == theirs["owner"]
-        if "term" in theirs:  # since 2.11
-            assert here["term"] == theirs["term"]

@@ -7,10 +7,6 @@ import pytest
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
 from flowstone.xlog.reader import LogFile
-from tests.interop import ledger, workload
-from tests.interop.cluster import Cluster
-from tests.interop.ledger import LEDGER
-from tests.interop.member import Member, eventually
 from tests.scenarios.simulated_members import files, held, insert, make_space, reconfigure, uris
 from tests.simulation.cluster import follows, upstream, vclock
 from tests.simulation.disk import SimulatedDisk
@@ -94,24 +90,3 @@ async def test_of_a_transaction_only_the_conflicting_rows_are_skipped(sim: Simul
     assert [row.is_commit for row in rows[:3]] == [False, False, True]
     await sim.start("d", replication=uris(sim, "b"), replication_anon=True, read_only=True)
     assert held(sim, "d") == held(sim, "b")
-
-
-@pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
-def test_real_servers_and_nodes_agree_on_conflicts(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
-    """F1 and F2, with a real server at one end: stopped by the taken key, and past it when told to skip it."""
-    master: Member = getattr(cluster, master_kind)("master")
-    ledger.define(master)
-    replica: Member = getattr(cluster, replica_kind)("replica", replication=[master.uri])
-    replica.wait_follow(master)
-    replica.client.insert(LEDGER, 1, 2, 0)
-    master.call("interop.transaction", ledger.transaction(2))
-    workload.run(master, [["insert", LEDGER, [1, part, 0]] for part in (1, 2, 3)])
-    eventually("it is stopped", lambda: replica.upstream(1).get("status") == "stopped")
-    assert FOUND in replica.upstream(1)["message"]
-    assert replica.count(LEDGER) == 1 + len(ledger.transaction(2)) + 1
-    uri = replica.options["replication"]
-    replica.configure(replication=[], replication_skip_conflict=True)
-    replica.configure(replication=uri)
-    replica.catch_up(master)
-    replica.wait_follow(master)
-    assert replica.count(LEDGER) == master.count(LEDGER)

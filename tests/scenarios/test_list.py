@@ -1,0 +1,51 @@
+"""The list of scenarios names tests that exist, and every test here is of a scenario that is listed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios import SCENARIOS
+
+TESTS = Path(__file__).parent.parent
+HERE = Path(__file__)
+REQUIRED = (
+    "A2 A3 A4 A7 A10 A12 A13 A14 B1 B3 B4 B5 B6 B7 B10 B13 B14 C1 C2 C3 C4 C6 C8 C10 C12 C13 C14 D1 D2 D5 D6 E4 F1 F2"
+    " G5 G6 L1 L3 L4 L6 L7"
+).split()
+"""Those that can be driven over the network and by files alone."""
+
+
+@lru_cache
+def docstrings_of(path: Path) -> dict[str, str]:
+    """Docstrings of the tests of a file, by name."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {node.name: ast.get_docstring(node) or "" for node in functions if node.name.startswith("test_")}
+
+
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+def test_every_listed_test_exists(scenario: str) -> None:
+    assert SCENARIOS[scenario]
+    for listed in SCENARIOS[scenario]:
+        path, _, name = listed.partition("::")
+        assert name in docstrings_of(TESTS / path), f"{listed} of {scenario} is gone"
+
+
+def test_every_scenario_that_must_be_tried_is_listed() -> None:
+    assert set(REQUIRED) <= set(SCENARIOS)
+
+
+def test_every_test_here_is_listed_under_the_scenarios_that_it_names() -> None:
+    listed = {(scenario, test) for scenario, tests in SCENARIOS.items() for test in tests}
+    for path in sorted(HERE.parent.glob("test_*.py")):
+        if path == HERE:
+            continue
+        for name, text in docstrings_of(path).items():
+            ids = re.findall(r"\b[A-GL]\d{1,2}\b", text.splitlines()[0]) if text else []
+            for scenario in ids:
+                assert (scenario, f"scenarios/{path.name}::{name}") in listed, f"{name} says that it is of {scenario}"
