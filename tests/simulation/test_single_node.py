@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -155,28 +152,3 @@ def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
         assert sim.trace.count > 300
         hashes.append(sim.trace.hash)
     assert hashes[0] == hashes[1] != hashes[2]
-
-
-PRINT_HASH = f"""
-from tests.simulation.simulation import Simulation
-from {__name__} import eventful
-sim = Simulation(7)
-sim.run(eventful)
-print(sim.trace.hash)
-"""
-
-
-def test_hashes_of_strings_have_no_part_in_a_run() -> None:
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", PRINT_HASH],
-            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    sim = Simulation(7)
-    sim.run(eventful)
-    assert found == {f"{sim.trace.hash}\n"}
