@@ -22,7 +22,7 @@ QUICK = {"replication_timeout": 0.5, "replication_connect_timeout": 10}
 
 
 class Cluster:
-    """Makes members; options of all are QUICK and what the test says."""
+    """Makes members; options of all are the defaults here and what the test says."""
 
     def __init__(self, directory: Path, binary: Binary) -> None:
         self.directory = directory
@@ -32,7 +32,7 @@ class Cluster:
 
     def real(self, name: str, *, start: bool = True, **options: Any) -> RealMember:
         """A real server of the version under test."""
-        member = RealMember(name, self.directory / name, self.binary.path, **(QUICK | options))
+        member = RealMember(name, self.directory / name, self.binary.path, **(self._defaults() | options))
         return self._add(member, start)
 
     def ours(self, name: str, *, start: bool = True, dialect: str | None = None, **options: Any) -> Member:
@@ -41,7 +41,13 @@ class Cluster:
             return self.real(name, start=start, **options)
         if dialect is None and not options.get("replication"):
             dialect = self.binary.dialect
-        return self._add(NodeMember(name, self.directory / name, dialect=dialect, **(QUICK | options)), start)
+        return self._add(
+            NodeMember(name, self.directory / name, dialect=dialect, **(self._defaults() | options)), start
+        )
+
+    def _defaults(self) -> dict[str, Any]:
+        """Newer servers want to know all members before they join one, if they are not told otherwise."""
+        return QUICK | ({} if self.binary.dialect == "2.6" else {"bootstrap_strategy": "legacy"})
 
     def proxy(self, target: Member) -> Proxy:
         """Something between `target` and whoever connects by the proxy's uri."""

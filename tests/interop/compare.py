@@ -113,6 +113,21 @@ def transactions(member: Member) -> Transactions:
     return found
 
 
+def oldest_lsn(member: Member, replica_id: int = 1) -> int | None:
+    """After which row of an originator its oldest log begins; None where there is no log at all.
+
+    The name of the file counts local rows, too.
+    """
+    files = member.files("xlog")
+    if not files:
+        return None
+    try:
+        with LogFile.open(SystemDisk(), str(files[0])) as log:
+            return log.meta.vclock.get(replica_id, 0)
+    except FileNotFoundError:
+        return oldest_lsn(member, replica_id)  # it has just been collected
+
+
 def _logged(row: Any) -> LoggedRow:
     return LoggedRow(row.replica_id, row.lsn, row.type, bytes(row.body or b""))
 

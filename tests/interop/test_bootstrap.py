@@ -42,8 +42,10 @@ def test_guests_bootstrap_a_mesh(cluster: Cluster) -> None:
 
 
 def _set_dialect(cluster: Cluster, members: list[Member]) -> None:
-    """A node that may become the leader of new data is told which."""
+    """A node that may become the leader of new data is told which; newer ones begin by their own rules."""
     for member in members:
+        if cluster.binary.dialect != "2.6":
+            member.options["bootstrap_strategy"] = "auto"
         if member.kind == "flowstone":
             member.options["dialect"] = cluster.binary.dialect
 
