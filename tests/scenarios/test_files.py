@@ -228,7 +228,9 @@ async def test_a_node_on_the_files_of_an_older_server_is_a_master_of_that_age(si
 @fits(">=2.11")
 def test_a_node_follows_a_real_server_over_the_upgrade_of_its_schema(cluster: Cluster) -> None:
     """L6: files of an older series; the node joins before `box.schema.upgrade()` and goes on behind it."""
-    older = "tarantool-2.6/04-mesh/files/a" if cluster.binary.version < (3,) else "tarantool-2.11/07-errors/files/master"
+    older = (
+        "tarantool-2.6/04-mesh/files/a" if cluster.binary.version < (3,) else "tarantool-2.11/07-errors/files/master"
+    )
     master = cluster.real("master", start=False)
     for path in (VECTORS / older).iterdir():
         if path.suffix in (".snap", ".xlog"):

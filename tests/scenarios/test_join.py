@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 import pytest
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.errors import SyncQuorumTimeout, WalIo
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import decode_row
 from tests.interop import ledger, workload
 from tests.interop.cluster import Cluster
 from tests.interop.compare import assert_converged
-from tests.interop.ledger import LEDGER, Scribe
+from tests.interop.ledger import LEDGER
 from tests.interop.member import Member, RealMember, eventually
 from tests.interop.versions import fits
 from tests.scenarios.middleman import Cut, Middleman
@@ -96,6 +96,22 @@ def make_synchronous_ledger(member: RealMember, *, is_2_6: bool) -> None:
         member.eval("box.ctl.promote()")
 
 
+def write_until_ready(master: Member, joining: Member, answered: list[int]) -> None:
+    """Synchronous transactions, each with its verdict, until the other one has joined, in the middle of them."""
+
+    def is_ready() -> bool:
+        number = (answered[-1] if answered else 0) + 1
+        try:
+            master.call("interop.transaction", ledger.transaction(number))
+        except (WalIo, SyncQuorumTimeout):  # 2.6.0 loses one now and then to the join that waits for it
+            return joining.check_ready()
+        answered.append(number)
+        return joining.check_ready()
+
+    eventually(f"{joining} joins", is_ready)
+    joining.wait_ready()
+
+
 def test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins(cluster: Cluster) -> None:
     """B3: a node joins a real master that writes synchronously; where members may register each other, as in 2.6, it
     passes the rows on to a real replica that joins it.
@@ -105,21 +121,18 @@ def test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins(cluster: Cl
     is_2_6 = cluster.binary.dialect == "2.6"
     master = cluster.real("master", replication_synchro_quorum=1)
     make_synchronous_ledger(master, is_2_6=is_2_6)
-    with Scribe(master) as scribe:
-        eventually("the scribe writes", partial(_has_written, scribe, 30))
-        ours = cluster.ours("ours", replication=[master.uri])
-        eventually("the scribe goes on", partial(_has_written, scribe, len(scribe.answered) + 30))
-        if is_2_6:
-            cluster.real("behind", replication=[ours.uri], read_only=True)
-            eventually("the scribe goes on", partial(_has_written, scribe, len(scribe.answered) + 30))
-    for member in cluster.members[1:]:
+    answered: list[int] = []
+    ours = cluster.ours("ours", start=False, replication=[master.uri])
+    joining: list[Member] = [ours]
+    if is_2_6:
+        joining.append(cluster.real("behind", start=False, replication=[ours.uri], read_only=True))
+    for member in joining:
+        member.launch()
+        write_until_ready(master, member, answered)
+    for member in joining:
         member.catch_up(master)
-        ledger.assert_whole(member, scribe.answered)
-    assert ours.upstream(1)["status"] == "follow"
-
-
-def _has_written(scribe: Scribe, count: int) -> bool:
-    return len(scribe.answered) > count
+        ledger.assert_whole(member, answered)
+    ours.wait_follow(master)
 
 
 @DIALECTS
