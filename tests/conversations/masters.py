@@ -23,16 +23,13 @@ DIALECTS = {"2.6": "2.6", "2.11": "2.11", "3.8": "2.11"}
 
 ALL_LOGS = "*.xlog"
 CLUSTER_ID = 320
-FIRST_SNAPSHOT = "00000000000000000000.snap"
 
 
-def copy_files(
-    version: str, scenario: str, node: str, target: Path, *logs: str, snapshot: str = FIRST_SNAPSHOT
-) -> Path:
-    """The files of a recorded node: one snapshot, and the logs named."""
+def copy_files(version: str, scenario: str, node: str, target: Path, *patterns: str) -> Path:
+    """The files of a recorded node: its first snapshot, and what is named."""
     source = recording.scenario(version, scenario) / "files" / node
     target.mkdir(parents=True)
-    for pattern in (snapshot, *logs):
+    for pattern in (min(source.glob("*.snap")).name, *patterns):
         found = list(source.glob(pattern))
         assert found, f"{source} has no {pattern}"
         for file in found:

@@ -44,8 +44,11 @@ STREAMS = [
     ("3.8", "03-anon-register", "anon-05", "master"),
     ("2.6", "04-mesh", "to-a-01", "a"),
     ("3.8", "04-mesh", "to-a-01", "a"),
+    ("3.8", "04-mesh", "to-b-03", "b"),
     ("2.11", "05-election", "to-a-01", "a"),
+    ("2.11", "05-election", "to-b-03", "b"),
     ("3.8", "05-election", "to-a-01", "a"),
+    ("3.8", "05-election", "to-b-03", "b"),
 ]
 
 COPIES = (RequestType.JOIN, RequestType.FETCH_SNAPSHOT, RequestType.REGISTER)

@@ -112,9 +112,7 @@ async def test_a_node_joins_follows_and_comes_back_as_the_recorded_replica_did(
     ours, theirs = (replicas.snapshot_tuples(path, besides=NOT_IN_SNAPSHOTS) for path in snapshots)
     assert ours == theirs
     assert replicas.logged_rows(tmp_path / "data") == replicas.logged_rows(recorded)
-    copied = masters.copy_files(
-        version, "01-join-subscribe", "replica", tmp_path / "recorded", "*.xlog", snapshot="*.snap"
-    )
+    copied = masters.copy_files(version, "01-join-subscribe", "replica", tmp_path / "recorded", "*.xlog", "*.snap")
     async with masters.serving(copied) as other:
         assert data == replicas.tuples(other.box, besides=frozenset({GC_CONSUMERS}))
     check_client_side(upstream, *conversations)
@@ -146,9 +144,7 @@ async def test_an_anonymous_node_follows_and_becomes_a_member_as_the_recorded_re
         data = replicas.tuples(node.box, besides=frozenset({GC_CONSUMERS}))
     recorded = replicas.recorded_files(version, "03-anon-register", "replica")
     assert replicas.logged_rows(tmp_path / "data") == replicas.logged_rows(recorded)
-    copied = masters.copy_files(
-        version, "03-anon-register", "replica", tmp_path / "recorded", "*.xlog", snapshot="*.snap"
-    )
+    copied = masters.copy_files(version, "03-anon-register", "replica", tmp_path / "recorded", "*.xlog", "*.snap")
     async with masters.serving(copied) as other:
         assert data == replicas.tuples(other.box, besides=frozenset({GC_CONSUMERS}))
     check_client_side(upstream, *conversations)
@@ -181,7 +177,7 @@ async def test_a_node_that_writes_too_gets_and_gives_what_its_recorded_place_in_
     assert [packet.kind for packet in played.answers] == expected
     recorded = replicas.recorded_files(version, "04-mesh", "b")
     assert sorted(replicas.logged_rows(tmp_path / "data")) == sorted(replicas.logged_rows(recorded))
-    copied = masters.copy_files(version, "04-mesh", "b", tmp_path / "recorded", "*.xlog", snapshot="*.snap")
+    copied = masters.copy_files(version, "04-mesh", "b", tmp_path / "recorded", "*.xlog", "*.snap")
     async with masters.serving(copied) as other:
         assert data == replicas.tuples(other.box, besides=frozenset({GC_CONSUMERS}))
     check_client_side(upstream, *conversations)
@@ -213,7 +209,7 @@ async def test_a_node_that_was_joined_follows_its_replica_as_the_recorded_master
     assert [packet.kind for packet in played.answers] == expected
     recorded = replicas.recorded_files(version, "04-mesh", "a")
     assert sorted(replicas.logged_rows(directory)) == sorted(replicas.logged_rows(recorded))
-    copied = masters.copy_files(version, "04-mesh", "a", tmp_path / "recorded", "*.xlog", snapshot="*.snap")
+    copied = masters.copy_files(version, "04-mesh", "a", tmp_path / "recorded", "*.xlog", "*.snap")
     async with masters.serving(copied) as other:
         assert data == replicas.tuples(other.box, besides=frozenset({GC_CONSUMERS}))
     check_client_side(upstream, *conversations)
