@@ -184,6 +184,8 @@ class VirtualLoop:
         self._ready.clear()
         self._timers.clear()
         asyncio._set_running_loop(self._as_loop)
+        # One coroutine that waits while it is closed is left to the interpreter by the one that waited for it.
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             for tasks in (self._tasks, *(life.tasks for life in lives)):
                 for task in list(tasks):
@@ -194,6 +196,7 @@ class VirtualLoop:
                             break
                 tasks.clear()
         finally:
+            sys.unraisablehook = hook
             asyncio._set_running_loop(None)
 
     def _step(self) -> None:
