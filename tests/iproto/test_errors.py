@@ -9,6 +9,7 @@ import pytest
 from flowstone.iproto import errors
 from flowstone.iproto.error_codes import HINTS, NAMES
 from flowstone.iproto.errors import CLASSES, AccessDenied, TarantoolError, TupleFound, error_of
+from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 
 
 def test_every_code_has_a_class_of_its_own_name() -> None:
@@ -24,6 +25,12 @@ def test_error_of_a_code_is_caught_by_its_name() -> None:
     assert (error.code, error.name, error.message) == (3, "ER_TUPLE_FOUND", "Duplicate key exists")
     assert error.hint == HINTS[3]
     assert str(error) == f"Duplicate key exists (ER_TUPLE_FOUND, 3); {HINTS[3]}"
+
+
+def test_a_gap_in_logs_is_told_from_an_error_in_lua_by_its_class() -> None:
+    gap = ErrorStack((ErrorRecord("XlogGapError", "Missing .xlog file"),))
+    assert error_of(32, "Missing .xlog file", gap).hint == HINTS[219]
+    assert error_of(32, "attempt to index nil").hint == HINTS[32]
 
 
 def test_an_error_raised_here_gives_no_advice_about_another_server() -> None:

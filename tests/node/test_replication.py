@@ -61,7 +61,7 @@ def test_instances_without_data_agree_on_who_begins_and_follow_each_other(dialec
         peers = uris(sim, "a", "b", "c")
         options: dict[str, Any] = {"dialect": dialect, "replication": peers}
         await asyncio.gather(*(sim.start(name, **options) for name in "abc"))
-        assert ids(sim, "a") == ids(sim, "b") == ids(sim, "c")
+        await sim.until(lambda: ids(sim, "a") == ids(sim, "b") == ids(sim, "c"))
         assert sorted(ids(sim, "a")) == [1, 2, 3]
         first = min("abc", key=lambda name: sim.machine(name).uuid)
         assert ids(sim, "a")[1] == sim.machine(first).uuid
@@ -242,3 +242,103 @@ async def test_logs_are_not_kept_for_members_that_are_away_longer_than_they_are_
     assert len(logs) > 1
     await sim.on("a", sim.node("a").reconfigure(wal_cleanup_delay=1))
     await sim.until(lambda: len([name for name in sim.storage("a").names if name.endswith(".xlog")]) < len(logs))
+
+
+@simulated()
+async def test_a_node_is_an_orphan_all_the_while_its_peers_are_changed(sim: Simulation) -> None:
+    await sim.start("a")
+    await make_space(sim, "a")
+    changing = asyncio.ensure_future(
+        sim.on("a", sim.node("a").reconfigure(replication=uris(sim, "nobody"), replication_connect_timeout=3))
+    )
+    for _ in range(20):
+        await sim.sleep(0.1)
+        assert sim.node("a").info()["ro"]
+    await changing
+
+
+@simulated()
+async def test_a_replica_without_an_id_is_never_written_to(sim: Simulation) -> None:
+    await sim.start("a")
+    await make_space(sim, "a")
+    await sim.start("b", replication=uris(sim, "a"), replication_anon=True, read_only=True)
+    sim.cut("a", "b")
+    options: dict[str, Any] = {"replication_anon": False, "read_only": False, "replication_connect_timeout": 3}
+    changing = asyncio.ensure_future(sim.on("b", sim.node("b").reconfigure(**options)))
+    await sim.sleep(1)
+    with pytest.raises(errors.Readonly):
+        await put(sim, "b", 7)
+    with pytest.raises(errors.CannotRegister):
+        await changing
+    with pytest.raises(errors.Readonly):
+        await put(sim, "b", 8)
+    assert sim.node("b").configuration.read_only
+    sim.heal()
+    await put(sim, "a", 9)
+    await sim.until(lambda: has(sim, "b", 9), what="it follows again, as before")
+
+
+@simulated()
+async def test_a_change_of_peers_that_fails_changes_nothing(sim: Simulation) -> None:
+    await sim.start("a")
+    await make_space(sim, "a")
+    await sim.start("b", replication=uris(sim, "a"))
+    with pytest.raises(errors.Cfg, match="duplicate connection"):
+        await sim.on("b", sim.node("b").reconfigure(replication=uris(sim, "a", "a")))
+    assert sim.node("b").configuration.replication == (sim.uri("a"),)
+    await put(sim, "a", 1)
+    await sim.until(lambda: has(sim, "b", 1) and not sim.node("b").info()["ro"])
+
+
+@simulated()
+async def test_a_change_of_peers_that_is_cancelled_changes_nothing(sim: Simulation) -> None:
+    await sim.start("a")
+    await make_space(sim, "a")
+    await sim.start("b", replication=uris(sim, "a"))
+    changing = asyncio.ensure_future(sim.on("b", sim.node("b").reconfigure(replication=uris(sim, "a", "nobody"))))
+    await sim.sleep(5)
+    changing.cancel()
+    await asyncio.gather(changing, return_exceptions=True)
+    await put(sim, "a", 1)
+    await sim.until(lambda: has(sim, "b", 1) and not sim.node("b").info()["ro"])
+
+
+@simulated(seeds=range(3))
+async def test_a_node_that_stops_while_its_peers_are_changed_leaves_nothing_behind(sim: Simulation) -> None:
+    await sim.start("a")
+    await sim.start("b", replication=uris(sim, "a"))
+    change = sim.node("b").reconfigure(replication=uris(sim, "a", "nobody"))
+    changing = asyncio.ensure_future(sim.on("b", change))
+    await sim.sleep(sim.random.uniform(0, 0.01))
+    await sim.stop("b")
+    await asyncio.gather(changing, return_exceptions=True)
+    assert sim.now < 10
+
+
+@simulated()
+async def test_who_has_joined_anew_with_local_rows_of_its_own_can_be_started_again(sim: Simulation) -> None:
+    await sim.start("a", dialect="2.6", checkpoint_count=1)
+    await make_space(sim, "a")
+
+    async def make_local_space() -> None:
+        local = await sim.node("a").create_space("mine", is_local=True)
+        await local.create_index("pk")
+
+    await sim.on("a", make_local_space())
+    await sim.start("b", dialect="2.6", replication=uris(sim, "a"))
+
+    async def write_locally() -> None:
+        for key in range(100):
+            await sim.node("b").space("mine").insert([key])
+        await sim.node("b").snapshot()
+
+    await sim.on("b", write_locally())
+    sim.kill("b")
+    await sim.restart("a", replication=[])
+    await put(sim, "a", *range(10))
+    await sim.on("a", sim.node("a").snapshot())
+    await put(sim, "a", *range(10, 20))
+    await sim.on("a", sim.node("a").snapshot())
+    await sim.restart("b")
+    await sim.restart("b")
+    assert all(has(sim, "b", key) for key in range(20))

@@ -80,8 +80,22 @@ def test_enough_upstreams_must_follow_before_the_instance_is_no_orphan() -> None
     for upstream, uuid in zip(found.upstreams, (A, B, C), strict=True):
         found.follow(upstream, ApplierState.CONNECTED, uuid)
     assert (found.is_synced, found.may_sync, found.connected_count) == (False, True, 3)
-    found.follow(found.upstreams[0], ApplierState.OFF, A)  # ourselves
+    found.follow(found.upstreams[0], ApplierState.OFF, A)
     found.follow(found.upstreams[1], ApplierState.FOLLOW, B)
+    assert not found.is_synced  # who was switched off is not caught up with
+    found.follow(found.upstreams[2], ApplierState.FOLLOW, C)
+    assert found.is_synced
+
+
+def test_with_ourselves_and_with_whom_we_follow_already_there_is_nothing_to_catch_up() -> None:
+    found = with_upstreams(3, 3)
+    found.follow(found.upstreams[0], ApplierState.OFF, A, own_uuid=A)
+    found.follow(found.upstreams[1], ApplierState.CONNECTED, B, own_uuid=A)
+    with pytest.raises(DuplicateConnection):
+        found.follow(found.upstreams[2], ApplierState.CONNECTED, B, own_uuid=A)
+    found.follow(found.upstreams[2], ApplierState.STOPPED, B, own_uuid=A)
+    assert not found.is_synced
+    found.follow(found.upstreams[1], ApplierState.FOLLOW, B, own_uuid=A)
     assert found.is_synced
 
 

@@ -40,6 +40,7 @@ def _class_of(code: int, name: str) -> type[TarantoolError]:
 CLASSES: dict[int, type[TarantoolError]] = {code: _class_of(code, name) for code, name in NAMES.items()}
 """Every class by its code."""
 
+_XLOG_GAP = 219
 _BY_NAME = {kind.__name__: kind for kind in CLASSES.values()}
 
 
@@ -57,7 +58,13 @@ def error_of(code: int, message: str, stack: ErrorStack | None = None) -> Tarant
     """
     kind = CLASSES.get(code)
     if kind is not None:
-        return kind(message, hint=HINTS.get(code), stack=stack)
+        return kind(message, hint=HINTS.get(_code_of_hint(code, stack)), stack=stack)
     error = TarantoolError(message, stack=stack)
     error.code, error.name = code, f"ER_{code}"
     return error
+
+
+def _code_of_hint(code: int, stack: ErrorStack | None) -> int:
+    """2.6 sends a gap in its logs with the code of an error in Lua; only its class tells."""
+    is_gap = stack is not None and bool(stack.errors) and stack.errors[0].type == "XlogGapError"
+    return _XLOG_GAP if is_gap else code

@@ -150,9 +150,13 @@ class Instance:
         return self.box.dialect is not Dialect.V2_6 and self.synchro.owner_id not in (0, self.id)
 
     def settle_read_only(self) -> None:
-        """Makes the box writable or not, by the option, by its peers and by the queue of synchronous transactions."""
+        """Makes the box writable or not, by the option, by its peers and by the queue of synchronous transactions.
+
+        Without an id it never is: rows that nobody could tell from local ones would reach nobody.
+        """
         is_queue_in_the_way = bool(self.synchro.pending) or self.is_queue_foreign
-        self.box.is_read_only = self.configuration.read_only or self.is_orphan or is_queue_in_the_way
+        is_held_back = self.id == 0 or self.is_orphan or is_queue_in_the_way
+        self.box.is_read_only = self.configuration.read_only or is_held_back
         if self.status != "loading":
             self.status = "orphan" if self.is_orphan else "running"
 

@@ -119,7 +119,11 @@ class Member:
         self.is_joining = True
         box.is_recovering = True
         self._replay = Replay(box)
-        self._start_vclock = vclock.without_zero()
+        self._start_vclock = vclock.without_zero().merged(self._local_rows())
+
+    def _local_rows(self) -> VClock:
+        """What we counted of our own local rows. They are gone with the data, but files are ordered by sums of LSNs."""
+        return VClock({0: self._instance.vclock.get(0)})
 
     async def meta(self, row: Row) -> None:
         assert self._replay is not None

@@ -262,17 +262,23 @@ class Node:
                 raise incorrect("replication_anon", "cannot be turned on after bootstrap has finished")
             if "listen" in changed:
                 await parts.listen(wanted)
-            self._configuration = parts.instance.configuration = wanted
-            apply_options(parts, changed)
+            self._take(wanted, changed)
             try:
                 await self._replicate(parts, changed, is_given="replication" in options)
             except BaseException:
-                if "replication_anon" in changed:
-                    self._configuration = parts.instance.configuration = before
+                if "listen" in changed:
+                    await parts.listen(before)
+                self._take(before, changed)
+                await parts.replication.resume_all()
                 raise
         for name in changed:
             LOG.info("set '%s' configuration option to %r", name, OPTIONS[name].shown(getattr(wanted, name)))
         return changed
+
+    def _take(self, configuration: Configuration, changed: Sequence[str]) -> None:
+        parts = self._parts
+        self._configuration = parts.instance.configuration = configuration
+        apply_options(parts, changed)
 
     async def _replicate(self, parts: Parts, changed: Sequence[str], *, is_given: bool) -> None:
         replication = parts.replication

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -350,7 +350,7 @@ class _Peers:
         return self._relays.anonymous
 
 
-def apply_options(parts: Parts, changed: list[str]) -> None:
+def apply_options(parts: Parts, changed: Sequence[str]) -> None:
     """Tells the parts that do not look for themselves."""
     configuration = parts.instance.configuration
     _limit(parts.instance)

@@ -24,7 +24,7 @@ from flowstone.replication import bootstrap_leader, replica_set
 from flowstone.replication.applier import ENDED, ApplierState, reaction
 from flowstone.replication.bootstrap_leader import Candidate
 from flowstone.replication.messages import Ballot
-from flowstone.replication.replica_set import DuplicateConnection, Progress, ReplicaSet, Upstream
+from flowstone.replication.replica_set import DuplicateConnection, ReplicaSet, Upstream
 
 LOG = logging.getLogger("flowstone.node")
 
@@ -32,6 +32,10 @@ _State = ApplierState
 _JOIN: Final = (_State.READY, _State.INITIAL_JOIN, _State.FINAL_JOIN, _State.JOINED, _State.READY)
 _FETCH: Final = (_State.READY, _State.FETCH_SNAPSHOT, _State.FETCHED_SNAPSHOT, _State.READY)
 _REGISTER: Final = (_State.REGISTERED, _State.READY)
+
+
+class ReplicationClosed(FlowstoneError):
+    """The node is being stopped: nobody is connected to any more."""
 
 
 class Replication:
@@ -46,6 +50,8 @@ class Replication:
         """Those that do not try any more."""
         self._changed = asyncio.Event()
         self._is_at_birth = False
+        self._is_connecting = False
+        self._is_closed = False
 
     # --- what box.info shows ---
 
@@ -61,20 +67,38 @@ class Replication:
 
         `at_birth`: an instance without data needs enough of them (error 59); one that has data goes on with fewer.
         """
-        await self.close()
-        configuration = self._instance.configuration
-        upstreams = [Upstream(parse_uri(text).address) for text in configuration.replication]
-        self.replica_set.set_upstreams(upstreams)
         self._is_at_birth = at_birth
-        if not upstreams:
-            return
-        self._member.watch_log()
-        LOG.info("connecting to %d replicas", len(upstreams))
-        for upstream, text in zip(upstreams, configuration.replication, strict=True):
-            applier = self._appliers[upstream] = self._make_applier(upstream, text)
-            applier.start(pause_at=(_State.CONNECTED,))
-        await self._until(self._has_connected, configuration.replication_connect_timeout)
-        await self._take_stock()
+        self._is_connecting = True
+        try:
+            await self._make_appliers()
+            if not self._appliers:
+                return
+            LOG.info("connecting to %d replicas", len(self._appliers))
+            for applier in self._appliers.values():
+                applier.start(pause_at=(_State.CONNECTED,))
+            await self._until(self._has_connected, self._instance.configuration.replication_connect_timeout)
+            self._check_open()
+            await self._take_stock()
+        finally:
+            self._is_connecting = False
+
+    async def _make_appliers(self) -> None:
+        """One for each URI that is configured, in place of those that were."""
+        await self._drop_appliers()
+        self._check_open()
+        uris = self._instance.configuration.replication
+        upstreams = [Upstream(parse_uri(text).address) for text in uris]
+        self.replica_set.set_upstreams(upstreams)
+        for upstream, text in zip(upstreams, uris, strict=True):
+            self._appliers[upstream] = self._make_applier(upstream, text)
+        # How many there are to catch up with turns out when they have been tried. Until then it is all of them.
+        self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else len(upstreams)
+        if upstreams:
+            self._member.watch_log()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ReplicationClosed("the node is being stopped", hint="start it again")
 
     def _make_applier(self, upstream: Upstream, text: str) -> Applier:
         configuration = self._instance.configuration
@@ -132,17 +156,20 @@ class Replication:
             LOG.info("connected to %d replicas", total)
         if len(connected) < self._connect_quorum and self._is_at_birth:
             reasons = "; ".join(_failure(applier) for applier in self._appliers.values() if applier not in connected)
-            await self.close()
+            await self._drop_appliers()
             raise errors.Cfg(
                 "Incorrect value for option 'replication': failed to connect to one or more replicas",
                 hint=reasons or None,
             )
-        self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else len(connected)
-        for upstream, applier in self._appliers.items():
+        self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else self._booted_count()
+        for applier in self._appliers.values():
             if applier not in connected:
                 await applier.stop()
-                upstream.progress = Progress.DISCONNECTED
         self._check_duplicates()
+
+    def _booted_count(self) -> int:
+        """Those that have data to catch up with, and ourselves."""
+        return sum(peer.ballot.is_booted or peer.uuid == self._instance.uuid for peer in self._candidates())
 
     def _check_duplicates(self) -> None:
         uuids = [applier.uuid for applier in self._connected()]
@@ -246,8 +273,8 @@ class Replication:
             for state in _FETCH if self._instance.configuration.replication_anon else _JOIN:
                 await applier.resume_to(state)
         except FlowstoneError as error:
-            retry = reaction(error, is_2_6=self._goes_by_quorum) in (_State.LOADING, _State.DISCONNECTED)
-            if self._member.is_joining or not retry:
+            after = reaction(error, is_2_6=self._instance.box.dialect is Dialect.V2_6)
+            if self._member.is_joining or after not in (_State.LOADING, _State.DISCONNECTED):
                 raise
             LOG.info("cannot join %s yet: %s", leader.address, error)
             return False
@@ -325,6 +352,12 @@ class Replication:
         self.follow()
         await self.sync()
 
+    async def resume_all(self) -> None:
+        """Follows what is configured, without waiting for anybody: a change of it has failed."""
+        if not self._is_closed:
+            await self._make_appliers()
+            self.follow()
+
     async def register(self) -> None:
         """An anonymous replica becomes a member: one of its peers gives it an id (error 208 if none can)."""
         await self.connect(at_birth=False)
@@ -347,9 +380,14 @@ class Replication:
         self._changed.set()
 
     async def close(self) -> None:
+        """Ends all connections, for good."""
+        self._is_closed = True
+        self._changed.set()
+        await self._drop_appliers()
+
+    async def _drop_appliers(self) -> None:
         appliers, self._appliers, self._ended = self._appliers, {}, {}
-        for applier in appliers.values():
-            await applier.stop()
+        await asyncio.gather(*(applier.stop() for applier in appliers.values()))
 
     # --- what appliers report ---
 
@@ -357,13 +395,13 @@ class Replication:
         if upstream not in self._appliers:
             return
         try:
-            self.replica_set.follow(upstream, applier.state, applier.uuid)
+            self.replica_set.follow(upstream, applier.state, applier.uuid, self._instance.uuid)
         except DuplicateConnection as error:
             LOG.error("%s", error)
             applier.fail(error)
         if applier.state in ENDED:
             self._ended[applier] = None
-        if self._instance.status == "orphan" and self.replica_set.is_synced:
+        if self._instance.status == "orphan" and self.replica_set.is_synced and not self._is_connecting:
             self.set_orphan(False)
         self._changed.set()
 
@@ -377,7 +415,7 @@ class Replication:
         timer = asyncio.get_running_loop().create_task(self._instance.outside.clock.sleep(seconds))
         timer.add_done_callback(lambda _: self._changed.set())
         try:
-            while not condition() and not timer.done():
+            while not condition() and not timer.done() and not self._is_closed:
                 self._changed.clear()
                 await self._changed.wait()
         finally:

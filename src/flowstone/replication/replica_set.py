@@ -36,8 +36,7 @@ _PROGRESS: Final = {
     ApplierState.STOPPED: Progress.DISCONNECTED,
     ApplierState.CONNECTED: Progress.CONNECTED,
     ApplierState.FOLLOW: Progress.SYNCED,
-    # Ourselves, a second connection to the same peer, or one that was switched off: there is nothing to catch up with.
-    ApplierState.OFF: Progress.SYNCED,
+    ApplierState.OFF: Progress.DISCONNECTED,
 }
 """What a state of an applier changes; others leave the progress as it was."""
 
@@ -49,6 +48,8 @@ class Upstream:
     address: str
     uuid: UUID | None = None
     progress: Progress = Progress.DISCONNECTED
+    is_spare: bool = False
+    """It leads to this instance itself, or to whom another URI leads: there is nothing to catch up with."""
 
 
 class DuplicateConnection(FlowstoneError):
@@ -83,17 +84,20 @@ class ReplicaSet:
             raise errors.Cfg("Incorrect value for option 'replication': too many replicas")
         self.upstreams = wanted
 
-    def follow(self, upstream: Upstream, state: ApplierState, uuid: UUID | None) -> None:
+    def follow(self, upstream: Upstream, state: ApplierState, uuid: UUID | None, own_uuid: UUID | None = None) -> None:
         """An applier is in a new state; DuplicateConnection if its peer is another applier's already."""
-        if state is ApplierState.CONNECTED and uuid is not None and upstream.uuid != uuid:
+        if uuid is not None and uuid == own_uuid:
+            upstream.uuid, upstream.is_spare = uuid, True
+        elif state is ApplierState.CONNECTED and uuid is not None and upstream.uuid != uuid:
             self._identify(upstream, uuid)
-        progress = _PROGRESS.get(state)
+        progress = Progress.SYNCED if upstream.is_spare else _PROGRESS.get(state)
         if progress is not None:
             upstream.progress = progress
 
     def _identify(self, upstream: Upstream, uuid: UUID) -> None:
         for other in self.upstreams:
             if other is not upstream and other.uuid == uuid and other.progress is not Progress.DISCONNECTED:
+                upstream.is_spare = True
                 raise DuplicateConnection(
                     f"duplicate connection to the same replica: instance uuid {uuid},"
                     f" addr1 {upstream.address}, addr2 {other.address}",
