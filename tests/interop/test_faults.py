@@ -129,6 +129,7 @@ def test_members_that_write_to_each_other_converge_whatever_happens(cluster: Clu
     one.configure(replication=[back.uri])
     one.options["replication"] = [back.uri]
     one.wait_follow(two)
+    two.wait_writable()
     random = Random(SEED)
     for number in range(max(3, ROUNDS // 10)):
         fault = random.choice((one.kill, two.kill, one.stop, two.stop, wire.disconnect, back.disconnect))

@@ -161,8 +161,10 @@ def test_mesh_of_two_real_servers_and_a_node_all_writing_converges(cluster: Clus
         member.options["replication"] = everybody
         member.launch()
     wait_ready(*members)
+    members[0].wait_writable()
     workload.run(members[0], workload.definitions(is_synchronous=False))
     for member in members:
+        member.wait_writable()
         member.catch_up(members[0])
     _write_on_all(members, TRANSACTIONS // 3)
     assert_converged(*members, seconds=CATCH_UP_SECONDS)

