@@ -180,7 +180,7 @@ async def test_what_waits_is_taken_back_newest_first() -> None:
 
 async def test_a_transaction_too_large_for_the_log_is_refused_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
-    monkeypatch.setattr("flowstone.node.journal.SUBMISSION_SIZE_MAX", 50)
+    monkeypatch.setattr("flowstone.node.journal.TRANSACTION_SIZE_MAX", 50)
     with pytest.raises(errors.WalIo):
         await node.commits.commit(node.transaction((PLAIN, 1), (PLAIN, 2), (PLAIN, 3)))
     assert node.keys() == []

@@ -13,8 +13,10 @@ import pytest
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
-from flowstone.node.journal import SUBMISSION_SIZE_MAX, Journal, JournalClosed, LastLog, WalMode
+from flowstone.node.journal import Journal, JournalClosed, LastLog, WalMode
+from flowstone.replication.row_stream import RowStream, StreamError
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.block import TRANSACTION_SIZE_MAX
 from flowstone.xlog.directory import scan_directory
 from flowstone.xlog.errors import BlockTooLarge, WriteFailed
 from flowstone.xlog.reader import EndingKind, LogFile
@@ -357,12 +359,14 @@ async def test_who_is_told_may_submit_and_flush_and_everybody_is_told_in_order(m
 
     log.submit(b"\x81\x00\x0c", 1, first)
     log.submit(b"\x81\x00\x0c", 1, lambda error: told.append("second"))
-    await log.drain()
+    while not log.is_idle:
+        await log.drain()
     assert told == ["first", "second", "third"]
     log.submit(b"\x81\x00\x0c", 1, first)
     log.submit(b"\x81\x00\x0c", 1, lambda error: told.append("second"))
     log.flush()
-    await log.drain()
+    while not log.is_idle:
+        await log.drain()
     assert told == ["first", "second", "third"] * 2
     await log.close()
 
@@ -373,10 +377,62 @@ async def test_what_no_block_can_hold_is_refused_at_once_and_harms_nobody_else()
     writer = Writer(log)
     writer.submit("a")
     with pytest.raises(BlockTooLarge):
-        log.submit(bytes(SUBMISSION_SIZE_MAX + 1), 1, lambda error: None)
+        log.submit(bytes(TRANSACTION_SIZE_MAX + 1), 1, lambda error: None)
     writer.submit("b")
     await log.close()
     assert found(disk) == writer.acknowledged == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
+async def test_draining_waits_for_what_was_submitted_and_for_nothing_later(mode: WalMode) -> None:
+    disk = FaultDisk()
+    log = journal(disk, mode)
+    loop, told, is_over = asyncio.get_running_loop(), 0, False
+
+    def submit() -> None:
+        lsn = log.next_lsn(1)
+        row = Row(3, 1, lsn=lsn, timestamp=1.7e9, tsn=lsn, flags=1, body=b"\x82\x10\xcd\x02\x00\x21\x91\x01")
+        log.submit(row.encode(), 1, again)
+        log.flush()
+
+    def again(error: FlowstoneError | None) -> None:
+        nonlocal told
+        told += 1
+        if not is_over:
+            loop.call_soon(submit)
+
+    for _ in range(4):
+        submit()
+    position = log.vclock
+    async with asyncio.timeout(10):
+        await log.drain()
+    assert log.written_vclock >= position
+    is_over = True
+    await log.close()
+    assert told == log.written_vclock.get(1)
+
+
+async def test_draining_ends_with_a_failure_and_after_who_waited_has_gone() -> None:
+    disk = FaultDisk()
+    log = journal(disk, WalMode.FSYNC)
+    writer = Writer(log)
+    writer.submit("a")
+    gone = asyncio.get_running_loop().create_task(log.drain())
+    await asyncio.sleep(0)
+    gone.cancel()
+    await log.drain()
+    assert writer.acknowledged == [(1, "a")]
+    disk.room = 0
+    writer.submit("b")
+    await log.drain()
+    assert writer.failures == [2]
+
+
+def test_a_peer_s_transaction_is_accepted_up_to_what_the_log_takes() -> None:
+    stream = RowStream("peer")
+    stream.feed(b"\xce" + TRANSACTION_SIZE_MAX.to_bytes(4, "big"))
+    with pytest.raises(StreamError, match=f"a transaction of more than {TRANSACTION_SIZE_MAX} bytes"):
+        stream.take()
 
 
 async def test_a_log_without_rows_is_continued_and_a_torn_one_ended() -> None:

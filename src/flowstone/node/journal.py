@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from flowstone.errors import FlowstoneError
-from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.block import FIXHEADER_SIZE, FLUSH_THRESHOLD
+from flowstone.xlog.block import FIXHEADER_SIZE, TRANSACTION_SIZE_MAX
 from flowstone.xlog.errors import BlockTooLarge, WriteFailed
 from flowstone.xlog.meta import FileType, Meta, file_name
 from flowstone.xlog.writer import SMALL_SIZE_MAX, LogWriter
@@ -29,9 +28,6 @@ LOG = logging.getLogger("flowstone.node")
 
 WAL_MAX_SIZE = 256 * 1024**2
 """As in `box.cfg`: a log of this size is ended before the next write."""
-
-SUBMISSION_SIZE_MAX = BLOCK_SIZE_MAX - FLUSH_THRESHOLD
-"""A transaction must fit into a block together with what was submitted before it."""
 
 Done = Callable[[FlowstoneError | None], None]
 
@@ -159,8 +155,8 @@ class Journal:
     def _check_submission(self, rows: bytes) -> None:
         if self._is_closed:
             raise self._closed()
-        if len(rows) > SUBMISSION_SIZE_MAX:
-            raise BlockTooLarge(self._directory, 0, len(rows), SUBMISSION_SIZE_MAX)
+        if len(rows) > TRANSACTION_SIZE_MAX:
+            raise BlockTooLarge(self._directory, 0, len(rows), TRANSACTION_SIZE_MAX)
 
     @property
     def is_ready(self) -> bool:
@@ -210,13 +206,18 @@ class Journal:
             self._is_telling = False
 
     async def drain(self) -> None:
-        """Returns when everything submitted so far is written, or has failed."""
-        while not self.is_idle:
-            self.flush()
-            if self._worker is not None:
-                await asyncio.shield(self._worker)
-            else:
-                await self._outside.clock.sleep(0)
+        """Returns when everything submitted so far is written, or has failed; what others submit later is no matter."""
+        if self.is_idle:
+            return
+        passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rows.append(b"")
+        self._done.append(lambda error: None if passed.done() else passed.set_result(None))
+        self.flush()
+        worker = self._worker
+        if worker is not None:
+            await asyncio.wait((passed, worker), return_when=asyncio.FIRST_COMPLETED)
+            if not passed.done():
+                worker.result()  # it did not come to an end of its own; this raises why
 
     async def rotate(self) -> VClock:
         """Ends the file behind everything submitted so far, and returns that position once all of it is written.
@@ -247,7 +248,8 @@ class Journal:
     async def close(self) -> None:
         """Writes what is queued and ends the file with its marker. Whoever submits from now on gets JournalClosed."""
         self._is_closed = True
-        await self.drain()
+        while not self.is_idle:
+            await self.drain()
         if self._writer is not None:
             await self._outside.blocking(self._end_file)
 

@@ -19,10 +19,14 @@ from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.iproto.packet import decode_response
 from flowstone.iproto.row_batches import AT, NEEDED, ROWS, WHOLE_AT, WHOLE_ROWS
 from flowstone.iproto.scan import Bytes, Cells
+from flowstone.xlog.block import TRANSACTION_SIZE_MAX
 from flowstone.xlog.reader import Slab
 
 ROWS_MAX: Final = 16384
 """Rows of one slab, unless a single transaction has more: some milliseconds of work for whoever applies them."""
+
+REPLY_SIZE_MAX: Final = 1024**2
+"""Bytes of a packet before rows are due: ballots and errors are small, and who sends them may be anybody."""
 
 TRANSACTION_ROWS_MAX: Final = 4 * 1024**2
 """Rows of one transaction: short ones in their millions would exhaust memory, of which the table takes 168 bytes each.
@@ -75,11 +79,11 @@ class RowStream:
         peer: str,
         *,
         packet_size_max: int = BLOCK_SIZE_MAX,
-        transaction_size_max: int = BLOCK_SIZE_MAX,
+        transaction_size_max: int = TRANSACTION_SIZE_MAX,
         transaction_rows_max: int = TRANSACTION_ROWS_MAX,
     ) -> None:
         self.peer = peer
-        self._packet_size_max = packet_size_max
+        self.packet_size_max = packet_size_max
         self._transaction_size_max = transaction_size_max
         self._transaction_rows_max = transaction_rows_max
         self._unread = bytearray()
@@ -133,7 +137,7 @@ class RowStream:
                 np.frombuffer(self._unread, np.uint8),
                 self._cells,
                 room,
-                self._packet_size_max,
+                self.packet_size_max,
                 self._transaction_size_max,
                 self._progress,
             )
@@ -200,8 +204,8 @@ class RowStream:
             if start > len(unread):
                 return None
             size = int.from_bytes(unread[at + 1 : start], "big")
-        if not 0 < size <= self._packet_size_max:
-            what = f"a packet of {size} bytes, between 1 and {self._packet_size_max} are accepted"
+        if not 0 < size <= self.packet_size_max:
+            what = f"a packet of {size} bytes, between 1 and {self.packet_size_max} are accepted"
             raise StreamError(self.peer, what)
         if start + size > len(unread):
             return None

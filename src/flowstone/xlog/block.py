@@ -33,6 +33,10 @@ COMPRESS_THRESHOLD = 2048
 FLUSH_THRESHOLD = 128 * 1024
 """A block that reached this size ends with the transaction at hand; 2.6.0 does the same with batches in its WAL."""
 
+TRANSACTION_SIZE_MAX = BLOCK_SIZE_MAX - FLUSH_THRESHOLD
+"""A transaction must fit into a block together with what is written before it: what is larger can be accepted from
+nobody, client or peer."""
+
 ZSTD_LEVEL = 3
 
 _PADDING = (b"", *(bytes((0xA0 + size,)) + bytes(size) for size in range(FIXHEADER_SIZE)))
