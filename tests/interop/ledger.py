@@ -19,6 +19,8 @@ from tests.interop.member import SECONDS, Member
 LEDGER = 700
 PARTS_MAX = 4
 RETRY_SECONDS = 0.02
+PACE_SECONDS = 0.001
+"""Between transactions: enough of them to be hit by anything, not so many that a long run drowns in them."""
 
 
 def define(member: Member) -> None:
@@ -88,6 +90,7 @@ class Scribe:
                 raise
             self.answered.append(self.number)
             self.number += 1
+            self._ending.wait(PACE_SECONDS)
 
 
 READ_ONLY, LOADING, ACCESS_DENIED = 7, 116, 42

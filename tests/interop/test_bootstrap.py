@@ -136,11 +136,13 @@ def test_a_member_listed_twice_and_oneself_are_connected_once(cluster: Cluster) 
 
 @fits(">=2.11")
 def test_a_real_candidate_leads_and_a_node_that_cannot_be_elected_joins_it(cluster: Cluster) -> None:
-    candidate = cluster.real("candidate", start=False, instance_uuid=LARGE, election_mode="candidate")
+    candidate = cluster.real(
+        "candidate", start=False, instance_uuid=LARGE, election_mode="candidate", replication_synchro_quorum=1
+    )
     ours = cluster.ours("ours", start=False, instance_uuid=SMALL)
     _set_dialect(cluster, [candidate, ours])
     for member in (candidate, ours):
-        member.launch(replication=[candidate.uri, ours.uri], replication_synchro_quorum=1)
+        member.launch(replication=[candidate.uri, ours.uri])
     wait_ready(candidate, ours)
     assert _ids(ours)[LARGE] == 1
     eventually("the candidate leads", lambda: candidate.info()["election"]["state"] == "leader")
