@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
-from flowstone.outside.network import QUEUE_MAX, Client, Listener, SystemNetwork, Tls, TlsRefused
+from flowstone.outside.network import QUEUE_MAX, Client, Listener, Stream, SystemNetwork, Tls, TlsRefused
 
 
 async def shout_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,6 +74,29 @@ async def test_a_closed_peer_reads_as_nothing_more() -> None:
         assert await stream.read(100) == b""
         await stream.close()
         await stream.close()
+
+
+async def _write_for_ever(stream: Stream) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            stream.write(b"more")
+            await stream.drain()
+            await asyncio.sleep(0)
+
+
+def test_writing_to_a_lost_connection_never_fails_and_draining_does() -> None:
+    async def write_on() -> None:
+        async with tcp_server() as port:
+            stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
+            stream.write(b"bye")
+            assert await stream.read(100) == b""
+            with pytest.raises(ConnectionError):
+                await _write_for_ever(stream)
+            stream.write(b"still more")
+            await stream.close()
+
+    asyncio.run(write_on())
+    uvloop.run(write_on())
 
 
 async def test_a_refused_connection_is_an_os_error() -> None:

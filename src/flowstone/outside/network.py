@@ -313,7 +313,8 @@ class _AsyncioStream:
         return await self._reader.read(n)
 
     def write(self, data: Buffer) -> None:
-        self._writer.write(memoryview(data))
+        if not self._writer.is_closing():  # uvloop would raise, asyncio drops it
+            self._writer.write(memoryview(data))
 
     async def drain(self) -> None:
         await self._writer.drain()
