@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -118,7 +119,8 @@ def drop(key: Any, *, space: int = PLAIN) -> Change:
 
 
 async def settled(replica: Replica) -> Replica:
-    await replica.journal.drain()
+    while not replica.journal.is_idle:
+        await replica.journal.drain()
     return replica
 
 
@@ -230,6 +232,26 @@ async def test_of_a_transaction_that_came_in_parts_before_the_rest_is_applied() 
     assert [(row.lsn, row.tsn) for row in replica.rows()] == [(1, 1), (2, 2), (3, 3), (4, 3)]
 
 
+@pytest.mark.parametrize("count", [6, 40])
+async def test_a_transaction_cut_at_its_beginning_can_be_read_back(count: int) -> None:
+    replica, old, new = Replica(), Master(), Master()
+    replica.applying.apply(slab(*(old.does(put(REPLACE, key)) for key in range(3))))
+    replica.applying.apply(slab(new.does(*(put(REPLACE, key) for key in range(count)))))
+    await settled(replica)
+    assert [(row.lsn, row.tsn) for row in replica.rows()[3:]] == [(4 + n, 4) for n in range(count - 3)]
+
+
+async def test_of_what_several_instances_wrote_together_the_rest_ends_where_its_last_row_is_known() -> None:
+    replica, one, two = Replica(), Master(2), Master(3)
+    known = two.does(put(REPLACE, 9))
+    mixed = list(make_transaction([*one.does(put(REPLACE, 1)), *one.does(put(REPLACE, 2)), *known]).rows)
+    replica.applying.apply(slab(known))
+    replica.applying.apply(slab(mixed, one.does(put(REPLACE, 3))))
+    await settled(replica)
+    rows = [(row.replica_id, row.lsn, row.tsn, row.is_commit) for row in replica.rows()]
+    assert rows == [(3, 1, 1, True), (2, 1, 1, False), (2, 2, 1, True), (2, 3, 3, True)]
+
+
 @pytest.mark.parametrize("before", [2, 50])
 async def test_a_transaction_that_cannot_be_applied_leaves_those_before_it_and_nothing_of_itself(before: int) -> None:
     replica, master = Replica(), Master()
@@ -317,19 +339,63 @@ async def test_a_failed_write_takes_everything_in_flight_back_and_tells_all(mode
     await settled(replica)
     replica.disk.room = 0
     more = [master.does(put(REPLACE, 1, "new"), drop(2)), *(master.does(put(INSERT, 100 + n)) for n in range(count))]
-    replica.applying.apply(slab(*more))
-    replica.applying.apply(slab(master.does(put(INSERT, 99, "a", space=INDEXED), put(INSERT, 5, "x", space=OTHER))))
+    later = slab(master.does(put(INSERT, 99, "a", space=INDEXED), put(INSERT, 5, "x", space=OTHER)))
+    with pytest.raises(errors.WalIo) if mode is WalMode.WRITE else nullcontext():
+        replica.applying.apply(slab(*more))
+    with pytest.raises(errors.WalIo) if mode is WalMode.WRITE else nullcontext():
+        replica.applying.apply(later)
     await settled(replica)
     assert replica.content() == dict.fromkeys(range(count), ("old",))
     assert replica.content(OTHER) == {}
-    assert [type(error) for error in replica.failures][:1] == [errors.WalIo]
+    assert [type(error) for error in replica.failures] == [errors.WalIo]
     assert replica.journal.vclock == VClock({2: count})
     assert replica.applying.in_flight_bytes == 0
     replica.disk.room = 1 << 30
+    with pytest.raises(errors.WalIo):
+        replica.applying.apply(later)
+    replica.applying.start_anew()
     replica.applying.apply(slab(*more))
     await settled(replica)
     assert replica.content()[1] == ("new",)
     assert replica.journal.written_vclock == VClock({2: count + 2 + count})
+
+
+@pytest.mark.parametrize("count", [1, 20])
+async def test_nothing_is_applied_behind_a_gap_though_the_disk_has_room_again_at_once(count: int) -> None:
+    replica, master = Replica(), Master()
+    replica.applying.apply(slab(master.does(put(REPLACE, 1, "before"))))
+    await settled(replica)
+    lost, verdict = master.does(put(REPLACE, 2, space=SYNC)), master.says(Confirm(2, 2))
+    behind = [master.does(put(REPLACE, 10 + n)) for n in range(count)]
+    replica.disk.room = 0
+    replica.commits.on_rollback.append(lambda statements: setattr(replica.disk, "room", None))
+    with pytest.raises(errors.WalIo):
+        replica.applying.apply(slab(lost, verdict, *behind))
+    with pytest.raises(errors.WalIo):
+        replica.applying.apply(slab(master.does(put(REPLACE, 3))))
+    await settled(replica)
+    assert replica.disk.room is None
+    assert replica.journal.vclock == replica.journal.written_vclock == VClock({2: 1})
+    assert (list(replica.content()), replica.content(SYNC)) == ([1], {})
+
+
+async def test_a_large_slab_s_transactions_are_submitted_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowstone.node.applying.TOGETHER_SIZE_MAX", 500)
+    monkeypatch.setattr("flowstone.node.journal.TRANSACTION_SIZE_MAX", 1000)
+    replica, master = Replica(), Master()
+    replica.applying.apply(
+        slab(master.does(put(REPLACE, 1, "x" * 900)), *(master.does(put(REPLACE, 2 + n, "y" * 30)) for n in range(20)))
+    )
+    await settled(replica)
+    assert len(replica.content()) == len(replica.rows()) == 21
+
+
+async def test_what_the_log_refuses_at_once_does_not_wait_in_the_limbo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowstone.node.journal.TRANSACTION_SIZE_MAX", 100)
+    replica, master = Replica(), Master()
+    with pytest.raises(errors.WalIo):
+        replica.applying.apply(slab(master.does(put(REPLACE, 1, "x" * 200, space=SYNC))))
+    assert (replica.synchro.pending, replica.content(SYNC)) == ((), {})
 
 
 async def test_who_listens_hears_of_each_transaction() -> None:
@@ -390,15 +456,79 @@ async def test_a_failed_write_leaves_in_the_limbo_what_is_written() -> None:
     await settled(replica)
     replica.disk.room = 0
     second, verdict = master.does(put(INSERT, 2, space=SYNC)), master.says(Confirm(2, 2))
-    replica.applying.apply(slab(second, verdict))
+    with pytest.raises(errors.WalIo):
+        replica.applying.apply(slab(second, verdict))
     await settled(replica)
     assert [applied.lsn for applied in replica.synchro.pending] == [1]
     assert sorted(replica.content(SYNC)) == [1]
     replica.disk.room = 1 << 30
+    replica.applying.start_anew()
     replica.applying.apply(slab(second, verdict))
     await settled(replica)
     assert replica.synchro.pending == ()
     assert sorted(replica.content(SYNC)) == [1, 2]
+
+
+@pytest.mark.parametrize("behind", [3, 20])
+async def test_in_2_6_all_behind_a_waiting_transaction_shares_its_fate_in_one_slab_too(behind: int) -> None:
+    replica, master = Replica(), Master()
+    waiting = master.does(put(REPLACE, 1, space=SYNC))
+    replica.applying.apply(slab(waiting, *(master.does(put(REPLACE, key)) for key in range(behind))))
+    assert len(replica.synchro.pending) == 1 + behind
+    replica.applying.apply(slab(master.says(Rollback(2, 1))))
+    await settled(replica)
+    assert replica.content() == replica.content(SYNC) == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [(MemoryError("no room"), "MemoryError: no room"), (errors.TupleFound("Duplicate"), "Duplicate")],
+)
+async def test_what_goes_wrong_with_held_rows_is_told_and_none_follow(
+    monkeypatch: pytest.MonkeyPatch, wrong: Exception, told: str
+) -> None:
+    replica, master = Replica(WalMode.FSYNC), Master()
+    replica.applying.apply(slab(master.does(put(REPLACE, 1, space=SYNC))))
+    held, later = master, slab(Master(lsn=4).does(put(REPLACE, 9)))
+    replica.applying.apply(slab(held.says(Confirm(2, 1)), held.does(put(REPLACE, 7))))
+    replica.applying.apply(slab(held.does(put(REPLACE, 8))))
+    assert replica.applying.is_holding
+
+    def fails(*args: Any) -> None:
+        raise wrong
+
+    with monkeypatch.context() as patched:
+        patched.setattr("flowstone.node.applying.execute", fails)
+        await settled(replica)
+    assert [error.message for error in replica.failures] == [told]
+    assert (replica.applying.in_flight_bytes, replica.applying.is_holding) == (0, False)
+    with pytest.raises(FlowstoneError, match=told):
+        replica.applying.apply(later)
+    assert replica.content() == {}
+    assert replica.journal.vclock == VClock({2: 2})
+
+
+async def test_held_rows_count_and_can_be_waited_for() -> None:
+    replica, master = Replica(WalMode.FSYNC), Master()
+    replica.applying.apply(slab(master.does(put(REPLACE, 1, space=SYNC)), master.says(Confirm(2, 1))))
+    before = replica.applying.in_flight_bytes
+    replica.applying.apply(slab(master.does(put(REPLACE, 7, "x" * 5000))))
+    assert replica.applying.in_flight_bytes > before + 5000
+    await replica.applying.release()
+    assert list(replica.content()) == [7]
+    assert not replica.applying.is_holding
+    await settled(replica)
+    assert replica.applying.in_flight_bytes == 0
+
+
+async def test_who_waits_for_held_rows_hears_that_they_are_lost() -> None:
+    replica, master = Replica(WalMode.FSYNC), Master()
+    replica.applying.apply(slab(master.does(put(REPLACE, 1, space=SYNC)), master.says(Confirm(2, 1))))
+    replica.applying.apply(slab(master.does(put(REPLACE, 7))))
+    replica.disk.room = 0
+    with pytest.raises(errors.WalIo):
+        await replica.applying.release()
+    assert replica.applying.in_flight_bytes == 0
 
 
 async def test_two_masters_cannot_both_have_transactions_waiting() -> None:
@@ -465,6 +595,14 @@ class TestWithTerms:
         replica.applying.apply(slab(one.does((NOP, None))))
         with pytest.raises(errors.SplitBrain, match="got an async transaction from an old term"):
             replica.applying.apply(slab(*(one.does(put(INSERT, key)) for key in range(20))))
+        assert replica.content() == {}
+
+    async def test_a_split_brain_shows_behind_the_promotion_in_one_slab_too(self) -> None:
+        replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
+        replica.applying.apply(slab(one.says(Promote(0, 0, 2))))
+        await settled(replica)
+        with pytest.raises(errors.SplitBrain):
+            replica.applying.apply(slab(two.says(Promote(2, 0, 3)), *(one.does(put(INSERT, key)) for key in range(20))))
         assert replica.content() == {}
 
     async def test_without_an_owner_everybody_may_write(self) -> None:

@@ -17,44 +17,26 @@ from numpy.typing import NDArray
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Flag, RequestType
-from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled import SettledTracker, Tracked
 from flowstone.replication.synchro import Promote, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import DamagedFile
 from flowstone.xlog.meta import Meta
 from flowstone.xlog.reader import Slab
-from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group
+from flowstone.xlog.transactions import CONTROL_TYPES, group
 
 CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)
 WAIT_ACK = Flag.WAIT_ACK.value
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(Tracked):
     """A transaction, where it came from, and whether the schema makes it synchronous."""
 
-    transaction: Transaction
     slab: Slab
     first: int
     touches_synchronous: bool
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return self.transaction.rows
-
-    @property
-    def replica_id(self) -> int:
-        return self.transaction.replica_id
-
-    @property
-    def lsn(self) -> int:
-        return self.transaction.lsn
-
-    @property
-    def flags(self) -> int:
-        return self.transaction.flags
 
 
 class Settling:

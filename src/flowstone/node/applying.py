@@ -4,11 +4,13 @@ Whole transactions, in the order in which they come, those left out that the log
 step of the loop, from looking at the log's position to submitting, so two peers that bring the same rows need no latch:
 one of them is later. Plain rows go many at once (`applying_plain.py`), everything else through the statements; what a
 slab brings is one submission. Synchronous transactions wait for their verdict as in `replay.py`. A write that fails
-takes back everything in flight, and every applier is told (`on_failure`).
+takes back everything in flight, and every applier is told (`on_failure`); no row is taken after that, as it would stand
+behind a gap, until appliers have started anew.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +30,6 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType
 from flowstone.iproto.row import Row, encode_header
-from flowstone.iproto.scan import Cells
 from flowstone.node.applying_plain import PlainRows, Replicated, distinct
 from flowstone.node.commits import Commits, wal_error
 from flowstone.node.journal import Journal
@@ -38,6 +39,7 @@ from flowstone.replication.row_stream import journal_rows
 from flowstone.replication.settled import SettledTracker
 from flowstone.replication.synchro import Confirm, ControlBody, Rollback, decode_control
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.block import TRANSACTION_SIZE_MAX
 from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, make_transaction
 from flowstone.xlog.transactions import Transaction as LogTransaction
@@ -48,6 +50,9 @@ _CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
 _NOP: Final = RequestType.NOP.value
 _COMMIT, _WAIT_SYNC, _WAIT_ACK = Flag.COMMIT.value, Flag.WAIT_SYNC.value, Flag.WAIT_ACK.value
 _WAIT: Final = _WAIT_SYNC | _WAIT_ACK
+
+TOGETHER_SIZE_MAX: Final = TRANSACTION_SIZE_MAX // 2
+"""Bytes of a slab from which on each transaction is submitted for itself: the largest fit into the log only alone."""
 
 
 class _Together:
@@ -97,7 +102,10 @@ class _Batch:
         return b"".join([*parts, journal_rows(self.slab, at, self.stop, now)])
 
     def lsns(self) -> dict[int, int]:
-        return _newest(self.slab.cells[:, self.first : self.stop])
+        cells = self.slab.cells[:, self.first : self.stop]
+        if cells.shape[1] < BULK_MIN:
+            return dict(zip(cells[scan.REPLICA_ID].tolist(), cells[scan.LSN].tolist(), strict=True))  # they grow
+        return replace(self.slab, cells=cells).newest()
 
     def go_on(self, at: int) -> None:
         """Forgets what was applied; the next rows begin at `at`."""
@@ -106,7 +114,7 @@ class _Batch:
 
 
 class Applying:
-    """Slabs of peers in; their rows end in box and log. `in_flight_bytes` of them are not written yet."""
+    """Slabs of peers in; their rows end in box and log. `in_flight_bytes` of them are not written yet, or held."""
 
     def __init__(
         self,
@@ -128,7 +136,9 @@ class Applying:
         self._tracker: SettledTracker[Applied] = SettledTracker()
         self._pending: tuple[Applied, ...] | None = None
         self._awaits_verdict = False
-        self._held: deque[Slab] = deque()
+        self._held: deque[Slab | asyncio.Future[None]] = deque()
+        """Slabs that came while a verdict is being written; futures of who waits until those before are applied."""
+        self._failure: FlowstoneError | None = None
         self.in_flight_bytes = 0
         self.on_failure: list[Callable[[FlowstoneError], None]] = []
         """Told why rows that were applied have been taken back, or could not be applied later."""
@@ -138,11 +148,17 @@ class Applying:
     def apply(self, slab: Slab) -> None:
         """Applies what is new in `slab`, and starts its write.
 
-        Raises what is wrong with a transaction; those before it are applied, it and those behind it are not.
+        Raises what is wrong with a transaction; those before it are applied, it and those behind it are not. After a
+        failed write it raises that, whatever comes, until `start_anew`.
         """
-        if self._awaits_verdict:
+        self._check_sound()
+        if self._awaits_verdict and len(slab):
             self._held.append(slab)
-            return
+            self.in_flight_bytes += _size(slab)
+        else:
+            self._apply_now(slab)
+
+    def _apply_now(self, slab: Slab) -> None:
         news = self._news(slab)
         if news is None:
             return
@@ -152,17 +168,38 @@ class Applying:
         finally:
             self._journal.flush()
             self._show_limbo()
+        self._check_sound()
+
+    @property
+    def is_holding(self) -> bool:
+        """Rows wait until a verdict is written."""
+        return bool(self._held)
+
+    async def release(self) -> None:
+        """Returns when what is held now is applied; raises what makes that impossible."""
+        released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._held:
+            self._held.append(released)
+            await released
+
+    def start_anew(self) -> None:
+        """Appliers are about to ask for rows from where the log ends: there will be no gap."""
+        self._failure = None
+
+    def _check_sound(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     # --- what is new ---
 
     def _news(self, slab: Slab) -> Slab | None:
-        """The slab without the rows that the log has."""
+        """The slab without the rows that the log has; what is left of a transaction is one again."""
         if not len(slab):
             return None
         keep = self._new_among_few(slab) if len(slab) < BULK_MIN else self._new_among_many(slab)
         if keep.all():
             return slab
-        return replace(slab, cells=np.ascontiguousarray(slab.cells[:, keep])) if keep.any() else None
+        return _cut(slab, keep) if keep.any() else None
 
     def _known(self, replica_id: int) -> int:
         if not 0 < replica_id < VCLOCK_MAX:
@@ -195,7 +232,9 @@ class Applying:
         batch = _Batch(slab, 0)
         try:
             for first, stop, is_plain in self._stretches(slab):
-                effect = self._plain.apply(slab, first, stop) if is_plain else None
+                effect = None
+                if is_plain and self._may_be_plain(slab, first, stop):
+                    effect = self._plain.apply(slab, first, stop)
                 if effect is not None:
                     batch.add(stop, effect)
                     continue
@@ -207,7 +246,7 @@ class Applying:
     def _stretches(self, slab: Slab) -> Iterator[tuple[int, int, bool]]:
         """Parts of the slab, of whole transactions; some of plain rows only."""
         count = len(slab)
-        if count < BULK_MIN or not self._may_be_plain(slab):
+        if count < BULK_MIN or _size(slab) > TOGETHER_SIZE_MAX:
             yield 0, count, False
             return
         is_plain = self._plain.found(slab)
@@ -222,10 +261,11 @@ class Applying:
         for first, stop in pairwise(cuts):
             yield first, stop, bool(plain_transactions[np.searchsorted(starts, first)]) and stop - first >= BULK_MIN
 
-    def _may_be_plain(self, slab: Slab) -> bool:
+    def _may_be_plain(self, slab: Slab, first: int, stop: int) -> bool:
+        """Nobody wants to hear of single transactions, and none has to wait: what came before may have changed that."""
         if self._commits.has_listeners or not self._tracker.is_quiet:
             return False
-        return all(self._is_of_this_term(number) for number in distinct(slab.cells[scan.REPLICA_ID]))
+        return all(self._is_of_this_term(number) for number in distinct(slab.cells[scan.REPLICA_ID, first:stop]))
 
     # --- one by one ---
 
@@ -240,17 +280,23 @@ class Applying:
             if types[begin - first] in _CONTROL:
                 self._submit(batch)
                 self._submit_control(slab, begin)
+                self._check_sound()
                 batch.go_on(number + 1)
                 if self._awaits_verdict:
-                    if number + 1 < len(slab):
-                        self._held.appendleft(replace(slab, cells=slab.cells[:, number + 1 :]))
+                    self._hold_rest(slab, number + 1)
                     return True
             else:
                 self._one(batch, begin, number + 1)
-                if self._commits.has_listeners:
+                if self._commits.has_listeners or _size(slab) > TOGETHER_SIZE_MAX:
                     self._submit(batch)
             begin = number + 1
         return False
+
+    def _hold_rest(self, slab: Slab, first: int) -> None:
+        if first < len(slab):
+            rest = replace(slab, cells=slab.cells[:, first:])
+            self._held.appendleft(rest)
+            self.in_flight_bytes += _size(rest)
 
     def _one(self, batch: _Batch, first: int, stop: int) -> None:
         slab, effect = batch.slab, Replicated(self._box)
@@ -265,16 +311,14 @@ class Applying:
                     if not self._execute(effect, slab, number):
                         nops.append(number)
             self._enqueue(slab, first, stop, effect, is_void=len(nops) == stop - first)
-        except FlowstoneError as error:
+        except Exception as error:
             effect.rollback()
-            _say_where(error, slab, number)
+            if isinstance(error, FlowstoneError):
+                _say_where(error, slab, number)
             raise
         finally:
             self._box.is_recovering = False
-        rows = None
-        if nops or slab.cells[scan.TSN, first] != slab.cells[scan.LSN, first]:
-            rows = self._changed_rows(slab, first, stop, nops)
-        batch.add(stop, effect, rows)
+        batch.add(stop, effect, self._with_nops(slab, first, stop, nops) if nops else None)
 
     def _execute(self, effect: Transaction, slab: Slab, number: int) -> bool:
         """False: a row that another one is in the way of, which is left out by configuration."""
@@ -288,8 +332,8 @@ class Applying:
             return False
         return True
 
-    def _changed_rows(self, slab: Slab, first: int, stop: int, nops: list[int]) -> bytes:
-        """A transaction of which some rows are NOPs now, or whose first rows we had before."""
+    def _with_nops(self, slab: Slab, first: int, stop: int, nops: list[int]) -> bytes:
+        """A transaction of which some rows are NOPs now."""
         now = self._clock.wall()
         rows: list[Row] = []
         for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
@@ -331,18 +375,32 @@ class Applying:
             self._commits.submit_replicated(effect, rows, lsns, done, statements)
         except FlowstoneError:
             self.in_flight_bytes -= size
+            self._forget_unsubmitted()
             raise
 
     def _taken_back(self, error: FlowstoneError) -> None:
-        """The log is again where its last write was. What waits for a verdict is what of it is written."""
-        self._held.clear()
+        """The log is again where its last write was, and knows nothing of what was submitted since."""
         self._awaits_verdict = False
-        written = self._journal.written_vclock
-        self._fill_limbo([each for each in self._tracker.pending if each.lsn <= written.get(each.replica_id)])
+        self._forget_unsubmitted()
         self._show_limbo()
-        self._tell_failure(wal_error(error))
+        self._give_up(wal_error(error))
 
-    def _tell_failure(self, error: FlowstoneError) -> None:
+    def _forget_unsubmitted(self) -> None:
+        """Leaves in the limbo what is on its way into the log, or there."""
+        next_lsn = self._journal.next_lsn
+        self._fill_limbo([each for each in self._tracker.pending if each.lsn < next_lsn(each.replica_id)])
+
+    def _give_up(self, error: FlowstoneError) -> None:
+        """Nothing that comes now may be applied: something before it is missing. The first reason is the one told."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        while self._held:
+            held = self._held.popleft()
+            if isinstance(held, Slab):
+                self.in_flight_bytes -= _size(held)
+            elif not held.done():
+                held.set_exception(error)
         for tell in self.on_failure:
             tell(error)
 
@@ -369,14 +427,11 @@ class Applying:
     def _show_limbo(self) -> None:
         if self._tracker.is_quiet and not self._synchro.pending:
             return
-        pending = tuple(applied for applied in self._tracker.pending if self._waits(applied))
+        pending = tuple(applied for applied in self._tracker.pending if applied.waits(by_schema=self._by_schema))
         if pending != self._synchro.pending:
             self._synchro.pending = self._pending = pending
             for tell in self.on_limbo:
                 tell()
-
-    def _waits(self, applied: Applied) -> bool:
-        return applied.rows[0].type not in _CONTROL and (self._by_schema or bool(applied.flags & _WAIT))
 
     def _enqueue(self, slab: Slab, first: int, stop: int, effect: Transaction, *, is_void: bool) -> None:
         """A synchronous transaction waits for its verdict, and what comes behind it waits as well."""
@@ -427,13 +482,24 @@ class Applying:
         body = decode_control(row.type, row.body)
         if self._by_schema and not self._tracker.is_quiet:
             _check_verdict(body, self._tracker.owner_id)
-        self._awaits_verdict = True
         rows = journal_rows(slab, number, number + 1, self._clock.wall())
         self._log(BulkWrite(), rows, {row.replica_id: row.lsn}, and_then=lambda: self._decide(row))
+        self._awaits_verdict = True
         self._journal.flush()
 
     def _decide(self, row: Row) -> None:
+        """`row` is written. Whatever goes wrong now nobody hears of otherwise: it is the log who called."""
         self._awaits_verdict = False
+        try:
+            self._settle(row)
+            self._release_held()
+        except FlowstoneError as error:
+            self._give_up(error)
+        except Exception as error:
+            LOG.exception("after row %d of replica %d", row.lsn, row.replica_id)
+            self._give_up(FlowstoneError(f"{type(error).__name__}: {error}"))
+
+    def _settle(self, row: Row) -> None:
         owner_id = self._synchro.owner_id
         self._synchro.follow(row)
         decisions = self._tracker.push(Applied(LogTransaction((row,)), self._box.begin(), touches_synchronous=False))
@@ -444,12 +510,15 @@ class Applying:
         if self._synchro.owner_id != owner_id:
             for tell in self.on_limbo:
                 tell()
+
+    def _release_held(self) -> None:
         while self._held and not self._awaits_verdict:
-            try:
-                self.apply(self._held.popleft())
-            except FlowstoneError as error:
-                self._held.clear()
-                self._tell_failure(error)
+            held = self._held.popleft()
+            if isinstance(held, Slab):
+                self.in_flight_bytes -= _size(held)
+                self._apply_now(held)
+            elif not held.done():
+                held.set_result(None)
 
 
 def _check_verdict(body: ControlBody, owner_id: int) -> None:
@@ -458,12 +527,26 @@ def _check_verdict(body: ControlBody, owner_id: int) -> None:
         raise errors.SyncMasterMismatch(text)
 
 
-def _newest(cells: Cells) -> dict[int, int]:
-    """The last LSN of each originator; they grow."""
-    replica_ids, lsns = cells[scan.REPLICA_ID], cells[scan.LSN]
-    if len(lsns) < BULK_MIN:
-        return dict(zip(replica_ids.tolist(), lsns.tolist(), strict=True))
-    return {number: int(lsns[replica_ids == number][-1]) for number in distinct(replica_ids)}
+def _cut(slab: Slab, keep: NDArray[np.bool_]) -> Slab:
+    """The slab with these rows only. Of a transaction that loses some, the first left gives the TSN; the last ends it.
+
+    Masters of 1.10 sent each row for itself, and of what several instances wrote together some may be known.
+    """
+    flags = slab.cells[scan.FLAGS]
+    is_end = flags & _COMMIT != 0
+    ends = np.flatnonzero(is_end)
+    numbers = (np.cumsum(is_end) - is_end)[keep]
+    last = np.flatnonzero(np.diff(numbers, append=-1))
+    first = np.concatenate(([0], last[:-1] + 1))
+    cells = np.ascontiguousarray(slab.cells[:, keep])
+    cells[scan.FLAGS, last] = flags[ends[numbers[last]]]
+    cells[scan.TSN] = np.repeat(cells[scan.LSN, first], last - first + 1)
+    return replace(slab, cells=cells)
+
+
+def _size(slab: Slab) -> int:
+    """Bytes from the first row to the last; of a slab's part, those are fewer than it keeps in memory."""
+    return int(slab.cells[scan.ROW_END, -1]) - int(slab.cells[scan.ROW_AT, 0])
 
 
 def _say_where(error: FlowstoneError, slab: Slab, number: int) -> None:

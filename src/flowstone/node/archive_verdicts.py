@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +20,11 @@ from flowstone.box.system import INDEX_ID, SPACE_ID
 from flowstone.iproto import scan
 from flowstone.iproto.constants import Flag
 from flowstone.iproto.row import Row
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled import SettledTracker, Tracked
 from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
-from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group
+from flowstone.xlog.transactions import CONTROL_TYPES, group
 
 FLAGS_SINCE = (2, 8, 1)
 """The first release whose rows say whether their transaction is synchronous."""
@@ -46,28 +46,11 @@ class Judged(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(Tracked):
     """A transaction, whether the schema makes it synchronous, and the schema before it where it changes that."""
 
-    transaction: Transaction
     touches_synchronous: bool
     schema_before: SchemaTracker | None
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return self.transaction.rows
-
-    @property
-    def replica_id(self) -> int:
-        return self.transaction.replica_id
-
-    @property
-    def lsn(self) -> int:
-        return self.transaction.lsn
-
-    @property
-    def flags(self) -> int:
-        return self.transaction.flags
 
 
 class Verdicts:
@@ -172,10 +155,7 @@ def _defining(slab: Slab, first: int, stop: int) -> NDArray[np.bool_]:
 
 def newest(slab: Slab, first: int, stop: int) -> VClock:
     """The highest LSN of each originator among these rows."""
-    replica_ids, lsns = slab.cells[scan.REPLICA_ID, first:stop], slab.cells[scan.LSN, first:stop]
-    if len(lsns) and replica_ids.min() == replica_ids.max():
-        return VClock({int(replica_ids[0]): int(lsns.max())})
-    return VClock({number: int(lsns[replica_ids == number].max()) for number in np.unique(replica_ids).tolist()})
+    return VClock(replace(slab, cells=slab.cells[:, first:stop]).newest())
 
 
 def _ranges(rows: tuple[Row, ...]) -> list[Range]:

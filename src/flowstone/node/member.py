@@ -181,6 +181,8 @@ class Member:
     async def apply(self, slab: Slab) -> None:
         assert self.applying is not None, "nobody is followed before there is data"
         self.applying.apply(slab)
+        if self.applying.is_holding:
+            await self.applying.release()
         if self.applying.in_flight_bytes > UNWRITTEN_MAX:
             await self._instance.journal.drain()
 

@@ -9,7 +9,7 @@ reported. Reads no file and writes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType, type_name
 from flowstone.iproto.row import Row
-from flowstone.iproto.scan import Cells
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled import SettledTracker, Tracked
 from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState, decode_control
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.errors import DamagedFile, LsnUsedTwice
@@ -99,33 +98,23 @@ class Synchro:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Tracked):
     """A transaction of the log that has taken effect in memory, and what takes it back."""
 
-    transaction: Rows
     effect: Transaction
     touches_synchronous: bool
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return self.transaction.rows
-
-    @property
-    def replica_id(self) -> int:
-        return self.transaction.replica_id
-
-    @property
-    def lsn(self) -> int:
-        return self.transaction.lsn
-
-    @property
-    def flags(self) -> int:
-        return self.transaction.flags
 
     @property
     def is_synchronous(self) -> bool:
         """It waits for a quorum itself, and not only behind another."""
         return self.touches_synchronous or bool(self.flags & _WAIT_ACK)
+
+    def waits(self, *, by_schema: bool) -> bool:
+        """A tracker keeps the log's order, and with it some that are facts already.
+
+        `by_schema`: rows do not say that they are synchronous, as those of 2.6; what is behind such a one waits, too.
+        """
+        return self.rows[0].type not in _CONTROL and (by_schema or bool(self.flags & _WAIT))
 
 
 class Replay:
@@ -149,11 +138,7 @@ class Replay:
     @property
     def pending(self) -> tuple[Applied, ...]:
         """Synchronous transactions without a verdict, and what waits behind them, in the order of the log."""
-        return tuple(applied for applied in self._tracker.pending if self._waits(applied))
-
-    def _waits(self, applied: Applied) -> bool:
-        """The tracker keeps the log's order, and with it some that are facts already."""
-        return applied.rows[0].type not in _CONTROL and (self._by_schema or bool(applied.flags & _WAIT))
+        return tuple(applied for applied in self._tracker.pending if applied.waits(by_schema=self._by_schema))
 
     # --- snapshots ---
 
@@ -258,7 +243,7 @@ class Replay:
         if lane is None or (ats < 0).any() or (cells[scan.FLAGS, first:stop] & _WAIT).any():
             return False
         replica_ids, lsns = cells[scan.REPLICA_ID, first:stop], cells[scan.LSN, first:stop]
-        newest = _newest(replica_ids, lsns)
+        newest = replace(slab, cells=cells[:, first:stop]).newest()
         if any(int(lsns[replica_ids == number].min()) <= self._vclock.get(number) for number in newest):
             return False
         keys = bulk.tuple_keys(lane, slab.payload, slab.buf, ats, ends)
@@ -419,10 +404,6 @@ def _long_runs(slab: Slab) -> list[tuple[int, int]]:
     edges = np.concatenate(([0], np.flatnonzero(np.diff(kind)) + 1, [len(slab)]))
     is_long = (np.diff(edges) >= BULK_MIN) & (kind[edges[:-1]] >= 0)
     return list(zip(edges[:-1][is_long].tolist(), edges[1:][is_long].tolist(), strict=True))
-
-
-def _newest(replica_ids: Cells, lsns: Cells) -> dict[int, int]:
-    return {number: int(lsns[replica_ids == number].max()) for number in np.unique(replica_ids).tolist()}
 
 
 def _emptied(transaction: Rows) -> Rows:

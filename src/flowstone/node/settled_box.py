@@ -36,7 +36,7 @@ from flowstone.node.changes import SettledChange
 from flowstone.node.recovery import sort_indexes
 from flowstone.node.replay import BULK_MIN, Replay, Synchro, execute
 from flowstone.replication.row_stream import RowStream
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled import SettledTracker, Tracked
 from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.reader import Slab
@@ -78,29 +78,12 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrived:
+class _Arrived(Tracked):
     """A transaction as it came: its rows stand in `slab` from `first` on."""
 
-    transaction: Rows
     slab: Slab
     first: int
     touches_synchronous: bool = False
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return self.transaction.rows
-
-    @property
-    def replica_id(self) -> int:
-        return self.transaction.replica_id
-
-    @property
-    def lsn(self) -> int:
-        return self.transaction.lsn
-
-    @property
-    def flags(self) -> int:
-        return self.transaction.flags
 
 
 class _Seen(Transaction):

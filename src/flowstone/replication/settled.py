@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from flowstone.errors import LocalProtocolError, RemoteProtocolError
@@ -26,6 +27,7 @@ from flowstone.replication.synchro import (
 )
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.transactions import CONTROL_TYPES
+from flowstone.xlog.transactions import Transaction as LogTransaction
 
 _WAIT_ACK: Final = Flag.WAIT_ACK.value
 _WAIT_SYNC: Final = Flag.WAIT_SYNC.value
@@ -49,6 +51,29 @@ class Transaction(Protocol):
     def flags(self) -> int:
         """Flags of the last row."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """A transaction for the tracker, for who keeps something beside it: a base of such classes."""
+
+    transaction: LogTransaction
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.transaction.rows
+
+    @property
+    def replica_id(self) -> int:
+        return self.transaction.replica_id
+
+    @property
+    def lsn(self) -> int:
+        return self.transaction.lsn
+
+    @property
+    def flags(self) -> int:
+        return self.transaction.flags
 
 
 T = TypeVar("T", bound=Transaction)
