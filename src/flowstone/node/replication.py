@@ -95,6 +95,8 @@ class Replication:
         self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else len(upstreams)
         if upstreams:
             self._member.watch_log()
+        if self._member.applying is not None:
+            self._member.applying.start_anew()
 
     def _check_open(self) -> None:
         if self._is_closed:
