@@ -175,3 +175,10 @@ def documented() -> str:
 def test_the_documentation_has_every_option_as_it_is() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     assert documented() in text
+
+
+def test_the_password_of_a_bootstrap_leader_is_not_shown() -> None:
+    made = configure({"bootstrap_strategy": "config", "bootstrap_leader": "user:secret@db1:3301"})
+    assert "secret" not in repr(made)
+    assert OPTIONS["bootstrap_leader"].shown(made.bootstrap_leader) == "user@db1:3301"
+    assert OPTIONS["bootstrap_leader"].shown(None) is None

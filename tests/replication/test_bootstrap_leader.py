@@ -13,6 +13,8 @@ from flowstone.replication.bootstrap_leader import (
     Rule,
     configured_rule,
     dissenter,
+    leader_text,
+    named_leader,
     oldest_rule,
     rejoin_source,
     score_rule,
@@ -130,3 +132,27 @@ class TestRejoin:
 
     def test_without_peers_there_is_nothing_to_join(self) -> None:
         assert rejoin_source([], VClock({1: 10})) is None
+
+
+def test_of_a_leader_given_as_a_uri_only_the_address_counts() -> None:
+    candidates = [peer(1), Candidate(uuid(2), Ballot(), "db1:3301")]
+    for text in ("db1:3301", "user:secret@db1:3301", "user:secret@db1:3301?transport=ssl"):
+        named = named_leader(candidates, text)
+        assert named is not None
+        assert named.uuid == uuid(2)
+    assert named_leader(candidates, "user:secret@db1:3302") is None
+
+
+@pytest.mark.parametrize(
+    "leader", ["user:secret@db1:3301", "user:s?secret@db1:3301", "user:secret:db1:3301", "u:secret@", "h:1?p=secret"]
+)
+def test_the_password_of_a_leader_is_never_shown(leader: str) -> None:
+    assert "secret" not in leader_text(leader)
+    with pytest.raises(errors.Cfg) as caught:
+        configured_rule(leader)([peer(1)])
+    assert "secret" not in str(caught.value)
+
+
+def test_a_leader_without_a_password_is_shown_as_it_was_given() -> None:
+    for leader in ("db1:3301", "name-1", str(uuid(2)), "user@db1:3301"):
+        assert leader_text(leader) == leader

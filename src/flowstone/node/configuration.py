@@ -15,6 +15,7 @@ from typing import Any, Final
 from flowstone.iproto import errors
 from flowstone.iproto.constants import VCLOCK_MAX
 from flowstone.iproto.uri import Uri, UriError, parse_uri
+from flowstone.replication.bootstrap_leader import leader_text
 
 LOOPBACK: Final = "127.0.0.1"
 ANY_ADDRESS: Final = "0.0.0.0"
@@ -72,7 +73,9 @@ class Option:
 
     def shown(self, value: Any) -> Any:
         """The value as it may be shown to anybody: without passwords."""
-        return [str(parse_uri(uri)) for uri in value] if "table" in self.types else value
+        if "table" in self.types:
+            return [str(parse_uri(uri)) for uri in value]
+        return leader_text(value) if self.name == "bootstrap_leader" and value is not None else value
 
     def accept(self, value: Any) -> Any:
         """The checked value for the configuration, or error 59."""
@@ -416,7 +419,11 @@ class Configuration:
         dynamic=True,
     )
     bootstrap_leader: str | None = _option(
-        "string", None, "With the strategy config: whose data to take, by URI, UUID or name.", dynamic=True
+        "string",
+        None,
+        "With the strategy config: whose data to take, by URI, UUID or name.",
+        dynamic=True,
+        shown=False,
     )
     wal_cleanup_delay: float = _option(
         "number",

@@ -6,13 +6,19 @@ Candidates are asked in the order of their UUIDs, whatever order they come in, s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from flowstone.iproto import errors
+from flowstone.iproto.uri import UriError, parse_uri
 from flowstone.replication.messages import Ballot
 from flowstone.replication.vclock import Order, VClock
+
+_NAME: Final = re.compile(r"[\w-]+")
+"""What names and UUIDs look like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,8 @@ def configured_rule(leader: str) -> Rule:
         named = named_leader(candidates, leader)
         if named is None:
             raise errors.Cfg(
-                f"Incorrect value for option 'bootstrap_leader': failed to connect to the bootstrap leader {leader}"
+                "Incorrect value for option 'bootstrap_leader': failed to connect to the bootstrap leader"
+                f" {leader_text(leader)}"
             )
         return named
 
@@ -75,11 +82,29 @@ def configured_rule(leader: str) -> Rule:
 
 
 def named_leader(candidates: Iterable[Candidate], leader: str) -> Candidate | None:
-    """The one among them that `bootstrap_leader` names."""
+    """The one among them that `bootstrap_leader` names; of a URI only the address counts."""
+    names = (leader, leader.lower(), _address(leader))
     for candidate in _in_order(candidates):
-        if leader in (candidate.address, str(candidate.uuid), candidate.ballot.instance_name):
+        if candidate.address in names or str(candidate.uuid) in names or candidate.ballot.instance_name == leader:
             return candidate
     return None
+
+
+def _address(leader: str) -> str | None:
+    try:
+        return parse_uri(leader).address
+    except UriError:
+        return None
+
+
+def leader_text(leader: str) -> str:
+    """`bootstrap_leader` as it may be shown to anybody: without the password that a URI may have."""
+    if _NAME.fullmatch(leader):
+        return leader
+    try:
+        return str(parse_uri(leader))
+    except UriError:
+        return "(neither URI nor UUID nor name)"
 
 
 def supervised_rule(candidates: Iterable[Candidate]) -> Candidate | None:
