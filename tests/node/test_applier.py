@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import ssl
 import subprocess
@@ -22,15 +23,18 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import error_of
 from flowstone.iproto.greeting import Greeting, encode_greeting
 from flowstone.iproto.msgpack import pack
-from flowstone.iproto.packet import split
+from flowstone.iproto.packet import frame, split
 from flowstone.iproto.replies import encode_error, encode_event
 from flowstone.iproto.row import Row, decode_row
 from flowstone.iproto.uri import parse_uri
+from flowstone.node import applier as applier_module
 from flowstone.node.applier import Applier
 from flowstone.outside import production
+from flowstone.outside.clock import SystemClock
 from flowstone.replication import messages
 from flowstone.replication.applier import ApplierState, ConnectionLost
 from flowstone.replication.messages import Ballot, Heartbeat, SubscribeReply
+from flowstone.replication.row_stream import RowStream
 from flowstone.replication.vclock import VClock
 from tests.node.fake_server import peer
 from tests.node.memory_sink import MemorySink
@@ -49,12 +53,27 @@ async def until(condition: Callable[[], object], seconds: float = SECONDS) -> No
             await asyncio.sleep(0.005)
 
 
+class ShortClock(SystemClock):
+    """Pauses are short, or do not end."""
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await asyncio.sleep(self._pause)
+
+
 @asynccontextmanager
-async def applier(uri: str, sink: MemorySink, **how: Any) -> AsyncIterator[tuple[Applier, list[State]]]:
+async def applier(
+    uri: str, sink: MemorySink, *, pause: float = 0.02, **how: Any
+) -> AsyncIterator[tuple[Applier, list[State]]]:
     """An applier that is not started yet, and the states it comes to."""
     states: list[State] = []
-    options: dict[str, Any] = {"replication_timeout": 0.3, "reconnect_timeout": 0.02} | how
-    made = Applier(production(), parse_uri(uri), sink, on_state=lambda it: states.append(it.state), **options)
+    options: dict[str, Any] = {"replication_timeout": 0.3} | how
+    outside = dataclasses.replace(production(), clock=ShortClock(pause))
+    made = Applier(outside, parse_uri(uri), sink, on_state=lambda it: states.append(it.state), **options)
     try:
         yield made, states
     finally:
@@ -188,7 +207,7 @@ def newer_master(ballot: Ballot | None) -> ScriptedMaster:
 async def test_a_newer_master_s_ballot_is_watched_on_a_connection_of_its_own(has_event: bool) -> None:
     master = newer_master(Ballot(VClock({1: 5})) if has_event else None)
     told: list[Ballot | None] = []
-    options = {"on_ballot": lambda it: told.append(it.ballot)}
+    options: dict[str, Any] = {"on_ballot": lambda it: told.append(it.ballot)}
     async with peer(master.talk) as uri, applier(uri, member(), **options) as (it, _):
         it.start(pause_at={State.CONNECTED})
         await until(lambda: it.state is State.CONNECTED)
@@ -303,7 +322,7 @@ async def test_a_mistake_of_ours_stops_it_too() -> None:
 @pytest.mark.parametrize("state", [State.SYNC, State.DISCONNECTED])
 async def test_it_can_be_stopped_with_a_reason_whatever_it_does(state: State) -> None:
     master = ScriptedMaster()
-    async with peer(master.talk) as uri, applier(uri, member(), reconnect_timeout=1e3) as (it, _):
+    async with peer(master.talk) as uri, applier(uri, member(), pause=1e3) as (it, _):
         it.start()
         await until(lambda: it.state is State.SYNC)
         if state is State.DISCONNECTED:
@@ -321,7 +340,7 @@ async def test_a_repeated_error_is_logged_once(caplog: pytest.LogCaptureFixture)
         it.start()
         await until(lambda: states.count(State.LOADING) >= 5)
         assert caplog.text.count("bootstrap hasn't finished") == 1
-        assert "trying again every 0.02 s" in caplog.text
+        assert "trying again every 0.3 s" in caplog.text
         with pytest.raises(errors.Loading):
             await it.resume_to(State.SYNC, is_patient=False)
         master.scripts["SUBSCRIBE"] = [error_packet(42, "Read access to universe '' is denied for user 'guest'")]
@@ -389,6 +408,163 @@ async def test_a_master_that_never_gets_its_rows_back_is_left_for_good() -> None
         it.start()
         await until(lambda: it.state is State.STOPPED)
         assert "has lost its rows 6…9" in it.info()["message"]
+
+
+def subscription(lsn: int) -> list[bytes]:
+    reply = messages.encode_subscribe_reply(SubscribeReply(1, VClock({1: lsn}), SET))
+    return [reply, *ScriptedMaster().scripts["SUBSCRIBE"][1:]]
+
+
+@pytest.mark.parametrize("has_acknowledged", [False, True])
+async def test_a_master_that_wrote_others_since_it_lost_rows_is_not_followed(has_acknowledged: bool) -> None:
+    """Unless it was seen to have the old ones first. A reconnection, or a new start, does not make it forgotten."""
+    master = ScriptedMaster()
+    sink = member()
+    sink.restart_at(VClock({1: 9}))
+    async with peer(master.talk) as uri, applier(uri, sink, may_regain=lambda uuid: True) as (it, states):
+        it.start()
+        await until(lambda: State.LOADING in states)
+        await it.stop()
+        if has_acknowledged:
+            it.peer_acknowledged(1, VClock({1: 9}))
+        master.scripts["SUBSCRIBE"] = subscription(12)
+        it.start()
+        if has_acknowledged:
+            await until(lambda: it.state is State.SYNC)
+            return
+        await until(lambda: it.state is State.STOPPED)
+        message = it.info()["message"]
+        assert "had lost its rows 6…9 and has written others since" in message
+        assert sink.rows == []
+
+
+async def asked_filters(master: ScriptedMaster, count: int) -> list[tuple[int, ...]]:
+    def rows() -> list[Row]:
+        return [row for row in master.heard if row.type == RequestType.SUBSCRIBE]
+
+    await until(lambda: len(rows()) >= count)
+    return [messages.decode_subscribe(row.body, is_2_6=True).id_filter for row in rows()]
+
+
+@pytest.mark.parametrize("is_in_ballot", [True, False])
+async def test_rows_of_our_own_that_only_a_peer_has_are_asked_for(is_in_ballot: bool) -> None:
+    ballot = Ballot(VClock({1: 5, 2: 8} if is_in_ballot else {1: 5}))
+    body = messages.encode_ballot_body(ballot, is_2_6=True)
+    reply = messages.encode_subscribe_reply(SubscribeReply(1, VClock({1: 5, 2: 8}), SET))
+    master = ScriptedMaster(VOTE=[raw_packet(RequestType.OK, body)], SUBSCRIBE=[reply])
+    sink = member()
+    sink.id_filter = (2,)
+    sink.restart_at(VClock({2: 6}))
+    async with peer(master.talk) as uri, applier(uri, sink) as (it, states):
+        it.start()
+        await until(lambda: it.state is State.SYNC)
+        filters = await asked_filters(master, 1)
+        assert filters == ([()] if is_in_ballot else [(2,), ()])
+        assert it.own_lsn_seen == 8
+        assert (State.DISCONNECTED in states) is not is_in_ballot
+        sink.restart_at(VClock({2: 8}))
+        master.writers[-1].close()
+        assert (await asked_filters(master, len(filters) + 1))[-1] == (2,)
+
+
+@pytest.mark.parametrize("request_type", ["JOIN", "REGISTER"])
+async def test_a_master_that_falls_silent_in_a_join_is_left(request_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier_module, "JOIN_SILENCE_SECONDS", 0.4)
+    answer = messages.encode_vclock_reply(VClock({1: 9})) if request_type == "JOIN" else transaction(1, 1)
+    master = ScriptedMaster()
+    master.scripts[request_type] = [answer]
+    sink = MemorySink(US) if request_type == "JOIN" else member()
+    sink.replica_id = 0
+    async with peer(master.talk) as uri, applier(uri, sink, replication_timeout=0.05) as (it, _):
+        it.start()
+        with pytest.raises(ConnectionLost, match=r"said nothing for 0\.4 s"):
+            await it.resume_to(State.JOINED)
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+async def test_before_rows_are_due_nothing_large_is_taken_in(is_watched: bool) -> None:
+    large = b"\xce" + (200 << 20).to_bytes(4, "big")
+    master = newer_master(None) if is_watched else ScriptedMaster(VOTE=[large])
+    if is_watched:
+        master.scripts["WATCH"] = [large]
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.STOPPED)
+        assert "a packet of 209715200 bytes" in it.info()["message"]
+
+
+async def test_an_event_that_is_no_ballot_stops_it_with_a_reason() -> None:
+    master = newer_master(None)
+    master.scripts["WATCH"] = [frame(b"\x81\x00\xcc\x4c\xc1")]
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.STOPPED)
+        assert "tells a ballot that cannot be read" in it.info()["message"]
+
+
+async def test_a_master_that_does_not_know_us_yet_is_asked_again_but_not_for_ever() -> None:
+    """The row that registered us elsewhere may be on its way to it: 2.6 has no other word for that."""
+    unknown = [error_packet(62, "Replica us is not registered with replica set ours")]
+    master = ScriptedMaster(SUBSCRIBE=unknown)
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
+        it.start()
+        await until(lambda: states.count(State.LOADING) >= 3)
+        master.scripts["SUBSCRIBE"] = subscription(5)
+        await until(lambda: it.state is State.SYNC)
+        states.clear()
+        master.scripts["SUBSCRIBE"] = unknown
+        master.writers[-1].close()
+        await until(lambda: it.state is State.STOPPED)
+        assert states.count(State.LOADING) == applier_module.UNKNOWN_MAX
+
+
+async def test_behind_rows_of_a_registration_that_are_left_out_all_are() -> None:
+    """A gap in one batch would not show in the next one."""
+    sink = member()
+    sink.replica_id = 0
+    async with applier("127.0.0.1:1", sink) as (it, _):
+        it.state = State.REGISTER
+        for first in (3, 1, 2):
+            stream = RowStream("upstream")
+            stream.feed(transaction(1, first))
+            slab = stream.take()
+            assert slab is not None
+            await it._final(slab)
+        assert sink.rows == []
+
+
+async def test_who_is_cancelled_while_it_stops_an_applier_is_cancelled() -> None:
+    master = ScriptedMaster()
+    sink = member()
+    closing, may_close = asyncio.Event(), asyncio.Event()
+    async with peer(master.talk) as uri, applier(uri, sink) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.SYNC)
+        assert it._stream is not None
+        close = it._stream.close
+
+        async def slow_close() -> None:
+            closing.set()
+            await may_close.wait()
+            await close()
+
+        it._stream.close = slow_close  # type: ignore[method-assign]
+        stopping = asyncio.create_task(it.stop())
+        await closing.wait()
+        stopping.cancel()
+        may_close.set()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+
+
+async def test_an_error_that_somebody_is_told_of_is_not_said_to_be_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with applier(f"127.0.0.1:{free_port()}", member(), pause=1e3) as (it, _):
+        it.start()
+        with pytest.raises(ConnectionLost):
+            await it.resume_to(State.CONNECTED)
+    assert "trying again" not in caplog.text
 
 
 async def test_a_join_that_brings_no_replica_set_is_not_asked_for_again() -> None:
@@ -569,27 +745,3 @@ async def test_an_instance_that_was_expelled_is_told_so(tarantool: ModuleType, t
             it.start()
             await until(lambda: it.state is State.STOPPED)
             assert "is not registered with replica set" in it.info()["message"]
-
-
-# --- the end ---
-
-
-async def test_an_applier_that_is_stopped_while_it_ends_its_watch_of_the_ballot_is_stopped() -> None:
-    closing, closed = asyncio.Event(), asyncio.Event()
-
-    async def slow_to_close() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            closing.set()
-            await closed.wait()
-
-    async with applier("127.0.0.1:1", member()) as (made, _):
-        made._watch = asyncio.create_task(slow_to_close())
-        await asyncio.sleep(0)
-        ending = asyncio.create_task(made._end_watch())
-        await closing.wait()
-        ending.cancel()
-        closed.set()
-        with pytest.raises(asyncio.CancelledError):
-            await ending

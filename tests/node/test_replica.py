@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,11 +16,14 @@ import pytest_asyncio
 from flowstone.iproto import errors
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.changes import SettledChange
-from flowstone.node.replica import CannotFollow, Follower, NotReached, Replica, TailLost
+from flowstone.node.replica import CannotFollow, Follower, NotReached, Replica, UpstreamCut
 from flowstone.node.settled_box import Choice
 from flowstone.outside import production
-from flowstone.replication.messages import Ballot
+from flowstone.replication.applier_protocol import ApplierProtocol
+from flowstone.replication.messages import Ballot, encode_vclock_reply
 from flowstone.replication.vclock import VClock
+from tests.node.fake_server import peer
+from tests.node.test_applier import ScriptedMaster, ShortClock
 from tests.node.test_settled_box import ORDERS, snapshot_of
 from tests.node.upstream import Upstream
 
@@ -261,9 +265,39 @@ async def test_an_upstream_that_lost_its_tail_is_an_error_that_names_the_rows(
     await upstream.start()
     with pytest.raises(CannotFollow, match=f"has lost rows {first}…{first + 1} of replica 1") as caught:
         await replica.wait_for({1: 999}, timeout=SECONDS)
-    assert isinstance(caught.value.__cause__, TailLost)
+    assert isinstance(caught.value.__cause__, UpstreamCut)
     assert status(replica) == "stopped"
     assert replica.space("fruit").get(2) == (2, "date")
+
+
+async def test_a_server_that_grants_a_snapshot_and_sends_none_is_given_up_in_time(
+    replica_of: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    master = ScriptedMaster(FETCH_SNAPSHOT=[encode_vclock_reply(VClock({1: 5}))])
+    async with peer(master.talk) as uri:
+        replica = replica_of(uri, connect_timeout=0.3)
+        with pytest.raises(CannotFollow, match=r"no data within 0\.3 s"):
+            await replica.start()
+    assert "trying again" not in caplog.text
+
+
+async def test_an_upstream_that_never_has_the_logs_behind_its_snapshots_is_asked_less_and_less(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ShortClock(0.0)
+    replica = Replica(replace(production(), clock=clock), parse_uri(upstream.uri), replication_timeout=0.2)
+    await replica.start()
+    await until(lambda: status(replica) == "follow")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise errors.XlogGap("Missing .xlog file between LSN 5 and 9")
+
+    monkeypatch.setattr(ApplierProtocol, "subscribe", refuse)
+    await upstream.stop()
+    await upstream.start()
+    await until(lambda: [pause for pause in clock.pauses if pause > 10])
+    await replica.stop()
+    assert {0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8} <= {round(pause, 6) for pause in clock.pauses}
 
 
 # --- as its applier sees it ---
@@ -316,7 +350,7 @@ async def test_an_upstream_of_another_age_is_asked_for_a_snapshot() -> None:
 
 async def test_a_snapshot_from_before_our_position_or_of_others_is_refused() -> None:
     sink = await followed(VClock({1: 10, 2: 5}))
-    with pytest.raises(TailLost, match=r"has lost rows 9…10 of replica 1, 1…5 of replica 2: its vclock is \{1: 8\}"):
+    with pytest.raises(UpstreamCut, match=r"has lost rows 9…10 of replica 1, 1…5 of replica 2: its vclock is \{1: 8\}"):
         await sink.begin_snapshot(VClock({1: 8}), (2, 6, 0))
     later = VClock({1: 11, 2: 5})
     await sink.begin_snapshot(later, (2, 6, 0))

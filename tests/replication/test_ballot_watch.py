@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.greeting import Greeting, encode_greeting
@@ -33,7 +34,10 @@ def sent(watch: BallotWatch) -> list[RequestType]:
 @pytest.mark.parametrize("size", [1, 10, 10_000])
 def test_each_event_is_a_ballot_and_asks_for_the_next(size: int) -> None:
     watch = BallotWatch("upstream")
-    ballots = [Ballot(VClock({1: lsn}), bootstrap_leader_uuid=UUID(int=7), is_booted=lsn > 1) for lsn in (1, 2, 3)]
+    who = UUID(int=7)
+    ballots = [
+        Ballot(VClock({1: lsn}), bootstrap_leader_uuid=who, is_ro=lsn == 1, is_booted=lsn > 1) for lsn in (1, 2, 3)
+    ]
     data = GREETING + b"".join(map(event, ballots))
     found, asked = [], []
     for at in range(0, len(data), size):
@@ -47,10 +51,14 @@ def test_each_event_is_a_ballot_and_asks_for_the_next(size: int) -> None:
 
 def test_a_ballot_that_says_nothing_is_waited_out() -> None:
     watch = BallotWatch("upstream")
-    watch.receive(GREETING + encode_event(0, KEY, b"\x81\x29\x80") + event(Ballot(is_ro=True, is_booted=False)))
+    unsure = event(Ballot(VClock({1: 5}), is_booted=False))
+    watch.receive(GREETING + encode_event(0, KEY, b"\x81\x29\x80") + unsure)
+    assert watch.next_ballot() is None
+    assert sent(watch) == [RequestType.WATCH] * 3
+    watch.receive(encode_event(0, KEY, b"\x81\x29\x81\x04\xc3"))
     ballot = watch.next_ballot()
     assert ballot is not None
-    assert ballot.is_ro
+    assert (ballot.vclock, ballot.is_ro, ballot.is_booted) == (VClock({1: 5}), True, False)
 
 
 def test_without_such_an_event_it_is_voted() -> None:
@@ -75,4 +83,19 @@ def test_an_answer_of_another_kind_is_an_error() -> None:
     watch = BallotWatch("upstream")
     watch.receive(GREETING + frame(encode_header(Row(RequestType.NOP.value))))
     with pytest.raises(errors.UnknownRequestType):
+        watch.next_ballot()
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x81\x58", b"\x80\x00", b"\x81\x58\x81\x29\x81\x02\xc1"])
+def test_an_event_that_cannot_be_read_is_an_error_of_the_peer(body: bytes) -> None:
+    watch = BallotWatch("upstream")
+    watch.receive(GREETING + frame(encode_header(Row(RequestType.EVENT.value)) + body))
+    with pytest.raises(FlowstoneError):
+        watch.next_ballot()
+
+
+def test_what_is_larger_than_a_ballot_is_not_collected() -> None:
+    watch = BallotWatch("upstream")
+    watch.receive(GREETING + b"\xce" + (2 << 20).to_bytes(4, "big"))
+    with pytest.raises(RemoteProtocolError, match="a packet of 2097152 bytes"):
         watch.next_ballot()

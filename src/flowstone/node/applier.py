@@ -1,6 +1,6 @@
 """The applier of one upstream: connects, joins or subscribes, and feeds what comes to a `Sink`, for ever.
 
-Runs `replication/applier.py`, which knows the protocol, on a stream of `Outside`. Decides when to pause, when to try
+Runs `replication/applier_protocol.py` on a stream of `Outside`. Decides when to pause, when to try
 again and what to log; what rows mean is for the sink, which the node, `follow` and `archive` each have one of.
 """
 
@@ -16,10 +16,11 @@ from uuid import UUID
 import numpy as np
 
 from flowstone.errors import FlowstoneError
-from flowstone.iproto import scan
+from flowstone.iproto import errors, scan
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.greeting import Greeting
 from flowstone.iproto.uri import Uri
+from flowstone.node.ballot_watching import BallotWatching
 from flowstone.node.connection import CLOSE_SECONDS, CONNECT_SECONDS, READ_SIZE, reason_of, tls_of
 from flowstone.node.sink import Sink
 from flowstone.outside import Outside, Stream
@@ -29,7 +30,6 @@ from flowstone.replication.applier import (
     TRANSITIONS,
     ApplierState,
     ConnectionLost,
-    TailLost,
     code_of,
     reaction,
 )
@@ -50,7 +50,7 @@ from flowstone.replication.applier_protocol import (
     SnapshotRows,
     Subscribed,
 )
-from flowstone.replication.ballot_watch import BallotWatch
+from flowstone.replication.lost_tail import LostTails
 from flowstone.replication.messages import Ballot, FetchSnapshot, Join, Register, Subscribe, SubscribeReply
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
@@ -63,6 +63,9 @@ TIMEOUT_INFINITY: Final = 100 * 365 * 86400.0
 SILENCE_MAX: Final = 4
 """Times `replication_timeout` without a word, and the connection counts as lost; both ends agree on it."""
 
+JOIN_SILENCE_SECONDS: Final = 30.0
+"""As long a peer may say nothing in a join: it waits for its log and for synchronous transactions before it begins."""
+
 FAILURES_BEFORE_BACKOFF: Final = 10
 BACKOFF: Final = 1.5
 RETRY_SECONDS_MAX: Final = 5.0
@@ -70,6 +73,9 @@ RETRY_SECONDS_MAX: Final = 5.0
 
 LOSSES_MAX: Final = 10
 """How often a peer that has lost rows of its own is asked again, although it does not follow us: it may be about to."""
+
+UNKNOWN_MAX: Final = 10
+"""How often a peer is asked again that does not know us: the row that registered us may be on its way to it."""
 
 _LAST_2_6: Final = 2 << 16 | 6 << 8
 
@@ -88,7 +94,6 @@ class Applier:
         sink: Sink,
         *,
         replication_timeout: float = 1.0,
-        reconnect_timeout: float | None = None,
         sync_lag: float = 10.0,
         on_state: Callable[[Applier], None] = lambda applier: None,
         on_ballot: Callable[[Applier], None] = lambda applier: None,
@@ -110,7 +115,7 @@ class Applier:
         self._waiters: list[_Waiter] = []
         self._protocol: ApplierProtocol | None = None
         self._stream: Stream | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: BallotWatching | None = None
         self._is_ack_due = False
         self._is_busy = False
         self._timer: asyncio.TimerHandle | None = None
@@ -118,9 +123,10 @@ class Applier:
         self._heard_at = outside.clock.monotonic()
         self._last_logged: object = None
         self._failures = 0
-        self._losses = 0
+        self._losses = self._times_unknown = 0
+        self._lost_tails = LostTails()  # of all who were at this address, whatever becomes of the connection
+        self._has_gap = False
         self.replication_timeout = replication_timeout
-        self.reconnect_timeout = reconnect_timeout
         self.sync_lag = sync_lag
         self.uri = uri
         self.state = ApplierState.OFF
@@ -131,6 +137,8 @@ class Applier:
         self.lag = TIMEOUT_INFINITY
         self.error: FlowstoneError | None = None
         self.remote_vclock_at_subscribe: VClock | None = None
+        self.own_lsn_seen = 0
+        """The highest LSN of our own rows that the peer has shown to have; if we have fewer, we lost some."""
 
     def __repr__(self) -> str:
         return f"<Applier of {self.uri}, {self.state.value}>"
@@ -143,7 +151,7 @@ class Applier:
         self._pause_at = frozenset(pause_at)
         self._resumed.clear()
         self._verdict = self._last_logged = None
-        self._failures = self._losses = 0
+        self._failures = self._losses = self._times_unknown = 0
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def resume(self) -> None:
@@ -182,8 +190,8 @@ class Applier:
         task = self._task
         if task is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            # Who is cancelled meanwhile hears of it, and the task ends all the same.
+            await asyncio.gather(asyncio.shield(task), return_exceptions=True)
             self._task = None
         if self.state is not ApplierState.OFF:
             self._set_state(ApplierState.OFF)
@@ -240,29 +248,38 @@ class Applier:
             lost = ConnectionLost(f"connection to {self.uri.address} is lost: {reason_of(error) or 'time-out'}")
             lost.__cause__ = error
             error = lost
-        after = reaction(error, is_2_6=self._sink.version_id <= _LAST_2_6)
+        after = self._reaction(error)
         if after is ApplierState.OFF:
             LOG.info("%s is this instance itself", self.uri.address)
             return after
         self.error = error
         which = code_of(error) or error.message
         if which != self._last_logged:
-            self._last_logged = which
-            if after is ApplierState.STOPPED:
-                LOG.error("replication from %s is stopped: %s", self.uri.address, error)
-            else:
-                doing = f"{_doing(self.state)} {self.uri.address}: " if isinstance(error, TarantoolError) else ""
-                LOG.warning("%s%s; trying again every %g s", doing, error, self._interval())
+            self._log(error, after)
         self._failures += 1
         return after
 
-    def _interval(self) -> float:
-        return self.replication_timeout if self.reconnect_timeout is None else self.reconnect_timeout
+    def _reaction(self, error: FlowstoneError) -> ApplierState:
+        if isinstance(error, errors.UnknownReplica) and self._sink.replica_id:
+            self._times_unknown += 1
+            if self._times_unknown <= UNKNOWN_MAX:
+                return ApplierState.LOADING
+        return reaction(error, is_2_6=self._sink.version_id <= _LAST_2_6)
+
+    def _log(self, error: FlowstoneError, after: ApplierState) -> None:
+        if after is ApplierState.STOPPED:
+            LOG.error("replication from %s is stopped: %s", self.uri.address, error)
+        elif any(waiter.wants(after) for waiter in self._waiters):
+            return  # it is raised there, and whether it is tried again is decided there
+        else:
+            doing = f"{_doing(self.state)} {self.uri.address}: " if isinstance(error, TarantoolError) else ""
+            LOG.warning("%s%s; trying again every %g s", doing, error, self.replication_timeout)
+        self._last_logged = code_of(error) or error.message
 
     def _pause_before_retry(self) -> float:
         """As real appliers at first; who cannot be reached for long is asked less often."""
-        patience = max(0, self._failures - FAILURES_BEFORE_BACKOFF)
-        return min(self._interval() * BACKOFF**patience, max(self._interval(), RETRY_SECONDS_MAX))
+        interval, patience = self.replication_timeout, max(0, self._failures - FAILURES_BEFORE_BACKOFF)
+        return min(interval * BACKOFF**patience, max(interval, RETRY_SECONDS_MAX))
 
     def _set_state(self, state: ApplierState) -> None:
         assert state in TRANSITIONS[self.state], f"from {self.state.value} to {state.value}"
@@ -368,10 +385,26 @@ class Applier:
             else:
                 protocol.join(Join(uuid, sink.version_id))
         elif sink.replica_id == 0 and not sink.is_anonymous and not protocol.has_registered:
+            self._has_gap = False
             protocol.register(Register(uuid, sink.vclock))
         else:
             place = (sink.replicaset_uuid, uuid, sink.vclock, sink.version_id)
-            protocol.subscribe(Subscribe(*place, sink.is_anonymous, sink.id_filter))
+            protocol.subscribe(Subscribe(*place, sink.is_anonymous, self._id_filter()))
+
+    def _id_filter(self) -> tuple[int, ...]:
+        """As the sink wants it; but rows of our own that we have no more we ask for, whoever has them."""
+        wanted, number = self._sink.id_filter, self._sink.replica_id
+        if self.ballot is not None:
+            self._see_own_rows(self.ballot.vclock)
+        return tuple(each for each in wanted if each != number) if self._lacks_own_rows() else wanted
+
+    def _see_own_rows(self, theirs: VClock) -> None:
+        if self._sink.replica_id:
+            self.own_lsn_seen = max(self.own_lsn_seen, theirs.get(self._sink.replica_id))
+
+    def _lacks_own_rows(self) -> bool:
+        number = self._sink.replica_id
+        return number != 0 and self.own_lsn_seen > self._sink.vclock.get(number)
 
     async def _final(self, slab: Slab) -> None:
         """Of a registration, rows are taken only if they go on where we are.
@@ -379,8 +412,10 @@ class Applier:
         A master of 2.6 sends what it has written since it was asked, however far behind we were: the subscription
         then brings all of it, the row that registers us as well.
         """
-        if self.state is ApplierState.REGISTER and not self._goes_on(slab):
-            return
+        if self.state is ApplierState.REGISTER:
+            self._has_gap = self._has_gap or not self._goes_on(slab)
+            if self._has_gap:  # what comes behind rows that were left out is left out as well
+                return
         await self._sink.final_rows(slab)
 
     def _goes_on(self, slab: Slab) -> bool:
@@ -402,11 +437,13 @@ class Applier:
             raise ConnectionLost(f"cannot connect to {uri.address}: {reason}") from error
 
     async def _read(self, protocol: ApplierProtocol) -> None:
-        """Waits for bytes: not for ever, as a peer that has lost power says nothing. Only a join may take its time."""
+        """Waits for bytes: not for ever, as a peer that has lost power says nothing. A join may take its time."""
         assert self._stream is not None
         seconds = SILENCE_MAX * self.replication_timeout
+        if protocol.is_joining:
+            seconds = max(seconds, JOIN_SILENCE_SECONDS)
         try:
-            async with asyncio.timeout(None if protocol.is_joining else seconds):
+            async with asyncio.timeout(seconds):
                 data = await self._stream.read(READ_SIZE)
         except TimeoutError as error:
             raise ConnectionLost(f"{self.uri.address} said nothing for {seconds:g} s") from error
@@ -424,76 +461,70 @@ class Applier:
         if (self.uuid, self.version) != (greeting.uuid, greeting.version):
             text = greeting.version_text
             LOG.info("remote master %s at %s running Tarantool %s", greeting.uuid, self.uri.address, text)
+        if self.uuid != greeting.uuid:
+            self.own_lsn_seen = 0
         self.uuid, self.version = greeting.uuid, greeting.version
 
     # --- the ballot of a newer peer ---
 
     async def _watch_ballot(self) -> Ballot:
         """Begins to watch it on a connection of its own; the first one."""
-        first: asyncio.Future[Ballot] = asyncio.get_running_loop().create_future()
-        self._watch = asyncio.get_running_loop().create_task(self._keep_watching(first))
-        seconds = SILENCE_MAX * self.replication_timeout
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS + seconds):
-                return await first
-        except TimeoutError as error:
-            raise ConnectionLost(f"{self.uri.address} tells no ballot") from error
+        self._watch = BallotWatching(self.uri.address, self._open, self._new_ballot)
+        self.ballot = await self._watch.first(CONNECT_SECONDS + SILENCE_MAX * self.replication_timeout)
+        return self.ballot
 
-    async def _keep_watching(self, first: asyncio.Future[Ballot]) -> None:
-        try:
-            await self._watch_until_lost(first)
-        except (FlowstoneError, OSError) as error:
-            if not first.done():
-                first.set_exception(error)
-
-    async def _watch_until_lost(self, first: asyncio.Future[Ballot]) -> None:
-        watch = BallotWatch(self.uri.address)
-        stream = await self._open()
-        try:
-            while data := await stream.read(READ_SIZE):
-                watch.receive(data)
-                while (ballot := watch.next_ballot()) is not None:
-                    self.ballot = ballot
-                    if first.done():
-                        self._on_ballot(self)
-                    else:
-                        first.set_result(ballot)
-                stream.write(watch.data_to_send())
-            raise ConnectionLost(f"{self.uri.address} closed the connection")
-        finally:
-            await stream.close()
+    def _new_ballot(self, ballot: Ballot) -> None:
+        self.ballot = ballot
+        self._on_ballot(self)
 
     async def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.cancel()
-            # Whoever stops this applier meanwhile cancels us: that must not be taken for the end of the watch.
-            await asyncio.gather(watch, return_exceptions=True)
+            await watch.end()
 
     # --- following ---
 
     def _check_tail(self, reply: SubscribeReply) -> None:
         """A peer must know what it has written: else it gives the same LSNs to other rows, which we would pass over."""
-        ours, number = self._sink.vclock, reply.replica_id
-        kept, last = reply.vclock.get(number), ours.get(number)
-        if self._may_regain is None or not number or kept >= last:
+        if self._may_regain is None:
+            return
+        assert self.uuid is not None
+        lost = self._lost_tails.check(self.uri.address, self.uuid, reply.replica_id, reply.vclock, self._sink.vclock)
+        if lost is None:
             self._losses = 0
             return
         self._losses += 1
-        assert self.uuid is not None
-        may_come_back = self._losses <= LOSSES_MAX or self._may_regain(self.uuid)
-        raise TailLost(self.uri.address, kept + 1, last, reply.vclock, ours, may_come_back=may_come_back)
+        if self._losses > LOSSES_MAX and not self._may_regain(self.uuid):
+            lost.may_come_back = False
+        raise lost
+
+    def peer_acknowledged(self, replica_id: int, vclock: VClock) -> None:
+        """A member that follows us has written all of `vclock`: rows that it had lost among it, perhaps."""
+        self._lost_tails.acknowledged(replica_id, vclock)
+
+    def _check_own_rows(self, reply: SubscribeReply) -> None:
+        """A peer may show only now that it has rows of ours which we lost: it is asked again, for those as well."""
+        did_lack = self._lacks_own_rows()
+        self._see_own_rows(reply.vclock)
+        number = self._sink.replica_id
+        if number in self._sink.id_filter and self._lacks_own_rows() and not did_lack:
+            last = self._sink.vclock.get(number)
+            raise ConnectionLost(
+                f"{self.uri.address} has our own rows {last + 1}…{self.own_lsn_seen}, which we have no more",
+                hint="they are asked for",
+            )
 
     def _begin_following(self, protocol: ApplierProtocol) -> None:
         reply = protocol.reply
         assert reply is not None
         self._check_tail(reply)
+        self._check_own_rows(reply)
         LOG.info("subscribed to %s: its vclock is %s, ours %s", self.uri.address, reply.vclock, self._sink.vclock)
         self.peer_id = reply.replica_id
         self.remote_vclock_at_subscribe = reply.vclock
         self.lag = TIMEOUT_INFINITY
         self.error = self._last_logged = None
-        self._failures = 0
+        self._failures = self._times_unknown = 0
         self._acked = None
         self._protocol = protocol
         self._sink.on_written.append(self._request_ack)
@@ -537,8 +568,11 @@ class _Waiter:
         self.reached = reached
         self._states = states
 
+    def wants(self, state: ApplierState) -> bool:
+        return state in self._states
+
     def see(self, state: ApplierState) -> None:
-        if state in self._states and not self.reached.done():
+        if self.wants(state) and not self.reached.done():
             self.reached.set_result(state)
 
 

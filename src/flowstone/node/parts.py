@@ -286,6 +286,7 @@ class Parts:
         self.stack.push_async_callback(self.checkpointer.stop)
         self.relays = self.server.relays = Relays(instance, collector)
         self.stack.push_async_callback(self.relays.close)
+        self.relays.on_ack.append(self.replication.peer_acknowledged)
         instance.peers = _Peers(self.replication, self.relays)
 
     def _apply_rows(self) -> None:

@@ -46,11 +46,15 @@ _GAP_TEXT: Final = "Missing .xlog file"
 """How the error of 2.6 begins that has no code of its own."""
 
 
+RESTART_SECONDS_MAX: Final = 60.0
+"""Between two snapshots from an upstream that has the logs behind none of them."""
+
+
 class CannotFollow(FlowstoneError):
     """The upstream could not be reached, or does not let us in; `__cause__` is what it said."""
 
 
-class TailLost(FlowstoneError):
+class UpstreamCut(FlowstoneError):
     """The upstream has fewer rows than we had from it: its log was cut, or is another's."""
 
 
@@ -64,7 +68,7 @@ class Follower:
     def __init__(self, uri: Uri, uuid: UUID, choice: Choice, guard: AbstractContextManager[Any] | None) -> None:
         self.on_written: list[Callable[[], None]] = []
         self.on_snapshot: Callable[[], None] = lambda: None
-        """Called when the rows of a snapshot begin to come."""
+        """Called when rows of a snapshot come."""
         self.on_resync: Callable[[VClock, VClock], None] = lambda before, after: None
         self.instance_uuid = uuid
         self.replica_id = 0
@@ -117,14 +121,14 @@ class Follower:
         self._is_fresh = False
         self.settled.resume(has_flags=self._version >= FLAGS_SINCE)
 
-    def tail_lost(self, theirs: VClock) -> TailLost | None:
+    def tail_lost(self, theirs: VClock) -> UpstreamCut | None:
         """An upstream that has less than we had from it would go on with other rows under the same numbers."""
         ours = self.vclock
         lost = [(number, theirs.get(number) + 1, lsn) for number, lsn in ours if lsn > theirs.get(number)]
         if not lost:
             return None
         rows = ", ".join(f"{first}…{last} of replica {number}" for number, first, last in lost)
-        return TailLost(
+        return UpstreamCut(
             f"{self._uri.address} has lost rows {rows}: its vclock is {theirs}, ours {ours}",
             hint="find out which of the two is right; following anew takes its data as they are",
         )
@@ -135,7 +139,6 @@ class Follower:
         if (lost := self.tail_lost(vclock)) is not None:
             raise lost
         self._snapshot = Snapshot(self._dialect, vclock, self._choice)
-        self.on_snapshot()
 
     async def meta(self, row: Row) -> None:
         assert self._snapshot is not None
@@ -144,6 +147,7 @@ class Follower:
     async def snapshot_rows(self, slab: Slab) -> None:
         assert self._snapshot is not None
         self._snapshot.push(slab)
+        self.on_snapshot()
 
     async def begin_final(self, stop_vclock: VClock) -> None:
         raise AssertionError("who is anonymous does not join")
@@ -235,6 +239,7 @@ class Replica:
         self._waiters: list[tuple[VClock, asyncio.Future[None]]] = []
         self._restart: asyncio.Task[None] | None = None
         self._is_restarting = False
+        self._restart_seconds = replication_timeout
 
     # --- life ---
 
@@ -256,7 +261,7 @@ class Replica:
         self._applier.start()
         try:
             async with asyncio.timeout(self._connect_timeout) as limit:
-                # Large data may take its time, once it comes.
+                # Large data may take its time, once it comes: then only silence is too much for the applier.
                 self._follower.on_snapshot = lambda: limit.reschedule(None)
                 await self._reach_subscription()
         except TimeoutError:
@@ -398,11 +403,12 @@ class Replica:
                 follower.prepare(applier.ballot)
             case ApplierState.SYNC:
                 self._check_tail(applier)
+            case ApplierState.FOLLOW:
+                self._restart_seconds = applier.replication_timeout
             case ApplierState.LOADING | ApplierState.STOPPED if applier.error is not None and _is_gap(applier.error):
                 follower.snapshot_reason = applier.error.message
-                if applier.state is ApplierState.STOPPED:
-                    self._is_restarting = True
-                    self._restart = asyncio.get_running_loop().create_task(self._start_again())
+                self._is_restarting = True
+                self._restart = asyncio.get_running_loop().create_task(self._start_again())
             case ApplierState.STOPPED:
                 self._wake()
 
@@ -412,7 +418,10 @@ class Replica:
             applier.fail(error)
 
     async def _start_again(self) -> None:
+        """After a pause, longer each time: a snapshot costs the upstream much, and the last one was of no use."""
         await self._applier.stop()
+        await self._outside.clock.sleep(self._restart_seconds)
+        self._restart_seconds = min(2 * self._restart_seconds, RESTART_SECONDS_MAX)
         self._applier.start()
 
     def _moved(self) -> None:

@@ -25,6 +25,7 @@ from flowstone.replication.applier import ENDED, ApplierState, reaction
 from flowstone.replication.bootstrap_leader import Candidate
 from flowstone.replication.messages import Ballot
 from flowstone.replication.replica_set import DuplicateConnection, ReplicaSet, Upstream
+from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.node")
 
@@ -406,6 +407,11 @@ class Replication:
         if self._instance.status == "orphan" and self.replica_set.is_synced and not self._is_connecting:
             self.set_orphan(False)
         self._changed.set()
+
+    def peer_acknowledged(self, replica_id: int, vclock: VClock) -> None:
+        """One who follows us has written all of `vclock`; appliers want to know whether lost rows are among it."""
+        for applier in self._appliers.values():
+            applier.peer_acknowledged(replica_id, vclock)
 
     def stop_all(self, error: FlowstoneError) -> None:
         """What was applied could not be written: everybody stops, as what comes next would build on it."""

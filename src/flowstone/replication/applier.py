@@ -12,7 +12,7 @@ from typing import Final
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
-from flowstone.replication.vclock import VClock
+from flowstone.replication.lost_tail import TailLost
 
 
 class ApplierState(Enum):
@@ -101,17 +101,6 @@ _CLASSES: Final = {
 
 class ConnectionLost(FlowstoneError):
     """The connection could not be made, broke, or nothing was heard for too long. Trying again may help."""
-
-
-class TailLost(FlowstoneError):
-    """The peer does not have rows that it has written itself, and we have."""
-
-    def __init__(
-        self, peer: str, first: int, last: int, theirs: VClock, ours: VClock, *, may_come_back: bool = False
-    ) -> None:
-        message = f"{peer} has lost its rows {first}…{last}: its vclock is {theirs}, ours {ours}"
-        super().__init__(message, hint="it must get them back from an instance that has them, or join the set anew")
-        self.may_come_back = may_come_back
 
 
 def reaction(error: FlowstoneError | OSError, *, is_2_6: bool) -> ApplierState:

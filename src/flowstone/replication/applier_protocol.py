@@ -20,6 +20,7 @@ from flowstone.iproto import auth, errors, scan
 from flowstone.iproto.constants import Feature, Key, RequestType, type_name
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.greeting import GREETING_SIZE, Greeting, decode_greeting
+from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response, decode_response, frame
 from flowstone.iproto.row import Row, decode_row, encode_header
@@ -27,7 +28,7 @@ from flowstone.replication import messages
 from flowstone.replication.applier import TRANSITIONS, ApplierState, UnsupportedPeer
 from flowstone.replication.ballot_watch import decode_vote
 from flowstone.replication.messages import Ack, Ballot, Heartbeat, Join, Register, Subscribe, SubscribeReply
-from flowstone.replication.row_stream import RowStream
+from flowstone.replication.row_stream import REPLY_SIZE_MAX, RowStream
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
 
@@ -143,6 +144,8 @@ class _Due(Enum):
     ROWS = "rows"
 
 
+_WITH_ROWS: Final = (_Due.SNAPSHOT_ROWS, _Due.FINAL_ROWS, _Due.ROWS)
+
 _INSERT: Final = RequestType.INSERT.value
 _OK: Final = RequestType.OK.value
 _RAFT: Final = RequestType.RAFT.value
@@ -165,7 +168,7 @@ class ApplierProtocol:
         self._peer = peer
         self._instance_uuid = instance_uuid
         self._greeting_bytes = b""
-        self._stream = RowStream(peer)
+        self._stream = RowStream(peer, packet_size_max=REPLY_SIZE_MAX)
         self._events: deque[Event] = deque()
         self._outgoing: list[bytes] = []
         self._due = _Due.GREETING
@@ -214,6 +217,11 @@ class ApplierProtocol:
         data, self._outgoing = b"".join(self._outgoing), []
         return data
 
+    def _expect(self, due: _Due) -> None:
+        """Only where rows are due a packet may be large: until then a stranger could fill our memory."""
+        self._due = due
+        self._stream.packet_size_max = BLOCK_SIZE_MAX if due in _WITH_ROWS else REPLY_SIZE_MAX
+
     def next_event(self) -> Event | None:
         """None: nothing more before the next bytes, or the next command."""
         while not self._events:
@@ -259,7 +267,7 @@ class ApplierProtocol:
             features = response.values().get(Key.FEATURES, ())
             self.features = features if isinstance(features, tuple) else ()
         if Feature.WATCHERS in self.features:
-            self._due = _Due.NOTHING
+            self._expect(_Due.NOTHING)
             self._events.append(BallotIsEvent())
         else:
             self._ask(messages.encode_vote(), _Due.BALLOT)
@@ -276,7 +284,7 @@ class ApplierProtocol:
     def ballot_known(self, ballot: Ballot) -> None:
         """The command after BallotIsEvent."""
         self.ballot = ballot
-        self._due = _Due.NOTHING
+        self._expect(_Due.NOTHING)
         self._enter(ApplierState.CONNECTED)
 
     def _check_self(self) -> None:
@@ -301,7 +309,7 @@ class ApplierProtocol:
             return False
         if response.is_error:
             raise response.error()
-        self._due = _Due.NOTHING
+        self._expect(_Due.NOTHING)
         self._enter(ApplierState.READY)
         return True
 
@@ -334,7 +342,7 @@ class ApplierProtocol:
         if response.type != _OK:
             raise _unknown_type(response.type)
         self._events.append(SnapshotBegun(messages.decode_vclock_reply(response.body)))
-        self._due = _Due.SNAPSHOT_ROWS
+        self._expect(_Due.SNAPSHOT_ROWS)
         return True
 
     def _hear_rows(self) -> bool:
@@ -387,7 +395,7 @@ class ApplierProtocol:
             if self._is_anonymous_join:
                 self._end_join(vclock, ApplierState.FETCHED_SNAPSHOT)
             else:
-                self._due = _Due.FINAL_ROWS
+                self._expect(_Due.FINAL_ROWS)
                 self._events.append(FinalBegun(vclock))
                 self._enter(ApplierState.FINAL_JOIN)
         elif row.type not in _MARKERS:
@@ -401,7 +409,7 @@ class ApplierProtocol:
         self._end_join(messages.decode_vclock_reply(row.body), after)
 
     def _end_join(self, vclock: VClock, after: ApplierState) -> None:
-        self._due = _Due.NOTHING
+        self._expect(_Due.NOTHING)
         self._events.append(JoinEnded(vclock))
         self.has_registered = after is ApplierState.REGISTERED
         self.has_joined = not self.has_registered
@@ -432,7 +440,7 @@ class ApplierProtocol:
                 hint=f"{self._peer} is of another replica set: check the URI, or join that set with an empty directory",
             )
         self.reply = reply
-        self._due = _Due.ROWS
+        self._expect(_Due.ROWS)
         self._events.append(Subscribed(reply))
         self._enter(ApplierState.SYNC)
         return True
@@ -485,7 +493,7 @@ class ApplierProtocol:
 
     def _ask(self, packet: bytes, due: _Due) -> None:
         self._outgoing.append(packet)
-        self._due = due
+        self._expect(due)
 
     def _take_response(self) -> Response | None:
         packet = self._stream.take_packet()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.greeting import GREETING_SIZE, Greeting, decode_greeting
@@ -16,7 +17,7 @@ from flowstone.iproto.requests import split_map
 from flowstone.iproto.row import Row, encode_header
 from flowstone.replication import messages
 from flowstone.replication.messages import Ballot
-from flowstone.replication.row_stream import RowStream
+from flowstone.replication.row_stream import REPLY_SIZE_MAX, RowStream
 
 
 def decode_vote(response: Response, greeting: Greeting) -> Ballot | None:
@@ -33,7 +34,8 @@ class BallotWatch:
     """The second connection to a newer upstream, which tells its ballot whenever that changes."""
 
     def __init__(self, peer: str) -> None:
-        self._stream = RowStream(peer)
+        self._peer = peer
+        self._stream = RowStream(peer, packet_size_max=REPLY_SIZE_MAX)
         self._greeting_bytes = b""
         self._greeting: Greeting | None = None
         self._outgoing: list[bytes] = []
@@ -56,14 +58,27 @@ class BallotWatch:
         return data
 
     def next_ballot(self) -> Ballot | None:
-        """None: nothing more before the next bytes."""
+        """None: nothing more before the next bytes. A peer that is not sure yet who it is is waited for.
+
+        Raises what the peer says or does wrong, and nothing but FlowstoneErrors.
+        """
         while (packet := self._stream.take_packet()) is not None:
-            response = decode_response(packet)
-            ballot = self._voted(response) if self._is_vote else self._told(response)
-            if ballot is not None:
-                self._ballot = ballot
+            ballot = self._read(packet)
+            if ballot is None:
+                continue
+            self._ballot = ballot
+            if ballot.is_booted or ballot.is_ro:  # else it is no ballot: reference 7
                 return ballot
         return None
+
+    def _read(self, packet: bytes) -> Ballot | None:
+        try:
+            response = decode_response(packet)
+            return self._voted(response) if self._is_vote else self._told(response)
+        except FlowstoneError:
+            raise
+        except Exception as error:
+            raise RemoteProtocolError(f"{self._peer} tells a ballot that cannot be read: {error}") from error
 
     def _voted(self, response: Response) -> Ballot:
         assert self._greeting is not None
