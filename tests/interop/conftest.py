@@ -40,3 +40,5 @@ def cluster(binary: Binary | None, tmp_path: Path, request: pytest.FixtureReques
         yield cluster
     finally:
         cluster.close()
+    broken = [member.name for member in cluster.members if "Traceback" in member.log()]
+    assert not broken, f"something unforeseen happened in {broken}:\n{cluster.logs()}"
