@@ -8,120 +8,37 @@ from typing import Any
 
 import pytest
 
-from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.box.transaction import Statement
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
-from flowstone.iproto.constants import Flag, RequestType
-from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
-from flowstone.node.applying import Applying
-from flowstone.node.commits import Commits
-from flowstone.node.journal import Journal, WalMode
-from flowstone.node.replay import Synchro
-from flowstone.replication.messages import encode_row_packet
-from flowstone.replication.row_stream import RowStream
+from flowstone.node.journal import WalMode
 from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import LogFile, Slab
 from flowstone.xlog.transactions import make_transaction
-from tests.box.spaces import box_with, definition, on
-from tests.node.fault_disk import FaultDisk
-
-UUID = "11111111-0000-4000-8000-000000000001"
-PLAIN, OTHER, INDEXED, SYNC, LETTERS = 512, 513, 514, 515, 516
-INSERT, REPLACE, UPDATE, DELETE, UPSERT, NOP = 2, 3, 4, 5, 9, 12
-SYNCHRONOUS = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
-BEHIND = Flag.WAIT_SYNC.value
-
-Change = tuple[int, dict[int, Any] | None]
-
-
-class Replica:
-    """A box, its log on a disk that can fail, and what applies rows to them."""
-
-    def __init__(self, mode: WalMode = WalMode.WRITE, dialect: Dialect = Dialect.V2_6) -> None:
-        self.box: Box = box_with(
-            definition(PLAIN, on("0:unsigned")),
-            definition(OTHER, on("0:unsigned")),
-            definition(INDEXED, on("0:unsigned"), on("1:string", unique=True)),
-            definition(SYNC, on("0:unsigned"), flags={"is_sync": True}),
-            definition(LETTERS, on("0:string")),
-        )
-        self.box.dialect = dialect
-        self.disk = FaultDisk()
-        outside = self.disk.outside()
-        self.journal = Journal(outside, "data", instance_uuid=UUID, vclock=VClock(), replica_id=1, mode=mode)
-        self.commits = Commits(self.box, self.journal, outside.clock)
-        self.synchro = Synchro()
-        self.skips = False
-        self.applying = Applying(
-            self.box, self.journal, self.commits, self.synchro, outside.clock, skip_conflict=lambda: self.skips
-        )
-        self.failures: list[FlowstoneError] = []
-        self.applying.on_failure.append(self.failures.append)
-
-    def content(self, space_id: int = PLAIN) -> dict[Any, Any]:
-        return {row[0]: row[1:] for row in (unpack(raw) for raw in self.box.space(space_id).tuples())}
-
-    def everything(self) -> dict[int, dict[Any, Any]]:
-        return {number: self.content(number) for number in (PLAIN, OTHER, INDEXED, SYNC, LETTERS)}
-
-    def rows(self) -> list[Row]:
-        disk = self.disk.outside().disk
-        found: list[Row] = []
-        for name in disk.list_directory("data"):
-            with LogFile.open(disk, f"data/{name}") as log:
-                for transaction in log.transactions():
-                    found += transaction.rows
-        return found
-
-
-class Master:
-    """Numbers what it is told, as an instance would."""
-
-    def __init__(self, replica_id: int = 2, lsn: int = 0) -> None:
-        self.replica_id = replica_id
-        self.lsn = lsn
-
-    def does(self, *changes: Change, flags: int = 0) -> list[Row]:
-        """One transaction."""
-        rows = []
-        for kind, body in changes:
-            self.lsn += 1
-            encoded = b"" if body is None else pack(body)
-            rows.append(Row(kind, self.replica_id, 0, self.lsn, 1.5e9, body=encoded))
-        return list(make_transaction(rows, flags).rows)
-
-    def says(self, body: Confirm | Rollback | Promote | Demote) -> list[Row]:
-        kinds = {Confirm: 40, Rollback: 41, Promote: 31, Demote: 32}
-        self.lsn += 1
-        row = Row(kinds[type(body)], self.replica_id, 0, self.lsn, 1.5e9, self.lsn, body=body.encode())
-        return [row]
-
-
-def slab(*transactions: list[Row]) -> Slab:
-    stream = RowStream("127.0.0.1:3301")
-    stream.feed(b"".join(encode_row_packet(row) for rows in transactions for row in rows))
-    taken = stream.take()
-    assert taken is not None
-    assert len(taken) == sum(map(len, transactions))
-    return taken
-
-
-def put(kind: int, key: Any, *rest: Any, space: int = PLAIN) -> Change:
-    return kind, {0x10: space, 0x21: (key, *rest)}
-
-
-def drop(key: Any, *, space: int = PLAIN) -> Change:
-    return DELETE, {0x10: space, 0x20: (key,)}
-
-
-async def settled(replica: Replica) -> Replica:
-    while not replica.journal.is_idle:
-        await replica.journal.drain()
-    return replica
+from tests.node.applied_rows import (
+    BEHIND,
+    INDEXED,
+    INSERT,
+    NOP,
+    OTHER,
+    PLAIN,
+    REPLACE,
+    SYNC,
+    SYNCHRONOUS,
+    UPDATE,
+    Master,
+    Replica,
+    SynchronousHistory,
+    drop,
+    put,
+    random_transactions,
+    settled,
+    slab,
+)
 
 
 @pytest.mark.parametrize("count", [1, 5, 100])
@@ -150,38 +67,6 @@ async def test_transactions_keep_their_shape() -> None:
     ]
 
 
-def random_transactions(rng: Random, count: int) -> list[list[Row]]:
-    """Of three masters and of every kind, over few keys; none of them fails."""
-    masters = [Master(number) for number in (2, 3, 7)]
-    taken: dict[int, set[Any]] = {}
-    made = []
-    for _ in range(count):
-        changes: list[Change] = []
-        for _ in range(rng.choice((1, 1, 1, 2, 5))):
-            space = rng.choice((PLAIN, PLAIN, PLAIN, OTHER, INDEXED, LETTERS))
-            key: Any = rng.randrange(20) if space != LETTERS else rng.choice("abcdefgh")
-            keys = taken.setdefault(space, set())
-            kind = rng.choice((INSERT, REPLACE, REPLACE, DELETE, UPDATE, UPSERT, NOP))
-            if kind == INSERT and key in keys:
-                kind = REPLACE
-            if kind in (INSERT, REPLACE):
-                keys.add(key)
-                changes.append(put(kind, key, str(key), rng.randrange(1000), space=space))
-            elif kind == DELETE:
-                keys.discard(key)
-                changes.append(drop(key, space=space))
-            elif kind == UPDATE:
-                changes.append((UPDATE, {0x10: space, 0x15: 1, 0x20: (key,), 0x21: (("=", 3, rng.randrange(99)),)}))
-            elif kind == UPSERT:
-                keys.add(key)
-                tuple_ = (key, str(key), 0)
-                changes.append((UPSERT, {0x10: space, 0x15: 1, 0x21: tuple_, 0x28: (("+", 3, 1),)}))
-            else:
-                changes.append((NOP, None))
-        made.append(rng.choice(masters).does(*changes))
-    return made
-
-
 @pytest.mark.parametrize("seed", range(12))
 async def test_in_bulk_or_one_by_one_the_end_is_the_same(seed: int) -> None:
     rng = Random(seed)
@@ -200,6 +85,28 @@ async def test_in_bulk_or_one_by_one_the_end_is_the_same(seed: int) -> None:
     sent = [(row.type, row.replica_id, row.lsn, row.tsn, row.flags, row.body) for rows in transactions for row in rows]
     for replica in (alone, together):
         assert [(r.type, r.replica_id, r.lsn, r.tsn, r.flags, r.body) for r in replica.rows()] == sent
+
+
+@pytest.mark.parametrize("dialect", [Dialect.V2_6, Dialect.V2_11])
+@pytest.mark.parametrize("seed", range(8))
+async def test_with_verdicts_and_parts_that_are_known_the_end_is_the_same_too(seed: int, dialect: Dialect) -> None:
+    rng = Random(seed)
+    left = SynchronousHistory(rng, dialect).transactions(250)
+    alone, together, held = (Replica(mode, dialect) for mode in (WalMode.WRITE, WalMode.WRITE, WalMode.FSYNC))
+    for rows in left:
+        alone.applying.apply(slab(rows))
+    while left:
+        count = rng.choice((1, 3, 20, 150))
+        for replica in (together, held):
+            replica.applying.apply(slab(*left[:count]))
+        left = left[count:]
+    for replica in (alone, together, held):
+        await settled(replica)
+        assert replica.everything() == alone.everything()
+        shown = [(r.type, r.replica_id, r.lsn, r.tsn, r.flags, r.body) for r in replica.rows()]
+        assert shown == [(r.type, r.replica_id, r.lsn, r.tsn, r.flags, r.body) for r in alone.rows()]
+        assert [each.lsn for each in replica.synchro.pending] == [each.lsn for each in alone.synchro.pending]
+        assert replica.failures == []
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -14,7 +14,7 @@ from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node.applying_plain import PlainRows, distinct
 from flowstone.node.replay import execute
 from tests.box.spaces import box_with, definition, on
-from tests.node.test_applying import DELETE, INSERT, NOP, REPLACE, UPDATE, Master, drop, put, slab
+from tests.node.applied_rows import DELETE, INSERT, NOP, REPLACE, UPDATE, Master, drop, put, slab
 
 ONE, TWO, TEXTS, LOCAL, TEMPORARY, SYNC = 512, 513, 514, 515, 516, 517
 SPACES = (ONE, TWO, TEXTS)

@@ -11,10 +11,13 @@ from flowstone.box import statements
 from flowstone.box.dialect import Dialect
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
+from flowstone.node.applying import Applying
 from flowstone.node.instance import Instance
+from flowstone.node.journal import WalMode
 from flowstone.node.member import NOBODY, JoinRefused, Member
 from flowstone.node.recovery import Recovered
 from flowstone.replication.row_stream import slab_of_rows
+from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock
 from tests.node.instances import UUID, bootstrapped_box, make_instance
 
@@ -74,6 +77,19 @@ async def test_peers_hear_of_rows_of_others_and_not_of_each_of_our_own(tmp_path:
     await instance.journal.drain()
     assert told == [VClock({1: 2, 2: 5})]
     await instance.journal.close()
+
+
+async def test_who_brings_rows_behind_a_verdict_that_is_being_written_waits_for_it(tmp_path: Path) -> None:
+    instance = make_instance(tmp_path, mode=WalMode.FSYNC)
+    member, journal = member_of(instance), instance.journal
+    member.applying = Applying(instance.box, journal, instance.commits, instance.synchro, instance.outside.clock)
+    promote = Row(31, 2, 0, 1, 1.0, 1, body=Promote(0, 0, 2).encode())
+    await member.apply(slab_of_rows(promote.encode(), "peer"))
+    assert journal.written_vclock.get(2) == 0
+    await member.apply(slab_of_rows(Row(12, 2, 0, 2, 1.0, 2).encode(), "peer"))
+    assert not member.applying.is_holding
+    assert (journal.written_vclock.get(2), journal.vclock.get(2)) == (1, 2)
+    await journal.close()
 
 
 def snapshot_rows(dialect: Dialect) -> bytes:
