@@ -33,6 +33,7 @@ SECONDS: Final = 60.0
 """How long a condition may take to come true before the test fails."""
 
 POLL_SECONDS: Final = 0.01
+OF_TESTS: Final = ("FLOWSTONE_TARANTOOL", "FLOWSTONE_INTEROP_OURS", "FLOWSTONE_SCALE")
 
 
 class Timeout(AssertionError):
@@ -362,7 +363,9 @@ class NodeMember(Member):
         return command + [_argument(name, value) for name, value in options.items() if value is not None]
 
     def _environment(self) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": str(ROOT)}
+        """Without what is meant for the tests: a node would take it for options."""
+        inherited = {name: value for name, value in os.environ.items() if name not in OF_TESTS}
+        return inherited | {"PYTHONPATH": str(ROOT)}
 
     def _is_ready(self, log: str) -> bool:
         return "ready" in log.splitlines()
