@@ -279,6 +279,21 @@ async def test_a_replica_without_an_id_is_never_written_to(sim: Simulation) -> N
 
 
 @simulated()
+async def test_after_a_failed_write_rows_come_again_once_replication_is_set(sim: Simulation) -> None:
+    await sim.start("a")
+    await make_space(sim, "a")
+    await sim.start("b", replication=uris(sim, "a"))
+    await sim.until(lambda: is_ready(sim, "b"))
+    sim.storage("b").room = 0
+    await put(sim, "a", 1, 2, 3)
+    await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
+    sim.storage("b").room = 1 << 30
+    assert not any(has(sim, "b", key) for key in (1, 2, 3))
+    await sim.on("b", sim.node("b").reconfigure(replication=uris(sim, "a")))
+    await sim.until(lambda: all(has(sim, "b", key) for key in (1, 2, 3)))
+
+
+@simulated()
 async def test_a_change_of_peers_that_fails_changes_nothing(sim: Simulation) -> None:
     await sim.start("a")
     await make_space(sim, "a")
