@@ -213,11 +213,9 @@ class Journal:
         self._rows.append(b"")
         self._done.append(lambda error: None if passed.done() else passed.set_result(None))
         self.flush()
-        worker = self._worker
-        if worker is not None:
-            await asyncio.wait((passed, worker), return_when=asyncio.FIRST_COMPLETED)
-            if not passed.done():
-                worker.result()  # it did not come to an end of its own; this raises why
+        if self._worker is not None:
+            self._worker.add_done_callback(lambda worker: _pass_on(worker, passed))
+        await passed
 
     async def rotate(self) -> VClock:
         """Ends the file behind everything submitted so far, and returns that position once all of it is written.
@@ -381,6 +379,17 @@ class Journal:
         failure = WriteFailed(path, 0, refused, is_usable=False)
         failure.__cause__ = cause
         return failure
+
+
+def _pass_on(worker: asyncio.Task[None], passed: asyncio.Future[None]) -> None:
+    """Who waits for a worker that did not come to its end hears why."""
+    if passed.done():
+        return
+    why = None if worker.cancelled() else worker.exception()
+    if why is None:
+        passed.cancel()
+    else:
+        passed.set_exception(why)
 
 
 def _tell(done: Done, error: FlowstoneError | None) -> None:
