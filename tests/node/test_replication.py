@@ -357,3 +357,36 @@ async def test_who_has_joined_anew_with_local_rows_of_its_own_can_be_started_aga
     await sim.restart("b")
     await sim.restart("b")
     assert all(has(sim, "b", key) for key in range(20))
+
+
+@simulated()
+async def test_setting_the_same_peers_again_leaves_those_alone_that_are_followed(sim: Simulation) -> None:
+    peers = uris(sim, "a", "b", "c")
+    await asyncio.gather(*(sim.start(name, replication=peers) for name in "abc"))
+    await sim.until(lambda: all(upstream(sim, "c", of).get("status") == "follow" for of in "ab"))
+    sim.kill("b")
+    line_count = len(sim.trace.lines)
+    await sim.on("c", sim.node("c").reconfigure(replication=peers, replication_connect_timeout=2))
+    assert not [line for line in list(sim.trace.lines)[line_count:] if " c:" in line and "to a:3301" in line]
+    assert upstream(sim, "c", "a")["status"] == "follow"
+
+
+@simulated()
+async def test_a_login_that_is_refused_ends_a_birth_when_it_was_tried_long_enough(sim: Simulation) -> None:
+    await sim.start("a")
+    wrong = sim.uri("a").replace("secret", "wrong")
+    with pytest.raises(errors.CredsMismatch):
+        await sim.start("b", replication=[wrong], replication_connect_timeout=5)
+    assert 5 <= sim.now < 15
+
+
+@simulated()
+async def test_nobody_waits_for_a_peer_that_refuses_the_login(sim: Simulation) -> None:
+    await sim.start("a")
+    await sim.start("b", replication=uris(sim, "a"))
+    wrong = sim.uri("a").replace("secret", "wrong")
+    before = sim.now
+    await sim.on("b", sim.node("b").reconfigure(replication=[wrong]))
+    assert sim.now - before < 5
+    assert sim.node("b").info()["status"] == "orphan"
+    assert "Incorrect password" in upstream(sim, "b", "a")["message"]

@@ -16,15 +16,15 @@ from uuid import UUID
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
-from flowstone.iproto.uri import parse_uri
+from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node.applier import Applier
 from flowstone.node.instance import Instance
 from flowstone.node.member import Member
 from flowstone.replication import bootstrap_leader, replica_set
-from flowstone.replication.applier import ENDED, ApplierState, reaction
+from flowstone.replication.applier import ENDED, ApplierState, code_of, reaction
 from flowstone.replication.bootstrap_leader import Candidate
 from flowstone.replication.messages import Ballot
-from flowstone.replication.replica_set import DuplicateConnection, ReplicaSet, Upstream
+from flowstone.replication.replica_set import DuplicateConnection, Progress, ReplicaSet, Upstream
 from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.node")
@@ -33,6 +33,9 @@ _State = ApplierState
 _JOIN: Final = (_State.READY, _State.INITIAL_JOIN, _State.FINAL_JOIN, _State.JOINED, _State.READY)
 _FETCH: Final = (_State.READY, _State.FETCH_SNAPSHOT, _State.FETCHED_SNAPSHOT, _State.READY)
 _REGISTER: Final = (_State.REGISTERED, _State.READY)
+_FOLLOWING: Final = (_State.SYNC, _State.FOLLOW)
+_NO_LOGIN: Final = (errors.AccessDenied.code, errors.NoSuchUser.code, errors.CredsMismatch.code)
+"""A peer that says this may be put right, but not by waiting for it alone."""
 
 
 class ReplicationClosed(FlowstoneError):
@@ -63,38 +66,44 @@ class Replication:
 
     # --- connecting ---
 
-    async def connect(self, *, at_birth: bool) -> None:
+    async def connect(self, *, at_birth: bool, keep_followed: bool = False) -> None:
         """Tries all peers that are configured and leaves those that answer paused.
 
         `at_birth`: an instance without data needs enough of them (error 59); one that has data goes on with fewer.
+        `keep_followed`: connections to peers that stay configured are left as they are.
         """
         self._is_at_birth = at_birth
         self._is_connecting = True
         try:
-            await self._make_appliers()
+            await self._make_appliers(keep_followed=keep_followed)
             if not self._appliers:
                 return
             LOG.info("connecting to %d replicas", len(self._appliers))
             for applier in self._appliers.values():
-                applier.start(pause_at=(_State.CONNECTED,))
+                if applier.state not in _FOLLOWING:
+                    applier.start(pause_at=(_State.CONNECTED,))
             await self._until(self._has_connected, self._instance.configuration.replication_connect_timeout)
             self._check_open()
             await self._take_stock()
         finally:
             self._is_connecting = False
 
-    async def _make_appliers(self) -> None:
-        """One for each URI that is configured, in place of those that were."""
-        await self._drop_appliers()
+    async def _make_appliers(self, *, keep_followed: bool = False) -> None:
+        """One for each URI that is configured; an applier that was there for it is used again, for what it has seen."""
+        before = {applier.uri: (upstream, applier) for upstream, applier in self._appliers.items()}
+        wanted = [parse_uri(text) for text in self._instance.configuration.replication]
+        pairs = [before.pop(uri) if uri in before else self._make_applier(uri) for uri in wanted]
+        kept = [applier for _, applier in pairs]
+        gone = [applier for applier in self._appliers.values() if applier not in kept]
+        anew = [applier for _, applier in pairs if not (keep_followed and applier.state in _FOLLOWING)]
+        self._appliers = dict(pairs)
+        await asyncio.gather(*(applier.stop() for applier in (*gone, *anew)))
+        self._ended = {}
         self._check_open()
-        uris = self._instance.configuration.replication
-        upstreams = [Upstream(parse_uri(text).address) for text in uris]
-        self.replica_set.set_upstreams(upstreams)
-        for upstream, text in zip(upstreams, uris, strict=True):
-            self._appliers[upstream] = self._make_applier(upstream, text)
+        self.replica_set.set_upstreams(self._appliers)
         # How many there are to catch up with turns out when they have been tried. Until then it is all of them.
-        self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else len(upstreams)
-        if upstreams:
+        self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else len(pairs)
+        if pairs:
             self._member.watch_log()
         if self._member.applying is not None:
             self._member.applying.start_anew()
@@ -103,11 +112,11 @@ class Replication:
         if self._is_closed:
             raise ReplicationClosed("the node is being stopped", hint="start it again")
 
-    def _make_applier(self, upstream: Upstream, text: str) -> Applier:
-        configuration = self._instance.configuration
-        return Applier(
+    def _make_applier(self, uri: Uri) -> tuple[Upstream, Applier]:
+        configuration, upstream = self._instance.configuration, Upstream(uri.address)
+        applier = Applier(
             self._instance.outside,
-            parse_uri(text),
+            uri,
             self._member,
             replication_timeout=configuration.replication_timeout,
             sync_lag=configuration.replication_sync_lag,
@@ -115,6 +124,7 @@ class Replication:
             on_ballot=lambda applier: self._changed.set(),
             may_regain=lambda uuid: self._instance.peers.downstream(uuid) is not None,
         )
+        return upstream, applier
 
     def _has_connected(self) -> bool:
         """Everybody has answered or given up; later starts need not wait for more than the quorum."""
@@ -153,12 +163,12 @@ class Replication:
     async def _take_stock(self) -> None:
         """Stops who has not answered, to be tried again by `follow`, and sees whether enough have."""
         connected, total = self._connected(), len(self._appliers)
+        reasons = "; ".join(_failure(applier) for applier in self._appliers.values() if applier not in connected)
         if len(connected) < total:
-            LOG.error("failed to connect to %d out of %d replicas", total - len(connected), total)
+            LOG.error("failed to connect to %d out of %d replicas: %s", total - len(connected), total, reasons)
         else:
             LOG.info("connected to %d replicas", total)
         if len(connected) < self._connect_quorum and self._is_at_birth:
-            reasons = "; ".join(_failure(applier) for applier in self._appliers.values() if applier not in connected)
             await self._drop_appliers()
             raise errors.Cfg(
                 "Incorrect value for option 'replication': failed to connect to one or more replicas",
@@ -180,11 +190,12 @@ class Replication:
             raise errors.Cfg("Incorrect value for option 'replication': duplicate connection to the same replica")
 
     def _connected(self) -> list[Applier]:
-        """Those that are connected and wait, and the one that has found that its peer is ourselves."""
+        """Those that are connected, and the one that has found that its peer is ourselves."""
         return [
             applier
             for applier in self._appliers.values()
-            if applier.state is _State.CONNECTED or (applier.state is _State.OFF and self._is_self(applier))
+            if applier.state in (_State.CONNECTED, *_FOLLOWING)
+            or (applier.state is _State.OFF and self._is_self(applier))
         ]
 
     def _is_self(self, applier: Applier) -> bool:
@@ -208,6 +219,7 @@ class Replication:
     async def find_data(self) -> bool:
         """Joins the bootstrap leader; False if that is this instance itself, which then has to begin a replica set."""
         clock, configuration = self._instance.outside.clock, self._instance.configuration
+        deadline = clock.monotonic() + configuration.replication_connect_timeout
         while True:
             await self.connect(at_birth=True)
             leader = self._choose_leader()
@@ -216,7 +228,7 @@ class Replication:
                 await self._check_unanimity()
                 return False
             self._check_listed(leader)
-            if await self._join(leader):
+            if await self._join(leader, is_last_try=clock.monotonic() >= deadline):
                 return True
             LOG.info("joining failed, will retry every %.2f second", configuration.replication_timeout)
             await clock.sleep(configuration.replication_timeout)
@@ -268,14 +280,19 @@ class Replication:
                 f"Replica {other.uuid} chose a different bootstrap leader {other.ballot.bootstrap_leader_uuid}"
             )
 
-    async def _join(self, leader: Candidate) -> bool:
-        """Takes the leader's data; False if it is worth another try, with nothing taken yet."""
+    async def _join(self, leader: Candidate, *, is_last_try: bool = True) -> bool:
+        """Takes the leader's data; False if it is worth another try, with nothing taken yet.
+
+        A login that is refused is tried again while somebody may be about to put it right, but not for ever.
+        """
         applier = next(applier for applier in self._connected() if applier.uuid == leader.uuid)
         LOG.info("bootstrapping replica from %s at %s", leader.uuid, leader.address)
         try:
             for state in _FETCH if self._instance.configuration.replication_anon else _JOIN:
-                await applier.resume_to(state)
+                await applier.resume_to(state, is_patient=False)
         except FlowstoneError as error:
+            if is_last_try and code_of(error) in _NO_LOGIN:
+                raise
             after = reaction(error, is_2_6=self._instance.box.dialect is Dialect.V2_6)
             if self._member.is_joining or after not in (_State.LOADING, _State.DISCONNECTED):
                 raise
@@ -318,12 +335,26 @@ class Replication:
             self.set_orphan(False)
             return
         LOG.info("synchronizing with %d replicas", known.quorum)
-        await self._until(lambda: known.is_synced or not known.may_sync, configuration.replication_sync_timeout)
-        if known.is_synced:
+        await self._until(lambda: self._is_synced or not known.may_sync, configuration.replication_sync_timeout)
+        if self._is_synced:
             LOG.info("replica set sync complete")
         else:
-            LOG.error("failed to synchronize with %d replicas, entering orphan mode", known.quorum)
-        self.set_orphan(not known.is_synced)
+            behind = (
+                _failure(applier)
+                for upstream, applier in self._appliers.items()
+                if upstream.progress is not Progress.SYNCED
+            )
+            LOG.error("failed to synchronize with enough replicas, entering orphan mode: %s", "; ".join(behind))
+        self.set_orphan(not self._is_synced)
+
+    @property
+    def _is_synced(self) -> bool:
+        """Enough peers have been caught up with, and none of them has rows of ours that we have lost."""
+        return self.replica_set.is_synced and not self._lacks_own_rows()
+
+    def _lacks_own_rows(self) -> bool:
+        own = self._instance.vclock.get(self._instance.id)
+        return self._instance.id != 0 and any(applier.own_lsn_seen > own for applier in self._appliers.values())
 
     def begin_orphan(self) -> None:
         """Nothing is written before it is known that nobody has more of our own rows than we do."""
@@ -345,13 +376,13 @@ class Replication:
             applier.sync_lag = configuration.replication_sync_lag
         if self._goes_by_quorum:
             self.replica_set.quorum = self._connect_quorum
-            if self.replica_set.is_synced:
+            if self._is_synced:
                 self.set_orphan(False)
 
     async def restart(self) -> None:
-        """`replication` has been set, to the same or to something else: all connections are made anew."""
+        """`replication` has been set, to the same or to something else: who is not followed is connected to anew."""
         self.begin_orphan()
-        await self.connect(at_birth=False)
+        await self.connect(at_birth=False, keep_followed=True)
         self.follow()
         await self.sync()
 
@@ -397,14 +428,19 @@ class Replication:
     def _applier_changed(self, upstream: Upstream, applier: Applier) -> None:
         if upstream not in self._appliers:
             return
+        state = applier.state
+        if state is _State.LOADING and applier.error is not None and code_of(applier.error) in _NO_LOGIN:
+            state = _State.DISCONNECTED  # it has its data; what is missing is not worth waiting for
         try:
-            self.replica_set.follow(upstream, applier.state, applier.uuid, self._instance.uuid)
+            self.replica_set.follow(upstream, state, applier.uuid, self._instance.uuid)
         except DuplicateConnection as error:
             LOG.error("%s", error)
             applier.fail(error)
         if applier.state in ENDED:
             self._ended[applier] = None
-        if self._instance.status == "orphan" and self.replica_set.is_synced and not self._is_connecting:
+        if self._lacks_own_rows():
+            self.set_orphan(True)
+        elif self._instance.status == "orphan" and self._is_synced and not self._is_connecting:
             self.set_orphan(False)
         self._changed.set()
 
@@ -431,4 +467,7 @@ class Replication:
 
 
 def _failure(applier: Applier) -> str:
-    return f"{applier.uri.address}: {applier.error.message if applier.error is not None else 'no answer'}"
+    """Why it is not followed, with its address, which most messages have already."""
+    address = applier.uri.address
+    reason = applier.error.message if applier.error is not None else f"{address} does not answer"
+    return reason if address in reason else f"{address}: {reason}"

@@ -86,6 +86,8 @@ class ReplicaSet:
 
     def follow(self, upstream: Upstream, state: ApplierState, uuid: UUID | None, own_uuid: UUID | None = None) -> None:
         """An applier is in a new state; DuplicateConnection if its peer is another applier's already."""
+        if state is ApplierState.CONNECT:
+            upstream.is_spare = False
         if uuid is not None and uuid == own_uuid:
             upstream.uuid, upstream.is_spare = uuid, True
         elif state is ApplierState.CONNECTED and uuid is not None and upstream.uuid != uuid:
