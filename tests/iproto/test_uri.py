@@ -21,7 +21,11 @@ from flowstone.iproto.uri import Uri, UriError, parse_uri
         ("bob:se:c@ret@db1:3301", Uri("db1", 3301, "bob", "se:c@ret")),
         ("unix/:/tmp/a.sock", Uri("/tmp/a.sock", None)),
         ("bob:x@unix/:./a.sock", Uri("./a.sock", None, "bob", "x")),
-        ("db1:1?transport=ssl&x", Uri("db1", 1, parameters=(("transport", "ssl"), ("x", "")))),
+        (
+            "db1:1?transport=ssl&ssl_ca_file=/a@b.pem",
+            Uri("db1", 1, parameters=(("transport", "ssl"), ("ssl_ca_file", "/a@b.pem"))),
+        ),
+        ("db1:1?", Uri("db1", 1)),
     ],
 )
 def test_every_form_is_read(text: str, uri: Uri) -> None:
@@ -70,3 +74,32 @@ def test_a_password_is_not_shown_when_the_address_is_wrong(secret: str, place: s
     with pytest.raises(UriError) as caught:
         parse_uri(f"bob:{secret}@{place}")
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "complaint"),
+    [
+        ("trnsport=ssl", "no parameter 'trnsport'.*transport, ssl_cert_file"),
+        ("transport=ssl&ssl_cafile=/a", "no parameter 'ssl_cafile'"),
+        ("transport=tls", "transport is 'tls'.*plain or ssl"),
+        ("transport", "transport is ''.*plain or ssl"),
+        ("transport=ssl&transport=plain", "transport is there twice"),
+    ],
+)
+def test_a_mistyped_parameter_is_refused_by_its_name(query: str, complaint: str) -> None:
+    with pytest.raises(UriError, match=complaint) as caught:
+        parse_uri(f"bob:hidden@db1:1?{query}&ssl_password=hidden")
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["bob:1?hidden@db1:1", "bob:hidden?x@db1:1", "bob:a@hidden?x@db1:1"])
+def test_a_password_with_a_question_mark_is_not_shown_as_address_or_parameter(text: str) -> None:
+    with pytest.raises(UriError, match=r"a \? before its last @") as caught:
+        parse_uri(text)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_uri_is_shown_with_its_parameters_but_without_secrets() -> None:
+    uri = parse_uri("bob:hidden@db1:1?transport=ssl&ssl_password=hidden&ssl_ca_file=/ca.pem")
+    assert uri.shown == "bob@db1:1?transport=ssl&ssl_ca_file=/ca.pem"
+    assert parse_uri("db1:1").shown == "db1:1"

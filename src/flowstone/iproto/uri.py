@@ -12,6 +12,20 @@ from flowstone.errors import FlowstoneError
 
 FORMS = "write it as [user[:password]@]host:port, as unix/:/path, or as a port"
 
+PARAMETERS = (
+    "transport",
+    "ssl_cert_file",
+    "ssl_key_file",
+    "ssl_ca_file",
+    "ssl_ciphers",
+    "ssl_password",
+)
+"""What may follow the `?`. Another name is refused: a mistyped `transport` would mean a connection in plain text."""
+
+TRANSPORTS = ("plain", "ssl")
+
+_SECRET = "ssl_password"
+
 
 class UriError(FlowstoneError):
     """The text is no address."""
@@ -40,14 +54,26 @@ class Uri:
     def __str__(self) -> str:
         return f"{self.user}@{self.address}" if self.user is not None else self.address
 
+    @property
+    def shown(self) -> str:
+        """As it was written, with its parameters, but without what is secret."""
+        query = "&".join(f"{name}={value}" for name, value in self.parameters if name != _SECRET)
+        return f"{self}?{query}" if query else str(self)
+
 
 def parse_uri(text: str) -> Uri:
     """The address that `text` names; UriError where it names none."""
     rest, _, query = text.strip().partition("?")
-    login, at, place = rest.rpartition("@")
-    user, password = _login(login) if at else (None, None)
-    host, port = _place(place)
-    return Uri(host, port, user, password, _parameters(query))
+    try:
+        login, at, place = rest.rpartition("@")
+        user, password = _login(login) if at else (None, None)
+        host, port = _place(place)
+        return Uri(host, port, user, password, _parameters(query))
+    except UriError:
+        if "@" not in query:
+            raise
+    # What looks like an address or a parameter may be part of a password, and must not be shown.
+    raise UriError("a URI with a ? before its last @, where parameters begin", hint=FORMS)
 
 
 def _login(login: str) -> tuple[str, str | None]:
@@ -79,8 +105,14 @@ def _port(text: str, place: str) -> int:
 
 
 def _parameters(query: str) -> tuple[tuple[str, str], ...]:
-    pairs = []
+    pairs: dict[str, str] = {}
     for part in query.split("&") if query else ():
         name, _, value = part.partition("=")
-        pairs.append((name, value))
-    return tuple(pairs)
+        if name not in PARAMETERS:
+            raise UriError(f"a URI has no parameter {name!r}", hint=f"there are {', '.join(PARAMETERS)}")
+        if name in pairs:
+            raise UriError(f"the parameter {name} is there twice", hint="leave one of them out")
+        if name == "transport" and value not in TRANSPORTS:
+            raise UriError(f"the parameter transport is {value!r}", hint=f"it may be {' or '.join(TRANSPORTS)}")
+        pairs[name] = value
+    return tuple(pairs.items())

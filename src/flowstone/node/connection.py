@@ -204,10 +204,9 @@ class Connection:
 def tls_of(uri: Uri) -> Tls | None:
     """Encryption as the parameters of a URI ask for it, by Tarantool's names: `?transport=ssl&ssl_ca_file=…`."""
     given = dict(uri.parameters)
-    if given.get("transport", "plain") == "plain":
+    if given.pop("transport", "plain") == "plain":
         return None
-    names = ("cert_file", "key_file", "ca_file", "ciphers", "password")
-    return Tls(**{name: given.get(f"ssl_{name}") for name in names})
+    return Tls(**{name.removeprefix("ssl_"): value for name, value in given.items()})
 
 
 def reason_of(error: OSError) -> str:
