@@ -19,6 +19,14 @@ settings.register_profile("full", deadline=None, max_examples=2000)
 settings.load_profile("full" if FULL else "ci")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is meant for servers that are not there, such as a newer Tarantool."""
+    unfit = [item for item in items if item.get_closest_marker("unfit") is not None]
+    if unfit:
+        config.hook.pytest_deselected(items=unfit)
+        items[:] = [item for item in items if item not in unfit]
+
+
 @pytest.fixture(scope="session")
 def tarantool() -> object:
     """The module that runs the real Tarantool. Absent: a failure where CI=true, else a skip that says so."""

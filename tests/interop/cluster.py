@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from tests.interop.member import Member, NodeMember, RealMember
 from tests.interop.proxy import Proxy
@@ -16,6 +19,14 @@ M = TypeVar("M", bound=Member)
 LOG_SHOWN = 6000
 IS_OURS_REAL = os.environ.get("FLOWSTONE_INTEROP_OURS") == "tarantool"
 """Real servers stand in for ours, to check the tests."""
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+
+def not_for_stand_ins(test: Test) -> Test:
+    """Marks what only nodes can do."""
+    return pytest.mark.unfit(test) if IS_OURS_REAL else test
+
 
 QUICK = {"replication_timeout": 0.5, "replication_connect_timeout": 10}
 """A lost peer is noticed within two seconds and tried again after half of one."""

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from tests.interop import ledger, workload
-from tests.interop.cluster import IS_OURS_REAL, Cluster
+from tests.interop.cluster import IS_OURS_REAL, Cluster, not_for_stand_ins
 from tests.interop.member import Member, eventually, let_replicate
 from tests.interop.versions import ANY, fits
 from tests.real_tarantool import free_port
@@ -173,7 +173,7 @@ def test_one_member_too_many_is_refused(cluster: Cluster, master_kind: str, repl
     assert other.id == REPLICAS_MAX
 
 
-@pytest.mark.skipif(IS_OURS_REAL, reason="a real server does not notice")
+@not_for_stand_ins  # a real server does not notice
 def test_master_that_has_lost_its_tail_is_named_with_the_lost_rows(cluster: Cluster) -> None:
     master, replica = _pair(cluster)
     master.call("interop.transaction", ledger.transaction(1))

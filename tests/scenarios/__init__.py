@@ -196,7 +196,8 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Component 0 makes no gap.
     "G6": (
         "scenarios/test_log_collection.py::test_local_rows_and_checkpoints_of_a_master_make_no_gap",
-        "interop/test_stream.py::test_local_rows_and_checkpoints_make_no_gap_for_a_replica_that_was_away",
+        "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_node_make_no_gap_for_a_replica_that_was_away",
+        "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_real_master_make_no_gap_for_a_node_that_was_away",
     ),
     # Headers and names of files.
     "L1": ("scenarios/test_files.py::test_files_say_what_they_are_where_they_begin_and_what_comes_before",),
