@@ -182,6 +182,11 @@ class Applying:
             self._held.append(released)
             await released
 
+    @property
+    def is_sound(self) -> bool:
+        """False: what was applied could not be written, and nothing is taken before `start_anew`."""
+        return self._failure is None
+
     def start_anew(self) -> None:
         """Appliers are about to ask for rows from where the log ends: there will be no gap."""
         self._failure = None

@@ -78,12 +78,15 @@ class Parts:
         self.replication: Replication
         self.relays: Relays
         self._member: Member
+        self._is_warm = False
 
     async def start(self) -> None:
         """Returns when the node can be used; what keeps it from that is raised, with the stack to be unwound."""
         outside = self._outside
         self.stack.enter_context(lock_directory(outside.disk, self._wal_dir))
         outside.disk.make_directory(self._memtx_dir)
+        if self._configuration.replication:
+            await self._warm_up()
         files = find_files(outside.disk, self._memtx_dir, self._wal_dir)
         self._make_parts(await self._dialect(files), self._uuid_of(files))
         is_leader = await self._load(files)
@@ -327,8 +330,7 @@ class Parts:
             instance.listen = None
             return
         uri = listen_uri(configuration.listen)
-        if instance.listen is None:
-            await self._outside.blocking(warm_up, self._outside)
+        await self._warm_up()
         try:
             await server.listen(uri.host, uri.port, tls=_tls(configuration))
         except OSError as error:
@@ -337,6 +339,11 @@ class Parts:
             raise CannotListen(f"cannot listen on {uri.address}: {reason}", hint=hint) from error
         instance.listen = replace(uri, port=server.port).address
         LOG.info("listening on %s%s", instance.listen, " with TLS" if configuration.ssl_cert_file else "")
+
+    async def _warm_up(self) -> None:
+        if not self._is_warm:
+            await self._outside.blocking(warm_up, self._outside)
+            self._is_warm = True
 
 
 class _Peers:

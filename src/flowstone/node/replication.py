@@ -90,6 +90,9 @@ class Replication:
 
     async def _make_appliers(self, *, keep_followed: bool = False) -> None:
         """One for each URI that is configured; an applier that was there for it is used again, for what it has seen."""
+        applying = self._member.applying
+        if applying is not None and not applying.is_sound:
+            keep_followed = False  # who is about to hear of a failed write may still be in the middle of something
         before = {applier.uri: (upstream, applier) for upstream, applier in self._appliers.items()}
         wanted = [parse_uri(text) for text in self._instance.configuration.replication]
         pairs = [before.pop(uri) if uri in before else self._make_applier(uri) for uri in wanted]
@@ -105,8 +108,8 @@ class Replication:
         self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else len(pairs)
         if pairs:
             self._member.watch_log()
-        if self._member.applying is not None:
-            self._member.applying.start_anew()
+        if applying is not None:
+            applying.start_anew()
 
     def _check_open(self) -> None:
         if self._is_closed:

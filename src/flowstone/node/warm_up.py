@@ -1,4 +1,4 @@
-"""Loads what serving runs on before anybody waits for it: kernels of turns and relays, compiled where they never were.
+"""Loads what a node runs on before anybody waits for it: kernels of turns, relays and appliers, compiled if need be.
 
 The first batch of a new installation would otherwise hold up all clients for seconds. A turn of its own, on a box of
 its own that is thrown away, calls each kernel just as real turns will.
@@ -24,7 +24,7 @@ from flowstone.node.tail import packets_of
 from flowstone.node.turn import BULK_COUNT_MIN, Reply, Turns
 from flowstone.outside import Outside
 from flowstone.replication.relay import RowFilter
-from flowstone.replication.row_stream import slab_of_rows
+from flowstone.replication.row_stream import RowStream, journal_rows, slab_of_rows
 from flowstone.replication.vclock import VClock
 
 SPACE_ID: Final = 512
@@ -41,16 +41,26 @@ def warm_up(outside: Outside) -> int:
     turns = Turns(box, journal, Commits(box, journal, outside.clock), outside.clock, wide=True)
     client = _Client()
     turns.run([client])
-    _relay()
+    _replicate()
     return client.reply_count
 
 
-def _relay() -> None:
-    """What replicas get, all of it and a part."""
-    rows = (Row(RequestType.REPLACE.value, 1, lsn=lsn, timestamp=1.0, tsn=lsn, body=b"\x80") for lsn in range(1, ROWS))
-    slab = slab_of_rows(b"".join(row.encode() for row in rows), "warm_up")
-    packets_of(slab)
-    packets_of(slab, RowFilter(VClock({1: 1})))
+def _replicate() -> None:
+    """What replicas get, all of it and a part; and what becomes of it there. Few rows take other ways than many."""
+    for count in (1, ROWS):
+        slab = slab_of_rows(b"".join(_row(lsn).encode() for lsn in range(1, count + 1)), "warm_up")
+        packets = packets_of(slab)
+        packets_of(slab, RowFilter(VClock({1: 1})))
+        stream = RowStream("warm_up")
+        stream.feed(packets)
+        received = stream.take()
+        assert received is not None
+        journal_rows(received, 0, len(received), 1.0)
+
+
+def _row(lsn: int) -> Row:
+    body = pack(_body(RequestType.REPLACE, lsn))
+    return Row(RequestType.REPLACE.value, 1, lsn=lsn, timestamp=1.0, tsn=lsn, body=body)
 
 
 def _requests() -> bytes:
