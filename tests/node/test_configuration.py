@@ -162,6 +162,16 @@ def test_a_changed_configuration_says_what_differs() -> None:
     assert before.differences(after) == ["read_only"]
 
 
+def test_peers_are_shown_without_secrets_and_can_be_set_as_they_are_shown() -> None:
+    uris = ["app:secret@db1:3301?transport=ssl&ssl_ca_file=ca.pem&ssl_password=hidden", "db2:3301"]
+    configuration = configure({"replication": uris})
+    shown = OPTIONS["replication"].shown(configuration.replication)
+    assert shown == ["app@db1:3301?transport=ssl&ssl_ca_file=ca.pem", "db2:3301"]
+    assert configuration.changed({"replication": shown}).replication == tuple(uris)
+    assert configuration.changed({"replication": "app@db3:3301"}).replication == ("app@db3:3301",)
+    assert "secret" not in repr(configuration)
+
+
 def documented() -> str:
     """The table of docs/configuration.md, as the options have it."""
     lines = ["| option | type | default | at run time | what |", "|---|---|---|---|---|"]

@@ -54,6 +54,8 @@ class Box:
         self.functions: dict[str, FunctionDefinition] = {}
         self.is_recovering = False
         self.is_read_only = False
+        self.read_only_reason = "box.cfg.read_only is true"
+        """Why, in the words of servers since 2.10."""
         self.repeats_updates = False
         """Whether operations of an UPSERT may change a field twice, as in replica sets since 3.0."""
         self.replica_id = 0
@@ -104,6 +106,12 @@ class Box:
     def remove_space(self, space_id: int) -> None:
         self.names.pop(self.spaces.pop(space_id).name, None)
         self.schema_version += 1
+
+    def read_only_error(self) -> errors.TarantoolError:
+        """What whoever wants to write is told."""
+        if self.dialect is Dialect.V2_6:
+            return errors.Readonly("Can't modify data because this instance is in read-only mode.")
+        return errors.Readonly(f"Can't modify data on a read-only instance - {self.read_only_reason}")
 
     def begin(self, user: int = ADMIN) -> Transaction:
         """A transaction whose statements take effect at once. It must not be held over an `await`."""

@@ -208,7 +208,7 @@ def check_writable(txn: Transaction, space: Space) -> None:
         return
     definition = space.definition
     if box.is_read_only and not definition.is_temporary and not definition.is_local:
-        raise errors.Readonly("Can't modify data because this instance is in read-only mode.")
+        raise box.read_only_error()
     check_access(txn, space, _WRITE)
     if definition.engine == "sysview":
         raise errors.ViewIsRo(f"View '{space.name}' is read-only")

@@ -74,7 +74,7 @@ class Option:
     def shown(self, value: Any) -> Any:
         """The value as it may be shown to anybody: without passwords."""
         if "table" in self.types:
-            return [str(parse_uri(uri)) for uri in value]
+            return [parse_uri(uri).shown for uri in value]
         return leader_text(value) if self.name == "bootstrap_leader" and value is not None else value
 
     def accept(self, value: Any) -> Any:
@@ -362,7 +362,7 @@ class Configuration:
         "string, number, table",
         (),
         "Whom to follow: URIs such as user:password@host:port, separated by commas; ?transport=ssl&ssl_ca_file=…"
-        " for TLS.",
+        " for TLS. Passwords are better in FLOWSTONE_REPLICATION or the file: command lines can be seen by others.",
         _no_upstreams,
         dynamic=True,
         shown=False,
@@ -442,6 +442,10 @@ class Configuration:
     def changed(self, options: Mapping[str, Any]) -> Configuration:
         """This one with `options` set, all of them checked; error 58 for what a running node cannot change."""
         accepted = _accepted(options)
+        if "replication" in accepted:
+            # Whoever sets what `box.cfg` shows means what is there, with the secrets that it does not show.
+            known = {parse_uri(uri).shown: uri for uri in self.replication}
+            accepted["replication"] = tuple(known.get(uri, uri) for uri in accepted["replication"])
         for name, value in accepted.items():
             if value != getattr(self, name) and not OPTIONS[name].is_dynamic:
                 raise errors.ReloadCfg(f"Can't set option '{name}' dynamically")

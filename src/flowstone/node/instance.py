@@ -157,8 +157,17 @@ class Instance:
         is_queue_in_the_way = bool(self.synchro.pending) or self.is_queue_foreign
         is_held_back = self.id == 0 or self.is_orphan or is_queue_in_the_way
         self.box.is_read_only = self.configuration.read_only or is_held_back
+        self.box.read_only_reason = self._read_only_text()
         if self.status != "loading":
             self.status = "orphan" if self.is_orphan else "running"
+
+    def _read_only_text(self) -> str:
+        match self.read_only_reason:
+            case "orphan":
+                return "it is an orphan"
+            case "synchro":
+                return f"synchro queue with term {self.synchro.term} belongs to {self.synchro.queue_owner_id}"
+        return "box.cfg.read_only is true"
 
     @property
     def read_only_reason(self) -> str | None:

@@ -199,12 +199,7 @@ class Relays:
             return None
         if not (instance.configuration.read_only or instance.is_orphan or instance.is_queue_foreign):
             return None  # only until there are verdicts, and a join waits for them
-        if self._is_2_6:
-            return errors.Readonly("Can't modify data because this instance is in read-only mode.")
-        reasons = {"config": "box.cfg.read_only is true", "orphan": "it is an orphan"}
-        queue = f"synchro queue with term {instance.synchro.term} belongs to {instance.synchro.queue_owner_id}"
-        reason = reasons.get(instance.read_only_reason or "", queue)
-        return errors.Readonly(f"Can't modify data on a read-only instance - {reason}")
+        return instance.box.read_only_error()
 
     async def _join(self, request: Request, link: Link) -> None:
         asked = decode_join(request.body, is_2_6=self._is_2_6)
