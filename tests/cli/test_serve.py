@@ -19,6 +19,7 @@ from tests import real_tarantool
 from tests.cli.conftest import Command
 
 SECONDS = 60
+UNCHANGED = "node.toml is not applied, all options stay as they were:"
 
 
 class Served:
@@ -179,11 +180,76 @@ def test_hup_reads_the_file_again(serve: Serve, tmp_path: Path) -> None:
     served.wait_for("configuration read again; changed: checkpoint_count, read_only")
     file.write_text('wal_mode = "fsync"\n')
     served.tell(signal.SIGHUP)
-    served.wait_for("Can't set option 'wal_mode' dynamically (ER_RELOAD_CFG, 58)")
+    served.wait_for(f"{UNCHANGED} Can't set option 'wal_mode' dynamically (ER_RELOAD_CFG, 58)")
     file.write_text("nonsense\n")
     served.tell(signal.SIGHUP)
-    served.wait_for("wal_mode = 'fsync'")
+    assert f"{UNCHANGED} node.toml: " in served.wait_for("wal_mode = 'fsync'")
+    file.unlink()
+    served.tell(signal.SIGHUP)
+    served.wait_for(f"{UNCHANGED} [Errno 2] No such file or directory: 'node.toml'")
     assert served.end() == 0
+
+
+def test_a_file_with_one_option_that_cannot_change_changes_none(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("checkpoint_count = 3\n")
+    served = serve("--config=node.toml")
+    served.wait_for("ready")
+    file.write_text('checkpoint_count = 4\nwal_mode = "fsync"\n')
+    served.tell(signal.SIGHUP)
+    served.wait_for(f"{UNCHANGED} Can't set option 'wal_mode' dynamically (ER_RELOAD_CFG, 58)")
+    file.write_text("checkpoint_count = 4\n")
+    served.tell(signal.SIGHUP)
+    served.wait_for("configuration read again; changed: checkpoint_count")
+    assert served.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("has_data", [False, True])
+def test_a_signal_stops_a_start_that_waits_for_peers(serve: Serve, number: signal.Signals, has_data: bool) -> None:
+    if has_data:
+        before = serve()
+        before.wait_for("ready")
+        assert before.end() == 0
+    waiting = serve(f"--replication=127.0.0.1:{real_tarantool.free_port()}")
+    waiting.wait_for(f"listening on 127.0.0.1:{waiting.port}")
+    assert_stops_at_once(waiting, number)
+    again = serve()
+    again.wait_for("ready")  # nobody holds the directory
+    assert again.end() == 0
+
+
+def test_a_signal_stops_a_start_with_a_wrong_password(serve: Serve) -> None:
+    peer = serve("--user=app:secret", "--work-dir=peer")
+    peer.wait_for("ready")
+    waiting = serve(FLOWSTONE_REPLICATION=f"app:wrong@127.0.0.1:{peer.port}")
+    waiting.wait_for(f"listening on 127.0.0.1:{waiting.port}")
+    assert_stops_at_once(waiting, signal.SIGTERM)
+    assert peer.end() == 0
+
+
+def assert_stops_at_once(served: Served, number: signal.Signals) -> None:
+    """Well before the 30 s for which peers are waited for."""
+    begun = time.monotonic()
+    assert served.end(number) == 0
+    assert time.monotonic() - begun < 10
+    assert served.lines[-1].endswith("stopped")
+    assert "ready" not in served.lines
+
+
+def test_a_first_user_is_not_created_where_data_comes_from_peers_and_that_is_said(serve: Serve) -> None:
+    first = serve("--user=app:secret", "--work-dir=first")
+    first.wait_for("ready")
+    assert not any("is not created" in line for line in first.lines)
+    second = serve(
+        "--user=other:secret",
+        "--work-dir=second",
+        FLOWSTONE_REPLICATION=f"app:secret@127.0.0.1:{first.port}",
+    )
+    second.wait_for("ready")
+    assert [line for line in second.lines if line.endswith("the user other is not created: the data comes from peers")]
+    assert second.end() == 0
+    assert first.end() == 0
 
 
 @pytest.mark.parametrize(

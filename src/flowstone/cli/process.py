@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import glob
 import logging
 import os
 import signal
@@ -36,6 +37,10 @@ GC_THRESHOLD: Final = 50_000
 """New objects between two collections; Python's 700 is a collection for every few requests in flight."""
 
 
+FOUNDER_ID: Final = 1
+"""The id of whoever begins a replica set; those who join it with no data of their own get others, or none."""
+
+
 class Process:
     """A node and what the operating system tells it."""
 
@@ -45,6 +50,7 @@ class Process:
         self._settings = self._read()
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._starting: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._log = logging.getLogger("flowstone")
 
@@ -59,15 +65,35 @@ class Process:
             self._log.warning("the environment variable %s is no option of a node", name)
         node = Node(**self._settings.options, user=self._settings.user, pid=os.getpid())
         self._listen_to_signals(node)
-        async with node:
-            _collect_seldom()
-            self._ready.set()
-            say("ready")
+        is_new = not _has_data(node)
+        try:
+            await self._start_node(node)
+            if not self._stopping.is_set():
+                if is_new and node.info()["id"] != FOUNDER_ID:
+                    self._note_missing_user()
+                _collect_seldom()
+                self._ready.set()
+                say("ready")
             await self._stopping.wait()
+        finally:
             for task in self._tasks:
                 task.cancel()
+            await node.stop()
         self._log.info("stopped")
         return OK
+
+    async def _start_node(self, node: Node) -> None:
+        """Returns when the node runs, or when it was told to stop before: peers may be waited for without end."""
+        self._starting = asyncio.get_running_loop().create_task(node.start())
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            if not self._stopping.is_set():
+                raise
+
+    def _note_missing_user(self) -> None:
+        if self._settings.user is not None:
+            self._log.warning("the user %s is not created: the data comes from peers", self._settings.user[0])
 
     def _listen_to_signals(self, node: Node) -> None:
         loop = asyncio.get_running_loop()
@@ -79,6 +105,8 @@ class Process:
     def _stop(self, number: signal.Signals) -> None:
         self._log.info("stopping: %s", number.name)
         self._stopping.set()
+        if self._starting is not None:
+            self._starting.cancel()
         for each in (signal.SIGTERM, signal.SIGINT):  # who cannot wait may say it again
             asyncio.get_running_loop().remove_signal_handler(each)
 
@@ -94,15 +122,26 @@ class Process:
             self._log.error("%s", error)
 
     async def _reload(self, node: Node) -> None:
-        wanted = self._read()
-        gone = {name: None for name in self._settings.options if name not in wanted.options}
-        changed = await node.reconfigure(**wanted.options, **gone)
+        """Applies all that has changed, or nothing of it."""
+        try:
+            wanted = self._read()
+            gone = {name: None for name in self._settings.options if name not in wanted.options}
+            changed = await node.reconfigure(**wanted.options, **gone)
+        except (FlowstoneError, OSError) as error:
+            place = settings.config_path(self._arguments, os.environ) or "the configuration"
+            self._log.error("%s is not applied, all options stay as they were: %s", place, error)
+            return
         self._settings = wanted
         set_level(wanted.options)
         self._log.info("configuration read again; changed: %s", ", ".join(changed) or "nothing")
 
     async def _snapshot(self, node: Node) -> None:
         await node.snapshot()
+
+
+def _has_data(node: Node) -> bool:
+    configuration = node.configuration
+    return bool(glob.glob("*.snap", root_dir=os.path.join(configuration.work_dir, configuration.memtx_dir)))
 
 
 def _collect_seldom() -> None:

@@ -41,7 +41,7 @@ def read_settings(
 
     `defaults` stand in for the options' own.
     """
-    path = arguments.get("config") or environment.get(CONFIG_VARIABLE)
+    path = config_path(arguments, environment)
     file = read_file(path) if path else {}
     chosen: dict[str, Any] = {}
     for name, option in OPTIONS.items():
@@ -59,6 +59,11 @@ def read_settings(
         chosen[name] = _accepted(option, value, place)
     _check_together(chosen)
     return Settings(chosen, _user(arguments, environment, file, path), _strangers(environment))
+
+
+def config_path(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
+    """The TOML file that was named, if one was."""
+    return arguments.get("config") or environment.get(CONFIG_VARIABLE)
 
 
 def read_file(path: str) -> dict[str, Any]:
