@@ -36,6 +36,7 @@ def test_once_takes_what_there_is_and_ends_well(flowstone: Command, server: Real
     server.eval("fill(1, 100)")
     first = flowstone("archive", "--once", server.uri, tmp_path / "archive")
     assert first.code == 0
+    assert first.complaints[0] == f"flowstone: new archive in {tmp_path / 'archive'}"
     assert any("snapshot" in line for line in first.complaints)
     assert "caught up" in first.complaints[-2]
     server.eval("fill(101, 200)")
@@ -88,7 +89,8 @@ def test_who_may_not_is_told_in_one_line(
     *_, line = result.complaints
     assert line.startswith(f"flowstone: cannot archive {user.split(':')[0]}@{server.address}: ")
     assert text in line
-    assert len(result.complaints) == 2  # with the line that says which archive
+    assert len(result.complaints) == 1
+    assert not (tmp_path / "archive").exists()
 
 
 @pytest.mark.real
@@ -101,18 +103,34 @@ def test_login_comes_from_the_environment_too(
 
 
 def test_a_server_that_is_away_ends_once(flowstone: Command, tmp_path: Path) -> None:
-    result = flowstone("archive", "--once", "127.0.0.1:1", tmp_path / "archive")
+    result = flowstone("archive", "--once", "127.0.0.1:1", tmp_path / "new" / "archive")
     assert result.code == 1
-    assert result.complaints[-1] == "flowstone: cannot connect to 127.0.0.1:1: connection refused"
+    assert result.complaints == ["flowstone: cannot connect to 127.0.0.1:1: connection refused"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_directory_that_was_there_stays(flowstone: Command, tmp_path: Path) -> None:
+    assert flowstone("archive", "--once", "127.0.0.1:1", tmp_path).code == 1
+    assert tmp_path.is_dir()
+
+
+def test_a_directory_that_cannot_be_made_is_told_as_such(flowstone: Command) -> None:
+    result = flowstone("archive", "127.0.0.1:1", "/proc/none/archive")
+    assert result.code == 2
+    what = "cannot make the directory /proc/none/archive for the archive: No such file or directory"
+    assert result.complaints == [f"flowstone: {what}; name another one"]
 
 
 def test_a_wrong_command_line_is_told_apart(flowstone: Command, tmp_path: Path) -> None:
     (tmp_path / "node").mkdir()
     (tmp_path / "node" / "00000000000000000000.snap").touch()
     (tmp_path / "file").touch()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
     for arguments, text in (
         (("archive", "no address", tmp_path / "a"), "is no address"),
         (("archive", "127.0.0.1:1", tmp_path / "node"), "it is no archive"),
+        (("archive", "127.0.0.1:1", tmp_path / "photos"), "it is no archive"),
         (("archive", "127.0.0.1:1"), "Missing argument"),
         (("archive", "--snapshot-interval", "-1", "127.0.0.1:1", tmp_path / "a"), "--snapshot-interval"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,14 @@ def test_the_version_is_told(flowstone: Command) -> None:
 def test_help_shows_an_example(flowstone: Command, command: str) -> None:
     shown = flowstone(command, "--help")
     assert shown.code == 0
-    assert f"Example: flowstone {command}" in " ".join(shown.text.split())
+    assert re.search(rf"Example: (\w+=\w+ )*flowstone {command}", " ".join(shown.text.split()))
+
+
+@pytest.mark.parametrize("command", ["play", "archive", "serve"])
+def test_help_says_where_passwords_are_better(flowstone: Command, command: str) -> None:
+    text = " ".join(re.sub(r"[│\s]+", " ", flowstone(command, "--help").text).split())
+    variable = "FLOWSTONE_REPLICATION or the file" if command == "serve" else "TT_CLI_PASSWORD"
+    assert text.count(f"{variable}: command lines can be seen by others") == (1 if command == "serve" else 2)
 
 
 @pytest.mark.parametrize("command", ["cat", "play"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from flowstone.errors import FlowstoneError
@@ -9,6 +11,7 @@ from flowstone.iproto import errors
 from flowstone.node.archive_refusals import ArchiveRefused, LogsCollected, UpstreamLostTail, explained, is_gap
 from flowstone.replication.applier import ConnectionLost
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.errors import WriteFailed
 
 URI = "replicator@127.0.0.1:3301"
 
@@ -16,8 +19,8 @@ URI = "replicator@127.0.0.1:3301"
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        (errors.CredsMismatch("Incorrect password supplied for user 'replicator'"), "password in the URI"),
-        (errors.NoSuchUser("User 'replicator' is not found"), "password in the URI"),
+        (errors.CredsMismatch("Incorrect password supplied for user 'replicator'"), "check the user and the password"),
+        (errors.NoSuchUser("User 'replicator' is not found"), "check the user and the password"),
         (errors.AccessDenied("Read access to universe '' is denied"), "'replication'"),
         (errors.ReplicaMax("Replica count limit reached: 32"), "without registering"),
         (errors.Readonly("Can't modify data because this instance is in read-only mode."), "without registering"),
@@ -40,6 +43,12 @@ def test_another_replica_set_is_told_by_name() -> None:
 def test_errors_of_ours_stay_as_they_are() -> None:
     error = ConnectionLost("cannot connect")
     assert explained(error, URI, None) is error
+
+
+@pytest.mark.parametrize(("number", "hint"), [(errno.ENOSPC, "free space"), (errno.EIO, "put the disk right")])
+def test_a_disk_that_takes_no_more_is_for_the_operator(number: int, hint: str) -> None:
+    told = explained(WriteFailed("dir/1.xlog", 7, OSError(number, "no"), is_usable=True), URI, None)
+    assert str(told) == f"cannot archive: dir/1.xlog: cannot write at byte 7: no; {hint} and start it again"
 
 
 def test_lost_rows_are_named() -> None:

@@ -42,12 +42,18 @@ def begun(disk: Any) -> Store:
     return store
 
 
-def test_a_new_archive_has_a_manifest_and_no_log() -> None:
+def test_a_new_archive_leaves_nothing_before_its_first_snapshot_comes() -> None:
     disk = new_disk()
     store = opened(disk)
     assert store.log is None
     assert store.vclock == VClock()
-    assert disk.list_directory("dir") == ["manifest.json"]
+    store.close()
+    assert disk.list_directory("dir") == []
+    store = opened(disk)
+    assert not store.is_begun
+    store.receive_snapshot(VClock({1: 5}), "2.11.9", INSTANCE)
+    assert store.is_begun
+    assert "manifest.json" in disk.list_directory("dir")
 
 
 def test_it_begins_with_a_snapshot_and_goes_on_after_a_restart() -> None:
@@ -115,6 +121,24 @@ def test_log_files_without_a_manifest_are_no_archive() -> None:
     with pytest.raises(NotAnArchive, match="no archive"):
         opened(disk)
     assert not disk.locked
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "00000000000000000000.snap.inprogress", ".hidden"])
+def test_a_directory_of_something_else_is_refused_and_left_alone(name: str) -> None:
+    disk = new_disk()
+    disk.create(f"dir/{name}")
+    with pytest.raises(NotAnArchive, match=f"such as {name}"):
+        opened(disk)
+    assert disk.list_directory("dir") == [name]
+    assert not disk.locked
+
+
+@pytest.mark.parametrize("name", ["lost+found", "manifest.json.new"])
+def test_a_new_file_system_and_what_a_killed_start_left_are_no_reason_to_refuse(name: str) -> None:
+    disk = new_disk()
+    disk.create(f"dir/{name}")
+    begun(disk).close()
+    assert opened(disk).vclock == VClock({1: 5})
 
 
 def test_a_directory_in_use_is_refused() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
 from flowstone.cli.console import OK, UsageError, note_compilation, say
-from flowstone.cli.play import PASSWORD_VARIABLE, USERNAME_VARIABLE, address
+from flowstone.cli.play import PASSWORD_HELP, URI_HELP, USERNAME_VARIABLE, address
 
 if TYPE_CHECKING:
     from flowstone.node.archive import Archive
@@ -29,7 +31,7 @@ CLEAR_LINE: Final = "\r\x1b[K"
 
 
 def archive(
-    uri: Annotated[str, typer.Argument(metavar="URI", help="[user[:password]@]host:port, unix/:/path, or a port.")],
+    uri: Annotated[str, typer.Argument(metavar="URI", help=URI_HELP)],
     directory: Annotated[
         str, typer.Argument(metavar="DIR", help="Where the archive is, or is to be; it is made if need be.")
     ],
@@ -77,9 +79,7 @@ def archive(
     username: Annotated[
         str | None, typer.Option("--username", "-u", help=f"User to replicate as; else {USERNAME_VARIABLE} is asked.")
     ] = None,
-    password: Annotated[
-        str | None, typer.Option("--password", "-p", help=f"The user's password; else {PASSWORD_VARIABLE} is asked.")
-    ] = None,
+    password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/archive.md).")
     ] = False,
@@ -96,6 +96,7 @@ def archive(
 
     note_compilation()
     teller = _Teller(as_json)
+    missing = _missing(directory)
     receiver = Archive(
         address(uri, username, password),
         directory,
@@ -112,7 +113,19 @@ def archive(
         raise UsageError(error.message, hint=error.hint) from error
     finally:
         teller.close()
+        for made in missing:
+            with suppress(OSError):  # there is something in it, or it was not made
+                os.rmdir(made)
     return OK
+
+
+def _missing(directory: str) -> list[str]:
+    """Directories that will be made for this one, itself included, from the innermost on."""
+    path, found = os.path.abspath(directory), []
+    while not os.path.lexists(path):
+        found.append(path)
+        path = os.path.dirname(path)
+    return found
 
 
 async def _run(receiver: Archive, once: bool) -> None:

@@ -21,13 +21,22 @@ if TYPE_CHECKING:
     from flowstone.node.play import PlayResult
     from flowstone.xlog.transactions import Transaction
 
-EXAMPLE = "Example: `flowstone play --from 1000 admin:secret@127.0.0.1:3301 /var/lib/tarantool/instance`"
+EXAMPLE = (
+    "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone play --from 1000 127.0.0.1:3301 "
+    "/var/lib/tarantool/instance`"
+)
 
 USERNAME_VARIABLE, PASSWORD_VARIABLE = "TT_CLI_USERNAME", "TT_CLI_PASSWORD"
 
+URI_HELP = (
+    "[user[:password]@]host:port, unix/:/path, or a port. Better with the user and the password in "
+    f"{USERNAME_VARIABLE} and {PASSWORD_VARIABLE}: command lines can be seen by others."
+)
+PASSWORD_HELP = f"The user's password. Better in {PASSWORD_VARIABLE}: command lines can be seen by others."
+
 
 def play(
-    uri: Annotated[str, typer.Argument(metavar="URI", help="[user[:password]@]host:port, unix/:/path, or a port.")],
+    uri: Annotated[str, typer.Argument(metavar="URI", help=URI_HELP)],
     paths: options.Paths,
     from_lsn: options.From = None,
     to_lsn: options.To = None,
@@ -43,9 +52,7 @@ def play(
     username: Annotated[
         str | None, typer.Option("--username", "-u", help=f"User to replay as; else {USERNAME_VARIABLE} is asked.")
     ] = None,
-    password: Annotated[
-        str | None, typer.Option("--password", "-p", help=f"The user's password; else {PASSWORD_VARIABLE} is asked.")
-    ] = None,
+    password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> int:
     """Replay log files into a live server, in order, transaction by transaction.

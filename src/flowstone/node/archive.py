@@ -96,6 +96,7 @@ class Archive:
         self._fetching: Applier | None = None
         self._beside: asyncio.Task[None] | None = None
         self._is_once = False
+        self._has_opened = False
         self._has_followed = False
         self._failures = 0
         self._target: VClock | None = None
@@ -180,7 +181,16 @@ class Archive:
         self._store = await by_worker(outside, open_store)
         self._intake = Intake(outside, self._store)
         self._intake.on_written.append(self._note_written)
-        self._tell(events.Opened(self._directory, self._store.vclock.to_mapping(), self._store.settled.to_mapping()))
+        self._intake.on_snapshot = self._tell_opened
+        if self._store.is_begun:
+            self._tell_opened()
+
+    def _tell_opened(self) -> None:
+        """Once; of a new archive when the upstream has let us in: before that there is none."""
+        if not self._has_opened:
+            self._has_opened = True
+            store, _ = self._open_store()
+            self._tell(events.Opened(self._directory, store.vclock.to_mapping(), store.settled.to_mapping()))
 
     async def _run(self) -> None:
         store, intake = self._open_store()
@@ -225,7 +235,7 @@ class Archive:
             if error is None:
                 return
             if intake.failure is not None:
-                raise intake.failure
+                raise self._explained(intake.failure) from intake.failure
             if self._is_registration_known(error):
                 continue
             if not is_gap(error):

@@ -16,7 +16,7 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
 
 
 class Opened(Event, frozen=True):
-    """The directory is ours; `position` is {} for a new archive."""
+    """The directory is ours; of a new archive, whose `position` is {}, it is told when the upstream has let us in."""
 
     directory: str
     position: Lsns

@@ -30,7 +30,7 @@ Lsns = dict[int, int]
 
 
 class NotAnArchive(FlowstoneError):
-    """A directory, or its manifest, is not what an archive leaves behind."""
+    """A directory, or its manifest, is not what an archive leaves behind, or cannot be one."""
 
 
 class Upstream(msgspec.Struct, frozen=True):

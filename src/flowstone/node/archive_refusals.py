@@ -5,6 +5,7 @@ What other errors mean to an applier is in `replication/applier.py`; here is wha
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 from flowstone.errors import FlowstoneError
@@ -13,13 +14,15 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.node.archive_manifest import missing_rows, rows_text
 from flowstone.replication.applier import code_of
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.errors import WriteFailed
 
 FOR_OPERATORS: Final = frozenset(
     {errors.AccessDenied.code, errors.NoSuchUser.code, errors.CredsMismatch.code, errors.Cfg.code}
 )
 """Errors that somebody has to put right: the end at the start; later, when it has worked before, they may pass."""
 
-_LOGIN: Final = "check the user and the password in the URI"
+_LOGIN: Final = "check the user and the password"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _HINTS: Final = {
     errors.AccessDenied.code: "let the user replicate: box.schema.user.grant('NAME', 'replication')",
     errors.NoSuchUser.code: _LOGIN,
@@ -55,6 +58,9 @@ class LogsCollected(FlowstoneError):
 
 def explained(error: FlowstoneError, uri: str, replicaset_uuid: str | None) -> FlowstoneError:
     """The error of a server at `uri` as whoever runs the archive, which is of `replicaset_uuid`, can use it."""
+    if isinstance(error, WriteFailed):
+        what = "free space" if error.errno in _FULL else "put the disk right"
+        return ArchiveRefused(f"cannot archive: {error.message}", hint=f"{what} and start it again")
     if not isinstance(error, TarantoolError):
         return error
     what = error.message

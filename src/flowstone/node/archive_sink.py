@@ -63,6 +63,8 @@ class Intake:
         self.vclock = store.vclock
         self.failure: FlowstoneError | None = None
         self.on_written: list[Callable[[], None]] = []
+        self.on_snapshot: Callable[[], None] = lambda: None
+        """Told that the upstream has let us in, and that a snapshot of it begins."""
         self.is_free = asyncio.Event()
         """Cleared while rows have to wait until it is known where a snapshot stands."""
         self.is_free.set()
@@ -188,6 +190,7 @@ class SnapshotSink:
         receive = self._intake.store.receive_snapshot
         position = vclock.without_zero()
         self.snapshot = await self._intake.alone(receive, position, version, str(self._files_uuid()))
+        self._intake.on_snapshot()
         if self._on_begun is not None:
             await self._on_begun(position)
 

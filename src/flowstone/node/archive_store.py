@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
+from typing import Final
 from uuid import UUID
 
 from flowstone.node import archive_manifest
@@ -33,9 +34,15 @@ from flowstone.xlog.reader import Slab
 RowFilter = Callable[[bytes], bytes]
 """What adds to rows on their way to the file."""
 
+_NOBODYS_FILES: Final = frozenset({archive_manifest.TEMPORARY, "lost+found"})
+"""What may be in the directory of a new archive: what a start that was killed left, and what a file system has."""
+
 
 class Store:
-    """An archive on disk. `log` is None until there is a snapshot to begin from."""
+    """An archive on disk. `log` is None until there is a snapshot to begin from.
+
+    A new one leaves nothing in its directory before the first snapshot comes: `is_begun`.
+    """
 
     def __init__(
         self,
@@ -53,6 +60,7 @@ class Store:
         self._wal_max_size = wal_max_size
         self.directory = directory
         self.manifest = manifest
+        self.is_begun = True
         self.log: ArchiveLog | None = None
         self.on_rows: RowFilter | None = None
 
@@ -61,7 +69,11 @@ class Store:
         cls, disk: Disk, directory: str, new_uuid: UUID, wall: Callable[[], float], *, wal_max_size: int = WAL_MAX_SIZE
     ) -> Store:
         """The archive in `directory`, which is made if need be; `new_uuid` is for a new one."""
-        disk.make_directory(directory)
+        try:
+            disk.make_directory(directory)
+        except OSError as error:
+            what = f"cannot make the directory {directory} for the archive: {error.strerror or error}"
+            raise NotAnArchive(what, hint="name another one") from error
         try:
             lock = disk.lock(directory)
         except AlreadyLocked as error:
@@ -70,14 +82,10 @@ class Store:
         try:
             manifest = archive_manifest.load(disk, directory)
             found = scan_directory(disk, directory)
-            if manifest is None and (found.snapshots or found.logs):
-                raise NotAnArchive(
-                    f"{directory} has log files and no {archive_manifest.NAME}: it is no archive",
-                    hint="name an empty directory",
-                )
-            store = cls(disk, directory, lock, manifest or Manifest(str(new_uuid)), wall, wal_max_size=wal_max_size)
             if manifest is None:
-                store.save()
+                _refuse_foreign_files(disk, directory)
+            store = cls(disk, directory, lock, manifest or Manifest(str(new_uuid)), wall, wal_max_size=wal_max_size)
+            store.is_begun = manifest is not None
             for leftover in found.leftovers:
                 disk.unlink(leftover)
             if found.snapshots:
@@ -116,7 +124,9 @@ class Store:
         return max((snapshot.at for snapshot in self.manifest.snapshots), default=0.0)
 
     def save(self) -> None:
-        """Brings index and manifest up to the log."""
+        """Brings index and manifest up to the log, once the archive is begun."""
+        if not self.is_begun:
+            return
         manifest = self.manifest
         if self.log is not None:
             self.log.flush()
@@ -152,6 +162,9 @@ class Store:
         """Begins a snapshot; `instance_uuid` is that of a new archive's files."""
         if self.manifest.instance_uuid is None:
             self.manifest.instance_uuid = instance_uuid
+        if not self.is_begun:
+            self.is_begun = True
+            self.save()
         return IncomingSnapshot(
             self._disk,
             self.directory,
@@ -245,3 +258,12 @@ class Store:
             reason = GAP
             self._note_gap(VClock(self.manifest.position), start, "the upstream no longer had these rows")
         self._add_snapshot(snapshot.path, start, reason)
+
+
+def _refuse_foreign_files(disk: Disk, directory: str) -> None:
+    foreign = [name for name in disk.list_directory(directory) if name not in _NOBODYS_FILES]
+    if foreign:
+        raise NotAnArchive(
+            f"{directory} has files, such as {foreign[0]}, and no {archive_manifest.NAME}: it is no archive",
+            hint="name an empty directory",
+        )
