@@ -116,6 +116,21 @@ def test_a_table_of_one_space_has_its_fields_as_columns(flowstone: Command, shop
     ]
 
 
+@pytest.mark.parametrize("options", [(), ("--space=plain",)])
+def test_a_table_shows_fields_without_names_by_their_numbers(
+    flowstone: Command, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    log = Log(tmp_path)
+    log.create_space(512, "plain")
+    log.insert(512, 20, "flow")
+    log.delete(512, 20)
+    log.writer.close()
+    *_, inserted, deleted = flowstone("cat", "--format=table", *options, log.path).text.splitlines()
+    one, two = ('1: 20 2: "flow"', "1: 20") if options else ('{1: 20, 2: "flow"}', "{1: 20}")
+    assert inserted.endswith(f" {one}")
+    assert deleted.endswith(f" {two}")
+
+
 def table(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 

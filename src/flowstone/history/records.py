@@ -88,16 +88,16 @@ class Record:
             body["operations"] = [_named_operation(each, names, base) for each in body["operations"]]
         return body
 
-    def _key_names(self) -> list[str]:
+    def _key_names(self) -> list[str | int]:
         return key_names(self.space, self.body.get(Key.INDEX_ID, 0)) if self.space is not None else []
 
 
-def key_names(space: SpaceDefinition, index_id: int) -> list[str]:
-    """Names of the fields that a key of the index is made of; none where the index is not known."""
+def key_names(space: SpaceDefinition, index_id: int) -> list[str | int]:
+    """Names of the fields that a key of the index is made of, numbers of those without; none for an unknown index."""
     names = space.field_names
     index = next((each for each in space.indexes if each.id == index_id), None)
     fields = [part.field for part in index.parts] if index is not None else []
-    return [names[field] if field < len(names) else str(field + 1) for field in fields]
+    return [names[field] if field < len(names) else field + 1 for field in fields]
 
 
 def header_of(record: Record) -> list[tuple[str, Any]]:
@@ -115,7 +115,7 @@ def header_of(record: Record) -> list[tuple[str, Any]]:
     return header
 
 
-def name_fields(names: Sequence[str], values: Sequence[Any]) -> dict[str | int, Any]:
+def name_fields(names: Sequence[str | int], values: Sequence[Any]) -> dict[str | int, Any]:
     """`values` by name; those without one by their number, counted from 1 as in Lua."""
     return {names[at] if at < len(names) else at + 1: value for at, value in enumerate(values)}
 
