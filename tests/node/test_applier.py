@@ -32,7 +32,7 @@ from flowstone.node.applier import Applier
 from flowstone.outside import production
 from flowstone.outside.clock import SystemClock
 from flowstone.replication import messages
-from flowstone.replication.applier import ApplierState, ConnectionLost
+from flowstone.replication.applier import DUPLICATE_MAX, ApplierState, ConnectionLost
 from flowstone.replication.messages import Ballot, Heartbeat, SubscribeReply
 from flowstone.replication.row_stream import RowStream
 from flowstone.replication.vclock import VClock
@@ -234,6 +234,7 @@ async def test_a_ballot_that_cannot_be_had_is_an_error_of_the_applier() -> None:
 
 
 def made_certificate(directory: Path) -> tuple[Path, Path]:
+    directory.mkdir(exist_ok=True)
     key, certificate = directory / "key.pem", directory / "cert.pem"
     command = f"openssl req -x509 -newkey rsa:2048 -days 2 -nodes -subj /CN=test -keyout {key} -out {certificate}"
     subprocess.run(command.split(), check=True, capture_output=True)
@@ -255,7 +256,39 @@ async def test_a_peer_may_be_followed_under_tls(tmp_path: Path) -> None:
         it.start()
         await until(lambda: it.state is State.STOPPED)
         assert "none.pem cannot be read" in it.info()["message"]
+    other = made_certificate(tmp_path / "other")[1]
+    async with applier(f"{address}?transport=ssl&ssl_ca_file={other}", member()) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.DISCONNECTED)
+        assert f"its certificate does not hold against ssl_ca_file {other}: self" in it.info()["message"]
+        assert str(other) in it.info()["system_message"]
+    async with applier(address, member(), replication_timeout=0.05) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.DISCONNECTED)
+        assert "the server may want TLS: add ?transport=ssl" in str(it.error)
     server.close()
+
+
+async def test_a_peer_that_wants_our_certificate_is_said_to_want_it(tmp_path: Path) -> None:
+    key, certificate = made_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    context.load_verify_locations(certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    server = await asyncio.start_server(ScriptedMaster().talk, "127.0.0.1", 0, ssl=context)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with applier(f"{address}?transport=ssl", member()) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.DISCONNECTED)
+        assert "the server may want our certificate: add ssl_cert_file and ssl_key_file" in str(it.error)
+    server.close()
+
+
+async def test_a_peer_without_tls_is_said_to_have_none() -> None:
+    async with peer(ScriptedMaster().talk) as uri, applier(f"{uri}?transport=ssl", member()) as (it, _):
+        it.start()
+        await until(lambda: it.state is State.DISCONNECTED)
+        assert f"cannot connect to {uri}: it does not speak TLS" in it.info()["message"]
 
 
 async def test_a_master_that_falls_silent_is_left_and_asked_again() -> None:
@@ -295,7 +328,7 @@ async def test_what_cannot_be_applied_stops_it_for_good_with_its_reason(caplog: 
         await until(lambda: master.acks)
         master.writers[0].write(transaction(1, 1))
         await until(lambda: it.state is State.STOPPED)
-        assert it.info()["message"] == "Duplicate key exists"
+        assert it.info()["message"] == "Duplicate key exists; it is about row 1 of replica 1"
         with pytest.raises(errors.TupleFound):
             await it.resume_to(State.FOLLOW)
         assert [record.levelname for record in caplog.records if "stopped" in record.message] == ["ERROR"]
@@ -516,6 +549,78 @@ async def test_a_master_that_does_not_know_us_yet_is_asked_again_but_not_for_eve
         master.writers[-1].close()
         await until(lambda: it.state is State.STOPPED)
         assert states.count(State.LOADING) == applier_module.UNKNOWN_MAX
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (62, f"Replica {US} is not registered with replica set {THEM}"),
+        (63, f"Replica set UUID mismatch: expected {THEM}, got {SET}"),
+    ],
+)
+async def test_a_peer_of_another_replica_set_is_named_so_and_no_data_is_said_to_be_wrong(code: int, text: str) -> None:
+    master = ScriptedMaster(SUBSCRIBE=[error_packet(code, text)])
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
+        it.start()
+        await until(lambda: it.state is State.STOPPED)
+        advice = f"that is another replica set ({THEM}, ours is {SET}): correct the URI"
+        assert it.info()["message"] == f"{text}; {advice}"
+        assert it.error is not None
+        assert it.error.hint == advice
+        assert State.LOADING not in states
+
+
+async def test_a_member_that_a_newer_master_never_knows_is_told_that_it_may_have_been_removed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    master = ScriptedMaster(
+        SUBSCRIBE=[error_packet(220, f"Can't subscribe non-anonymous replica {US} until join is done")]
+    )
+    sink = member()
+    sink.version_id = 2 << 16 | 11 << 8 | 9
+    async with peer(master.talk) as uri, applier(uri, sink) as (it, states):
+        it.start()
+        await until(lambda: states.count(State.LOADING) > applier_module.UNKNOWN_MAX + 2)
+        assert it.error is not None
+        assert "if this instance was removed from the replica set, delete its data" in (it.error.hint or "")
+        assert "it does not know us (any more)" in it.info()["message"]
+        assert caplog.text.count("may be on its way to it") == caplog.text.count("it does not know us") == 1
+        assert "retry in a moment" not in caplog.text
+
+
+async def test_a_registration_whose_answer_was_not_heard_is_taken_as_done() -> None:
+    refused = error_packet(207, f"Replica '{US}' is not anonymous and cannot register.")
+    master = ScriptedMaster(REGISTER=[refused])
+    sink = member()
+    sink.replica_id = 0
+    async with peer(master.talk) as uri, applier(uri, sink) as (it, states):
+        it.start()
+        await until(lambda: it.state is State.SYNC)
+        assert states[-4:] == [State.REGISTER, State.REGISTERED, State.READY, State.SYNC]
+        assert master.connections == 1
+        subscribe = next(row for row in master.heard if row.type == RequestType.SUBSCRIBE)
+        assert not messages.decode_subscribe(subscribe.body, is_2_6=True).is_anonymous
+        master.writers[0].write(transaction(1, 1))
+        await until(lambda: sink.rows)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (116, "Instance bootstrap hasn't finished yet"),
+        (59, "Incorrect value for option 'replication': duplicate connection with the same replica UUID"),
+    ],
+)
+async def test_what_passes_by_itself_is_no_warning(code: int, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    master = ScriptedMaster(SUBSCRIBE=[error_packet(code, text)])
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
+        it.start()
+        await until(lambda: states.count(State.LOADING) >= 3)
+        assert [record.levelname for record in caplog.records if text in record.message] == ["INFO"]
+        if code == 59:  # another instance has our UUID
+            await until(lambda: states.count(State.LOADING) > DUPLICATE_MAX + 1)
+            assert [record.levelname for record in caplog.records if text in record.message] == ["INFO", "WARNING"]
 
 
 async def test_behind_rows_of_a_registration_that_are_left_out_all_are() -> None:

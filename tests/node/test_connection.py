@@ -106,8 +106,27 @@ async def test_a_silent_peer_is_given_up() -> None:
         await reader.read()
 
     async with peer(talk) as uri:
-        with pytest.raises(ConnectionFailed, match=r"no answer within 0\.05 s"):
+        with pytest.raises(ConnectionFailed, match=r"no answer within 0\.05 s; the server may want TLS"):
             await connect(uri, timeout=0.05)
+
+
+async def test_a_peer_that_closes_at_once_may_want_tls() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pass
+
+    async with peer(talk) as uri:
+        with pytest.raises(GreetingError, match=r"without a greeting; check host and port; the server may want TLS"):
+            await connect(uri)
+
+
+async def test_a_peer_without_tls_is_said_to_have_none() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting())
+        await reader.read()
+
+    async with peer(talk) as uri:
+        with pytest.raises(ConnectionFailed, match="it does not speak TLS"):
+            await connect(f"{uri}?transport=ssl")
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n".ljust(128), b"short"])

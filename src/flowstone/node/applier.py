@@ -16,21 +16,27 @@ from uuid import UUID
 import numpy as np
 
 from flowstone.errors import FlowstoneError
-from flowstone.iproto import errors, scan
+from flowstone.iproto import scan
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.greeting import Greeting
 from flowstone.iproto.uri import Uri
 from flowstone.node.ballot_watching import BallotWatching
-from flowstone.node.connection import CLOSE_SECONDS, CONNECT_SECONDS, READ_SIZE, reason_of, tls_of
+from flowstone.node.connection import CLOSE_SECONDS, CONNECT_SECONDS, READ_SIZE, reason_of, tls_hint, tls_of
 from flowstone.node.sink import Sink
 from flowstone.outside import Outside, Stream
 from flowstone.replication.applier import (
+    DOES_NOT_KNOW_US,
     ENDED,
     FAILED,
+    ON_ITS_WAY,
+    REMOVED,
     TRANSITIONS,
     ApplierState,
     ConnectionLost,
     code_of,
+    doing,
+    is_ordinary,
+    other_replica_set,
     reaction,
 )
 from flowstone.replication.applier_protocol import (
@@ -212,9 +218,12 @@ class Applier:
             found["peer"] = str(self.uri)
         if self.error is not None:
             found["message"] = self.error.message
+            if self.error.hint and (self.state is ApplierState.STOPPED or isinstance(self.error, DOES_NOT_KNOW_US)):
+                found["message"] += f"; {self.error.hint}"  # which row it is about, or what somebody has to do
             cause = self.error.__cause__
             if isinstance(cause, OSError):
-                found["system_message"] = reason_of(cause).capitalize()
+                reason = reason_of(cause, self.uri)
+                found["system_message"] = reason[:1].upper() + reason[1:]
         return found
 
     # --- its life ---
@@ -245,7 +254,8 @@ class Applier:
     def _fail(self, error: FlowstoneError | OSError) -> ApplierState:
         """Takes note of the error, logs it unless it is the last one again, and tells what comes of it."""
         if isinstance(error, OSError):
-            lost = ConnectionLost(f"connection to {self.uri.address} is lost: {reason_of(error) or 'time-out'}")
+            reason = reason_of(error, self.uri) or "time-out"
+            lost = ConnectionLost(f"connection to {self.uri.address} is lost: {reason}")
             lost.__cause__ = error
             error = lost
         after = self._reaction(error)
@@ -253,28 +263,34 @@ class Applier:
             LOG.info("%s is this instance itself", self.uri.address)
             return after
         self.error = error
-        which = code_of(error) or error.message
-        if which != self._last_logged:
-            self._log(error, after)
+        level = logging.INFO if is_ordinary(error, self._failures) else logging.WARNING
+        which = code_of(error) or error.message, error.hint, level
+        if which != self._last_logged and self._log(level, error, after):
+            self._last_logged = which
         self._failures += 1
         return after
 
     def _reaction(self, error: FlowstoneError) -> ApplierState:
-        if isinstance(error, errors.UnknownReplica) and self._sink.replica_id:
+        other = other_replica_set(error, self._sink.replicaset_uuid)
+        if other is not None:
+            error.hint = other
+        elif isinstance(error, DOES_NOT_KNOW_US) and self.state is ApplierState.READY and self._sink.replica_id:
             self._times_unknown += 1
+            error.hint = ON_ITS_WAY if self._times_unknown <= UNKNOWN_MAX else REMOVED
             if self._times_unknown <= UNKNOWN_MAX:
                 return ApplierState.LOADING
         return reaction(error, is_2_6=self._sink.version_id <= _LAST_2_6)
 
-    def _log(self, error: FlowstoneError, after: ApplierState) -> None:
+    def _log(self, level: int, error: FlowstoneError, after: ApplierState) -> bool:
+        """False: it is raised to somebody instead, who decides whether it is tried again."""
         if after is ApplierState.STOPPED:
             LOG.error("replication from %s is stopped: %s", self.uri.address, error)
         elif any(waiter.wants(after) for waiter in self._waiters):
-            return  # it is raised there, and whether it is tried again is decided there
+            return False
         else:
-            doing = f"{_doing(self.state)} {self.uri.address}: " if isinstance(error, TarantoolError) else ""
-            LOG.warning("%s%s; trying again every %g s", doing, error, self.replication_timeout)
-        self._last_logged = code_of(error) or error.message
+            what = f"{doing(self.state)} {self.uri.address}: " if isinstance(error, TarantoolError) else ""
+            LOG.log(level, "%s%s; trying again every %g s", what, error, self.replication_timeout)
+        return True
 
     def _pause_before_retry(self) -> float:
         """As real appliers at first; who cannot be reached for long is asked less often."""
@@ -433,7 +449,7 @@ class Applier:
         try:
             return await self._outside.network.connect(uri.host, uri.port, timeout=CONNECT_SECONDS, tls=tls_of(uri))
         except OSError as error:
-            reason = reason_of(error) or f"no answer within {CONNECT_SECONDS:g} s"
+            reason = reason_of(error, uri) or f"no answer within {CONNECT_SECONDS:g} s"
             raise ConnectionLost(f"cannot connect to {uri.address}: {reason}") from error
 
     async def _read(self, protocol: ApplierProtocol) -> None:
@@ -442,13 +458,14 @@ class Applier:
         seconds = SILENCE_MAX * self.replication_timeout
         if protocol.is_joining:
             seconds = max(seconds, JOIN_SILENCE_SECONDS)
+        hint = None if protocol.is_greeted else tls_hint(self.uri)
         try:
             async with asyncio.timeout(seconds):
                 data = await self._stream.read(READ_SIZE)
         except TimeoutError as error:
-            raise ConnectionLost(f"{self.uri.address} said nothing for {seconds:g} s") from error
+            raise ConnectionLost(f"{self.uri.address} said nothing for {seconds:g} s", hint=hint) from error
         if not data:
-            raise ConnectionLost(f"{self.uri.address} closed the connection")
+            raise ConnectionLost(f"{self.uri.address} closed the connection", hint=hint)
         self._heard_at = self._outside.clock.monotonic()
         protocol.receive(data)
 
@@ -574,15 +591,3 @@ class _Waiter:
     def see(self, state: ApplierState) -> None:
         if self.wants(state) and not self.reached.done():
             self.reached.set_result(state)
-
-
-_DOING: Final = {
-    ApplierState.CONNECT: "cannot connect to",
-    ApplierState.AUTH: "cannot log in at",
-    ApplierState.CONNECTED: "cannot join or follow",
-    ApplierState.READY: "cannot join or follow",
-}
-
-
-def _doing(state: ApplierState) -> str:
-    return _DOING.get(state, "cannot go on reading from")

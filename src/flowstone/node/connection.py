@@ -61,10 +61,11 @@ class Connection:
     async def open(cls, outside: Outside, uri: Uri, *, timeout: float = CONNECT_SECONDS) -> Connection:
         """Connects, reads the greeting, learns the server's features and authenticates, within `timeout`."""
         connection: Connection | None = None
+        stream: Stream | None = None
         try:
             async with asyncio.timeout(timeout):
                 stream = await outside.network.connect(uri.host, uri.port, timeout=timeout, tls=tls_of(uri))
-                connection = cls(stream, await _greeting(stream), uri.address)
+                connection = cls(stream, await _greeting(stream, uri), uri.address)
                 await connection._introduce()
                 if uri.user is not None:
                     await connection._authenticate(uri.user, uri.password or "")
@@ -72,8 +73,9 @@ class Connection:
         except OSError as error:
             if connection is not None:
                 await connection.close()
-            reason = reason_of(error) or f"no answer within {timeout:g} s"
-            raise ConnectionFailed(f"cannot connect to {uri.address}: {reason}") from error
+            reason = reason_of(error, uri) or f"no answer within {timeout:g} s"
+            hint = tls_hint(uri) if connection is None and stream is not None else None
+            raise ConnectionFailed(f"cannot connect to {uri.address}: {reason}", hint=hint) from error
         except BaseException:
             if connection is not None:
                 await connection.close()
@@ -209,21 +211,36 @@ def tls_of(uri: Uri) -> Tls | None:
     return Tls(**{name.removeprefix("ssl_"): value for name, value in given.items()})
 
 
-def reason_of(error: OSError) -> str:
+def tls_hint(uri: Uri) -> str | None:
+    """For who is not greeted: servers with TLS wait for a client's first word, and may leave who shows no name."""
+    tls = tls_of(uri)
+    if tls is None:
+        return "the server may want TLS: add ?transport=ssl to the URI"
+    return None if tls.cert_file else "the server may want our certificate: add ssl_cert_file and ssl_key_file"
+
+
+def reason_of(error: OSError, uri: Uri) -> str:
     """In words; a name with several addresses gives one error that holds the texts of all."""
+    reason = getattr(error, "reason", None)  # errors of TLS have one
+    if reason == "CERTIFICATE_VERIFY_FAILED":
+        why = getattr(error, "verify_message", "") or "it is not valid"
+        return f"its certificate does not hold against ssl_ca_file {dict(uri.parameters).get('ssl_ca_file')}: {why}"
+    if reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS, which transport=ssl asks for"
     numbers = {int(number) for number in _ERRNO.findall(str(error))}
     if isinstance(error, ConnectionRefusedError) or numbers == {errno.ECONNREFUSED}:
         return "connection refused"
     return error.strerror or str(error)
 
 
-async def _greeting(stream: Stream) -> Greeting:
+async def _greeting(stream: Stream, uri: Uri) -> Greeting:
     data = b""
     try:
         while len(data) < GREETING_SIZE:
             piece = await stream.read(GREETING_SIZE - len(data))
             if not piece:
-                raise GreetingError("the peer closed the connection without a greeting", hint="check host and port")
+                hint = "; ".join(filter(None, ("check host and port", tls_hint(uri))))
+                raise GreetingError("the peer closed the connection without a greeting", hint=hint)
             data += piece
         return decode_greeting(data)
     except BaseException:
@@ -236,7 +253,7 @@ async def greeting_of(outside: Outside, uri: Uri, *, timeout: float = GREETING_S
     try:
         async with asyncio.timeout(timeout):
             stream = await outside.network.connect(uri.host, uri.port, timeout=timeout, tls=tls_of(uri))
-            greeting = await _greeting(stream)
+            greeting = await _greeting(stream, uri)
             await stream.close()
             return greeting
     except (OSError, FlowstoneError):

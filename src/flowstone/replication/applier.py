@@ -6,8 +6,10 @@ All that decides about states is here, in tables. The protocol that moves throug
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Final
+from uuid import UUID
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
@@ -122,6 +124,53 @@ def code_of(error: FlowstoneError) -> int:
         return 0
     stack = error.stack.errors if error.stack is not None else ()
     return _CLASSES.get(stack[0].type, error.code) if stack else error.code
+
+
+DOES_NOT_KNOW_US: Final = (errors.UnknownReplica, errors.TooEarlySubscribe)
+"""What a member hears from a peer in whose `_cluster` it is not, or not yet: the first from 2.6.0, else the second."""
+
+ON_ITS_WAY: Final = "the row that registers us may be on its way to it"
+REMOVED: Final = (
+    "it does not know us (any more): if this instance was removed from the replica set, "
+    "delete its data and let it join again"
+)
+
+DUPLICATE: Final = "duplicate connection with the same replica UUID"
+DUPLICATE_MAX: Final = 10
+"""How often a peer may say that we are connected already: it notices late that a connection of ours was lost."""
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def other_replica_set(error: FlowstoneError, ours: UUID | None) -> str | None:
+    """What to do about a peer whose words show that it is of another replica set than `ours`; None: they do not."""
+    if ours is None or not isinstance(error, errors.UnknownReplica | errors.ReplicasetUuidMismatch):
+        return None
+    named = [UUID(text) for text in _UUID.findall(error.message)]
+    if isinstance(error, errors.UnknownReplica):
+        named = named[1:]  # the first is the instance that it does not know
+    other = next((uuid for uuid in named if uuid != ours), None)
+    return None if other is None else f"that is another replica set ({other}, ours is {ours}): correct the URI"
+
+
+def is_ordinary(error: FlowstoneError, failures: int) -> bool:
+    """Whether it belongs to a good start, or a good return, and passes by itself; after so many `failures` in a row."""
+    if isinstance(error, errors.Cfg):
+        return DUPLICATE in error.message and failures < DUPLICATE_MAX
+    return isinstance(error, errors.Loading)
+
+
+_DOING: Final = {
+    _State.CONNECT: "cannot connect to",
+    _State.AUTH: "cannot log in at",
+    _State.CONNECTED: "cannot join or follow",
+    _State.READY: "cannot join or follow",
+}
+
+
+def doing(state: ApplierState) -> str:
+    """What cannot be done, when the peer answers with an error in `state`."""
+    return _DOING.get(state, "cannot go on reading from")
 
 
 class UnsupportedPeer(FlowstoneError):

@@ -25,7 +25,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response, decode_response, frame
 from flowstone.iproto.row import Row, decode_row, encode_header
 from flowstone.replication import messages
-from flowstone.replication.applier import TRANSITIONS, ApplierState, UnsupportedPeer
+from flowstone.replication.applier import TRANSITIONS, ApplierState, UnsupportedPeer, other_replica_set
 from flowstone.replication.ballot_watch import decode_vote
 from flowstone.replication.messages import Ack, Ballot, Heartbeat, Join, Register, Subscribe, SubscribeReply
 from flowstone.replication.row_stream import REPLY_SIZE_MAX, RowStream
@@ -346,12 +346,26 @@ class ApplierProtocol:
         return True
 
     def _hear_rows(self) -> bool:
-        slab = self._stream.take()
+        try:
+            slab = self._stream.take()
+        except errors.ReplicaNotAnon:
+            return self._was_registered_before()
         if slab is None:
             return False
         first = 0
         while first < len(slab):
             first = self._pass_on(slab, first)
+        return True
+
+    def _was_registered_before(self) -> bool:
+        """By a request of ours whose answer we did not hear. We are a member; the row that says so is in the log."""
+        packet = self._stream.take_packet() if self.state is ApplierState.REGISTER else None
+        if packet is None:
+            raise RemoteProtocolError(f"{self._peer} says that we are registered, which was not asked")
+        self._expect(_Due.NOTHING)
+        self.has_registered = True
+        self._enter(ApplierState.REGISTERED)
+        self._enter(ApplierState.READY)
         return True
 
     def _pass_on(self, slab: Slab, first: int) -> int:
@@ -435,10 +449,9 @@ class ApplierProtocol:
         theirs, ours = reply.replicaset_uuid, self._replicaset_uuid
         # A master that says no UUID, as 1.10 does, has compared them itself.
         if theirs is not None and theirs.int and ours is not None and theirs != ours:
-            raise errors.ReplicasetUuidMismatch(
-                f"Replica set UUID mismatch: expected {theirs}, got {ours}",
-                hint=f"{self._peer} is of another replica set: check the URI, or join that set with an empty directory",
-            )
+            mismatch = errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {theirs}, got {ours}")
+            mismatch.hint = other_replica_set(mismatch, ours)
+            raise mismatch
         self.reply = reply
         self._expect(_Due.ROWS)
         self._events.append(Subscribed(reply))
