@@ -33,6 +33,14 @@ def test_a_gap_in_logs_is_told_from_an_error_in_lua_by_its_class() -> None:
     assert error_of(32, "attempt to index nil").hint == HINTS[32]
 
 
+def test_an_orphan_is_not_made_writable_by_an_option() -> None:
+    text = "Can't modify data on a read-only instance - "
+    assert error_of(7, f"{text}box.cfg.read_only is true").hint == HINTS[7]
+    orphan = error_of(7, f"{text}it is an orphan")
+    assert "box.info.replication of that peer" in str(orphan)
+    assert "box.cfg.read_only" not in str(orphan)
+
+
 def test_an_error_raised_here_gives_no_advice_about_another_server() -> None:
     error = TupleFound("Duplicate key exists")
     assert error.hint is None

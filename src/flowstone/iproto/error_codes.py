@@ -384,3 +384,6 @@ HINTS: dict[int, str] = {
     303: "the log files needed are gone: the instance must join again",
 }
 """Sentences for codes that operators meet in replication and replay, as errors of the server at the other end."""
+
+HINT_OF_ORPHANS = "it waits for its own upstreams: box.info.replication of that peer shows which of them are missing"
+"""For error 7 of a server that is read-only for no option of its own."""

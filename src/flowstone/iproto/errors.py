@@ -8,7 +8,7 @@ for the operator; an error that this process raises itself has none, because the
 from __future__ import annotations
 
 from flowstone.errors import FlowstoneError
-from flowstone.iproto.error_codes import HINTS, NAMES
+from flowstone.iproto.error_codes import HINT_OF_ORPHANS, HINTS, NAMES
 from flowstone.iproto.extensions import ErrorStack
 
 
@@ -40,7 +40,8 @@ def _class_of(code: int, name: str) -> type[TarantoolError]:
 CLASSES: dict[int, type[TarantoolError]] = {code: _class_of(code, name) for code, name in NAMES.items()}
 """Every class by its code."""
 
-_XLOG_GAP = 219
+_READONLY, _XLOG_GAP = 7, 219
+_ORPHAN = "it is an orphan"
 _BY_NAME = {kind.__name__: kind for kind in CLASSES.values()}
 
 
@@ -58,13 +59,16 @@ def error_of(code: int, message: str, stack: ErrorStack | None = None) -> Tarant
     """
     kind = CLASSES.get(code)
     if kind is not None:
-        return kind(message, hint=HINTS.get(_code_of_hint(code, stack)), stack=stack)
+        return kind(message, hint=_hint(code, message, stack), stack=stack)
     error = TarantoolError(message, stack=stack)
     error.code, error.name = code, f"ER_{code}"
     return error
 
 
-def _code_of_hint(code: int, stack: ErrorStack | None) -> int:
-    """2.6 sends a gap in its logs with the code of an error in Lua; only its class tells."""
+def _hint(code: int, message: str, stack: ErrorStack | None) -> str | None:
+    """By the code, where that tells enough."""
+    if code == _READONLY and _ORPHAN in message:
+        return HINT_OF_ORPHANS
+    # 2.6 sends a gap in its logs with the code of an error in Lua; only its class tells.
     is_gap = stack is not None and bool(stack.errors) and stack.errors[0].type == "XlogGapError"
-    return _XLOG_GAP if is_gap else code
+    return HINTS.get(_XLOG_GAP if is_gap else code)
