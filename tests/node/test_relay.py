@@ -20,7 +20,7 @@ from flowstone.node.relay import Relays
 from flowstone.replication.vclock import VClock
 from tests.node.instances import UUID as OWN
 from tests.node.instances import make_instance
-from tests.node.masters import REPLICA, Connection, Master, settle, until
+from tests.node.masters import REPLICA, VERSION_2_11, Connection, Master, settle, until
 
 OTHER = UUID("44444444-4444-4444-8444-444444444444")
 
@@ -143,6 +143,34 @@ async def test_a_refusal_that_is_repeated_is_logged_once(master: Master, caplog:
     refused = [record.message for record in caplog.records if "refused" in record.message]
     assert len(refused) == 1
     assert refused[0].startswith("SUBSCRIBE of 127.0.0.1 is refused: Replica ")
+
+
+async def test_who_says_no_version_is_too_old_for_a_newer_schema(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cases = ((Dialect.V2_11, 0, True), (Dialect.V2_11, VERSION_2_11, False), (Dialect.V2_6, 0, False))
+    for dialect, version, is_warned in cases:
+        caplog.clear()
+        directory = tmp_path / f"{dialect.value}-{version}"
+        directory.mkdir()
+        master = Master(directory, dialect)
+        await master.join(version=version)
+        assert ("before 2.10" in caplog.text and "--dialect 2.6" in caplog.text) is is_warned
+        await master.close()
+
+
+@pytest.mark.parametrize("is_anonymous", [True, False])
+async def test_that_a_follower_goes_is_worth_a_warning_if_it_is_a_member(
+    master: Master, is_anonymous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not is_anonymous:
+        await master.join()
+    connection = await master.subscribe(master.instance.vclock, is_anonymous=is_anonymous)
+    assert connection.receiver is not None
+    with caplog.at_level(logging.INFO, "flowstone.node"):
+        connection.receiver.closed()
+    levels = [record.levelname for record in caplog.records if "is stopped" in record.message]
+    assert levels == ["INFO" if is_anonymous else "WARNING"]
 
 
 # --- what box.info shows ---

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from flowstone.box.access import Privilege
@@ -38,6 +38,12 @@ from flowstone.replication.relay import Facts, RelayState, RequestOfReplica, ref
 from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.node")
+
+_TOO_OLD: Final = (
+    "replica %s says no version in JOIN, as Tarantool before 2.10: it cannot read a schema of dialect 2.11, "
+    "and if it fails it has to be removed from _cluster; for replicas of that age, start the first node of a "
+    "replica set with --dialect 2.6"
+)
 
 
 class Relays:
@@ -150,16 +156,16 @@ class Relays:
         try:
             await handlers[RequestType(request.type)](request, link)
         except TarantoolError as error:
-            self._log_refusal(
-                f"{type_name(request.type)} of {link.peer.rpartition(':')[0]} is refused: {error.message}"
-            )
+            self._log_refusal(request, link, error)
             raise
         finally:
             link.release()
 
-    def _log_refusal(self, text: str) -> None:
+    def _log_refusal(self, request: Request, link: Link, error: TarantoolError) -> None:
         """Replicas try again every second, and get the same answer: it is said once."""
-        LOG.log(logging.DEBUG if text == self._last_refusal else logging.WARNING, "%s", text)
+        text = f"{type_name(request.type)} of {link.peer.rpartition(':')[0]} is refused: {error.message}"
+        level = logging.INFO if isinstance(error, errors.Loading) else logging.WARNING
+        LOG.log(logging.DEBUG if text == self._last_refusal else level, "%s", text)
         self._last_refusal = text
 
     def _check(self, asked: RequestOfReplica, link: Link) -> Downstream:
@@ -210,6 +216,8 @@ class Relays:
         self._joining[asked.instance_uuid] = None
         try:
             LOG.info("joining replica %s at %s", asked.instance_uuid, link.peer)
+            if not asked.version and not self._is_2_6:
+                LOG.warning(_TOO_OLD, asked.instance_uuid)
             start = await join.send_snapshot()
             LOG.info("initial data sent.")
             error = self._read_only() if not replica.id else None

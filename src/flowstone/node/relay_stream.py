@@ -57,6 +57,7 @@ LOOK_INTERVAL_MAX: Final = 1.0
 
 FIRST_VERSION_WITH_RAFT: Final = 2 << 16 | 6 << 8
 _FOLLOWER: Final = 1
+_CLOSED: Final = "Broken pipe"
 
 
 class Link(JoiningLink, Protocol):
@@ -199,7 +200,9 @@ class Relay:
             return
         self._is_over = True
         replica = self.replica
-        LOG.warning("relay to %s at %s is stopped: %s", replica.uuid, self._link.peer, message)
+        # Who follows without being a member comes and goes as it likes.
+        level = logging.INFO if system_message == _CLOSED and not replica.id else logging.WARNING
+        LOG.log(level, "relay to %s at %s is stopped: %s", replica.uuid, self._link.peer, message)
         replica.message, replica.system_message = message, system_message
         replica.become(RelayState.STOPPED)
         replica.relay = None
@@ -237,7 +240,7 @@ class Relay:
         self._go_on()
 
     def closed(self) -> None:
-        self.stop("unexpected EOF when reading from socket", "Broken pipe")
+        self.stop("unexpected EOF when reading from socket", _CLOSED)
 
     # --- ACKs ---
 
