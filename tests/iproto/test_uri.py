@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,12 @@ def test_every_form_is_read(text: str, uri: Uri) -> None:
 def test_what_is_no_address_is_refused_with_the_forms_that_are(text: str) -> None:
     with pytest.raises(UriError, match="host:port"):
         parse_uri(text)
+
+
+@pytest.mark.parametrize("wrong", [None, 3301, b"3301"])
+def test_what_is_no_text_is_no_address(wrong: Any) -> None:
+    with pytest.raises(UriError, match=f"not {type(wrong).__name__}.*host:port"):
+        parse_uri(wrong)
 
 
 def test_addresses_are_shown_as_they_are_written() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,3 +46,11 @@ def test_who_cannot_follow_leaves_no_thread_behind() -> None:
 def test_an_address_that_is_none_is_said_at_once() -> None:
     with pytest.raises(UriError):
         flowstone.follow("no address")
+    with pytest.raises(UriError, match="not NoneType"):
+        flowstone.follow(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spaces", ["orders", 512])
+def test_one_space_that_is_no_list_is_refused(spaces: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=rf"write spaces=\[{spaces!r}\]"):
+        flowstone.follow("127.0.0.1:1", spaces=spaces)

@@ -21,7 +21,7 @@ from flowstone.node.settled_box import Choice
 from flowstone.outside import production
 from flowstone.replication.applier_protocol import ApplierProtocol
 from flowstone.replication.messages import Ballot, encode_vclock_reply
-from flowstone.replication.vclock import VClock
+from flowstone.replication.vclock import VClock, VClockError
 from tests.node.fake_server import peer
 from tests.node.test_applier import ScriptedMaster, ShortClock
 from tests.node.test_settled_box import ORDERS, snapshot_of
@@ -357,3 +357,33 @@ async def test_a_snapshot_from_before_our_position_or_of_others_is_refused() -> 
     sink._snapshot = snapshot_of((272, ("cluster", str(UUID(int=6)))), vclock=later)
     with pytest.raises(errors.ReplicasetUuidMismatch):
         await sink.end_join(later)
+
+
+async def test_a_space_that_is_not_there_is_said_once(
+    upstream: Upstream, replica_of: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = replica_of(spaces=["fruit", "zzz", 4711])
+    await replica.start()
+    warnings = [record.message for record in caplog.records if "has no space" in record.message]
+    assert warnings == [f"{upstream.address} has no space 'zzz', 4711: followed if it gets one"]
+
+
+@pytest.mark.parametrize("given", ["x", None, 7, {"1": 5}, {1: "5"}, [1]])
+async def test_what_is_no_vclock_cannot_be_waited_for(replica_of: Make, given: Any) -> None:
+    replica = replica_of()
+    await replica.start()
+    with pytest.raises(VClockError, match=r"is no vclock; write it as \{replica id: LSN\}"):
+        await replica.wait_for(given)
+
+
+async def test_a_trigger_that_fails_is_named(
+    upstream: Upstream, replica_of: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sum_up(changes: list[SettledChange]) -> None:
+        raise ZeroDivisionError
+
+    replica = replica_of(on_change=[sum_up])
+    await replica.start()
+    await upstream.fruit.insert((1, "fig"))
+    await until(lambda: "ZeroDivisionError" in caplog.text)
+    assert "in the on_change trigger test_a_trigger_that_fails_is_named.<locals>.sum_up" in caplog.text

@@ -63,6 +63,8 @@ class Uri:
 
 def parse_uri(text: str) -> Uri:
     """The address that `text` names; UriError where it names none."""
+    if not isinstance(text, str):
+        raise UriError(f"a URI is a text, not {type(text).__name__}", hint=FORMS)
     rest, _, query = text.strip().partition("?")
     try:
         login, at, place = rest.rpartition("@")

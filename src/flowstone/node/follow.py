@@ -48,6 +48,8 @@ def follow(
     we need, its new snapshot takes the place of the data in one moment, and `on_resync` is told.
     """
     place = parse_uri(uri)
+    if isinstance(spaces, str | bytes | int):
+        raise LocalProtocolError(f"spaces is {spaces!r}, no list", hint=f"write spaces=[{spaces!r}]")
 
     def make(guard: AbstractContextManager[Any] | None) -> Replica:
         return Replica(

@@ -29,7 +29,7 @@ from flowstone.node.spaces import Space
 from flowstone.outside import Outside
 from flowstone.replication.applier import ENDED, ApplierState, ConnectionLost, code_of
 from flowstone.replication.messages import Ballot
-from flowstone.replication.vclock import VClock
+from flowstone.replication.vclock import VClock, VClockError
 from flowstone.xlog.reader import Slab
 
 LOG = logging.getLogger("flowstone.node")
@@ -231,7 +231,8 @@ class Replica:
         self._connect_timeout = connect_timeout
         self._on_change = list(on_change)
         self._on_resync = list(on_resync)
-        self._follower = Follower(uri, outside.random.uuid(), Choice(spaces), guard)
+        self._wanted = tuple(spaces or ())
+        self._follower = Follower(uri, outside.random.uuid(), Choice(spaces if spaces is None else self._wanted), guard)
         self._follower.on_resync = self._resynced
         self._applier = Applier(
             outside, uri, self._follower, replication_timeout=replication_timeout, on_state=self._state_changed
@@ -251,10 +252,18 @@ class Replica:
         except BaseException:
             await self.stop()
             raise
+        self._warn_of_missing()
         if self._on_change:
             self._settled.on_transaction.append(self._changed)
         self._follower.on_written.append(self._moved)
         self._applier.resume()
+
+    def _warn_of_missing(self) -> None:
+        there = {name for space in self.box.spaces.values() for name in (space.name, space.id)}
+        missing = [space for space in self._wanted if space not in there]
+        if missing:
+            names = ", ".join(map(repr, missing))
+            LOG.warning("%s has no space %s: followed if it gets one", self._uri.address, names)
 
     async def _begin(self) -> None:
         address = self._uri.address
@@ -343,7 +352,7 @@ class Replica:
 
         NotReached when `timeout` seconds have passed, and what stopped us if nothing more will come.
         """
-        wanted = (vclock if isinstance(vclock, VClock) else VClock(vclock)).without_zero()
+        wanted = _vclock(vclock).without_zero()
         if wanted <= self.vclock:
             return
         self._check_alive()
@@ -381,14 +390,14 @@ class Replica:
             try:
                 trigger(changes)
             except Exception:
-                LOG.exception("in a trigger")
+                LOG.exception("in the on_change trigger %s", _name(trigger))
 
     def _resynced(self, before: VClock, after: VClock) -> None:
         for trigger in tuple(self._on_resync):
             try:
                 trigger(before, after)
             except Exception:
-                LOG.exception("in a trigger")
+                LOG.exception("in the on_resync trigger %s", _name(trigger))
 
     # --- the applier ---
 
@@ -450,6 +459,18 @@ class Replica:
 def read_only(uri: Uri) -> errors.TarantoolError:
     """The error of who tries to change something in a replica."""
     return errors.Readonly("Can't modify data because this is a read-only replica.", hint=f"write to {uri.address}")
+
+
+def _vclock(given: object) -> VClock:
+    if isinstance(given, VClock):
+        return given
+    if not isinstance(given, Mapping) or not all(isinstance(number, int) for pair in given.items() for number in pair):
+        raise VClockError(f"{given!r} is no vclock", hint="write it as {replica id: LSN}, say {1: 1000}")
+    return VClock(given)
+
+
+def _name(trigger: Callable[..., None]) -> str:
+    return getattr(trigger, "__qualname__", None) or repr(trigger)
 
 
 def _text(version: tuple[int, int, int]) -> str:
