@@ -26,6 +26,7 @@ from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from tests.interop.versions import ANY, parameters
 from tests.node.archived_server import RealServer
+from tests.node.fault_disk import FaultDisk
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("tarantool")]
 
@@ -374,3 +375,32 @@ async def test_the_manifest_follows_the_log(
         blocks = read_blocks(production().disk, str(log))
         assert blocks is not None
         assert blocks.runs[-1].vclock == server.vclock()
+
+
+async def test_a_full_disk_is_the_end_wherever_it_is_met(server: RealServer) -> None:
+    disk = FaultDisk()
+    disk.room = 10  # the manifest does not fit: no connection is lost by that, and none is made again
+    with pytest.raises(ArchiveRefused, match=r"manifest.*No space left") as caught:
+        await Archive(server.uri, "dir", outside=disk.outside()).run()
+    assert caught.value.hint == "free space and start it again"
+    disk = FaultDisk()
+    await Archive(server.uri, "dir", outside=disk.outside()).run(once=True)
+    disk = disk.after_death()
+    server.eval("fill(1, 100)")
+    disk.room = 10
+    with pytest.raises(ArchiveRefused, match=r"xlog.*No space left") as caught:
+        await Archive(server.uri, "dir", outside=disk.outside()).run()
+    assert caught.value.hint == "free space and start it again"
+
+
+async def test_a_new_archive_is_told_when_the_server_has_let_it_in(server: RealServer, tmp_path: Path) -> None:
+    told = await archived_once(server, tmp_path / "anonymous")
+    assert told[0] == events.Opened(str(tmp_path / "anonymous"), {}, {})
+    told = await archived_once(server, tmp_path / "registered", register=True)
+    assert told[0] == events.Opened(str(tmp_path / "registered"), {}, {})
+    assert sum(isinstance(event, events.Opened) for event in told) == 1
+    refused: list[Event] = []
+    with pytest.raises(ArchiveRefused):
+        await Archive(f"nobody:secret@{server.address}", tmp_path / "refused", on_event=refused.append).run()
+    assert refused == []
+    assert list((tmp_path / "refused").iterdir()) == []

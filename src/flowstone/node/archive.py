@@ -252,9 +252,12 @@ class Archive:
             await by_worker(self._outside, store.abandon)
             return
         try:
-            await intake.drain()
-        finally:
-            await intake.alone(store.close)
+            try:
+                await intake.drain()
+            finally:
+                await intake.alone(store.close)
+        except FlowstoneError as error:
+            raise self._explained(error) from error
 
     def _open_store(self) -> tuple[Store, Intake]:
         assert self._store is not None
@@ -513,8 +516,8 @@ class Archive:
             if now != saved:
                 try:
                     await intake.alone(store.save)
-                except (FlowstoneError, OSError) as error:
-                    self._end(error if isinstance(error, FlowstoneError) else FlowstoneError(str(error)))
+                except FlowstoneError as error:
+                    self._end(error)
                     return
                 saved = now
             total = store.log.row_count if store.log is not None else 0

@@ -94,9 +94,13 @@ class Intake:
             raise self.failure
 
     async def alone(self, work: Callable[..., T], *arguments: object) -> T:
-        """Runs `work` on the store in a worker, with nothing else going on there."""
+        """Runs `work` on the store in a worker, with nothing else going on there; WriteFailed if the disk refuses."""
         async with self._disk:
-            return await by_worker(self._outside, work, *arguments)
+            try:
+                return await by_worker(self._outside, work, *arguments)
+            except OSError as error:  # else an applier would take it for a lost connection
+                path = error.filename if isinstance(error.filename, str) else self.store.directory
+                raise WriteFailed(path, 0, error, is_usable=False) from error
 
     def begin_anew(self) -> None:
         """The store's log begins at another position: nothing waits by now."""
@@ -116,9 +120,6 @@ class Intake:
                 self._move()
         except FlowstoneError as error:
             self.failure = error
-        except OSError as error:
-            path = error.filename if isinstance(error.filename, str) else self.store.directory
-            self.failure = WriteFailed(path, 0, error, is_usable=False)
         except Exception as error:
             # Whatever it is, the rows of this batch are not written, and none may follow them.
             LOG.exception("cannot write to %s", self.store.directory)
