@@ -97,7 +97,8 @@ async def test_a_request_of_a_replica_behind_another_is_refused(tmp_path: Path) 
 
 async def test_a_refused_join_leaves_the_connection_open(tmp_path: Path) -> None:
     async with master(tmp_path) as server:
-        server.instance.box.is_read_only = True
+        server.instance.is_orphan = True
+        server.instance.settle_read_only()
         raw = await Raw.open(server)
         raw.send(join(1))
         with pytest.raises(errors.Readonly):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import glob
 import logging
 import os
 import signal
@@ -37,10 +36,6 @@ GC_THRESHOLD: Final = 50_000
 """New objects between two collections; Python's 700 is a collection for every few requests in flight."""
 
 
-FOUNDER_ID: Final = 1
-"""The id of whoever begins a replica set; those who join it with no data of their own get others, or none."""
-
-
 class Process:
     """A node and what the operating system tells it."""
 
@@ -65,12 +60,9 @@ class Process:
             self._log.warning("the environment variable %s is no option of a node", name)
         node = Node(**self._settings.options, user=self._settings.user, pid=os.getpid())
         self._listen_to_signals(node)
-        is_new = not _has_data(node)
         try:
             await self._start_node(node)
             if not self._stopping.is_set():
-                if is_new and node.info()["id"] != FOUNDER_ID:
-                    self._note_missing_user()
                 _collect_seldom()
                 self._ready.set()
                 say("ready")
@@ -90,10 +82,6 @@ class Process:
         except asyncio.CancelledError:
             if not self._stopping.is_set():
                 raise
-
-    def _note_missing_user(self) -> None:
-        if self._settings.user is not None:
-            self._log.warning("the user %s is not created: the data comes from peers", self._settings.user[0])
 
     def _listen_to_signals(self, node: Node) -> None:
         loop = asyncio.get_running_loop()
@@ -137,11 +125,6 @@ class Process:
 
     async def _snapshot(self, node: Node) -> None:
         await node.snapshot()
-
-
-def _has_data(node: Node) -> bool:
-    configuration = node.configuration
-    return bool(glob.glob("*.snap", root_dir=os.path.join(configuration.work_dir, configuration.memtx_dir)))
 
 
 def _collect_seldom() -> None:

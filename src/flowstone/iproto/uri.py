@@ -117,4 +117,8 @@ def _parameters(query: str) -> tuple[tuple[str, str], ...]:
         if name == "transport" and value not in TRANSPORTS:
             raise UriError(f"the parameter transport is {value!r}", hint=f"it may be {' or '.join(TRANSPORTS)}")
         pairs[name] = value
+    if pairs and pairs.get("transport") != "ssl":
+        without = next((name for name in pairs if name != "transport"), None)
+        if without is not None:
+            raise UriError(f"the parameter {without} needs transport=ssl", hint="add it, or the connection is plain")
     return tuple(pairs.items())

@@ -162,8 +162,8 @@ def _no_upstreams(value: tuple[str, ...]) -> str | None:
     for text in value:
         try:
             parse_uri(text)
-        except UriError:
-            return "expected host:service or /unix.socket"
+        except UriError as error:
+            return error.message if "?" in text else "expected host:service or /unix.socket"
     return None
 
 

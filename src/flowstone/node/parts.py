@@ -176,11 +176,12 @@ class Parts:
                 await self.replication.connect(at_birth=False)
                 await self.replication.rejoin(self._forget)
             return False
-        if has_peers:
-            await self.listen(self._configuration)
-            if await self.replication.find_data():
-                self.replication.begin_orphan()
-                return False
+        await self.listen(self._configuration)  # before anything is made that an address in use would leave behind
+        if has_peers and await self.replication.find_data():
+            if self._wishes.user is not None:
+                LOG.warning("the user %s is not created: the data comes from peers", self._wishes.user[0])
+            self.replication.begin_orphan()
+            return False
         await self._give_birth()
         return True
 

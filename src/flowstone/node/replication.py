@@ -56,6 +56,7 @@ class Replication:
         self._is_at_birth = False
         self._is_connecting = False
         self._is_closed = False
+        self._last_refusal = ""
 
     # --- what box.info shows ---
 
@@ -233,7 +234,6 @@ class Replication:
             self._check_listed(leader)
             if await self._join(leader, is_last_try=clock.monotonic() >= deadline):
                 return True
-            LOG.info("joining failed, will retry every %.2f second", configuration.replication_timeout)
             await clock.sleep(configuration.replication_timeout)
 
     def _choose_leader(self) -> Candidate | None:
@@ -299,7 +299,10 @@ class Replication:
             after = reaction(error, is_2_6=self._instance.box.dialect is Dialect.V2_6)
             if self._member.is_joining or after not in (_State.LOADING, _State.DISCONNECTED):
                 raise
-            LOG.info("cannot join %s yet: %s", leader.address, error)
+            if error.message != self._last_refusal:
+                self._last_refusal = error.message
+                seconds = self._instance.configuration.replication_timeout
+                LOG.warning("cannot join %s: %s; trying again every %g s", leader.address, error, seconds)
             return False
         return True
 
