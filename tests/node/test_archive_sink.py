@@ -12,9 +12,8 @@ from flowstone.iproto.constants import RaftKey, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
 from flowstone.node import archive_sink
-from flowstone.node.archive_sink import UNKNOWN_ID, Intake, LogSink, SnapshotSink, by_worker
+from flowstone.node.archive_sink import UNKNOWN_ID, Intake, LogSink, SnapshotSink
 from flowstone.node.archive_store import Store
-from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
 from flowstone.xlog.transactions import make_transaction
@@ -177,25 +176,3 @@ async def test_the_highest_term_heard_is_told_again() -> None:
     for term in (3, 2):
         sink.raft(1, Row(RequestType.RAFT, body=pack({int(RaftKey.TERM): term})))
     assert sink.term == 3
-
-
-async def test_a_cancelled_caller_leaves_only_when_the_worker_has() -> None:
-    done: list[int] = []
-    outside = production()
-    begin, end = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def work() -> None:
-        loop.call_soon_threadsafe(begin.set)
-        asyncio.run_coroutine_threadsafe(end.wait(), loop).result(10)
-        done.append(1)
-
-    task = loop.create_task(by_worker(outside, work))
-    await begin.wait()
-    task.cancel()
-    await asyncio.sleep(0)
-    assert not task.done()
-    end.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert done == [1]

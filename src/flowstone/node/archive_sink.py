@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
@@ -19,13 +18,14 @@ import numpy as np
 
 from flowstone.box.dialect import Dialect
 from flowstone.box.system import CLUSTER_ID
-from flowstone.errors import FlowstoneError
+from flowstone.errors import FlowstoneError, LocalProtocolError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row
 from flowstone.node.archive_snapshot import IncomingSnapshot
 from flowstone.node.archive_store import Store
+from flowstone.node.worker import by_worker
 from flowstone.outside import Outside
 from flowstone.replication.synchro import RaftState, decode_control
 from flowstone.replication.vclock import VClock
@@ -143,18 +143,6 @@ class Intake:
         self.has_moved.set()
 
 
-async def by_worker(outside: Outside, work: Callable[..., T], *arguments: object) -> T:
-    """As `outside.blocking`, but a caller who is cancelled leaves only when the worker has: they share files."""
-    task = asyncio.get_running_loop().create_task(outside.blocking(work, *arguments))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(BaseException):
-                await asyncio.shield(task)
-        raise
-
-
 class SnapshotSink:
     """Takes one snapshot, as nobody, and is then of no more use."""
 
@@ -205,16 +193,16 @@ class SnapshotSink:
         await self._intake.alone(self.snapshot.add, slab)
 
     async def begin_final(self, stop_vclock: VClock) -> None:
-        raise NotImplementedError
+        raise _only_a_snapshot()
 
     async def final_rows(self, slab: Slab) -> None:
-        raise NotImplementedError
+        raise _only_a_snapshot()
 
     async def end_join(self, vclock: VClock) -> None:
         """The snapshot is whole; what becomes of it is for whoever asked for it."""
 
     async def apply(self, slab: Slab) -> None:
-        raise NotImplementedError
+        raise _only_a_snapshot()
 
     def raft(self, source_id: int, row: Row) -> None:
         """Elections are none of its business."""
@@ -347,3 +335,7 @@ def _unknown(slab: Slab, known: VClock) -> Slab | None:
     cells = np.empty((scan.LINES, count + 1), np.int64)
     cells[:, :count] = slab.cells[:, is_new]
     return replace(slab, cells=cells[:, :count])
+
+
+def _only_a_snapshot() -> LocalProtocolError:
+    return LocalProtocolError("of who fetches a snapshot nothing else is asked")

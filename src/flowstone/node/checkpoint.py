@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from flowstone.node.gc import GarbageCollector
 from flowstone.node.journal import Journal
 from flowstone.node.replay import Synchro
 from flowstone.node.settling import settle_indexes
+from flowstone.node.worker import by_worker
 from flowstone.outside import Outside
 from flowstone.replication.synchro import RaftState
 from flowstone.replication.vclock import VClock
@@ -232,42 +233,30 @@ async def write_snapshot(
     """
     meta = Meta(FileType.SNAP, instance_uuid, vclock.to_mapping(), version=dialect.version_text)
     try:
-        writer = await _by_worker(outside, SnapWriter, outside.disk, memtx_dir, meta, outside.clock.wall())
+        writer = await by_worker(outside, SnapWriter, outside.disk, memtx_dir, meta, outside.clock.wall())
     except OSError as error:
         refused = error.filename if isinstance(error.filename, str) else memtx_dir
         raise WriteFailed(refused, 0, error, is_usable=False) from error
     try:
         for space in _system_first(view):
             if space is None:
-                await _by_worker(outside, _add_states, writer, dialect, synchro)
+                await by_worker(outside, _add_states, writer, dialect, synchro)
                 continue
             assert space.primary is not None
             if space.id == SEQUENCE_DATA_ID:
                 # Numbers that inserts have taken are in no row of the log: this is where they are kept.
-                await _by_worker(outside, writer.add_tuples, space.id, view.sequence_rows)
+                await by_worker(outside, writer.add_tuples, space.id, view.sequence_rows)
                 continue
             group_id = GROUP_LOCAL if space.definition.is_local else 0
             for tuples in view.slices(space.primary, slice_size):
                 if tuples:
-                    await _by_worker(outside, writer.add_tuples, space.id, tuples, group_id)
+                    await by_worker(outside, writer.add_tuples, space.id, tuples, group_id)
                 else:
                     await outside.clock.sleep(0)
-        return await _by_worker(outside, writer.finish)
+        return await by_worker(outside, writer.finish)
     except BaseException:
         with suppress(OSError):
             writer.abandon()
-        raise
-
-
-async def _by_worker(outside: Outside, work: Callable[..., T], *arguments: object) -> T:
-    """As `outside.blocking`, but a caller who is cancelled leaves only when the worker has: they share a file."""
-    task = asyncio.get_running_loop().create_task(outside.blocking(work, *arguments))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(BaseException):
-                await asyncio.shield(task)
         raise
 
 
