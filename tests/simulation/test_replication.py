@@ -128,6 +128,7 @@ async def test_all_crash_at_once_and_come_back(sim: Simulation) -> None:
     await converge(sim)
     writer = Writer(sim, 0)
     writing = asyncio.gather(writer.run("a", 1000, timeout=5))
+    await sim.until(lambda: writer.count)
     await sim.sleep(sim.random.uniform(0, 0.5))
     for name in NAMES:
         sim.crash(name)
