@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -36,9 +37,9 @@ BODY = pack({Key.SPACE_ID.value: 512, Key.TUPLE.value: (100_000, "customer 10000
 
 
 def costs(directory: Path, rounds: int) -> list[float]:
-    """Seconds per row of the first, the second and the third replica: medians."""
+    """Seconds per row of the first, the second and the third replica: differences of medians."""
     command = [sys.executable, "-m", "bench.fan_out", str(directory)]
-    found: list[list[float]] = [[], [], []]
+    taken: list[list[float]] = [[], [], [], []]
     with ExitStack() as stack:
         pipe = subprocess.PIPE
         master = stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
@@ -57,13 +58,12 @@ def costs(directory: Path, rounds: int) -> list[float]:
         relay()
         for _ in range(rounds):
             with ExitStack() as subscribers:
-                before = relay()
-                for number in range(3):
-                    subscribers.callback(subscribe(port).close)
-                    taken = relay()
-                    found[number].append((taken - before) / ROWS)
-                    before = taken
-    return [statistics.median(times) for times in found]
+                for count, times in enumerate(taken):
+                    if count:
+                        subscribers.callback(subscribe(port).close)
+                    times.append(relay())
+    none, *some = (statistics.median(times) / ROWS for times in taken)
+    return [after - before for before, after in pairwise([none, *some])]
 
 
 def subscribe(port: int) -> socket.socket:

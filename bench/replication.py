@@ -202,7 +202,7 @@ def relayed(bench: Bench) -> Iterator[Result]:
 
 def relays(bench: Bench) -> Iterator[Result]:
     """Processor time of a master that relays live rows: what the second and third replica cost, beside the first."""
-    first, *others = fan_out.costs(bench.place("fan-out"), ROUNDS)
+    first, *others = fan_out.costs(bench.place("fan-out"), 4 * ROUNDS)
     for name, cost in zip(("second", "third"), others, strict=True):
         share = cost / first
         what = f"processor time for a {name} replica, beside the first"
