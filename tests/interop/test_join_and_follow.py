@@ -105,17 +105,21 @@ def _no_delay(master: Member) -> dict[str, float]:
     return {} if master.info()["version"].startswith("2.6") else {"wal_cleanup_delay": 0}
 
 
-@fits("<3.0" if IS_OURS_REAL else ANY)  # newer masters never forget whom they keep logs for
-def test_real_replica_whose_logs_are_gone_joins_a_node_again(cluster: Cluster) -> None:
-    master = cluster.ours("master")
-    define(master, cluster.binary.dialect)
-    replica = cluster.real("replica", replication=[master.uri])
+def _lose_logs_and_join_anew(master: Member, replica: Member) -> None:
     uuid = replica.uuid
     _lose_logs(master, replica)
     replica.start()
     replica.wait_follow(master)
     assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert (replica.uuid, replica.id) == (uuid, 2)
+
+
+@fits("<3.0" if IS_OURS_REAL else ANY)  # newer masters never forget whom they keep logs for
+def test_real_replica_whose_logs_are_gone_joins_a_node_again(cluster: Cluster) -> None:
+    master = cluster.ours("master")
+    define(master, cluster.binary.dialect)
+    replica = cluster.real("replica", replication=[master.uri])
+    _lose_logs_and_join_anew(master, replica)
     assert "rebootstrap" in replica.log()
 
 
@@ -124,12 +128,7 @@ def test_node_whose_logs_are_gone_joins_a_real_master_again(cluster: Cluster) ->
     master = cluster.real("master")
     define(master, cluster.binary.dialect)
     replica = cluster.ours("replica", replication=[master.uri])
-    uuid = replica.uuid
-    _lose_logs(master, replica)
-    replica.start()
-    replica.wait_follow(master)
-    assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
-    assert (replica.uuid, replica.id) == (uuid, 2)
+    _lose_logs_and_join_anew(master, replica)
 
 
 def test_chain_from_a_real_server_by_a_node_to_a_real_server(cluster: Cluster) -> None:

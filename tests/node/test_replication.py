@@ -10,6 +10,7 @@ import pytest
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
+from tests.simulation.disk import Loss
 from tests.simulation.simulation import Simulation, simulated
 
 DIALECTS = ("2.6", "2.11")
@@ -390,3 +391,25 @@ async def test_nobody_waits_for_a_peer_that_refuses_the_login(sim: Simulation) -
     assert sim.now - before < 5
     assert sim.node("b").info()["status"] == "orphan"
     assert "Incorrect password" in upstream(sim, "b", "a")["message"]
+
+
+@simulated()
+async def test_a_peer_with_other_rows_in_place_of_lost_ones_is_followed_when_somebody_has_decided_so(
+    sim: Simulation,
+) -> None:
+    await sim.start("a")
+    await make_space(sim, "a")
+    await sim.start("b", replication=uris(sim, "a"))
+    await sim.on("a", sim.node("a").snapshot())
+    await put(sim, "a", *range(5))
+    await sim.until(lambda: has(sim, "b", 4))
+    sim.crash("a", Loss.UNSYNCED)
+    await sim.restart("a")
+    await sim.until(lambda: "has lost its rows" in upstream(sim, "b", "a").get("message", ""))
+    await put(sim, "a", *range(10, 30))
+    await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
+    assert "has written others since" in upstream(sim, "b", "a")["message"]
+    await sim.on("b", sim.node("b").reconfigure(replication=uris(sim, "a")))
+    assert upstream(sim, "b", "a")["status"] == "follow"
+    await put(sim, "a", 99)
+    await sim.until(lambda: has(sim, "b", 99))

@@ -250,8 +250,8 @@ class Node:
         """Sets options of the running node, as `box.cfg` does; the names of those that changed.
 
         An option that cannot change is error 58, a value that it cannot have error 59, and nothing is changed then.
-        `replication` makes all connections to peers anew, also where it is what it was, and waits until they have been
-        caught up with.
+        `replication`, also where it is what it was, connects anew to peers that are not followed, and waits until they
+        have been caught up with.
         """
         parts = self._parts
         async with self._reconfiguring:  # opening an address takes time, and somebody else may ask meanwhile

@@ -90,11 +90,17 @@ class Replication:
             self._is_connecting = False
 
     async def _make_appliers(self, *, keep_followed: bool = False) -> None:
-        """One for each URI that is configured; an applier that was there for it is used again, for what it has seen."""
+        """One for each URI that is configured. An applier that was there for it is used again, for what it has seen;
+        one that had stopped for good is not: whoever sets `replication` again has decided to go on.
+        """
         applying = self._member.applying
         if applying is not None and not applying.is_sound:
             keep_followed = False  # who is about to hear of a failed write may still be in the middle of something
-        before = {applier.uri: (upstream, applier) for upstream, applier in self._appliers.items()}
+        before = {
+            applier.uri: (upstream, applier)
+            for upstream, applier in self._appliers.items()
+            if applier.state is not _State.STOPPED
+        }
         wanted = [parse_uri(text) for text in self._instance.configuration.replication]
         pairs = [before.pop(uri) if uri in before else self._make_applier(uri) for uri in wanted]
         kept = [applier for _, applier in pairs]
