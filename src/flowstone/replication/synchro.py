@@ -83,6 +83,20 @@ class RaftState(msgspec.Struct, frozen=True, tag="raft"):
     leader_id: int = 0
     is_leader_seen: bool = False
 
+    def encode(self) -> bytes:
+        body: dict[int, object] = {RaftKey.TERM: self.term}
+        if self.vote:
+            body[RaftKey.VOTE] = self.vote
+        if self.state:
+            body[RaftKey.STATE] = self.state
+        if self.vclock is not None:
+            body[RaftKey.VCLOCK] = self.vclock.without_zero().to_mapping()
+        if self.leader_id:
+            body[RaftKey.LEADER_ID] = self.leader_id
+        if self.is_leader_seen:
+            body[RaftKey.IS_LEADER_SEEN] = True
+        return _pack(body)
+
 
 ControlBody = Confirm | Rollback | Promote | Demote | RaftState
 

@@ -1,0 +1,95 @@
+"""A member of a replica set as elections see it, and the checker of what no election may do.
+
+`Member` is a Raft machine with a disk that survives `crash` and a vclock. What it shows and when its writes end is
+for whoever runs it: `raft_stories.py` in order, `test_raft_model.py` in no order at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flowstone.replication.election import Config, Mode, Ready, State
+from flowstone.replication.raft import Raft
+from flowstone.replication.synchro import RaftState
+from flowstone.replication.vclock import VClock
+
+
+class Checker:
+    """Sees every machine after every step; raises where two lead one term or one votes twice in it."""
+
+    def __init__(self) -> None:
+        self.leaders: dict[int, int] = {}
+        self._votes: dict[tuple[int, int], int] = {}
+
+    def look(self, member: Member, ready: Ready) -> None:
+        raft, disk = member.raft, member.disk
+        if disk.vote:
+            voted = self._votes.setdefault((member.id, disk.term), disk.vote)
+            assert voted == disk.vote, f"{member.id} votes for {voted} and {disk.vote} in term {disk.term}"
+        if raft.state is State.LEADER:
+            leader = self.leaders.setdefault(raft.term, member.id)
+            assert leader == member.id, f"{leader} and {member.id} lead term {raft.term}"
+        for shown in (raft.shown, ready.broadcast):
+            assert shown is None or (shown.term, shown.vote) == (disk.term, disk.vote), "shown, but not on disk"
+        if raft.state is not State.FOLLOWER:
+            assert raft.volatile_term == disk.term
+            assert disk.vote == member.id
+        if ready.promote_term:
+            assert raft.state is State.LEADER
+            assert ready.promote_term == disk.term
+
+
+class Member:
+    """One machine. `disk` is what a crash leaves; a write that `drain` gave is there when `write_ends` was called."""
+
+    def __init__(self, member_id: int, random: Callable[[], float], checker: Checker) -> None:
+        self.id = member_id
+        self.disk = RaftState(term=1)
+        self.vclock = VClock()
+        self.config = Config()
+        self.writing: RaftState | None = None
+        self.is_up = False
+        self._random = random
+        self._checker = checker
+        self.raft = self._new(0.0)
+
+    def _new(self, now: float) -> Raft:
+        return Raft(
+            self.id, vclock=lambda: self.vclock, random=self._random, now=now, term=self.disk.term, vote=self.disk.vote
+        )
+
+    def start(self, now: float, quorum: int, members: list[int]) -> None:
+        self.raft = self._new(now)
+        self.is_up = True
+        self.raft.set_quorum(quorum, members, now)
+        self.raft.configure(self.config, now)
+
+    def set_mode(self, mode: Mode, now: float) -> None:
+        self.configure(Config(mode, self.config.election_timeout, self.config.death_timeout, self.config.fencing), now)
+
+    def configure(self, config: Config, now: float) -> None:
+        self.config = config
+        self.raft.configure(config, now)
+
+    def crash(self, *, is_written: bool = False) -> None:
+        """`is_written`: what was being written has reached the disk, though nobody was told."""
+        if is_written and self.writing is not None:
+            self.disk = self.writing
+        self.writing = None
+        self.is_up = False
+
+    def write_ends(self, now: float) -> None:
+        assert self.writing is not None
+        self.disk, self.writing = self.writing, None
+        self.raft.written(self.disk.term, self.disk.vote, now)
+
+    def drain(self) -> list[Ready]:
+        """What is to be done, all of it. Its writes are for the owner to end."""
+        done = []
+        while ready := self.raft.ready():
+            if ready.write is not None:
+                assert self.writing is None, "two writes at once"
+                self.writing = ready.write
+            self._checker.look(self, ready)
+            done.append(ready)
+        return done
