@@ -1,0 +1,146 @@
+"""Split brain: do rows of another instance fit the history that we have of the synchronous queue?
+
+The filters of 2.11 (reference 14.5 and 14.6), as functions of a row and a `History`. They change nothing. A row fits,
+or is made a NOP because what it says is known and settled, or shows that two owners have decided on their own: that
+is ER_SPLIT_BRAIN, in the words of real servers, with both histories in the hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from flowstone.iproto import errors
+from flowstone.iproto.errors import TarantoolError
+from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
+from flowstone.replication.vclock import VClock
+
+Body = Confirm | Rollback | Promote | Demote
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A row that decides about the queue. `origin_id` is the id in its header: who wrote it, not who passed it on."""
+
+    origin_id: int
+    body: Body
+
+    @property
+    def is_transfer(self) -> bool:
+        return isinstance(self.body, Promote | Demote)
+
+
+class Fate(Enum):
+    """What becomes of a row that fits."""
+
+    ACCEPTED = "accepted"
+    NOP = "made a NOP"  # it is written as one, so that the position moves
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What we know of the queue: `term` is the newest of a PROMOTE or DEMOTE, `first` and `last` the LSNs that wait."""
+
+    owner_id: int
+    term: int
+    confirmed: VClock
+    promote_terms: Mapping[int, int]
+    first: int = 0
+    last: int = 0
+
+    @property
+    def confirmed_lsn(self) -> int:
+        return self.confirmed.get(self.owner_id)
+
+    def is_current(self, origin_id: int) -> bool:
+        """Whether `origin_id` has written the newest PROMOTE or DEMOTE."""
+        return self.promote_terms.get(origin_id, 0) == self.term
+
+    def __str__(self) -> str:
+        owner = f"replica {self.owner_id} owns the queue" if self.owner_id else "nobody owns the queue"
+        waiting = f", lsn {self.first}..{self.last} waiting" if self.first else ""
+        return f"{owner} since term {self.term}, confirmed up to lsn {self.confirmed_lsn}{waiting}"
+
+
+def filter_transaction(
+    origin_id: int, lsn: int, history: History, *, waits_for_verdict: bool, has_effect: bool
+) -> Fate:
+    """For a transaction of `origin_id` whose last row is `lsn`; raises ER_SPLIT_BRAIN.
+
+    `waits_for_verdict`: the flag WAIT_SYNC. `has_effect`: not all of its rows are NOPs.
+    """
+    if history.is_current(origin_id):
+        return Fate.ACCEPTED
+    if waits_for_verdict:
+        # Its successor's PROMOTE has decided about it already.
+        return Fate.NOP
+    if history.owner_id and has_effect:
+        term = history.promote_terms.get(origin_id, 0)
+        theirs = f"transaction {origin_id}:{lsn} of term {term}"
+        raise _split_brain("got an async transaction from an old term", theirs, history)
+    return Fate.ACCEPTED
+
+
+def filter_request(request: Request, history: History, *, is_validating: bool = True) -> Fate:
+    """For a row that decides; raises ER_SPLIT_BRAIN, or ER_UNSUPPORTED for what no server writes.
+
+    Without `is_validating` (schemas up to 2.10.1, and while joining) only the NOPs are told apart.
+    """
+    body = request.body
+    if isinstance(body, Confirm | Rollback) and _is_settled(request.origin_id, body, history):
+        return Fate.NOP
+    if not is_validating:
+        return Fate.ACCEPTED
+    if body.owner_id == 0 and not isinstance(body, Promote):
+        raise _unsupported("synchronous requests with zero replica_id")
+    if body.owner_id != history.owner_id:
+        raise _refusal("got a request from a foreign synchro queue owner", request, history)
+    if isinstance(body, Promote | Demote):
+        _check_transfer(request, body, history)
+    elif body.lsn == 0:
+        raise _unsupported("zero LSN for CONFIRM/ROLLBACK")
+    return Fate.ACCEPTED
+
+
+def _is_settled(origin_id: int, body: Confirm | Rollback, history: History) -> bool:
+    is_confirmed = body.lsn <= history.confirmed.get(body.owner_id)
+    if isinstance(body, Confirm):
+        return is_confirmed and body.lsn > 0 and body.owner_id > 0
+    # Of an older term: the new owner did not confirm it, so it is rolled back already.
+    return not is_confirmed and not history.is_current(origin_id)
+
+
+def _check_transfer(request: Request, body: Promote | Demote, history: History) -> None:
+    if body.term == 0:
+        raise _unsupported("PROMOTE/DEMOTE with a zero term")
+    if body.term <= history.term:
+        raise _refusal("got a PROMOTE/DEMOTE with an obsolete term", request, history)
+    if body.lsn < history.confirmed_lsn:
+        raise _refusal("got a request with lsn from an already processed range", request, history)
+    if body.lsn == history.confirmed_lsn:
+        return
+    if not history.first:
+        raise _refusal("got a request mentioning future lsn", request, history)
+    if not history.first <= body.lsn <= history.last:
+        raise _refusal("got a request lsn out of queue range", request, history)
+
+
+def _unsupported(what: str) -> TarantoolError:
+    return errors.Unsupported(f"Replication does not support {what}")
+
+
+def _refusal(what: str, request: Request, history: History) -> TarantoolError:
+    body = request.body
+    name = type(body).__name__.upper()
+    term = body.term if isinstance(body, Promote | Demote) else history.promote_terms.get(request.origin_id, 0)
+    return _split_brain(
+        what,
+        f"{name} by replica {request.origin_id} of term {term}, about owner {body.owner_id} up to lsn {body.lsn}",
+        history,
+    )
+
+
+def _split_brain(what: str, theirs: str, history: History) -> TarantoolError:
+    hint = f"theirs: {theirs}; ours: {history}; decide which data to keep and rebootstrap the other side"
+    return errors.SplitBrain(f"Split-Brain discovered: {what}", hint=hint)

@@ -1,0 +1,108 @@
+"""The limbo: stories told whole, and what they do not show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowstone.box.dialect import Dialect
+from flowstone.iproto import errors
+from flowstone.replication.limbo import Limbo
+from flowstone.replication.limbo_actions import TransferFailed
+from flowstone.replication.synchro import Promote
+from flowstone.replication.vclock import VClock
+from tests.replication.limbo_stories import Story, replay
+
+TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
+
+
+@pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("limbo_*.txt")), ids=lambda path: path.stem)
+def test_story(path: Path) -> None:
+    assert replay(path.read_text()) == path.read_text()
+
+
+def told(*lines: str) -> Story:
+    story = Story()
+    for line in lines:
+        story.tell(line)
+    return story
+
+
+def test_row_flags_say_who_waits_and_who_needs_acks() -> None:
+    limbo = told("instance 1 of 2.11, quorum 2", "promote term 2", "writes").limbo
+    assert limbo.row_flags(limbo.submit("plain", is_synchronous=False)) == 0
+    assert limbo.row_flags(limbo.submit("synchronous", is_synchronous=True)) == 6
+    assert limbo.row_flags(limbo.submit("behind", is_synchronous=False)) == 2
+
+
+def test_rows_of_2_6_have_no_flags() -> None:
+    limbo = told("instance 1 of 2.6, quorum 2").limbo
+    assert limbo.row_flags(limbo.submit("synchronous", is_synchronous=True)) == 0
+    assert limbo.row_flags(limbo.submit("behind", is_synchronous=False)) == 0
+
+
+def test_a_checkpoint_tells_owner_term_and_what_every_owner_had_confirmed() -> None:
+    story = told("instance 2 of 2.11, quorum 1", "hears promote 0:0 term 2 from 1", "writes", "receives sync a 1:5")
+    for line in (
+        "hears confirm 1:5 from 1",
+        "writes",
+        "promote term 3",
+        "writes",
+        "sync b",
+        "writes",
+        "writes",
+        "sync c",
+    ):
+        story.tell(line)
+    assert story.limbo.checkpoint() == Promote(2, 2, 3, VClock({1: 5, 2: 2}))
+    assert story.limbo.promote_terms == {1: 2, 2: 3}
+    assert [entry.transaction for entry in story.limbo.pending] == ["c"]
+
+
+def test_restoring_a_checkpoint_gives_the_same_checkpoint() -> None:
+    state = Promote(2, 7, 5, VClock({1: 5, 2: 7}))
+    limbo: Limbo[str] = Limbo(instance_id=3, dialect=Dialect.V2_11, quorum=2, timeout=5.0)
+    assert limbo.restore(state) == []
+    assert limbo.checkpoint() == state
+    assert limbo.promote_terms == {2: 5}
+    assert limbo.is_read_only
+
+
+def test_snapshots_before_the_first_promotion_leave_the_queue_unclaimed() -> None:
+    limbo: Limbo[str] = Limbo(instance_id=3, dialect=Dialect.V2_11, quorum=2, timeout=5.0)
+    limbo.restore(Promote(0, 0, 0))
+    assert not limbo.is_read_only
+    with pytest.raises(errors.SyncQueueUnclaimed):
+        limbo.submit("a", is_synchronous=True)
+
+
+def test_a_cancelled_promotion_fails_with_the_given_reason_unless_it_is_being_written() -> None:
+    story = told("instance 2 of 2.11, quorum 2", "hears promote 0:0 term 2 from 1", "writes", "receives sync a 1:5")
+    for line in ("writes", "promote term 3"):
+        story.tell(line)
+    error = errors.NotLeader("The instance is not a leader. New leader is 3")
+    assert story.limbo.cancel_transfer(error) == [TransferFailed(error)]
+    assert story.limbo.cancel_transfer(error) == []
+    story.tell("ack 3 {1: 5}")
+    story.tell("promote term 3")
+    assert story.limbo.cancel_transfer(error) == []
+
+
+def test_a_replica_that_lost_its_log_takes_its_ack_back() -> None:
+    story = told("instance 1 of 2.11, quorum 2", "promote term 2", "writes", "ack 2 {1: 9}", "ack 2 {1: 1}")
+    assert story.tell("sync a")[:-1] == []
+    assert story.tell("writes")[:-1] == []
+
+
+def test_our_own_id_in_an_ack_counts_for_nothing() -> None:
+    story = told("instance 1 of 2.11, quorum 2", "promote term 2", "writes", "sync a", "writes")
+    assert story.tell("ack 1 {1: 2}")[:-1] == []
+
+
+def test_a_local_transaction_waits_in_anybodys_queue() -> None:
+    story = told("instance 2 of 2.11, quorum 2", "hears promote 0:0 term 2 from 1", "writes", "receives sync a 1:5")
+    assert story.tell("local b")[0].startswith("owner 1 term 2 confirmed 0; waiting a:5 b")
+    story.tell("writes")
+    story.tell("hears confirm 1:5 from 1")
+    assert story.tell("writes")[0] == "commits a b"
