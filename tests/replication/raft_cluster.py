@@ -15,7 +15,7 @@ from flowstone.replication.vclock import VClock
 
 
 class Checker:
-    """Sees every machine after every step; raises where two lead one term or one votes twice in it."""
+    """Sees every machine after every step; raises where two lead a term, one without its votes, or one votes twice."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, int] = {}
@@ -27,6 +27,11 @@ class Checker:
             voted = self._votes.setdefault((member.id, disk.term), disk.vote)
             assert voted == disk.vote, f"{member.id} votes for {voted} and {disk.vote} in term {disk.term}"
         if raft.state is State.LEADER:
+            if raft.term not in self.leaders:
+                voters = [
+                    voter for (voter, term), vote in self._votes.items() if (term, vote) == (raft.term, member.id)
+                ]
+                assert len(voters) >= raft.peers.quorum, f"{member.id} leads term {raft.term} by the votes of {voters}"
             leader = self.leaders.setdefault(raft.term, member.id)
             assert leader == member.id, f"{leader} and {member.id} lead term {raft.term}"
         for shown in (raft.shown, ready.broadcast):
