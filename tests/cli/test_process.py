@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from flowstone.cli.process import SEVERITIES, set_level, start_log
-from flowstone.node.configuration import LOG_LEVELS
+from flowstone.node.option_checks import LOG_LEVELS
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
 from flowstone.node.configuration import OPTIONS, Configuration, configure, listen_uri
+from flowstone.replication.election import Config, Fencing, Mode
 
 UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
 
@@ -27,6 +29,10 @@ REFUSED: tuple[dict[str, Any], ...] = (
     {"wal_max_size": "many"},
     {"instance_uuid": "zz"},
     {"replicaset_uuid": "00000000-0000-0000-0000-000000000000"},
+    {"replication_synchro_quorum": 0},
+    {"replication_synchro_quorum": 32},
+    {"replication_synchro_timeout": 0},
+    {"replication_synchro_timeout": "long"},
 )
 
 NOT_DYNAMIC: tuple[dict[str, Any], ...] = (
@@ -84,8 +90,83 @@ def test_has_the_defaults_of_a_real_server(real: Any) -> None:
     theirs = real[1]
     # A level has a number and a name; the real one shows the number.
     assert theirs.pop("log_level") == 5
+    assert theirs.pop("replication_synchro_quorum") == configure({}).synchro_quorum(Dialect.V2_6, 3)
     ours = {name: OPTIONS[name].default for name in theirs}
     assert ours == theirs
+
+
+REFUSED_2_11: tuple[tuple[dict[str, Any], str], ...] = (
+    (
+        {"election_mode": "king"},
+        "the value must be one of the following strings: 'off', 'voter', 'candidate', 'manual'",
+    ),
+    ({"election_mode": True}, "should be of type string"),
+    ({"election_timeout": 0}, "the value must be a positive number"),
+    ({"election_fencing_mode": "hard"}, "the value must be one of the following strings: 'off', 'soft', 'strict'"),
+    (
+        {"election_mode": "voter", "replication_anon": True, "read_only": True},
+        "the value may only be set to 'off' when 'replication_anon' is set to true",
+    ),
+    (
+        {"replication_synchro_quorum": "N - 1"},
+        "the formula is evaluated to the quorum 0 for replica number 1, which is out of range [1;31]",
+    ),
+    ({"replication_synchro_quorum": True}, "should be one of types string, number"),
+    (
+        {"replication_synchro_quorum": "32"},
+        "the value must be greater than zero and less than maximal number of replicas",
+    ),
+)
+"""Options that 2.6 has not, or not so, and what 2.11.9 says of them."""
+
+
+@pytest.mark.parametrize(("options", "problem"), REFUSED_2_11)
+def test_refuses_what_2_11_refuses_of_quorum_and_elections(options: dict[str, Any], problem: str) -> None:
+    name = next(iter(options))
+    assert refusal(lambda: configure(options)) == [59, f"Incorrect value for option '{name}': {problem}"]
+
+
+def test_the_synchronous_queue_has_a_size_that_is_not_negative() -> None:
+    with pytest.raises(errors.TarantoolError, match="replication_synchro_queue_max_size must be >= 0"):
+        configure({"replication_synchro_queue_max_size": -1})
+
+
+@pytest.mark.parametrize(
+    ("given", "quorums"),
+    [
+        (None, (1, 1, 2, 2, 3, 3)),
+        (2, (2, 2, 2, 2, 2, 2)),
+        ("3", (3, 3, 3, 3, 3, 3)),
+        ("N / 2 + 1", (1, 1, 2, 2, 3, 3)),
+        ("math.min(2, N)", (1, 1, 2, 2, 2, 2)),
+    ],
+)
+def test_the_synchronous_quorum_is_a_number_or_a_formula_of_the_members(
+    given: object, quorums: tuple[int, ...]
+) -> None:
+    made = configure({"replication_synchro_quorum": given})
+    assert tuple(made.synchro_quorum(Dialect.V2_11, members) for members in range(6)) == quorums
+
+
+def test_2_6_wants_a_number_as_quorum_and_has_no_elections() -> None:
+    assert configure({}).synchro_quorum(Dialect.V2_6, 5) == 1
+    assert configure({"dialect": "2.6", "replication_synchro_quorum": 3}).synchro_quorum(Dialect.V2_6, 5) == 3
+    assert configure({}).election(Dialect.V2_6) == Config()
+    number = "Incorrect value for option 'replication_synchro_quorum': should be of type number"
+    assert refusal(lambda: configure({"dialect": "2.6", "replication_synchro_quorum": "N / 2 + 1"})) == [59, number]
+    mode = "Incorrect value for option 'election_mode': unexpected option"
+    assert refusal(lambda: configure({"dialect": "2.6", "election_mode": "candidate"})) == [59, mode]
+    # Which dialect it is may be known from the data only.
+    formula = configure({"replication_synchro_quorum": "N / 2 + 1"})
+    assert refusal(lambda: formula.synchro_quorum(Dialect.V2_6, 5)) == [59, number]
+    assert refusal(lambda: configure({"election_mode": "voter"}).election(Dialect.V2_6)) == [59, mode]
+
+
+def test_elections_are_told_their_mode_and_times() -> None:
+    options = {"election_mode": "candidate", "election_timeout": 2, "election_fencing_mode": "strict"}
+    made = configure({**options, "replication_timeout": 0.5}).election(Dialect.V2_11)
+    assert made == Config(Mode.CANDIDATE, election_timeout=2, death_timeout=2.0, fencing=Fencing.STRICT)
+    assert configure({}).election(Dialect.V2_11) == Config(Mode.OFF, 5.0, 4.0, Fencing.SOFT)
 
 
 def test_none_and_the_empty_string_mean_the_default() -> None:
@@ -128,6 +209,8 @@ def test_whole_numbers_may_be_written_as_floats_but_not_be_broken() -> None:
         ("txn_timeout", "0.5", 0.5),
         ("wal_mode", "fsync", "fsync"),
         ("listen", "3301", "3301"),
+        ("replication_synchro_quorum", "2", 2),
+        ("replication_synchro_quorum", "N / 2 + 1", "N / 2 + 1"),
     ],
 )
 def test_text_of_the_command_line_becomes_a_value(name: str, text: str, value: object) -> None:

@@ -17,8 +17,8 @@ from typing import Any, Final
 from flowstone.cli import settings
 from flowstone.cli.console import OK, note_compilation, say
 from flowstone.errors import FlowstoneError
-from flowstone.node.configuration import LOG_LEVELS
 from flowstone.node.node import Node
+from flowstone.node.option_checks import LOG_LEVELS
 
 SEVERITIES: Final = {
     "fatal": logging.CRITICAL,

@@ -7,32 +7,46 @@ whether an option may change while the node runs is Tarantool's choice, too (err
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final
 
+from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
-from flowstone.iproto.constants import VCLOCK_MAX
 from flowstone.iproto.uri import Uri, UriError, parse_uri
+from flowstone.node.option_checks import (
+    INTEGER_MAX,
+    Check,
+    below,
+    no_log_level,
+    no_mode_of,
+    no_quorum,
+    no_upstreams,
+    no_uuid,
+    not_above,
+    not_among,
+    outside,
+)
+from flowstone.replication import quorum
 from flowstone.replication.bootstrap_leader import leader_text
+from flowstone.replication.election import Config as ElectionConfig
+from flowstone.replication.election import Fencing, Mode
 
 LOOPBACK: Final = "127.0.0.1"
 ANY_ADDRESS: Final = "0.0.0.0"
 """Where `*` listens: reaching others takes asking for it."""
 
-LOG_LEVELS: Final = ("fatal", "syserror", "error", "crit", "warn", "info", "verbose", "debug")
-"""By their numbers."""
-
 WAL_MODES: Final = ("none", "write", "fsync")
 DIALECTS: Final = ("2.6", "2.11")
 STRATEGIES: Final = ("auto", "config", "supervised", "legacy")
+ELECTION_MODES: Final = tuple(mode.value for mode in Mode)
+FENCING_MODES: Final = tuple(mode.value for mode in Fencing)
 
-INTEGER_MAX: Final = 2**31 - 1
-UPSTREAMS_MAX: Final = VCLOCK_MAX - 1
+DEATH_FACTOR: Final = 4
+"""A leader that is silent for so many heartbeats counts as dead."""
 
-Check = Callable[[Any], str | None]
-"""What is wrong with a value; None: nothing."""
+QUORUM_2_6: Final = 1
+"""What 2.6 takes where no quorum was given: the owner of the queue itself is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,9 @@ class Option:
     is_dynamic: bool
     help: str
     is_integral: bool = False
+    """A number of it is a whole one."""
+    is_text: bool = False
+    """A number given for it is kept as text."""
     is_secret: bool = False
     """It is shown to nobody, and not by `box.cfg`."""
 
@@ -88,9 +105,9 @@ class Option:
             )
         if "table" in self.types:
             value = tuple(value) if isinstance(value, list | tuple) else tuple(self.parse(str(value)))
-        elif "string" in self.types and not isinstance(value, str):
+        elif self.is_text and not isinstance(value, str):
             value = str(value)
-        if self.is_integral:
+        if self.is_integral and not isinstance(value, str):
             if value != int(value):
                 raise self.refuse("should be a whole number")
             value = int(value)
@@ -128,24 +145,7 @@ def _is_of(value: object, kind: str) -> bool:
     return isinstance(value, {"string": str, "boolean": bool}[kind])
 
 
-# --- checks ------------------------------------------------------------------------------------------------
-
-
-def _below(minimum: float, problem: str) -> Check:
-    return lambda value: problem if value < minimum else None
-
-
-def _not_above(bound: float, problem: str) -> Check:
-    return lambda value: problem if value <= bound else None
-
-
-def _outside(minimum: float, maximum: float, problem: str) -> Check:
-    return lambda value: None if minimum <= value <= maximum else problem
-
-
-def _not_among(names: tuple[str, ...], problem: str | None = None) -> Check:
-    """Tarantool's own complaint about a name is the name."""
-    return lambda value: None if value in names else problem or str(value)
+# --- the table ---------------------------------------------------------------------------------------------
 
 
 def _no_listen_address(value: str) -> str | None:
@@ -154,33 +154,6 @@ def _no_listen_address(value: str) -> str | None:
     except UriError:
         return "expected host:service or /unix.socket"
     return None
-
-
-def _no_upstreams(value: tuple[str, ...]) -> str | None:
-    if len(value) > UPSTREAMS_MAX:
-        return "too many replicas"
-    for text in value:
-        try:
-            parse_uri(text)
-        except UriError as error:
-            return error.message if "?" in text else "expected host:service or /unix.socket"
-    return None
-
-
-def _no_uuid(value: str) -> str | None:
-    try:
-        parsed = uuid.UUID(value)
-    except ValueError:
-        return value
-    if str(parsed) != value.lower():
-        return value
-    return "nil UUID is reserved" if parsed.int == 0 else None
-
-
-def _no_log_level(value: str) -> str | None:
-    if value in LOG_LEVELS or (value.isdecimal() and int(value) < len(LOG_LEVELS)):
-        return None
-    return f"expected one of {', '.join(LOG_LEVELS)}, or 0 to {len(LOG_LEVELS) - 1}"
 
 
 def listen_uri(text: str) -> Uri:
@@ -199,9 +172,6 @@ def listen_uri(text: str) -> Uri:
     if colon and port.isdecimal() and int(port) == 0:
         return replace(parse_uri(f"{host}:1"), port=0)
     return parse_uri(place)
-
-
-# --- the table ---------------------------------------------------------------------------------------------
 
 
 def _option(
@@ -242,19 +212,19 @@ class Configuration:
         "string",
         "write",
         "When a change is answered: none (no log), write (survives the process), fsync (survives power loss).",
-        _not_among(WAL_MODES),
+        not_among(WAL_MODES),
     )
     wal_max_size: int = _option(
         "number",
         256 * 1024 * 1024,
         "Bytes after which a new log begins.",
-        _not_above(1, "the value must be greater than one"),
+        not_above(1, "the value must be greater than one"),
     )
     wal_queue_max_size: int = _option(
         "number",
         16 * 1024 * 1024,
         "Bytes that may wait for the log before writers have to.",
-        _below(0, "wal_queue_max_size must be >= 0"),
+        below(0, "wal_queue_max_size must be >= 0"),
         dynamic=True,
     )
     checkpoint_interval: float = _option("number", 3600.0, "Seconds between snapshots; 0: none by time.", dynamic=True)
@@ -262,7 +232,7 @@ class Configuration:
         "number",
         2,
         "Snapshots that are kept, with the logs behind them.",
-        _below(1, "the value must not be less than one"),
+        below(1, "the value must not be less than one"),
         dynamic=True,
     )
     checkpoint_wal_threshold: int = _option(
@@ -273,79 +243,79 @@ class Configuration:
     )
     read_only: bool = _option("boolean", False, "Refuse changes by clients.", dynamic=True)
     instance_uuid: str | None = _option(
-        "string", None, "Name of this instance; default: a new one, or that of the snapshot.", _no_uuid
+        "string", None, "Name of this instance; default: a new one, or that of the snapshot.", no_uuid
     )
     replicaset_uuid: str | None = _option(
-        "string", None, "Name of the replica set; default: a new one, or that of the snapshot.", _no_uuid
+        "string", None, "Name of the replica set; default: a new one, or that of the snapshot.", no_uuid
     )
     net_msg_max: int = _option(
         "number",
         768,
         "Requests of one connection that may be in flight; the next ones wait.",
-        _below(2, "minimal value is 2"),
+        below(2, "minimal value is 2"),
         dynamic=True,
     )
     connections_max: int = _option(
         "number",
         10000,
         "Connections at a time; more are closed at once.",
-        _below(1, "the value must not be less than one"),
+        below(1, "the value must not be less than one"),
         dynamic=True,
     )
     packet_size_max: int = _option(
         "number",
         128 * 1024 * 1024,
         "Bytes of the largest packet.",
-        _outside(1024, INTEGER_MAX, "specified value is out of bounds"),
+        outside(1024, INTEGER_MAX, "specified value is out of bounds"),
         dynamic=True,
     )
     guest_packet_size_max: int = _option(
         "number",
         64 * 1024,
         "Bytes of the largest packet of a client that has not authenticated.",
-        _outside(1024, INTEGER_MAX, "specified value is out of bounds"),
+        outside(1024, INTEGER_MAX, "specified value is out of bounds"),
         dynamic=True,
     )
     output_size_max: int = _option(
         "number",
         1024 * 1024,
         "Bytes of replies that wait for one connection; its next requests wait until they are sent.",
-        _outside(1024, INTEGER_MAX, "specified value is out of bounds"),
+        outside(1024, INTEGER_MAX, "specified value is out of bounds"),
         dynamic=True,
     )
     slow_reader_timeout: float = _option(
         "number",
         60.0,
         "Seconds that a client may leave its replies unread before it is disconnected.",
-        _not_above(0, "the value must be greater than 0"),
+        not_above(0, "the value must be greater than 0"),
         dynamic=True,
     )
     auth_timeout: float = _option(
         "number",
         0.0,
         "Seconds that a client may take to authenticate before it is disconnected; 0: it may stay a guest.",
-        _below(0, "the value must not be less than 0"),
+        below(0, "the value must not be less than 0"),
         dynamic=True,
     )
     txn_timeout: float = _option(
         "number",
         365 * 100 * 86400.0,
         "Seconds after which an open transaction is rolled back.",
-        _not_above(0, "the value must be greather than 0"),
+        not_above(0, "the value must be greather than 0"),
         dynamic=True,
     )
     memtx_max_tuple_size: int = _option(
         "number",
         1024 * 1024,
         "Bytes of the largest tuple.",
-        _not_above(0, "specified value is out of bounds"),
+        not_above(0, "specified value is out of bounds"),
         dynamic=True,
     )
     log_level: str = _option(
         "number, string",
         "info",
         "What is logged: fatal, error, warn, info, verbose, debug, or 0 to 7.",
-        _no_log_level,
+        no_log_level,
         dynamic=True,
     )
     ssl_cert_file: str | None = _option("string", None, "Certificate for TLS on the listener, with its chain (PEM).")
@@ -363,7 +333,7 @@ class Configuration:
         (),
         "Whom to follow: URIs such as user:password@host:port, separated by commas; ?transport=ssl&ssl_ca_file=…"
         " for TLS. Passwords are better in FLOWSTONE_REPLICATION or the file: command lines can be seen by others.",
-        _no_upstreams,
+        no_upstreams,
         dynamic=True,
         shown=False,
     )
@@ -371,35 +341,35 @@ class Configuration:
         "number",
         1.0,
         "Seconds between heartbeats; a peer that is silent for four times as long is disconnected.",
-        _not_above(0, "the value must be greather than 0"),
+        not_above(0, "the value must be greather than 0"),
         dynamic=True,
     )
     replication_connect_timeout: float = _option(
         "number",
         30.0,
         "Seconds that a start waits for peers to answer.",
-        _not_above(0, "the value must be greather than 0"),
+        not_above(0, "the value must be greather than 0"),
         dynamic=True,
     )
     replication_connect_quorum: int | None = _option(
         "number",
         None,
         "Peers that must answer, and be caught up with before changes are accepted; default: all (2.6 and legacy).",
-        _below(0, "the value must be greater or equal to 0"),
+        below(0, "the value must be greater or equal to 0"),
         dynamic=True,
     )
     replication_sync_lag: float = _option(
         "number",
         10.0,
         "Seconds behind a peer that count as caught up.",
-        _not_above(0, "the value must be greater than 0"),
+        not_above(0, "the value must be greater than 0"),
         dynamic=True,
     )
     replication_sync_timeout: float = _option(
         "number",
         300.0,
         "Seconds that a start waits to catch up; then it goes on as an orphan, which is read-only.",
-        _not_above(0, "the value must be greater than 0"),
+        not_above(0, "the value must be greater than 0"),
         dynamic=True,
     )
     replication_skip_conflict: bool = _option(
@@ -415,7 +385,7 @@ class Configuration:
         "string",
         "auto",
         "How the first data is found (2.11): auto, legacy (replication_connect_quorum), config, supervised.",
-        _not_among(STRATEGIES, f"the value should be one of the following: {', '.join(map(repr, STRATEGIES))}"),
+        not_among(STRATEGIES, f"the value should be one of the following: {', '.join(map(repr, STRATEGIES))}"),
         dynamic=True,
     )
     bootstrap_leader: str | None = _option(
@@ -425,18 +395,62 @@ class Configuration:
         dynamic=True,
         shown=False,
     )
+    replication_synchro_quorum: int | str | None = _option(
+        "string, number",
+        None,
+        "Members that must have a synchronous transaction before it is committed: a number, or (2.11) a formula of N,"
+        f" the number of members; default: {quorum.DEFAULT} (2.11), {QUORUM_2_6} (2.6).",
+        no_quorum,
+        dynamic=True,
+    )
+    replication_synchro_timeout: float = _option(
+        "number",
+        5.0,
+        "Seconds that a synchronous transaction waits for its quorum before it is rolled back.",
+        not_above(0, "the value must be greater than zero"),
+        dynamic=True,
+    )
+    replication_synchro_queue_max_size: int = _option(
+        "number",
+        16 * 1024 * 1024,
+        "Bytes of transactions that may wait for a quorum before writers have to; 0: any number.",
+        below(0, "replication_synchro_queue_max_size must be >= 0"),
+        dynamic=True,
+    )
+    election_mode: str = _option(
+        "string",
+        "off",
+        "Part in elections (2.11): off, voter (elects others), candidate (may lead), manual (leads when promoted).",
+        no_mode_of(ELECTION_MODES),
+        dynamic=True,
+    )
+    election_timeout: float = _option(
+        "number",
+        5.0,
+        "Seconds that an election may take before the next one (2.11).",
+        not_above(0, "the value must be a positive number"),
+        dynamic=True,
+    )
+    election_fencing_mode: str = _option(
+        "string",
+        "soft",
+        "When a leader without a quorum of connected members resigns (2.11): off (never), soft, strict (before others"
+        " can elect another).",
+        no_mode_of(FENCING_MODES),
+        dynamic=True,
+    )
     wal_cleanup_delay: float = _option(
         "number",
         14400.0,
         "Seconds after a start before logs are deleted, if not all members have come back by then (2.11).",
-        _below(0, "value must be >= 0"),
+        below(0, "value must be >= 0"),
         dynamic=True,
     )
     dialect: str | None = _option(
         "string",
         None,
         "Age of server to be: 2.6 or 2.11; chosen when the data is born (default 2.11).",
-        _not_among(DIALECTS, f"expected one of {', '.join(DIALECTS)}"),
+        not_among(DIALECTS, f"expected one of {', '.join(DIALECTS)}"),
     )
 
     def changed(self, options: Mapping[str, Any]) -> Configuration:
@@ -450,6 +464,33 @@ class Configuration:
             if value != getattr(self, name) and not OPTIONS[name].is_dynamic:
                 raise errors.ReloadCfg(f"Can't set option '{name}' dynamically")
         return _consistent(replace(self, **accepted))
+
+    def check_dialect(self, dialect: Dialect) -> None:
+        """Error 59 for what `dialect`, which may be known from the data only, does not have."""
+        if dialect is not Dialect.V2_6:
+            return
+        if isinstance(self.replication_synchro_quorum, str):
+            raise incorrect("replication_synchro_quorum", "should be of type number")
+        if self.election_mode != Mode.OFF.value:
+            raise incorrect("election_mode", "unexpected option")
+
+    def synchro_quorum(self, dialect: Dialect, members: int) -> int:
+        """How many members make a synchronous transaction a fact, in a replica set with so many registered ones."""
+        self.check_dialect(dialect)
+        given = self.replication_synchro_quorum
+        if given is None:
+            given = QUORUM_2_6 if dialect is Dialect.V2_6 else quorum.DEFAULT
+        return quorum.Quorum(given).of(members)
+
+    def election(self, dialect: Dialect) -> ElectionConfig:
+        """What is said of elections; 2.6 has none."""
+        self.check_dialect(dialect)
+        return ElectionConfig(
+            mode=Mode(self.election_mode),
+            election_timeout=self.election_timeout,
+            death_timeout=DEATH_FACTOR * self.replication_timeout,
+            fencing=Fencing(self.election_fencing_mode),
+        )
 
     def differences(self, other: Configuration) -> list[str]:
         """Names of the options that `other` has other values for, in the order of the table."""
@@ -480,6 +521,11 @@ def _consistent(configuration: Configuration) -> Configuration:
     for name in ("ssl_password", "ssl_ca_file", "ssl_ciphers"):
         if getattr(configuration, name) is not None and configuration.ssl_cert_file is None:
             raise incorrect("ssl_cert_file", f"needed with {name}")
+    if configuration.replication_anon and configuration.election_mode != Mode.OFF.value:
+        problem = "the value may only be set to 'off' when 'replication_anon' is set to true"
+        raise incorrect("election_mode", problem)
+    if configuration.dialect is not None:
+        configuration.check_dialect(Dialect(configuration.dialect))
     if configuration.replication_anon and not configuration.read_only:
         raise incorrect("replication_anon", "the value may be set to true only when the instance is read-only")
     if configuration.bootstrap_leader is not None and configuration.bootstrap_strategy != "config":
@@ -501,7 +547,8 @@ def _read_table() -> dict[str, Option]:
             check=settings["check"],
             is_dynamic=settings["dynamic"],
             help=settings["help"],
-            is_integral=entry.type in ("int", "int | None"),
+            is_integral="int" in str(entry.type).split(" | "),
+            is_text="string" in settings["types"] and "int" not in str(entry.type).split(" | "),
             is_secret=settings["secret"],
         )
     return table

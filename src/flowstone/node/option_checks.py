@@ -1,0 +1,77 @@
+"""What options of a node may not be, in Tarantool's words: checks for the table in `configuration.py`.
+
+A check gets a value of the right type and gives what is wrong with it, which becomes the end of error 59.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from flowstone.iproto.constants import VCLOCK_MAX
+from flowstone.iproto.uri import UriError, parse_uri
+from flowstone.replication.quorum import Quorum
+
+LOG_LEVELS: Final = ("fatal", "syserror", "error", "crit", "warn", "info", "verbose", "debug")
+"""By their numbers."""
+
+INTEGER_MAX: Final = 2**31 - 1
+UPSTREAMS_MAX: Final = VCLOCK_MAX - 1
+
+Check = Callable[[Any], str | None]
+"""What is wrong with a value; None: nothing."""
+
+
+def below(minimum: float, problem: str) -> Check:
+    return lambda value: problem if value < minimum else None
+
+
+def not_above(bound: float, problem: str) -> Check:
+    return lambda value: problem if value <= bound else None
+
+
+def outside(minimum: float, maximum: float, problem: str) -> Check:
+    return lambda value: None if minimum <= value <= maximum else problem
+
+
+def not_among(names: tuple[str, ...], problem: str | None = None) -> Check:
+    """Tarantool's own complaint about a name is the name."""
+    return lambda value: None if value in names else problem or str(value)
+
+
+def no_mode_of(names: tuple[str, ...]) -> Check:
+    return not_among(names, f"the value must be one of the following strings: {', '.join(map(repr, names))}")
+
+
+def no_upstreams(value: tuple[str, ...]) -> str | None:
+    if len(value) > UPSTREAMS_MAX:
+        return "too many replicas"
+    for text in value:
+        try:
+            parse_uri(text)
+        except UriError as error:
+            return error.message if "?" in text else "expected host:service or /unix.socket"
+    return None
+
+
+def no_uuid(value: str) -> str | None:
+    try:
+        parsed = uuid.UUID(value)
+    except ValueError:
+        return value
+    if str(parsed) != value.lower():
+        return value
+    return "nil UUID is reserved" if parsed.int == 0 else None
+
+
+def no_log_level(value: str) -> str | None:
+    if value in LOG_LEVELS or (value.isdecimal() and int(value) < len(LOG_LEVELS)):
+        return None
+    return f"expected one of {', '.join(LOG_LEVELS)}, or 0 to {len(LOG_LEVELS) - 1}"
+
+
+def no_quorum(value: int | str) -> str | None:
+    """Raises what a number or formula is refused with: that is the whole error, name of the option included."""
+    Quorum(value)
+    return None
