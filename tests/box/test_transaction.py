@@ -23,6 +23,7 @@ SPACE = 512
 PLAIN = 513
 TEMPORARY = 514
 SYNC = 515
+LOCAL = 516
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def box() -> Box:
         definition(PLAIN, on("0:unsigned")),
         definition(TEMPORARY, on("0:unsigned"), flags={"temporary": True}),
         definition(SYNC, on("0:unsigned"), flags={"is_sync": True}),
+        definition(LOCAL, on("0:unsigned"), flags={"group_id": 1}),
     )
     for space_id in (SPACE, PLAIN):
         for row in ((1, "a"), (3, "c"), (5, "e")):
@@ -131,6 +133,46 @@ def test_temporary_spaces_are_not_logged_and_synchronous_ones_say_so(box: Box) -
     assert not transaction.is_sync
     transaction.rollback()
     assert len(box.space(TEMPORARY)) == 0
+
+
+def test_a_transaction_may_be_made_synchronous_and_stays_so_when_it_is_prepared(box: Box) -> None:
+    transaction = box.begin_interactive()
+    insert(transaction, 7, "g")
+    assert not transaction.is_sync
+    transaction.make_sync()
+    assert transaction.is_sync
+    assert transaction.prepare().is_sync
+
+
+def test_local_rows_alone_cannot_wait_for_a_quorum(box: Box) -> None:
+    transaction = box.begin_interactive()
+    transaction.make_sync()
+    insert(transaction, 1, space=LOCAL)
+    with pytest.raises(errors.IllegalParams, match="An attempt to commit a fully local transaction synchronously"):
+        transaction.prepare()
+    assert len(box.space(LOCAL)) == 0
+    mixed = box.begin_interactive()
+    mixed.make_sync()
+    insert(mixed, 1, space=LOCAL)
+    insert(mixed, 7, "g")
+    assert mixed.prepare().is_sync
+
+
+def test_a_linearizable_transaction_knows_no_space_that_others_write_without_a_quorum(box: Box) -> None:
+    transaction = box.begin_interactive(isolation=Isolation.LINEARIZABLE)
+    with pytest.raises(errors.Unsupported, match='space "s512" does not support linearizable operations'):
+        get(transaction, 1)
+    for space in (SYNC, TEMPORARY, LOCAL):
+        insert(transaction, 1, space=space)
+        assert get(transaction, 1, space=space) == (1,)
+
+
+def test_a_linearizable_transaction_does_not_see_what_is_in_flight(box: Box) -> None:
+    pending = box.begin()
+    insert(pending, 1, space=SYNC)
+    box.in_flight.append(pending)
+    assert get(box.begin_interactive(isolation=Isolation.LINEARIZABLE), 1, space=SYNC) is None
+    assert get(box.begin_interactive(), 1, space=SYNC) == (1,)
 
 
 def test_what_is_no_entry_of_an_index_is_taken_back_in_its_turn(box: Box) -> None:

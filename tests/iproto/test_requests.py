@@ -144,6 +144,15 @@ def test_transaction_requests_need_a_stream_and_some_refuse_one() -> None:
         assert decode_request(packet({0: type, 1: 1, 10: 1})).error is None
 
 
+def test_begin_and_commit_may_say_that_they_are_synchronous_and_others_what_they_like() -> None:
+    for type in (14, 15):
+        data = packet({0: type, 1: 1, 10: 1}, pack({0x61: True}))
+        assert decode_request(data).fields == {0x61: b"\xc3"}
+        assert problem(packet({0: type, 1: 1, 10: 1}, pack({0x61: 1}))) == (20, "Invalid MsgPack - packet body")
+    body = pack({0x10: 512, 0x21: (), 0x61: 1})
+    assert decode_request(packet({0: 3, 1: 1}, body)).error is None
+
+
 def test_2_6_knows_no_streams_and_the_lowest_byte_of_a_type() -> None:
     request = decode_request(packet({0: 0x103, 1: 1, 10: 3}, REPLACE), is_2_6=True)
     assert (request.type, request.stream_id, request.error) == (3, 0, None)

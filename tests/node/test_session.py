@@ -252,6 +252,31 @@ async def test_every_isolation_level_is_taken(client: Conversation, level: int) 
     assert await client.select() == ((1, "one"),)
 
 
+@pytest.mark.parametrize(("begin", "commit"), [({0x61: True}, {}), ({}, {0x61: True})])
+async def test_a_transaction_is_synchronous_if_its_begin_or_its_commit_says_so(
+    client: Conversation, begin: dict, commit: dict
+) -> None:
+    await client.request(RequestType.BEGIN, begin, stream=1)
+    await client.insert(1, "one", stream=1)
+    with raises(errors.SyncQueueUnclaimed):
+        await client.request(RequestType.COMMIT, commit, stream=1)
+    assert await client.select() == ()
+
+
+async def test_is_sync_can_only_be_true(client: Conversation) -> None:
+    text = "is_sync can only be true"
+    with raises(errors.IllegalParams, text):
+        await client.request(RequestType.BEGIN, {0x61: False}, stream=1)
+    await client.request(RequestType.BEGIN, stream=1)
+    await client.insert(1, "one", stream=1)
+    with raises(errors.IllegalParams, text):
+        await client.request(RequestType.COMMIT, {0x61: False}, stream=1)
+    with raises(errors.InvalidMsgpack):
+        await client.request(RequestType.COMMIT, {0x61: "yes"}, stream=1)
+    await client.request(RequestType.COMMIT, stream=1)
+    assert await client.select() == ((1, "one"),)
+
+
 async def test_open_transactions_of_all_clients_are_bounded_and_few_for_strangers(instance: Instance) -> None:
     count = OpenTransactions(4, 2, lambda: False)
     clients = [Conversation(instance, open_transactions=count) for _ in range(2)]

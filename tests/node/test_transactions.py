@@ -169,3 +169,16 @@ async def test_a_closed_read_view_says_so_instead_of_showing_what_is_there_now(
     for read in (lambda: inside.get(1), inside.select, lambda: len(inside), lambda: view.space("fruit")):
         with pytest.raises(ReadViewClosed):
             read()
+
+
+async def test_a_transaction_may_wait_for_a_quorum_on_any_space(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    with pytest.raises(errors.SyncQueueUnclaimed):
+        async with node.transaction(is_sync=True) as transaction:
+            transaction.space("fruit").insert((1, "apple", 5))
+    assert len(fruit) == 0
+
+
+async def test_a_quorum_on_any_space_is_nothing_that_2_6_knows(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path / "old", dialect="2.6") as node:
+        with pytest.raises(errors.Unsupported):
+            node.transaction(is_sync=True)

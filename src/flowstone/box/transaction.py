@@ -54,6 +54,10 @@ class Isolation(IntEnum):
     READ_CONFIRMED = 2
     BEST_EFFORT = 3
     LINEARIZABLE = 4
+    """As READ_CONFIRMED, begun when everything is here that a quorum had before: that wait is the node's part."""
+
+
+_READING_CONFIRMED: Final = (Isolation.READ_CONFIRMED, Isolation.LINEARIZABLE)
 
 
 class Transaction:
@@ -69,15 +73,22 @@ class Transaction:
         self.user = user
         self.statements: list[Statement] = []
         self._undo: list[Undo] = []
+        self._is_made_sync = False
 
     @property
     def is_sync(self) -> bool:
-        """Whether it waits for a quorum: one of its statements is about a synchronous space."""
+        """Whether it waits for a quorum: it was told to, or one of its statements is about a synchronous space."""
+        if self._is_made_sync:
+            return True
         for statement in self.statements:
             space = statement.space
             if space is not None and space.definition.is_sync:
                 return True
         return False
+
+    def make_sync(self) -> None:
+        """It waits for a quorum, whatever its spaces are."""
+        self._is_made_sync = True
 
     def space(self, space: int | str) -> Space:
         return self.box.space(space)
@@ -233,6 +244,8 @@ class InteractiveTransaction(Transaction):
     def space(self, space: int | str) -> Space:
         self.check()
         current = self.box.space(space)
+        if self.isolation is Isolation.LINEARIZABLE:
+            _check_linearizable(current)
         if self._view is not None and self._view.spaces.get(current.id) is not current:
             self._fail_by_conflict()
         self._spaces[current.id] = current
@@ -248,7 +261,7 @@ class InteractiveTransaction(Transaction):
         self.check()
         if self._view is None:
             spaces = self.box.spaces
-            self._view = self.box.open_view(confirmed=self.isolation is Isolation.READ_CONFIRMED)
+            self._view = self.box.open_view(confirmed=self.isolation in _READING_CONFIRMED)
             # Nothing was read of a space that was looked up and has changed since.
             self._spaces = {number: space for number, space in self._spaces.items() if spaces.get(number) is space}
             if any(self._view.spaces.get(number) is not space for number, space in self._spaces.items()):
@@ -327,6 +340,9 @@ class InteractiveTransaction(Transaction):
         """
         try:
             self.check()
+            if self._is_made_sync and self.statements and all(statement.is_local for statement in self.statements):
+                problem = "An attempt to commit a fully local transaction synchronously"
+                raise errors.IllegalParams(f"Illegal parameters, {problem}")
             if self.statements or self._writes:
                 self._validate()
             prepared = Transaction(self.box, self.user)
@@ -337,6 +353,7 @@ class InteractiveTransaction(Transaction):
                     for key, value in writes.items():
                         prepared._set(index, key, value)
             prepared.statements, self.statements = self.statements, []
+            prepared._is_made_sync = self._is_made_sync
             self._undo = []
             return prepared
         finally:
@@ -409,6 +426,13 @@ class _Overlay:
 def _covered(span: Span, last: Key) -> Span:
     """The part of `span` up to and with `last`."""
     return Span(last, span.high, True) if span.reverse else Span(span.low, successor(last), False)
+
+
+def _check_linearizable(space: Space) -> None:
+    """What others have committed to an asynchronous space, nobody can know."""
+    definition = space.definition
+    if not (definition.is_sync or definition.is_temporary or definition.is_local):
+        raise errors.Unsupported(f'space "{space.name}" does not support linearizable operations')
 
 
 def conflict() -> errors.TarantoolError:

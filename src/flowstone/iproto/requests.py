@@ -64,6 +64,8 @@ _ACCEPTED = _table(_KINDS)
 _ACCEPTED_DML_2_6 = _table({key: _KINDS_2_6[key] for key in _DML_KEYS_2_6})
 _ACCEPTED_CALL = _table({0x22: STRING, 0x27: STRING, 0x21: ARRAY})
 _ACCEPTED_AUTH = _table({0x23: STRING, 0x21: ARRAY})
+_ACCEPTED_TRANSACTION = _table(_KINDS | {0x61: BOOLEAN})
+"""With IS_SYNC of 3.x, which servers before it pass over; we take it in every dialect that has transactions."""
 
 _REQUIRED: dict[int, tuple[int, ...]] = {
     RequestType.SELECT.value: (0x10, 0x12, 0x20),
@@ -81,6 +83,7 @@ _REQUIRED: dict[int, tuple[int, ...]] = {
 
 _REQUIRED_BY_NEWER: dict[int, tuple[int, ...]] = {
     RequestType.BEGIN.value: (),
+    RequestType.COMMIT.value: (),
     RequestType.ID.value: (),
     RequestType.WATCH.value: (0x57,),
     RequestType.UNWATCH.value: (0x57,),
@@ -103,9 +106,11 @@ def _rule(type: int, required: tuple[int, ...], dml: dict[int, bytes]) -> _Rule:
         accepted = dml
     elif type == RequestType.AUTH:
         accepted = _ACCEPTED_AUTH
+    elif type in STREAM_TYPES:
+        accepted = _ACCEPTED_TRANSACTION
     else:
         accepted = _ACCEPTED_CALL if type in _REQUIRED else _ACCEPTED
-    return _Rule(accepted, required, is_dml or type == RequestType.BEGIN, is_dml)
+    return _Rule(accepted, required, is_dml or type in STREAM_TYPES, is_dml)
 
 
 _RULES_2_6 = {type: _rule(type, required, _ACCEPTED_DML_2_6) for type, required in _REQUIRED.items()}

@@ -168,9 +168,12 @@ class Node:
         made, _ = await self.write(lambda transaction: ddl.create_space(transaction, name, **options))
         return self.space(made.id)
 
-    def transaction(self, isolation: str = "default") -> Transaction:
-        """Statements that become true together: `async with node.transaction() as transaction`."""
-        return Transaction(self._instance, isolation)
+    def transaction(self, isolation: str = "default", *, is_sync: bool = False) -> Transaction:
+        """Statements that become true together: `async with node.transaction() as transaction`.
+
+        `is_sync`: it waits for a quorum, as if its spaces were synchronous.
+        """
+        return Transaction(self._instance, isolation, is_sync=is_sync)
 
     def read_view(self) -> View:
         """All spaces as they are now, whatever is written later: `with node.read_view() as view`."""

@@ -276,6 +276,7 @@ class Session:
 
     def _begin(self, request: Request, stream: Stream | None) -> Reply:
         assert stream is not None, "the decoder lets no BEGIN pass without a stream"
+        wants_sync = _wants_sync(request)
         if stream.transaction is not None:
             raise errors.ActiveTransaction("Operation is not permitted when there is an active transaction ")
         raw = request.fields.get(Key.TIMEOUT)
@@ -289,6 +290,8 @@ class Session:
             level = Isolation.READ_CONFIRMED  # an instance alone has nobody to ask what else is confirmed
         stream.is_known = self._open_transactions.add(self.is_authenticated)
         stream.transaction = self._box.begin_interactive(self.user, Isolation(level))
+        if wants_sync:
+            stream.transaction.make_sync()
         now = self._instance.outside.clock.monotonic()
         stream.deadline = now + (timeout or self._instance.configuration.txn_timeout)
         return self._ok(request)
@@ -302,9 +305,12 @@ class Session:
 
     def _commit(self, request: Request, stream: Stream | None) -> Reply:
         assert stream is not None, "the decoder lets no COMMIT pass without a stream"
+        wants_sync = _wants_sync(request)
         transaction = self._end(stream)
         if transaction is None:
             return self._ok(request)
+        if wants_sync:
+            transaction.make_sync()
         prepared = transaction.prepare()
         return self._ok(request, transaction=prepared if prepared.statements else None)
 
@@ -546,6 +552,14 @@ _HANDLERS: dict[int, Handler] = _HANDLERS_2_6 | {
     RequestType.UNWATCH.value: Session._unwatch,
     RequestType.WATCH_ONCE.value: Session._watch_once,
 }
+
+
+def _wants_sync(request: Request) -> bool:
+    """Whether BEGIN or COMMIT ask to wait for a quorum, as those of 3.x may."""
+    raw = request.fields.get(Key.IS_SYNC)
+    if raw is not None and raw != _TRUE:
+        raise errors.IllegalParams("Illegal parameters, is_sync can only be true")
+    return raw is not None
 
 
 def no_replication(request: Request) -> Coroutine[Any, Any, None]:

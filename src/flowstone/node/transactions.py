@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final, Self
 
+from flowstone.box.dialect import Dialect
 from flowstone.box.transaction import InteractiveTransaction, Isolation
 from flowstone.iproto import errors
 from flowstone.node.instance import Instance
@@ -26,14 +27,18 @@ class Transaction:
     """Statements that become true together when the block ends, or not at all.
 
     They see everything as it was when the first of them was made, and what they did themselves. Leaving the block
-    waits for the log. Where somebody else changed what was read here, and was first, it raises TransactionConflict, and
-    nothing was done; an exception in the block takes everything back.
+    waits for the log, and for a quorum where they are synchronous. Where somebody else changed what was read here, and
+    was first, it raises TransactionConflict, and nothing was done; an exception in the block takes everything back.
     """
 
-    def __init__(self, instance: Instance, isolation: str) -> None:
+    def __init__(self, instance: Instance, isolation: str, *, is_sync: bool = False) -> None:
         if isolation not in ISOLATIONS:
             raise errors.IllegalParams(f"Illegal parameters, txn_isolation must be one of {', '.join(ISOLATIONS)}")
+        if is_sync and instance.box.dialect is Dialect.V2_6:
+            # Its replicas know by the space alone what has to wait, and would stop at the verdict.
+            raise errors.Unsupported("Dialect 2.6 does not support synchronous transactions on asynchronous spaces")
         self._instance = instance
+        self._is_sync = is_sync
         self._isolation = ISOLATIONS[isolation]
         self._transaction: InteractiveTransaction | None = None
         self._begun = 0.0
@@ -41,6 +46,8 @@ class Transaction:
     async def __aenter__(self) -> Self:
         instance = self._instance
         self._transaction = instance.box.begin_interactive(isolation=self._isolation)
+        if self._is_sync:
+            self._transaction.make_sync()
         self._begun = instance.outside.clock.monotonic()
         return self
 
