@@ -3,9 +3,10 @@
 Whole transactions, in the order in which they come, those left out that the log has already. All of it happens in one
 step of the loop, from looking at the log's position to submitting, so two peers that bring the same rows need no latch:
 one of them is later. Plain rows go many at once (`applying_plain.py`), everything else through the statements; what a
-slab brings is one submission. Synchronous transactions wait for their verdict as in `replay.py`. A write that fails
-takes back everything in flight, and every applier is told (`on_failure`); no row is taken after that, as it would stand
-behind a gap, until appliers have started anew.
+slab brings is one submission. Synchronous transactions, and those behind them, go one by one into the queue
+(`synchro_queue.py`), which also decides what becomes of rows about it, and whether any of it fits our history. A write
+that fails takes back everything in flight, and every applier is told (`on_failure`); no row is taken after that, as it
+would stand behind a gap, until appliers have started anew.
 """
 
 from __future__ import annotations
@@ -16,40 +17,44 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.box.box import Box
 from flowstone.box.bulk import BulkWrite
-from flowstone.box.dialect import Dialect
 from flowstone.box.read_view import ReadView
+from flowstone.box.system import SCHEMA_ID
 from flowstone.box.transaction import Statement, Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType
+from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row, encode_header
 from flowstone.node.applying_plain import PlainRows, Replicated, distinct
-from flowstone.node.commits import Commits, wal_error
+from flowstone.node.commits import Commits, client_error
 from flowstone.node.journal import Journal
-from flowstone.node.replay import BULK_MIN, Applied, Synchro, execute
+from flowstone.node.replay import BULK_MIN, execute
+from flowstone.node.synchro_queue import Received, Waiting
 from flowstone.outside import Clock
+from flowstone.replication.limbo_queue import Entry
 from flowstone.replication.row_stream import journal_rows
-from flowstone.replication.settled import SettledTracker
-from flowstone.replication.synchro import Confirm, ControlBody, Rollback, decode_control
-from flowstone.replication.vclock import VClock
+from flowstone.replication.split_brain import Fate, Request
+from flowstone.replication.synchro import Demote, Promote, RaftState, decode_control
 from flowstone.xlog.block import TRANSACTION_SIZE_MAX
 from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, make_transaction
-from flowstone.xlog.transactions import Transaction as LogTransaction
 
 LOG = logging.getLogger("flowstone.node")
 
 _CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
 _NOP: Final = RequestType.NOP.value
-_COMMIT, _WAIT_SYNC, _WAIT_ACK = Flag.COMMIT.value, Flag.WAIT_SYNC.value, Flag.WAIT_ACK.value
-_WAIT: Final = _WAIT_SYNC | _WAIT_ACK
+_COMMIT, _WAIT_ACK = Flag.COMMIT.value, Flag.WAIT_ACK.value
+_WAIT: Final = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
+
+UNCHECKED_SCHEMA: Final = (2, 10, 1)
+"""The newest schema with which rows about the queue are taken without asking whether they fit our history."""
 
 TOGETHER_SIZE_MAX: Final = TRANSACTION_SIZE_MAX // 2
 """Bytes of a slab from which on each transaction is submitted for itself: the largest fit into the log only alone."""
@@ -113,6 +118,13 @@ class _Batch:
         self.effects, self.statements, self._changed = [], [], []
 
 
+class _Held(NamedTuple):
+    """A slab that has to wait, and who waits for it."""
+
+    slab: Slab
+    released: list[asyncio.Future[None]]
+
+
 class Applying:
     """Slabs of peers in; their rows end in box and log. `in_flight_bytes` of them are not written yet, or held."""
 
@@ -121,7 +133,6 @@ class Applying:
         box: Box,
         journal: Journal,
         commits: Commits,
-        synchro: Synchro,
         clock: Clock,
         *,
         skip_conflict: Callable[[], bool] = lambda: False,
@@ -129,21 +140,22 @@ class Applying:
         self._box = box
         self._journal = journal
         self._commits = commits
-        self._synchro = synchro
+        self._queue = commits.queue
         self._clock = clock
         self._skip_conflict = skip_conflict
         self._plain = PlainRows(box)
-        self._tracker: SettledTracker[Applied] = SettledTracker()
-        self._pending: tuple[Applied, ...] | None = None
-        self._awaits_verdict = False
-        self._held: deque[Slab | asyncio.Future[None]] = deque()
-        """Slabs that came while a verdict is being written; futures of who waits until those before are applied."""
+        self._held: deque[_Held] = deque()
+        """What came while a verdict is being written."""
+        self._released: list[asyncio.Future[None]] = []
+        """Who waits for the slab that is being applied, if that was held."""
         self._failure: FlowstoneError | None = None
         self.in_flight_bytes = 0
         self.on_failure: list[Callable[[FlowstoneError], None]] = []
         """Told why rows that were applied have been taken back, or could not be applied later."""
-        self.on_limbo: list[Callable[[], None]] = []
-        """Told when `Synchro.pending` has changed, or the queue has another owner."""
+        self.on_term: Callable[[int, int], None] | None = None
+        """Told of the originator and the term of a PROMOTE or DEMOTE, before it means anything."""
+        self._is_applying = False
+        self._queue.on_free.append(self._release_held)
 
     def apply(self, slab: Slab) -> None:
         """Applies what is new in `slab`, and starts its write.
@@ -152,8 +164,8 @@ class Applying:
         failed write it raises that, whatever comes, until `start_anew`.
         """
         self._check_sound()
-        if self._awaits_verdict and len(slab):
-            self._held.append(slab)
+        if (self._queue.limbo.is_busy or self._held) and len(slab):
+            self._held.append(_Held(slab, []))
             self.in_flight_bytes += _size(slab)
         else:
             self._apply_now(slab)
@@ -162,12 +174,12 @@ class Applying:
         news = self._news(slab)
         if news is None:
             return
-        self._take_over_limbo()
+        self._is_applying = True
         try:
             self._apply(news)
         finally:
             self._journal.flush()
-            self._show_limbo()
+            self._is_applying = False
         self._check_sound()
 
     @property
@@ -179,7 +191,7 @@ class Applying:
         """Returns when what is held now is applied; raises what makes that impossible."""
         released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._held:
-            self._held.append(released)
+            self._held[-1].released.append(released)
             await released
 
     @property
@@ -268,9 +280,9 @@ class Applying:
 
     def _may_be_plain(self, slab: Slab, first: int, stop: int) -> bool:
         """Nobody wants to hear of single transactions, and none has to wait: what came before may have changed that."""
-        if self._commits.has_listeners or not self._tracker.is_quiet:
+        if self._commits.has_listeners or not self._queue.is_empty:
             return False
-        return all(self._is_of_this_term(number) for number in distinct(slab.cells[scan.REPLICA_ID, first:stop]))
+        return all(map(self._queue.is_current, distinct(slab.cells[scan.REPLICA_ID, first:stop])))
 
     # --- one by one ---
 
@@ -287,10 +299,12 @@ class Applying:
                 self._submit_control(slab, begin)
                 self._check_sound()
                 batch.go_on(number + 1)
-                if self._awaits_verdict:
+                if self._queue.limbo.is_busy:
                     self._hold_rest(slab, number + 1)
                     return True
             else:
+                if self._may_wait(slab, begin, number + 1):
+                    self._submit(batch)  # what is in the queue is taken back for itself
                 self._one(batch, begin, number + 1)
                 if self._commits.has_listeners or _size(slab) > TOGETHER_SIZE_MAX:
                     self._submit(batch)
@@ -300,13 +314,15 @@ class Applying:
     def _hold_rest(self, slab: Slab, first: int) -> None:
         if first < len(slab):
             rest = replace(slab, cells=slab.cells[:, first:])
-            self._held.appendleft(rest)
+            self._held.appendleft(_Held(rest, self._released))
+            self._released = []
             self.in_flight_bytes += _size(rest)
 
     def _one(self, batch: _Batch, first: int, stop: int) -> None:
         slab, effect = batch.slab, Replicated(self._box)
         nops: list[int] = []
-        number = first
+        number = stop - 1
+        entry = None
         self._box.is_recovering = True  # it was checked, and allowed, where it comes from
         try:
             if self._is_void(slab, first, stop):
@@ -315,7 +331,8 @@ class Applying:
                 for number in range(first, stop):
                     if not self._execute(effect, slab, number):
                         nops.append(number)
-            self._enqueue(slab, first, stop, effect, is_void=len(nops) == stop - first)
+            if len(nops) < stop - first:
+                entry = self._enter(slab, first, stop, effect)
         except Exception as error:
             effect.rollback()
             if isinstance(error, FlowstoneError):
@@ -324,6 +341,36 @@ class Applying:
         finally:
             self._box.is_recovering = False
         batch.add(stop, effect, self._with_nops(slab, first, stop, nops) if nops else None)
+        if entry is not None:
+            self._submit(batch, entry=entry)
+
+    def _may_wait(self, slab: Slab, first: int, stop: int) -> bool:
+        if not self._queue.is_empty or int(slab.cells[scan.FLAGS, stop - 1]) & _WAIT:
+            return True
+        spaces = map(self._box.spaces.get, slab.cells[scan.SPACE_ID, first:stop].tolist())
+        return any(space is not None and space.definition.is_sync for space in spaces)
+
+    def _is_void(self, slab: Slab, first: int, stop: int) -> bool:
+        """A synchronous transaction of a former owner, which its successor did not confirm (reference 14.5)."""
+        cells, last = slab.cells, stop - 1
+        replica_id, lsn, flags = (int(cells[line, last]) for line in (scan.REPLICA_ID, scan.LSN, scan.FLAGS))
+        has_effect = not (cells[scan.TYPE, first:stop] == _NOP).all()
+        return self._queue.admit(replica_id, lsn, flags=flags, has_effect=has_effect) is Fate.NOP
+
+    def _enter(self, slab: Slab, first: int, stop: int, effect: Transaction) -> Entry[Waiting] | None:
+        """Its place in the queue; None if it has nothing to wait for. Rows of 2.6 do not say that they wait."""
+        cells, last = slab.cells, stop - 1
+        is_synchronous = bool(int(cells[scan.FLAGS, last]) & _WAIT_ACK) or effect.is_sync
+        if (not is_synchronous and self._queue.is_empty) or (cells[scan.TYPE, first:stop] == _NOP).all():
+            return None
+        waiting = Waiting(effect, self._commits.teller(tuple(effect.statements)))
+        return self._queue.receive(
+            waiting,
+            origin_id=int(cells[scan.REPLICA_ID, last]),
+            lsn=int(cells[scan.LSN, last]),
+            is_synchronous=is_synchronous,
+            size=int(cells[scan.ROW_END, last]) - int(cells[scan.ROW_AT, first]),
+        )
 
     def _execute(self, effect: Transaction, slab: Slab, number: int) -> bool:
         """False: a row that another one is in the way of, which is left out by configuration."""
@@ -349,51 +396,40 @@ class Applying:
 
     # --- the log ---
 
-    def _submit(self, batch: _Batch) -> None:
+    def _submit(self, batch: _Batch, *, entry: Entry[Waiting] | None = None) -> None:
         """Queues what the batch has; it is empty afterwards."""
         effects, statements = batch.effects, tuple(batch.statements)
         if not effects:
             return
         rows, lsns = batch.rows(self._clock.wall()), batch.lsns()
         batch.go_on(batch.stop)
-        self._log(effects[0] if len(effects) == 1 else _Together(effects), rows, lsns, statements)
+        self._log(effects[0] if len(effects) == 1 else _Together(effects), rows, lsns, statements, entry)
 
     def _log(
         self,
         effect: BulkWrite | Transaction | _Together,
         rows: bytes,
         lsns: dict[int, int],
-        statements: tuple[Statement, ...] = (),
-        and_then: Callable[[], None] | None = None,
+        statements: tuple[Statement, ...],
+        entry: Entry[Waiting] | None,
     ) -> None:
-        size = len(rows)
-
-        def done(error: FlowstoneError | None) -> None:
-            self.in_flight_bytes -= size
-            if error is not None:
-                self._taken_back(error)
-            elif and_then is not None:
-                and_then()
-
-        self.in_flight_bytes += size
+        logged = self._logging(len(rows))
         try:
-            self._commits.submit_replicated(effect, rows, lsns, done, statements)
+            self._commits.submit_replicated(effect, rows, lsns, logged, statements, entry=entry)
         except FlowstoneError:
-            self.in_flight_bytes -= size
-            self._forget_unsubmitted()
+            self.in_flight_bytes -= len(rows)
             raise
 
-    def _taken_back(self, error: FlowstoneError) -> None:
-        """The log is again where its last write was, and knows nothing of what was submitted since."""
-        self._awaits_verdict = False
-        self._forget_unsubmitted()
-        self._show_limbo()
-        self._give_up(wal_error(error))
+    def _logging(self, size: int) -> Callable[[FlowstoneError | None], None]:
+        """Counts bytes as in flight, until the log says what became of them."""
 
-    def _forget_unsubmitted(self) -> None:
-        """Leaves in the limbo what is on its way into the log, or there."""
-        next_lsn = self._journal.next_lsn
-        self._fill_limbo([each for each in self._tracker.pending if each.lsn < next_lsn(each.replica_id)])
+        def logged(error: FlowstoneError | None) -> None:
+            self.in_flight_bytes -= size
+            if error is not None:
+                self._give_up(client_error(error))
+
+        self.in_flight_bytes += size
+        return logged
 
     def _give_up(self, error: FlowstoneError) -> None:
         """Nothing that comes now may be applied: something before it is missing. The first reason is the one told."""
@@ -402,134 +438,63 @@ class Applying:
         self._failure = error
         while self._held:
             held = self._held.popleft()
-            if isinstance(held, Slab):
-                self.in_flight_bytes -= _size(held)
-            elif not held.done():
-                held.set_exception(error)
+            self.in_flight_bytes -= _size(held.slab)
+            _tell(held.released, error)
         for tell in self.on_failure:
             tell(error)
 
-    # --- the limbo ---
-
-    @property
-    def _by_schema(self) -> bool:
-        """Rows of 2.6 do not say that they are synchronous; the space does."""
-        return self._box.dialect is Dialect.V2_6
-
-    def _take_over_limbo(self) -> None:
-        """What waits may have been found by recovery, or settled by others, since we last looked."""
-        if self._synchro.pending is not self._pending:
-            self._fill_limbo(self._synchro.pending)
-            self._pending = self._synchro.pending
-
-    def _fill_limbo(self, pending: Sequence[Applied]) -> None:
-        touches = (lambda applied: applied.touches_synchronous) if self._by_schema else None
-        self._tracker = SettledTracker(is_synchronous=touches)
-        self._tracker.start(VClock(), self._synchro.promote())
-        for applied in pending:
-            self._tracker.push(applied)
-
-    def _show_limbo(self) -> None:
-        if self._tracker.is_quiet and not self._synchro.pending:
-            return
-        pending = tuple(applied for applied in self._tracker.pending if applied.waits(by_schema=self._by_schema))
-        if pending != self._synchro.pending:
-            self._synchro.pending = self._pending = pending
-            for tell in self.on_limbo:
-                tell()
-
-    def _enqueue(self, slab: Slab, first: int, stop: int, effect: Transaction, *, is_void: bool) -> None:
-        """A synchronous transaction waits for its verdict, and what comes behind it waits as well."""
-        flags = int(slab.cells[scan.FLAGS, stop - 1])
-        is_synchronous = bool(flags & _WAIT_ACK) or effect.is_sync
-        if is_void or (not is_synchronous and self._tracker.is_quiet):
-            return
-        transaction = LogTransaction(tuple(slab.rows(np.arange(first, stop))))
-        if is_synchronous:
-            self._check_owner(transaction.replica_id)
-        self._tracker.push(Applied(transaction, effect, effect.is_sync))
-
-    def _check_owner(self, replica_id: int) -> None:
-        tracker = self._tracker
-        owner_id = tracker.owner_id
-        if owner_id == replica_id or (self._by_schema and tracker.is_quiet):
-            return
-        if owner_id == 0:
-            raise errors.SyncQueueUnclaimed("The synchronous transaction queue doesn't belong to any instance")
-        if tracker.is_quiet:
-            text = f"The synchronous transaction queue belongs to other instance with id {owner_id}"
-            raise errors.SyncQueueForeign(text)
-        text = f"Found uncommitted sync transactions from other instance with id {owner_id}"
-        raise errors.UncommittedForeignSyncTxns(text)
-
-    def _is_of_this_term(self, replica_id: int) -> bool:
-        """Whether what `replica_id` writes without waiting may stand beside what the queue's owner writes."""
-        synchro = self._synchro
-        if self._by_schema or not synchro.owner_id:
-            return True
-        return synchro.promote_terms.get(replica_id, 0) >= synchro.term
-
-    def _is_void(self, slab: Slab, first: int, stop: int) -> bool:
-        """A synchronous transaction of a former owner, which its successor did not confirm (reference 14.5)."""
-        synchro, cells = self._synchro, slab.cells
-        replica_id = int(cells[scan.REPLICA_ID, stop - 1])
-        if self._by_schema or synchro.promote_terms.get(replica_id, 0) >= synchro.term:
-            return False
-        if int(cells[scan.FLAGS, stop - 1]) & _WAIT_SYNC:
-            return True
-        if synchro.owner_id and not (cells[scan.TYPE, first:stop] == _NOP).all():
-            raise errors.SplitBrain("Split-Brain discovered: got an async transaction from an old term")
-        return False
+    # --- rows about the queue ---
 
     def _submit_control(self, slab: Slab, number: int) -> None:
         """A row about transactions means something once it is written: then they can be let go, or taken back."""
         (row,) = slab.rows(np.arange(number, number + 1))
         body = decode_control(row.type, row.body)
-        if self._by_schema and not self._tracker.is_quiet:
-            _check_verdict(body, self._tracker.owner_id)
+        if isinstance(body, RaftState):
+            raise errors.Protocol("a RAFT row has no place among the rows of a log")
+        if isinstance(body, Promote | Demote) and self.on_term is not None:
+            self.on_term(row.replica_id, body.term)
+        self._queue.limbo.is_validating = _schema_version(self._box) > UNCHECKED_SCHEMA
         rows = journal_rows(slab, number, number + 1, self._clock.wall())
-        self._log(BulkWrite(), rows, {row.replica_id: row.lsn}, and_then=lambda: self._decide(row))
-        self._awaits_verdict = True
+        nop = self._with_nops(slab, number, number + 1, [number])
+        received = Received(rows, nop, {row.replica_id: row.lsn}, self._logging(len(rows)))
+        try:
+            self._queue.decide(Request(row.replica_id, body), received)
+        except FlowstoneError as error:
+            self.in_flight_bytes -= len(rows)
+            _say_where(error, slab, number)
+            raise
         self._journal.flush()
 
-    def _decide(self, row: Row) -> None:
-        """`row` is written. Whatever goes wrong now nobody hears of otherwise: it is the log who called."""
-        self._awaits_verdict = False
-        try:
-            self._settle(row)
-            self._release_held()
-        except FlowstoneError as error:
-            self._give_up(error)
-        except Exception as error:
-            LOG.exception("after row %d of replica %d", row.lsn, row.replica_id)
-            self._give_up(FlowstoneError(f"{type(error).__name__}: {error}"))
-
-    def _settle(self, row: Row) -> None:
-        owner_id = self._synchro.owner_id
-        self._synchro.follow(row)
-        decisions = self._tracker.push(Applied(LogTransaction((row,)), self._box.begin(), touches_synchronous=False))
-        for decided, kept in reversed(decisions):
-            if not kept:
-                decided.effect.rollback()
-        self._show_limbo()
-        if self._synchro.owner_id != owner_id:
-            for tell in self.on_limbo:
-                tell()
-
     def _release_held(self) -> None:
-        while self._held and not self._awaits_verdict:
+        """Nothing of ours is in the way any more. What is wrong with a slab is told to whoever brought it."""
+        if self._is_applying:
+            return  # what was held came behind what is being applied
+        while self._held and not self._queue.limbo.is_busy:
             held = self._held.popleft()
-            if isinstance(held, Slab):
-                self.in_flight_bytes -= _size(held)
-                self._apply_now(held)
-            elif not held.done():
-                held.set_result(None)
+            self.in_flight_bytes -= _size(held.slab)
+            self._released = held.released
+            error: FlowstoneError | None = None
+            try:
+                self._apply_now(held.slab)
+            except FlowstoneError as caught:
+                error = caught
+            except Exception as caught:
+                LOG.exception("applying rows that had to wait")
+                error = FlowstoneError(f"{type(caught).__name__}: {caught}")
+            released, self._released = self._released, []
+            if error is not None and not released:
+                self._give_up(error)
+            _tell(released, error)
 
 
-def _check_verdict(body: ControlBody, owner_id: int) -> None:
-    if isinstance(body, Confirm | Rollback) and body.owner_id != owner_id:
-        text = f"CONFIRM message arrived for an unknown master id {body.owner_id}, expected {owner_id}"
-        raise errors.SyncMasterMismatch(text)
+def _tell(waiting: Sequence[asyncio.Future[None]], error: FlowstoneError | None) -> None:
+    for future in waiting:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
 
 
 def _cut(slab: Slab, keep: NDArray[np.bool_]) -> Slab:
@@ -558,3 +523,10 @@ def _say_where(error: FlowstoneError, slab: Slab, number: int) -> None:
     """The message stays that of real appliers; which row it is about is in the hint."""
     lsn, replica_id = int(slab.cells[scan.LSN, number]), int(slab.cells[scan.REPLICA_ID, number])
     error.hint = error.hint or f"it is about row {lsn} of replica {replica_id}"
+
+
+def _schema_version(box: Box) -> tuple[int, ...]:
+    """What `_schema` says that the system spaces are like."""
+    schema = box.spaces.get(SCHEMA_ID)
+    rows = map(unpack, schema.tuples() if schema is not None else ())
+    return next((tuple(row[1:]) for row in rows if row[0] == "version"), ())

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
@@ -19,15 +19,14 @@ from flowstone.box.space import Space
 from flowstone.box.system import FIRST_USER_SPACE_ID, SEQUENCE_DATA_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
-from flowstone.iproto.constants import GROUP_LOCAL, RaftKey, RequestType
-from flowstone.iproto.msgpack import pack
+from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.node.gc import GarbageCollector
 from flowstone.node.journal import Journal
-from flowstone.node.replay import Synchro
 from flowstone.node.settling import settle_indexes
+from flowstone.node.synchro_queue import SynchroQueue
 from flowstone.node.worker import by_worker
 from flowstone.outside import Outside
-from flowstone.replication.synchro import RaftState
+from flowstone.replication.synchro import Promote, RaftState
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
 from flowstone.xlog.meta import FileType, Meta
@@ -50,6 +49,13 @@ _KEPT_ENGINES = frozenset(("memtx", "vinyl"))
 """Others have no tuples of their own. Vinyl's are in memory here, and nowhere else."""
 
 
+class States(NamedTuple):
+    """What a snapshot keeps besides tuples: term and vote, and whose the queue of synchronous transactions is."""
+
+    raft: RaftState = RaftState(term=1)
+    queue: Promote = Promote(0, 0, 0, VClock())
+
+
 class Checkpointer:
     """Makes the checkpoints of a node and keeps the files that they need: `node.instance.Files`."""
 
@@ -62,7 +68,8 @@ class Checkpointer:
         *,
         memtx_dir: str,
         instance_uuid: str,
-        synchro: Synchro,
+        queue: SynchroQueue,
+        raft: Callable[[], RaftState],
         checkpoint_interval: float = CHECKPOINT_INTERVAL,
         checkpoint_wal_threshold: int = CHECKPOINT_WAL_THRESHOLD,
     ) -> None:
@@ -72,7 +79,8 @@ class Checkpointer:
         self._collector = collector
         self._memtx_dir = memtx_dir
         self._instance_uuid = instance_uuid
-        self._synchro = synchro
+        self._queue = queue
+        self._raft = raft
         self._interval = checkpoint_interval
         self._wal_threshold = checkpoint_wal_threshold
         self._is_in_progress = False
@@ -147,20 +155,16 @@ class Checkpointer:
     async def _make(self) -> None:
         self._is_in_progress = True
         try:
-            self._check_limbo()
-            # The view and the position are of one moment: no row is submitted between these two lines.
+            # View, position and queue are of one moment: no row is submitted between these lines.
             with self._box.open_view() as view:
+                newest, states = self._queue.limbo.newest, States(self._raft(), self._queue.checkpoint())
                 vclock = await self._journal.rotate()
+                # A snapshot says of all that it holds that it is a fact.
+                await self._queue.decided(newest, self._queue.timeout)
                 checkpoints = self._collector.checkpoints
                 if not checkpoints or checkpoints[-1].vclock != vclock:
                     path = await write_snapshot(
-                        self._outside,
-                        self._memtx_dir,
-                        view,
-                        self._box.dialect,
-                        self._instance_uuid,
-                        vclock,
-                        self._synchro,
+                        self._outside, self._memtx_dir, view, self._box.dialect, self._instance_uuid, vclock, states
                     )
                     LOG.info("checkpoint %s", path)
                     self._collector.add_checkpoint(vclock)
@@ -168,15 +172,6 @@ class Checkpointer:
             self._is_in_progress = False
             self._watch_size()
         await self._collector.collect()
-
-    def _check_limbo(self) -> None:
-        """A snapshot says of all that it holds that it is a fact."""
-        synchro = self._synchro
-        if synchro.pending:
-            raise errors.SyncQuorumTimeout(
-                f"Can't make a snapshot: {len(synchro.pending)} transactions in the synchronous queue of replica"
-                f" {synchro.queue_owner_id} wait for a verdict"
-            )
 
     async def _make_unasked(self) -> None:
         if self._is_in_progress:
@@ -222,7 +217,7 @@ async def write_snapshot(
     dialect: Dialect,
     instance_uuid: str,
     vclock: VClock,
-    synchro: Synchro,
+    states: States,
     *,
     slice_size: int = SLICE,
 ) -> str:
@@ -240,7 +235,7 @@ async def write_snapshot(
     try:
         for space in _system_first(view):
             if space is None:
-                await by_worker(outside, _add_states, writer, dialect, synchro)
+                await by_worker(outside, _add_states, writer, dialect, states)
                 continue
             assert space.primary is not None
             if space.id == SEQUENCE_DATA_ID:
@@ -272,16 +267,9 @@ def _system_first(view: ReadView) -> Iterator[Space | None]:
     yield from (space for space in kept if space.id >= FIRST_USER_SPACE_ID)
 
 
-def _add_states(writer: SnapWriter, dialect: Dialect, synchro: Synchro) -> None:
+def _add_states(writer: SnapWriter, dialect: Dialect, states: States) -> None:
     for kind in dialect.snapshot_states:
         if kind is RequestType.RAFT:
-            writer.add_row(kind, _raft_body(synchro.raft), GROUP_LOCAL)
+            writer.add_row(kind, states.raft.encode(), GROUP_LOCAL)
         else:
-            writer.add_row(kind, synchro.promote().encode())
-
-
-def _raft_body(raft: RaftState) -> bytes:
-    body = {int(RaftKey.TERM): raft.term}
-    if raft.vote:
-        body[int(RaftKey.VOTE)] = raft.vote
-    return pack(body)
+            writer.add_row(kind, states.queue.encode())

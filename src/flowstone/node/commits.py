@@ -1,8 +1,9 @@
 """Commits: from a transaction that has taken effect in memory to rows in the log, and back if the log refuses.
 
 The rows are numbered and encoded here, in the order of their statements; the journal writes them together with
-whatever else the turn brings. A transaction that could not be written is rolled back, the newest first, before anybody
-is told. What others may see meanwhile, `box/transaction.py` decides.
+whatever else the turn brings. Synchronous transactions, and those behind them, then wait in the queue
+(`synchro_queue.py`) for their verdict. A transaction that could not be written, or was decided against, is rolled back,
+the newest first, before anybody is told. What others may see meanwhile, `box/transaction.py` decides.
 """
 
 from __future__ import annotations
@@ -10,33 +11,23 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.read_view import ReadView
 from flowstone.box.system import CLUSTER_ID
 from flowstone.box.transaction import Statement, Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
+from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.row import Row, encode_header, encode_uint
 from flowstone.node.journal import Journal, JournalClosed
+from flowstone.node.synchro_queue import Revocable, SynchroQueue, Told, Waiting
 from flowstone.outside import Clock
+from flowstone.replication.limbo_queue import Entry
 from flowstone.xlog.transactions import make_transaction
 
-Done = Callable[[FlowstoneError | None], None]
 Listener = Callable[[tuple[Statement, ...]], None]
-
-
-class Revocable(Protocol):
-    """Something that is visible and can be taken back until it is in the log."""
-
-    def rollback(self) -> None: ...
-
-    def hide_from(self, view: ReadView) -> None:
-        """Makes `view`, just opened, see what was there before."""
-        ...
 
 
 class Commits:
@@ -47,64 +38,119 @@ class Commits:
         self._journal = journal
         self._clock = clock
         self._is_flush_due = False
+        self.queue = SynchroQueue(box, journal, clock)
         self.on_commit: list[Listener] = []
         self.on_rollback: list[Listener] = []
         self.on_members: Callable[[], None] | None = None
         """Called when a change of `_cluster` is in the log."""
 
-    def submit(self, transaction: Transaction, done: Done) -> None:
-        """Queues the transaction's rows; `done` is told when they are written, or that all was rolled back.
+    def submit(self, transaction: Transaction, done: Told) -> None:
+        """Queues the transaction's rows; `done` is told when it is a fact, or that all was rolled back.
 
-        Raises, with the transaction rolled back, what can be known before anything is written.
+        A fact is what is written, and confirmed where it has to be. Raises, with the transaction rolled back, what can
+        be known before anything is written.
         """
         statements = tuple(transaction.statements)
         if not statements:
             done(None)
             return
+        told = self._teller(statements, done)
+        entry = None
         try:
-            rows, count, local_count = self._encode(transaction, statements)
+            entry = self._enter(transaction, statements, told)
+            rows, count, local_count = self._encode(statements, self.queue.limbo.row_flags(entry))
         except BaseException:
             transaction.rollback()
+            if entry is not None:
+                self.queue.withdraw(entry)
             raise
+        # By this number verdicts mean it: that of its last row which others get to see.
+        lsn = self._journal.next_lsn(self._journal.replica_id if count else 0) + (count or local_count) - 1
+        submit = lambda logged: self._journal.submit(rows, count, logged, local_count=local_count)  # noqa: E731
+        self._send(Waiting(transaction, told), submit, entry, lsn)
 
-        submit = lambda written: self._journal.submit(rows, count, written, local_count=local_count)  # noqa: E731
-        self._send(transaction, statements, submit, done)
+    def _enter(self, transaction: Transaction, statements: tuple[Statement, ...], told: Told) -> Entry[Waiting] | None:
+        """Its place in the queue; None if it has nothing to wait for."""
+        is_synchronous = transaction.is_sync
+        if not is_synchronous and self.queue.is_empty:
+            return None
+        is_local = all(statement.is_local for statement in statements)
+        size = sum(len(statement.body) for statement in statements)
+        return self.queue.submit(
+            Waiting(transaction, told), is_synchronous=is_synchronous, is_local=is_local, size=size
+        )
+
+    def must_wait(self, transaction: Transaction) -> bool:
+        """Whether being written does not make it a fact."""
+        return transaction.is_sync or not self.queue.is_empty
 
     def submit_replicated(
         self,
         effect: Revocable,
         rows: bytes,
         lsns: Mapping[int, int],
-        done: Done,
+        logged: Told,
         statements: tuple[Statement, ...] = (),
+        *,
+        entry: Entry[Waiting] | None = None,
     ) -> None:
         """Queues rows that other instances have numbered, the last of each in `lsns`; `effect` takes them back.
 
-        `statements` are for who listens. Otherwise as `submit`.
+        `logged` is told whether they were written; `statements` are for who listens, when they are facts. An `entry`
+        is what `Queue.receive` gave, for a transaction that waits there. Otherwise as `submit`.
         """
-        self._send(effect, statements, lambda written: self._journal.submit_replicated(rows, lsns, written), done)
+        submit = lambda done: self._journal.submit_replicated(rows, lsns, done)  # noqa: E731
+        waiting = Waiting(effect, self._teller(statements, _nobody)) if entry is None else entry.transaction
+        self._send(waiting, submit, entry, entry.lsn if entry is not None else 0, logged)
 
-    def _send(
-        self, effect: Revocable, statements: tuple[Statement, ...], submit: Callable[[Done], None], done: Done
-    ) -> None:
-        def written(error: FlowstoneError | None) -> None:
-            self.settle(effect, error)
-            if statements:
-                for listener in self.on_rollback if error else self.on_commit:
-                    listener(statements)
-                if error is None and self.on_members is not None and any(map(_is_about_members, statements)):
-                    self.on_members()
+    def teller(self, statements: tuple[Statement, ...]) -> Told:
+        """Tells who listens what became of a transaction that nobody waits for."""
+        return self._teller(statements, _nobody)
+
+    def _teller(self, statements: tuple[Statement, ...], done: Told) -> Told:
+        if not self.has_listeners and self.on_members is None:
+            return done
+
+        def told(error: FlowstoneError | None) -> None:
+            for listener in self.on_rollback if error else self.on_commit:
+                listener(statements)
+            if error is None and self.on_members is not None and any(map(_is_about_members, statements)):
+                self.on_members()
             done(error)
 
-        self._box.in_flight.append(effect)
+        return told if statements else done
+
+    def _send(
+        self,
+        waiting: Waiting,
+        submit: Callable[[Told], None],
+        entry: Entry[Waiting] | None,
+        lsn: int,
+        logged: Told | None = None,
+    ) -> None:
+        def written(error: FlowstoneError | None) -> None:
+            if entry is None:
+                self.settle(waiting.effect, error)
+                waiting.told(error)
+            elif error is None:
+                self.queue.written(entry, lsn)
+            else:
+                self.queue.write_failed(entry)
+            if logged is not None:
+                logged(error)
+
+        self._box.in_flight.append(waiting.effect)
         try:
             submit(written)
-        except JournalClosed as error:
-            self.settle(effect, error)
-            raise
-        except FlowstoneError as error:  # more than one transaction may be
-            self.settle(effect, error)
-            raise wal_error(error) from error
+        except FlowstoneError as error:  # more than one transaction may be, or nothing is written any more
+            self.settle(waiting.effect, error)
+            if entry is not None:
+                self.queue.withdraw(entry)
+            if isinstance(error, JournalClosed):
+                raise
+            raise client_error(error) from error
+        if entry is not None:
+            entry.lsn = lsn  # the journal numbers at once
 
     @property
     def has_listeners(self) -> bool:
@@ -116,51 +162,49 @@ class Commits:
         """Nothing is in flight, nobody listens and a small write is quick: who is alone may use the journal itself."""
         return self._journal.is_ready and not self._box.in_flight and not self.has_listeners
 
-    def settle(self, transaction: Revocable, error: FlowstoneError | None) -> None:
+    def settle(self, effect: Revocable, error: FlowstoneError | None) -> None:
         """What was in flight is written, or taken back. Journals tell successes in order, failures backwards."""
         if error is None:
             self._box.in_flight.popleft()
         else:
             self._box.in_flight.pop()
-            transaction.rollback()
+            effect.rollback()
 
     async def commit(self, transaction: Transaction) -> None:
-        """Returns when the transaction is in the log; raises ER_WAL_IO when it was rolled back instead."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Returns when the transaction is a fact; raises why it was rolled back instead: ER_WAL_IO, or by a verdict."""
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: FlowstoneError | None) -> None:
-            if written.cancelled():
+            if settled.cancelled():
                 return  # who waited has gone: that alone undoes nothing
             if error is None:
-                written.set_result(None)
+                settled.set_result(None)
             else:
-                written.set_exception(wal_error(error))
+                settled.set_exception(client_error(error))
 
         self.submit(transaction, done)
         if not self._is_flush_due:
             # Whoever else commits before the loop comes round again shares the write.
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
-        await written
+        await settled
 
     def _flush(self) -> None:
         self._is_flush_due = False
         self._journal.flush()
 
-    def _encode(self, transaction: Transaction, statements: tuple[Statement, ...]) -> tuple[bytes, int, int]:
-        """The rows, how many of them are ours, and how many local."""
-        if transaction.is_sync:
-            return self._encode_synchronous(statements)
+    def _encode(self, statements: tuple[Statement, ...], flags: int) -> tuple[bytes, int, int]:
+        """The rows, how many of them are ours, and how many local. `flags` are those of the queue."""
         journal = self._journal
         if len(statements) == 1 and not statements[0].is_local:
-            return self._encode_single(statements[0], journal.next_lsn(journal.replica_id)), 1, 0
-        return self._encode_many(statements)
+            return self._encode_single(statements[0], journal.next_lsn(journal.replica_id), flags), 1, 0
+        return self._encode_many(statements, flags)
 
-    def _encode_single(self, statement: Statement, lsn: int) -> bytes:
+    def _encode_single(self, statement: Statement, lsn: int, flags: int) -> bytes:
         """What `encode_header` gives, without the detour: this is one row per autocommit statement."""
         return b"".join(
             (
-                b"\x84\x00",
+                b"\x85\x00" if flags else b"\x84\x00",
                 encode_uint(statement.type),
                 b"\x02",
                 encode_uint(self._journal.replica_id),
@@ -168,11 +212,12 @@ class Commits:
                 encode_uint(lsn),
                 b"\x04\xcb",
                 struct.pack(">d", self._clock.wall()),
+                b"\x09%c" % flags if flags else b"",
                 statement.body,
             )
         )
 
-    def _encode_many(self, statements: tuple[Statement, ...]) -> tuple[bytes, int, int]:
+    def _encode_many(self, statements: tuple[Statement, ...], flags: int) -> tuple[bytes, int, int]:
         journal, now = self._journal, self._clock.wall()
         lsn, local_lsn = journal.next_lsn(journal.replica_id), journal.next_lsn(0)
         first, first_local = lsn, local_lsn
@@ -188,27 +233,22 @@ class Commits:
             # 2.6 ends a mixed transaction with a global row, so that its end survives where local rows are left out.
             rows.append(Row(RequestType.NOP, journal.replica_id, 0, lsn, now))
             lsn += 1
-        encoded = b"".join(encode_header(row) + row.body for row in make_transaction(rows).rows)
+        encoded = b"".join(encode_header(row) + row.body for row in make_transaction(rows, flags).rows)
         return encoded, lsn - first, local_lsn - first_local
-
-    def _encode_synchronous(self, statements: tuple[Statement, ...]) -> tuple[bytes, int, int]:
-        """A replica set of one is its own quorum: the rows, and their CONFIRM right behind them."""
-        if self._box.dialect is not Dialect.V2_6:
-            raise errors.SyncQueueUnclaimed("The synchronous transaction queue doesn't belong to any instance")
-        rows, count, local_count = self._encode_many(statements)
-        journal = self._journal
-        last = journal.next_lsn(journal.replica_id) + count - 1
-        body = b"\x82\x02" + encode_uint(journal.replica_id) + b"\x03" + encode_uint(last)
-        confirm = Row(RequestType.RAFT_CONFIRM, journal.replica_id, 0, last + 1, self._clock.wall(), last + 1)
-        return rows + encode_header(confirm) + body, count + 1, local_count
 
 
 def _is_about_members(statement: Statement) -> bool:
     return statement.space is not None and statement.space.id == CLUSTER_ID
 
 
-def wal_error(cause: FlowstoneError) -> errors.TarantoolError:
-    """What a client is told of a write that failed; the cause is in the log of the node."""
+def client_error(cause: FlowstoneError) -> TarantoolError:
+    """What a client is told of a transaction that was rolled back; of a write that failed the node's log has more."""
+    if isinstance(cause, TarantoolError):
+        return cause
     error = errors.WalIo("Failed to write to disk")
     error.__cause__ = cause
     return error
+
+
+def _nobody(error: FlowstoneError | None) -> None:
+    """Nobody waits for it."""

@@ -10,7 +10,6 @@ from flowstone.box.dialect import Dialect
 from flowstone.box.system import CLUSTER_ID, SCHEMA_ID
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.instance import Instance
-from flowstone.node.replay import Synchro
 
 PACKAGE = "Flowstone"
 
@@ -44,19 +43,20 @@ def box_info(instance: Instance) -> dict[str, Any]:
         info["ro_reason"] = instance.read_only_reason
         info["replicaset"] = {"uuid": str(instance.replicaset_uuid)}  # since 3.0 the place of cluster.uuid
         info["schema_version"] = instance.box.schema_version
-        info["election"] = _election(instance.synchro)
-        info["synchro"] = _synchro(instance.synchro)
+        info["election"] = _election(instance)
+        info["synchro"] = _synchro(instance)
     return info
 
 
-def _election(synchro: Synchro) -> dict[str, Any]:
-    """Of an instance that takes part in no elections: what it knows of them from its files."""
-    return {"state": "follower", "vote": synchro.raft.vote, "leader": 0, "term": synchro.raft.term}
+def _election(instance: Instance) -> dict[str, Any]:
+    info = instance.elections.info()
+    return {"state": info.state, "vote": info.vote, "leader": info.leader, "term": info.term}
 
 
-def _synchro(synchro: Synchro) -> dict[str, Any]:
-    owner, length = synchro.queue_owner_id, len(synchro.pending)
-    return {"queue": {"len": length, "owner": owner, "term": synchro.term, "busy": False}, "quorum": 1}
+def _synchro(instance: Instance) -> dict[str, Any]:
+    limbo = instance.queue.limbo
+    queue = {"len": len(limbo), "owner": limbo.owner_id, "term": limbo.term, "busy": limbo.is_busy}
+    return {"queue": queue, "quorum": limbo.quorum}
 
 
 def replication(instance: Instance) -> dict[int, dict[str, Any]]:

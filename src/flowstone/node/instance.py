@@ -12,12 +12,14 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from flowstone.box.box import Box
-from flowstone.box.dialect import Dialect
+from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto import errors
+from flowstone.iproto.msgpack import unpack
 from flowstone.node.commits import Commits
 from flowstone.node.configuration import Configuration
+from flowstone.node.elections import Elections
 from flowstone.node.journal import Journal
-from flowstone.node.replay import Synchro
+from flowstone.node.synchro_queue import SynchroQueue
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 
@@ -108,6 +110,7 @@ class Instance:
     uuid: UUID
     replicaset_uuid: UUID
     configuration: Configuration
+    elections: Elections
     files: Files = field(default_factory=NoFiles)
     functions: dict[str, Function] = field(default_factory=dict)
     status: str = "loading"
@@ -115,9 +118,6 @@ class Instance:
     pid: int = 0
     started: float = 0.0
     """By the monotonic clock."""
-
-    synchro: Synchro = field(default_factory=Synchro)
-    """Of elections and of the limbo, as recovery found them."""
 
     is_orphan: bool = False
     """It has not caught up with enough of its peers."""
@@ -145,17 +145,16 @@ class Instance:
         return self.id == 0 and self.configuration.replication_anon
 
     @property
-    def is_queue_foreign(self) -> bool:
-        """Another instance owns the queue of synchronous transactions: since 2.10 it alone may write anything."""
-        return self.box.dialect is not Dialect.V2_6 and self.synchro.owner_id not in (0, self.id)
+    def queue(self) -> SynchroQueue:
+        """Of synchronous transactions that wait for a verdict."""
+        return self.commits.queue
 
     def settle_read_only(self) -> None:
-        """Makes the box writable or not, by the option, by its peers and by the queue of synchronous transactions.
+        """Makes the box writable or not, by the option, by its peers, by elections and by who owns the queue.
 
         Without an id it never is: rows that nobody could tell from local ones would reach nobody.
         """
-        is_queue_in_the_way = bool(self.synchro.pending) or self.is_queue_foreign
-        is_held_back = self.id == 0 or self.is_orphan or is_queue_in_the_way
+        is_held_back = self.id == 0 or self.is_orphan or self.queue.limbo.is_read_only or self.elections.is_read_only
         self.box.is_read_only = self.configuration.read_only or is_held_back
         self.box.read_only_reason = self._read_only_text()
         if self.status != "loading":
@@ -163,17 +162,37 @@ class Instance:
 
     def _read_only_text(self) -> str:
         match self.read_only_reason:
+            case "election":
+                info = self.elections.info()
+                leader = f", leader is {self._member(info.leader)}" if info.leader else ""
+                return f"state is election {info.state} with term {info.term}{leader}"
+            case "synchro":
+                limbo = self.queue.limbo
+                frozen = ""
+                if limbo.is_owner:
+                    why = "due to fencing" if limbo.is_fenced else "until promotion"
+                    frozen = f" and is frozen {why}"
+                return f"synchro queue with term {limbo.term} belongs to {self._member(limbo.owner_id)}{frozen}"
             case "orphan":
                 return "it is an orphan"
-            case "synchro":
-                return f"synchro queue with term {self.synchro.term} belongs to {self.synchro.queue_owner_id}"
         return "box.cfg.read_only is true"
+
+    def _member(self, replica_id: int) -> str:
+        """How error messages name a member."""
+        cluster = self.box.spaces.get(CLUSTER_ID)
+        rows = map(unpack, cluster.tuples() if cluster is not None else ())
+        uuid = next((row[1] for row in rows if row[0] == replica_id), None)
+        return f"{replica_id} ({uuid})" if uuid is not None else str(replica_id)
 
     @property
     def read_only_reason(self) -> str | None:
         """What `box.info.ro_reason` shows."""
-        if self.synchro.pending or self.is_queue_foreign:
+        if self.elections.is_read_only:
+            return "election"
+        if self.queue.limbo.is_read_only:
             return "synchro"
+        if self.configuration.read_only:
+            return "config"
         if self.is_orphan:
             return "orphan"
         return "config" if self.is_read_only else None

@@ -84,6 +84,7 @@ class Journal:
         self._rows: list[bytes] = []
         self._done: list[Done] = []
         self._cuts: list[tuple[int, dict[int, int]]] = []
+        self._must_sync = False
         self._worker: asyncio.Task[None] | None = None
         self._is_telling = False
         self._is_closed = False
@@ -128,18 +129,20 @@ class Journal:
         """The LSN that the next row of `replica_id` submitted gets; 0 is for local rows."""
         return self._lsns.get(replica_id, 0) + 1
 
-    def submit(self, rows: bytes, count: int, done: Done, *, local_count: int = 0) -> None:
+    def submit(self, rows: bytes, count: int, done: Done, *, local_count: int = 0, sync: bool = False) -> None:
         """Queues the encoded rows of whole transactions, to be written together with whatever else this turn brings.
 
         `count` of them are of this instance, numbered from `next_lsn(replica_id)`; `local_count` are local, from
         `next_lsn(0)`. `done` is called once: with None when they are written, else with the error; the last submitted
         is then told first, and all that was not yet written fails. It must not submit in that case.
+        `sync`: they have to survive a loss of power in mode `write`, too.
         """
         self._check_submission(rows)
         lsns = self._lsns
         lsns[self.replica_id] = lsns.get(self.replica_id, 0) + count
         if local_count:
             lsns[0] = lsns.get(0, 0) + local_count
+        self._must_sync = self._must_sync or sync
         self._rows.append(rows)
         self._done.append(done)
 
@@ -263,6 +266,7 @@ class Journal:
             or writer is None
             or not writer.is_usable
             or writer.size >= self.wal_max_size
+            or self._must_sync
             or bool(self._cuts)
         )
 
@@ -270,10 +274,11 @@ class Journal:
         """Writes batch after batch until nothing is queued."""
         try:
             while self._done:
-                ends_file = bool(self._cuts)
+                ends_file, must_sync = bool(self._cuts), self._must_sync
                 rows, done, after = self._take()
+                self._must_sync = must_sync and bool(self._done)  # it may be about what is behind a cut
                 try:
-                    await self._outside.blocking(self._write, rows, after)
+                    await self._outside.blocking(self._write, rows, after, must_sync)
                 except Exception as error:
                     self._fail(done, error)
                     continue
@@ -296,12 +301,12 @@ class Journal:
         self._rows, self._done = [], []
         return rows, done, dict(self._lsns)
 
-    def _write(self, rows: list[bytes], after: dict[int, int]) -> None:
+    def _write(self, rows: list[bytes], after: dict[int, int], sync: bool = False) -> None:
         if self.mode is WalMode.NONE or not any(rows):
             return
         writer = self._ready_writer()
         before = writer.size
-        writer.append_encoded(rows, after, sync=self.mode is WalMode.FSYNC)
+        writer.append_encoded(rows, after, sync=sync or self.mode is WalMode.FSYNC)
         self.written_bytes += writer.size - before
 
     def _ready_writer(self) -> LogWriter:
@@ -366,6 +371,7 @@ class Journal:
         error = self._as_failure(cause)
         waiting = [*done, *self._done]
         self._rows, self._done, self._cuts = [], [], []
+        self._must_sync = False
         self._lsns = dict(self._written_lsns)
         LOG.error("%d submissions rolled back: %s", len(waiting), error)
         for tell in reversed(waiting):

@@ -100,7 +100,7 @@ class Member:
 
     @property
     def term(self) -> int:
-        return self._instance.synchro.raft.term
+        return self._instance.elections.term
 
     # --- the first data ---
 
@@ -187,7 +187,6 @@ class Member:
             await self._instance.journal.drain()
 
     def raft(self, source_id: int, row: Row) -> None:
-        """Takes over a higher term; what peers vote for is for elections, which this instance takes no part in."""
-        told, synchro = decode_control(row.type, row.body or b""), self._instance.synchro
-        if isinstance(told, RaftState) and told.term > synchro.raft.term:
-            synchro.raft = RaftState(term=told.term)
+        told = decode_control(row.type, row.body or b"")
+        if isinstance(told, RaftState):
+            self._instance.elections.message(source_id, told)

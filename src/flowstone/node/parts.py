@@ -23,10 +23,11 @@ from flowstone.iproto import errors
 from flowstone.iproto.auth import hash_of_hash
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.applying import Applying
-from flowstone.node.checkpoint import SLICE_WHILE_LOADING, Checkpointer, write_snapshot
+from flowstone.node.checkpoint import SLICE_WHILE_LOADING, Checkpointer, States, write_snapshot
 from flowstone.node.commits import Commits, Listener
 from flowstone.node.configuration import Configuration, incorrect, listen_uri
 from flowstone.node.connection import greeting_of
+from flowstone.node.elections import Elections
 from flowstone.node.gc import GarbageCollector
 from flowstone.node.info import members
 from flowstone.node.instance import Function, Instance
@@ -36,8 +37,11 @@ from flowstone.node.recovery import Recovered, bootstrap, dialect_of, find_files
 from flowstone.node.relay import Relays
 from flowstone.node.replication import Replication
 from flowstone.node.server import Server
+from flowstone.node.synchro_queue import Revocable
 from flowstone.node.warm_up import warm_up
 from flowstone.outside import Outside, Tls
+from flowstone.replication.limbo_queue import Pending
+from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import LogDirectory
 
@@ -144,6 +148,9 @@ class Parts:
         commits.on_commit = wishes.on_commit
         commits.on_rollback = wishes.on_rollback
         commits.on_members = self._members_changed
+        self.stack.callback(commits.queue.close)
+        elections = Elections(outside, journal, commits.queue)
+        self.stack.push_async_callback(elections.close)
         self.instance = instance = Instance(
             outside,
             box,
@@ -152,11 +159,14 @@ class Parts:
             uuid,
             NOBODY,
             configuration,
+            elections,
             functions=wishes.functions,
             pid=wishes.pid,
             reload=wishes.reload,
             started=outside.clock.monotonic(),
         )
+        commits.queue.on_change.append(instance.settle_read_only)
+        elections.on_change.append(instance.settle_read_only)
         self._member = Member(instance, self._adopt_joined)
         self.server = Server(instance)
         self.stack.push_async_callback(self.server.close)
@@ -194,8 +204,7 @@ class Parts:
         self._adopt(recovered)
         if recovered.synchro.pending:
             LOG.warning(
-                "%d transactions in the synchronous queue of replica %d wait for a verdict:"
-                " until they have one nothing can be changed, and no snapshot made",
+                "%d transactions in the synchronous queue of replica %d wait for a verdict",
                 len(recovered.synchro.pending),
                 recovered.synchro.queue_owner_id,
             )
@@ -224,7 +233,7 @@ class Parts:
     async def _adopt_joined(self, recovered: Recovered) -> None:
         """Makes what a join has brought the node's own: a snapshot of it, and the log goes on behind that."""
         self._check_identity(recovered)
-        instance = self.instance
+        instance, synchro = self.instance, recovered.synchro
         with instance.box.open_view() as view:
             path = await write_snapshot(
                 self._outside,
@@ -233,7 +242,7 @@ class Parts:
                 instance.box.dialect,
                 str(instance.uuid),
                 recovered.vclock,
-                recovered.synchro,
+                States(synchro.raft, synchro.promote()),
                 slice_size=SLICE_WHILE_LOADING,
             )
         LOG.info("joined as %d at %s, %s", recovered.replica_id, recovered.vclock, path)
@@ -243,14 +252,35 @@ class Parts:
         instance = self.instance
         instance.journal.continue_at(recovered.vclock, recovered.last)
         instance.replicaset_uuid = recovered.replicaset_uuid or NOBODY
-        instance.synchro = recovered.synchro
         self._set_id(recovered.replica_id)
         self.replication.replica_set.set_members(_members(instance))
+        synchro = recovered.synchro
+        pending: list[Pending[Revocable]] = [
+            Pending(each.effect, each.lsn, each.is_synchronous) for each in synchro.pending
+        ]
+        instance.queue.start(instance.id, synchro.promote(), synchro.promote_terms, pending)
+        self.decide_anew()
+        instance.elections.start(synchro.raft, instance.id)
         _limit(instance)
+
+    def decide_anew(self) -> None:
+        """Options of synchronous replication and of elections have changed, or those who take part have."""
+        instance, configuration = self.instance, self.instance.configuration
+        dialect, ids = instance.box.dialect, [replica_id for replica_id, _ in members(instance)]
+        quorum = configuration.synchro_quorum(dialect, len(ids))
+        instance.queue.configure(
+            quorum=quorum,
+            timeout=configuration.replication_synchro_timeout,
+            max_size=configuration.replication_synchro_queue_max_size,
+        )
+        instance.elections.set_quorum(quorum, ids)
+        instance.elections.configure(configuration.election(dialect))
 
     def _forget(self) -> None:
         instance = self.instance
         instance.box.clear()
+        instance.box.in_flight.clear()
+        instance.queue.start(0, Promote(0, 0, 0), {}, ())
         instance.journal.continue_at(instance.journal.vclock)
         instance.replicaset_uuid = NOBODY
         self._set_id(0)
@@ -282,7 +312,8 @@ class Parts:
             collector,
             memtx_dir=self._memtx_dir,
             instance_uuid=str(instance.uuid),
-            synchro=instance.synchro,
+            queue=instance.queue,
+            raft=lambda: instance.elections.persisted,
             checkpoint_interval=configuration.checkpoint_interval,
             checkpoint_wal_threshold=configuration.checkpoint_wal_threshold,
         )
@@ -291,6 +322,7 @@ class Parts:
         self.relays = self.server.relays = Relays(instance, collector)
         self.stack.push_async_callback(self.relays.close)
         self.relays.on_ack.append(self.replication.peer_acknowledged)
+        self.relays.on_ack.append(instance.queue.ack)
         instance.peers = _Peers(self.replication, self.relays)
 
     def _apply_rows(self) -> None:
@@ -300,12 +332,11 @@ class Parts:
             instance.box,
             instance.journal,
             instance.commits,
-            instance.synchro,
             self._outside.clock,
             skip_conflict=lambda: instance.configuration.replication_skip_conflict,
         )
         self._member.applying.on_failure.append(self.replication.stop_all)
-        self._member.applying.on_limbo.append(instance.settle_read_only)
+        self._member.applying.on_term = instance.elections.heard_term
 
     def _members_changed(self) -> None:
         """`_cluster` has changed: members have come or gone, or this instance has got its id."""
@@ -315,11 +346,15 @@ class Parts:
         if own != instance.id and not instance.id:
             LOG.info("registered as %d", own)
             self._set_id(own)
+            instance.queue.registered(own)
+            instance.elections.registered(own)
             instance.settle_read_only()
             self.replication.got_id()
-        for uuid in removed:
+        for uuid, replica_id in removed.items():
             LOG.info("%s is no longer a member", uuid)
             self.relays.member_removed(uuid)
+            instance.queue.forget(replica_id)
+        self.decide_anew()
 
     # --- the address ---
 
@@ -366,6 +401,8 @@ def apply_options(parts: Parts, changed: Sequence[str]) -> None:
     due = {name: getattr(configuration, name) for name in changed if name.startswith("checkpoint_")}
     parts.checkpointer.reconfigure(**due)
     parts.server.reconfigure()
+    if any(name.startswith(("replication_synchro", "election_")) or name == "replication_timeout" for name in changed):
+        parts.decide_anew()
     if "wal_cleanup_delay" in changed:
         parts.relays.reconfigure()
 

@@ -15,7 +15,6 @@ from flowstone.node import procedures_schema, procedures_space
 from flowstone.node.configuration import OPTIONS
 from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Instance
-from flowstone.node.limbo import clear_synchro_queue
 from flowstone.node.procedures import Call, Outcome, Procedure, Procedures, Results, value
 
 _INFO, _CFG = "box.info.", "box.cfg."
@@ -138,7 +137,7 @@ def _not_yet(call: Call) -> Outcome:
 
 
 async def _clear_synchro_queue(call: Call) -> Results:
-    await clear_synchro_queue(call.instance)
+    await call.instance.queue.clear()
     return []
 
 

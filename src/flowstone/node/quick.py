@@ -24,7 +24,7 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import MessagePackError, unpack
 from flowstone.iproto.replies import encode_data, encode_error
 from flowstone.iproto.row import encode_uint
-from flowstone.node.commits import Commits, wal_error
+from flowstone.node.commits import Commits, client_error
 from flowstone.node.journal import Journal
 from flowstone.outside import Clock
 
@@ -105,7 +105,7 @@ class QuickLane:
             self._journal.write_now(self._row(kind, lane.space.id, content), 1)
         except FlowstoneError as error:
             primary.set(key, old)
-            return encode_error(sync, self._box.schema_version, wal_error(error), self._wide)
+            return encode_error(sync, self._box.schema_version, client_error(error), self._wide)
         result = old if kind == DELETE else new
         return encode_data(sync, self._box.schema_version, () if result is None else (result,), self._wide)
 

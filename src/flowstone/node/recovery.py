@@ -23,7 +23,7 @@ from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect, from_greeting
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.msgpack import pack, unpack
-from flowstone.node.checkpoint import write_snapshot
+from flowstone.node.checkpoint import States, write_snapshot
 from flowstone.node.journal import LastLog
 from flowstone.node.replay import Replay, Synchro
 from flowstone.outside import AlreadyLocked, Disk, Lock, Outside
@@ -191,10 +191,9 @@ async def bootstrap(
             statements.insert(box.begin(), box.space(system.CLUSTER_ID), pack((replica_id, str(peer))))
     finally:
         box.is_recovering = False
-    synchro = Synchro()
     with box.open_view() as view:
-        await write_snapshot(outside, memtx_dir, view, box.dialect, str(instance), VClock(), synchro)
-    return Recovered(VClock(), instance, replicaset, replica_id_of(box, instance), synchro)
+        await write_snapshot(outside, memtx_dir, view, box.dialect, str(instance), VClock(), States())
+    return Recovered(VClock(), instance, replicaset, replica_id_of(box, instance), Synchro())
 
 
 def replicaset_uuid_of(box: Box) -> UUID | None:

@@ -203,8 +203,6 @@ class Relays:
         instance = self.instance
         if not instance.is_read_only:
             return None
-        if not (instance.configuration.read_only or instance.is_orphan or instance.is_queue_foreign):
-            return None  # only until there are verdicts, and a join waits for them
         return instance.box.read_only_error()
 
     async def _join(self, request: Request, link: Link) -> None:

@@ -23,11 +23,11 @@ from flowstone.box.space import Space
 from flowstone.box.system import CLUSTER_ID, SEQUENCE_DATA_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
-from flowstone.iproto.constants import GROUP_LOCAL, RaftKey, RequestType
+from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row, encode_uint
 from flowstone.node.checkpoint import SLICE
-from flowstone.node.commits import wal_error
+from flowstone.node.commits import client_error
 from flowstone.node.info import members
 from flowstone.node.instance import Instance
 from flowstone.node.log_reader import LogReader, LogsGone
@@ -35,6 +35,7 @@ from flowstone.node.tail import packets_of
 from flowstone.replication.messages import encode_marker, encode_row_packet, encode_vclock_reply
 from flowstone.replication.relay import RowFilter, xlog_gap
 from flowstone.replication.row_stream import stream_packets
+from flowstone.replication.synchro import RaftState
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
 
@@ -42,10 +43,6 @@ LOG = logging.getLogger("flowstone.node")
 
 PIECE_SIZE_MAX: Final = 1024 * 1024
 """Bytes of tuples from which on a replica has to read before it gets more."""
-
-LIMBO_LOOK_INTERVAL: Final = 0.02
-SYNCHRO_TIMEOUT: Final = 5.0
-"""`replication_synchro_timeout`: how long a join waits for verdicts on what the queue holds."""
 
 _CLUSTER_FIELDS_2: Final = 2
 """Of a tuple of `_cluster` in schemas of 2.x: id and UUID."""
@@ -93,25 +90,17 @@ class Join:
     async def send_snapshot(self) -> VClock:
         """Sends the data of now, behind the position that it has, which is returned."""
         instance = self._instance
-        await self._settled()
         # View, position and the state of the queue are of one moment: nothing is submitted between these lines.
         with instance.box.open_view() as view:
             vclock = instance.journal.vclock
-            meta = self._meta()
+            newest, meta = instance.queue.limbo.newest, self._meta()
             await self._synced()
+            # A snapshot says of all that it holds that it is a fact.
+            await instance.queue.decided(newest, instance.queue.timeout)
             self._link.write(encode_vclock_reply(vclock, self._sync, with_zero=not self._is_2_6) + meta)
             for space in _sent_spaces(view):
                 await self._send_space(view, space)
         return vclock
-
-    async def _settled(self) -> None:
-        """Returns when nothing waits for a verdict: a snapshot says of all that it holds that it is a fact."""
-        clock, synchro = self._instance.outside.clock, self._instance.synchro
-        deadline = clock.monotonic() + SYNCHRO_TIMEOUT
-        while synchro.pending:
-            if clock.monotonic() >= deadline:
-                raise errors.SyncQuorumTimeout("Quorum collection for a synchronous transaction is timed out")
-            await clock.sleep(LIMBO_LOOK_INTERVAL)
 
     async def _synced(self) -> None:
         """Returns when all that was submitted is written; raises what made it fail: then the view shows too much."""
@@ -123,7 +112,7 @@ class Join:
             if error is None:
                 written.set_result(None)
             else:
-                written.set_exception(wal_error(error))
+                written.set_exception(client_error(error))
 
         journal = self._instance.journal
         journal.submit(b"", 0, done)
@@ -134,15 +123,13 @@ class Join:
         """The state of elections and of the queue, for those who said their version: they understand it."""
         if self._is_2_6 or not self._version:
             return b""
-        synchro, sync = self._instance.synchro, self._sync
-        promote = Row(RequestType.RAFT_PROMOTE.value, replica_id=synchro.owner_id, body=synchro.promote().encode())
-        raft = {RaftKey.TERM.value: synchro.raft.term}
-        if synchro.raft.vote:
-            raft[RaftKey.VOTE.value] = synchro.raft.vote
+        instance, sync = self._instance, self._sync
+        state = instance.queue.checkpoint()
+        promote = Row(RequestType.RAFT_PROMOTE.value, replica_id=state.owner_id, body=state.encode())
         return b"".join(
             (
                 encode_marker(RequestType.JOIN_META, sync),
-                encode_row_packet(raft_row(raft, self._version), sync),
+                encode_row_packet(raft_row(instance.elections.persisted, self._version), sync),
                 encode_row_packet(promote, sync),
                 encode_marker(RequestType.JOIN_SNAPSHOT, sync),
             )
@@ -164,7 +151,6 @@ class Join:
     async def register(self, uuid: UUID, name: str | None = None) -> None:
         """Makes the instance a member, unless it is one; with its name where the schema (of 3.x) has room for it."""
         instance = self._instance
-        await self._settled()
         ids = dict(members(instance))
         if str(uuid) in ids.values():
             return
@@ -183,7 +169,7 @@ class Join:
 
     async def send_log(self, start: VClock, stop: VClock) -> None:
         """Sends the rows between two positions of our log; whatever the replica has of its own is not left out."""
-        await self._settled()
+        await self._instance.queue.settled(self._instance.queue.timeout)
         reader = LogReader(self._instance.outside.disk, self._wal_dir, start)
         rows = RowFilter(start)
         try:
@@ -230,12 +216,12 @@ class Join:
         self._link.write(encode_vclock_reply(self._instance.vclock, self._sync))
 
 
-def raft_row(body: dict[int, int], version: int) -> Row:
+def raft_row(state: RaftState, version: int) -> Row:
     """A RAFT row for a replica of this version: older ones expect it to be marked as local."""
     number = (version >> 16, version >> 8 & 0xFF, version & 0xFF)
     first_of_2, first_of_3 = _FIRST_WITH_PLAIN_RAFT
     is_plain = number >= first_of_3 or first_of_2 <= number < (3, 0, 0)
-    return Row(RequestType.RAFT.value, group_id=0 if is_plain else GROUP_LOCAL, body=pack(body))
+    return Row(RequestType.RAFT.value, group_id=0 if is_plain else GROUP_LOCAL, body=state.encode())
 
 
 def snapshot_packets(space_id: int, tuples: Sequence[bytes], sync: int = 0) -> bytes:

@@ -17,7 +17,6 @@ from uuid import UUID
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
-from flowstone.iproto.constants import RaftKey
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.packet import split
 from flowstone.iproto.replies import encode_error
@@ -41,6 +40,7 @@ from flowstone.replication.messages import (
     encode_subscribe_reply,
 )
 from flowstone.replication.relay import TRANSITIONS, Acked, Pulse, RelayState, RowFilter, xlog_gap
+from flowstone.replication.synchro import RaftState
 from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.node")
@@ -342,13 +342,11 @@ class Relay:
         """Tells the state of elections, at least with this term; those who could not make sense of it get nothing."""
         if not self._gets_raft:
             return
-        raft = self._instance.synchro.raft
-        self._sent_term = max(raft.term, term)
-        body = {RaftKey.TERM.value: self._sent_term}
-        if raft.vote and raft.term == self._sent_term:
-            body[RaftKey.VOTE.value] = raft.vote
-        body[RaftKey.STATE.value] = _FOLLOWER
-        self._link.write(encode_row_packet(raft_row(body, self._version)))
+        raft = self._instance.elections.shown
+        if raft.term < term:
+            raft = RaftState(term=term, state=_FOLLOWER)
+        self._sent_term = raft.term
+        self._link.write(encode_row_packet(raft_row(raft, self._version)))
 
     def _heartbeat(self) -> None:
         clock = self._instance.outside.clock

@@ -68,7 +68,8 @@ class Synchro:
 
     def promote(self) -> Promote:
         """The state as a snapshot has it."""
-        return Promote(self.owner_id, self.confirmed.get(self.owner_id, 0), self.term, VClock(self.confirmed))
+        owner_id = self.queue_owner_id
+        return Promote(owner_id, self.confirmed.get(owner_id, 0), self.term, VClock(self.confirmed))
 
     def follow(self, row: Row, *, in_snapshot: bool = False) -> None:
         """Takes note of a row of CONTROL_TYPES."""

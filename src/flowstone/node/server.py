@@ -186,10 +186,19 @@ class Connection:
         if self._unsent > self._server.limits.output_max:
             self._is_held = True
 
-    def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
+    def postponed(self) -> None:
         self.in_flight += 1
         if self.in_flight >= self._server.limits.net_msg_max:
             self._is_held = True
+
+    def send_late(self, packets: Sequence[bytes]) -> None:
+        self.in_flight -= len(packets)
+        self.write(packets[0] if len(packets) == 1 else b"".join(packets))
+        if self._is_held:
+            self._continue()
+
+    def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
+        self.postponed()
         task = self._server.start(self._run(reply))
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)

@@ -8,6 +8,7 @@ quick lane (`quick.py`). Replies to writes leave when the log has them; a failed
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -29,7 +30,7 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.packet import PacketError, split
 from flowstone.iproto.replies import encode_error
 from flowstone.iproto.scan import Bytes, Cells
-from flowstone.node.commits import Commits, wal_error
+from flowstone.node.commits import Commits, client_error
 from flowstone.node.journal import Journal
 from flowstone.node.quick import QuickLane
 from flowstone.outside import Clock
@@ -100,6 +101,14 @@ class Peer(Protocol):
         """Sends replies. A connection that is gone sends nothing."""
         ...
 
+    def postponed(self) -> None:
+        """Told of each reply that has to wait for others than us; who has many of them has to wait with its next."""
+        ...
+
+    def send_late(self, packets: Sequence[bytes]) -> None:
+        """Sends replies that were postponed."""
+        ...
+
     def refuse(self, reason: str) -> None:
         """Ends the connection, because what it sent is no packet."""
         ...
@@ -144,6 +153,8 @@ class Turns:
         self._clock = clock
         self._wide = wide
         self._quick = QuickLane(box, journal, commits, clock, wide=wide)
+        self._late: dict[Peer, list[bytes]] = {}
+        self._is_late_due = False
         self._table: Cells = np.empty((scan.LINES, TURN_REQUESTS_MAX), np.int64)
 
     def run(self, peers: Sequence[Peer]) -> None:
@@ -234,11 +245,14 @@ class Turns:
             if reply.packet:
                 outbox.add(peer, reply.packet)
             return
+        if self._commits.must_wait(reply.transaction):
+            self._answer_later(peer, reply, reply.transaction)
+            return
         replace = outbox.add(peer, reply.packet)
 
         def done(error: FlowstoneError | None) -> None:
             if error is not None:
-                replace(self._error(reply.sync, wal_error(error)))
+                replace(self._error(reply.sync, client_error(error)))
             outbox.release()
 
         outbox.hold()
@@ -247,6 +261,30 @@ class Turns:
         except TarantoolError as error:
             replace(self._error(reply.sync, error))
             outbox.release()
+
+    def _answer_later(self, peer: Peer, reply: Reply, transaction: Transaction) -> None:
+        """For what waits for a verdict: nothing else of the turn waits with it."""
+        packet = reply.packet
+
+        def done(error: FlowstoneError | None) -> None:
+            answer = packet if error is None else self._error(reply.sync, client_error(error))
+            self._late.setdefault(peer, []).append(answer)
+            if not self._is_late_due:
+                self._is_late_due = True
+                asyncio.get_running_loop().call_soon(self._send_late)
+
+        peer.postponed()
+        try:
+            self._commits.submit(transaction, done)
+        except TarantoolError as error:
+            done(error)
+
+    def _send_late(self) -> None:
+        """One verdict is about many: their answers leave together."""
+        late, self._late = self._late, {}
+        self._is_late_due = False
+        for peer, packets in late.items():
+            peer.send_late(packets)
 
     def _error(self, sync: int, error: TarantoolError) -> bytes:
         return encode_error(sync, self._box.schema_version, error, self._wide)
@@ -260,7 +298,9 @@ class Turns:
             return None
         if kind == SELECT:
             return lane
-        return lane if bulk.takes_writes(lane) and not box.is_read_only and not self._commits.has_listeners else None
+        commits = self._commits
+        is_plain = bulk.takes_writes(lane) and not commits.has_listeners and commits.queue.is_empty
+        return lane if is_plain and not box.is_read_only else None
 
     def _may(self, space: Space, part: _Part, privilege: int) -> bool:
         allows = self._box.access.allows
@@ -320,7 +360,7 @@ class Turns:
             if start < end:
                 self._one_by_one(batch, start, start + 1, outbox)
                 start += 1
-            if batch.part(start, end).is_waiting:
+            if batch.part(start, end).is_waiting or not self._commits.queue.is_empty:
                 self._one_by_one(batch, start, end, outbox)
                 return
             plan = plan[len(results) + 1 :]
@@ -392,7 +432,7 @@ class Turns:
         def done(error: FlowstoneError | None) -> None:
             self._commits.settle(written, error)
             if error is not None:
-                self._refuse(part, replace, wal_error(error))
+                self._refuse(part, replace, client_error(error))
             outbox.release()
 
         outbox.hold()

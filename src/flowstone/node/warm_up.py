@@ -105,5 +105,10 @@ class _Client:
     def send(self, packets: Sequence[bytes]) -> None:
         self.reply_count += len(packets)
 
+    def postponed(self) -> None: ...
+
+    def send_late(self, packets: Sequence[bytes]) -> None:
+        self.send(packets)
+
     def refuse(self, reason: str) -> None:
         raise AssertionError(reason)

@@ -146,7 +146,8 @@ def _status(instance: Instance) -> dict[str, Any]:
 
 def _election(instance: Instance) -> dict[str, Any]:
     """Of an instance that takes part in no elections: the term that it has seen, and nobody leads."""
-    return {"term": instance.synchro.raft.term, "role": "follower", "is_ro": instance.is_read_only, "leader": 0}
+    info = instance.elections.info()
+    return {"term": info.term, "role": info.state, "is_ro": instance.is_read_only, "leader": info.leader}
 
 
 def ballot(instance: Instance) -> dict[int, Any]:

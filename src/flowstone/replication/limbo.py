@@ -107,6 +107,10 @@ class Limbo(Generic[T]):
         """Per instance, the newest term of a PROMOTE or DEMOTE that it wrote. The caller's own."""
         return dict(self._promote_terms)
 
+    def promote_term(self, instance_id: int) -> int:
+        """The newest term of a PROMOTE or DEMOTE that `instance_id` wrote."""
+        return self._promote_terms.get(instance_id, 0)
+
     @property
     def confirmed_vclock(self) -> VClock:
         """Per instance that ever was owner, its highest LSN known to be confirmed."""
@@ -147,6 +151,11 @@ class Limbo(Generic[T]):
     def is_frozen(self) -> bool:
         """No verdict is given: another instance may be about to give it, or has while we were away."""
         return self._is_fenced or self._is_frozen_until_promotion
+
+    @property
+    def is_fenced(self) -> bool:
+        """Frozen, because a newer term has begun or a quorum is out of reach."""
+        return self._is_fenced
 
     @property
     def is_read_only(self) -> bool:

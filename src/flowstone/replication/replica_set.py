@@ -68,12 +68,12 @@ class ReplicaSet:
 
     # --- members ---
 
-    def set_members(self, members: Iterable[tuple[int, UUID]]) -> tuple[UUID, ...]:
-        """Takes over what `_cluster` holds; the UUIDs of those that are no longer in it."""
+    def set_members(self, members: Iterable[tuple[int, UUID]]) -> dict[UUID, int]:
+        """Takes over what `_cluster` holds; those that are no longer in it."""
         before = self.ids
         self.members = dict(sorted(members))
         self.ids = {uuid: replica_id for replica_id, uuid in self.members.items()}
-        return tuple(uuid for uuid in before if uuid not in self.ids)
+        return {uuid: replica_id for uuid, replica_id in before.items() if uuid not in self.ids}
 
     # --- upstreams ---
 
