@@ -12,6 +12,7 @@ from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.node.commits import Commits
 from flowstone.node.configuration import configure
+from flowstone.node.elections import Elections
 from flowstone.node.instance import Instance
 from flowstone.node.journal import Journal, WalMode
 from flowstone.outside import Outside, production
@@ -48,7 +49,10 @@ def make_instance(
     )
     configuration = configure({"work_dir": str(directory or "."), **options})
     commits = Commits(box, journal, outside.clock)
-    instance = Instance(outside, box, journal, commits, UUID, REPLICASET_UUID, configuration, status="running")
+    elections = Elections(outside, journal, commits.queue)
+    instance = Instance(
+        outside, box, journal, commits, UUID, REPLICASET_UUID, configuration, elections, status="running"
+    )
     instance.started = outside.clock.monotonic()
     box.is_read_only = configuration.read_only
     return instance

@@ -374,6 +374,45 @@ async def test_heartbeats_of_newer_servers_come_in_any_case(newer: Master) -> No
     assert [row.timestamp > 0 for row in connection.take()] == [True]
 
 
+async def test_members_are_asked_where_they_are_now_and_answer_by_the_number_of_the_question(newer: Master) -> None:
+    answers: list[tuple[int, int, VClock]] = []
+    newer.relays.on_answer.append(lambda *answer: answers.append(answer))
+    connection = await newer.subscribe(newer.instance.vclock)
+    assert newer.relays.synchronize() == {2: 2}
+    assert newer.relays.synchronize() == {2: 2}, "nothing was sent yet: both share it"
+    connection.take()
+    await settle()
+    assert [decode_heartbeat(row).vclock_sync for row in connection.take()] == [2]
+    assert newer.relays.synchronize() == {2: 3}
+    assert connection.receiver is not None
+    connection.receiver.received(encode_ack(Ack(newer.instance.vclock, 1, 2)))
+    connection.receiver.received(encode_ack(Ack(newer.instance.vclock, 1, 2)))
+    assert answers == [(2, 2, newer.instance.vclock.without_zero())] * 2, "also where it has nothing new"
+    connection.receiver.closed()
+    assert newer.relays.synchronize() == {2: 3}
+    again = (await newer.subscribe(newer.instance.vclock)).take()
+    assert decode_heartbeat(again[-1]).vclock_sync == 3, "who comes back is asked by its first heartbeat"
+
+
+async def test_a_reader_that_hangs_is_asked_when_it_reads_again(newer: Master) -> None:
+    connection = await newer.subscribe(newer.instance.vclock, connection=Connection(room=0))
+    connection.take()
+    newer.relays.synchronize()
+    await settle()
+    assert connection.take() == []
+    connection.read()
+    assert [decode_heartbeat(row).vclock_sync for row in connection.take()] == [2]
+
+
+async def test_anonymous_replicas_are_not_asked(newer: Master) -> None:
+    uuid = UUID(int=(0x4 << 76) | (0x8 << 60) | 9)
+    connection = await newer.subscribe(newer.instance.vclock, uuid, is_anonymous=True)
+    connection.take()
+    assert 0 not in newer.relays.synchronize()
+    await settle()
+    assert connection.take() == []
+
+
 async def test_a_replica_that_says_nothing_is_disconnected(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock)
     for _ in range(5):

@@ -10,12 +10,14 @@ import pytest
 from flowstone.box import ddl
 from flowstone.box.access import GUEST
 from flowstone.box.dialect import Dialect
+from flowstone.box.transaction import Isolation
 from flowstone.iproto import auth, errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
 from flowstone.node.session import STREAMS_MAX, WATCHES_MAX, WATCHES_MAX_BEFORE_AUTH, OpenTransactions
+from tests.node.answering import Answering
 from tests.node.conversations import SALT, Conversation
 from tests.node.instances import UUID, make_instance
 
@@ -247,9 +249,45 @@ async def test_a_begin_with_impossible_options_is_refused(client: Conversation, 
 @pytest.mark.parametrize("level", range(5))
 async def test_every_isolation_level_is_taken(client: Conversation, level: int) -> None:
     await client.request(RequestType.BEGIN, {0x59: level}, stream=1)
-    await client.insert(1, "one", stream=1)
+    if level == Isolation.LINEARIZABLE:
+        with raises(errors.Unsupported, 'space "numbers" does not support linearizable operations'):
+            await client.insert(1, "one", stream=1)
+    else:
+        await client.insert(1, "one", stream=1)
     await client.request(RequestType.COMMIT, stream=1)
+    assert await client.select() == (() if level == Isolation.LINEARIZABLE else ((1, "one"),))
+
+
+async def test_a_linearizable_transaction_begins_when_enough_members_have_answered(client: Conversation) -> None:
+    followers = Answering(client.instance, members=3)
+    begin = asyncio.ensure_future(client.response(RequestType.BEGIN, {0x59: 4}, stream=1))
+    select = asyncio.ensure_future(client.response(RequestType.SELECT, {0x10: 281, 0x12: 1, 0x20: ()}, stream=1))
+    await asyncio.sleep(0)
+    assert not begin.done()
+    followers.answer(2)
+    response = await begin
+    assert response is not None
+    assert not response.is_error
+    refused = await select
+    assert refused is not None
+    assert refused.error().code == errors.Unsupported.code, "what came behind it was executed in the transaction"
+
+
+async def test_a_linearizable_transaction_that_takes_too_long_does_not_begin(client: Conversation) -> None:
+    Answering(client.instance, members=3)
+    with raises(errors.System, "timed out"):
+        await client.request(RequestType.BEGIN, {0x59: 4, 0x56: 0.01}, stream=1)
+    await client.insert(1, "one", stream=1)
     assert await client.select() == ((1, "one"),)
+
+
+async def test_nothing_begins_for_a_client_that_has_gone_meanwhile(client: Conversation) -> None:
+    followers = Answering(client.instance, members=3)
+    begin = asyncio.ensure_future(client.response(RequestType.BEGIN, {0x59: 4}, stream=1))
+    await asyncio.sleep(0)
+    client.session.close()
+    followers.answer(2)
+    assert await begin is None
 
 
 @pytest.mark.parametrize(("begin", "commit"), [({0x61: True}, {}), ({}, {0x61: True})])

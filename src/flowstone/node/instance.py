@@ -6,7 +6,7 @@ request, so that whoever changes a fact here need tell nobody. Holds no logic bu
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
@@ -86,6 +86,27 @@ class Peers(Protocol):
         ...
 
 
+class Followers(Protocol):
+    """Members that follow this instance, and say where they are when they are asked."""
+
+    on_answer: list[Callable[[int, int, VClock], None]]
+    """Told the id of a member, the number of the heartbeat that it answers, and the vclock that it has."""
+
+    def synchronize(self) -> Mapping[int, int]:
+        """Asks all of them; by id, the numbers from which on answers are newer than the question. Unknown ones: 1."""
+        ...
+
+
+class NoFollowers:
+    """Nobody follows, or not yet."""
+
+    def __init__(self) -> None:
+        self.on_answer: list[Callable[[int, int, VClock], None]] = []
+
+    def synchronize(self) -> Mapping[int, int]:
+        return {}
+
+
 class NoPeers:
     """An instance alone."""
 
@@ -126,6 +147,7 @@ class Instance:
     """Whose data this instance has taken, or is about to take, at its birth."""
 
     peers: Peers = field(default_factory=NoPeers)
+    followers: Followers = field(default_factory=NoFollowers)
 
     reload: Callable[[dict[str, Any]], Awaitable[None]] | None = None
     """Applies options to the running node, for CALL of `box.cfg` with arguments."""

@@ -15,8 +15,10 @@ from typing import Any, Protocol, Self, TypeVar
 
 from flowstone.box import ddl
 from flowstone.box.box import Box
+from flowstone.box.dialect import Dialect
 from flowstone.box.transaction import Transaction as BoxTransaction
 from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
 from flowstone.node.changes import Trigger, listener
 from flowstone.node.commits import Listener
 from flowstone.node.configuration import OPTIONS, Configuration, configure, incorrect
@@ -25,6 +27,7 @@ from flowstone.node.instance import Function, Instance
 from flowstone.node.parts import Parts, Wishes, apply_options
 from flowstone.node.spaces import Space
 from flowstone.node.transactions import Transaction, View
+from flowstone.node.waiting import wait_read_only
 from flowstone.outside import Outside, production
 
 LOG = logging.getLogger("flowstone.node")
@@ -67,6 +70,7 @@ class Node:
         self._functions: dict[str, Function] = {}
         self._on_commit: list[Listener] = []
         self._on_rollback: list[Listener] = []
+        self._on_election: list[Callable[[], object]] = []
         self._running: Parts | None = None
         self._reconfiguring = asyncio.Lock()
 
@@ -84,7 +88,15 @@ class Node:
             raise
 
     async def _start(self, stack: AsyncExitStack) -> Parts:
-        wishes = Wishes(self._user, self._pid, self._functions, self._on_commit, self._on_rollback, self._reload)
+        wishes = Wishes(
+            self._user,
+            self._pid,
+            self._functions,
+            self._on_commit,
+            self._on_rollback,
+            self._on_election,
+            self._reload,
+        )
         parts = Parts(self._outside, self._configuration, wishes, stack)
         await parts.start()
         return parts
@@ -168,12 +180,16 @@ class Node:
         made, _ = await self.write(lambda transaction: ddl.create_space(transaction, name, **options))
         return self.space(made.id)
 
-    def transaction(self, isolation: str = "default", *, is_sync: bool = False) -> Transaction:
+    def transaction(
+        self, isolation: str = "default", *, is_sync: bool = False, timeout: float | None = None
+    ) -> Transaction:
         """Statements that become true together: `async with node.transaction() as transaction`.
 
-        `is_sync`: it waits for a quorum, as if its spaces were synchronous.
+        `isolation="linearizable"`: it begins when this node has whatever was committed before, anywhere, and is for
+        synchronous spaces only. `is_sync`: it waits for a quorum, as if its spaces were synchronous. `timeout`: the
+        seconds that all of it may take, `txn_timeout` otherwise.
         """
-        return Transaction(self._instance, isolation, is_sync=is_sync)
+        return Transaction(self._instance, isolation, is_sync=is_sync, timeout=timeout)
 
     def read_view(self) -> View:
         """All spaces as they are now, whatever is written later: `with node.read_view() as view`."""
@@ -198,6 +214,40 @@ class Node:
     def info(self) -> dict[str, Any]:
         """What `box.info` shows."""
         return box_info(self._instance)
+
+    # --- who leads ---
+
+    async def promote(self) -> None:
+        """As `box.ctl.promote()`: returns when this node leads, and the queue of synchronous transactions is its own.
+
+        Without elections it just takes the queue over, as soon as a quorum has what waits in it.
+        """
+        self._check_has_terms("promote()")
+        await self._instance.elections.promote()
+
+    async def demote(self) -> None:
+        """As `box.ctl.demote()`: gives back what `promote` has taken."""
+        self._check_has_terms("demote()")
+        await self._instance.elections.demote()
+
+    async def clear_synchro_queue(self) -> None:
+        """In dialect 2.6, which knows no promotion: decides about what a dead owner has left in the queue."""
+        if self.box.dialect is Dialect.V2_6:
+            await self._instance.queue.clear()
+        else:
+            await self.promote()
+
+    async def wait_rw(self, timeout: float | None = None) -> None:
+        """Returns when the node takes writes; ER_SYSTEM "timed out" after so many seconds."""
+        await wait_read_only(self._instance, False, timeout)
+
+    async def wait_ro(self, timeout: float | None = None) -> None:
+        """Returns when the node takes no writes; ER_SYSTEM "timed out" after so many seconds."""
+        await wait_read_only(self._instance, True, timeout)
+
+    def _check_has_terms(self, what: str) -> None:
+        if self.box.dialect is Dialect.V2_6:
+            raise errors.Unsupported(f"Dialect 2.6 does not support {what}")
 
     # --- users ---
 
@@ -247,6 +297,11 @@ class Node:
         self._on_rollback.append(listener(trigger))
         return trigger
 
+    def on_election(self, trigger: Callable[[], T]) -> Callable[[], T]:
+        """From now on calls `trigger`, which may be async, after every change of what `info()["election"]` shows."""
+        self._on_election.append(trigger)
+        return trigger
+
     # --- options ---
 
     async def reconfigure(self, **options: Any) -> list[str]:
@@ -260,6 +315,7 @@ class Node:
         async with self._reconfiguring:  # opening an address takes time, and somebody else may ask meanwhile
             before = self._configuration
             wanted = before.changed(self._without_identity(options))
+            wanted.check_dialect(parts.instance.box.dialect)
             changed = before.differences(wanted)
             if "replication_anon" in changed and wanted.replication_anon:
                 raise incorrect("replication_anon", "cannot be turned on after bootstrap has finished")

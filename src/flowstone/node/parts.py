@@ -62,6 +62,7 @@ class Wishes:
     functions: dict[str, Function]
     on_commit: list[Listener]
     on_rollback: list[Listener]
+    on_election: list[Callable[[], object]]
     reload: Callable[[dict[str, Any]], Awaitable[None]]
 
 
@@ -150,6 +151,7 @@ class Parts:
         commits.on_members = self._members_changed
         self.stack.callback(commits.queue.close)
         elections = Elections(outside, journal, commits.queue)
+        elections.on_election = wishes.on_election
         self.stack.push_async_callback(elections.close)
         self.instance = instance = Instance(
             outside,
@@ -324,6 +326,7 @@ class Parts:
         self.relays.on_ack.append(self.replication.peer_acknowledged)
         self.relays.on_ack.append(instance.queue.ack)
         instance.peers = _Peers(self.replication, self.relays)
+        instance.followers = self.relays
 
     def _apply_rows(self) -> None:
         """Rows of peers have somewhere to go from now on."""

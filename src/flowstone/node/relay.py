@@ -53,6 +53,8 @@ class Relays:
         self.instance = instance
         self.on_ack: list[Callable[[int, VClock], None]] = []
         """Called with the id, 0 for an anonymous one, and the vclock of a replica that has written more."""
+        self.on_answer: list[Callable[[int, int, VClock], None]] = []
+        """Called with the id of a member, the number of a heartbeat, and the vclock that it has had since then."""
         self._collector = collector
         self._is_2_6 = instance.box.dialect is Dialect.V2_6
         self._downstreams: dict[UUID, Downstream] = {}
@@ -318,6 +320,22 @@ class Relays:
             self._collector.advance(replica.consumer, vclock)
         for tell in self.on_ack:
             tell(replica.id, vclock)
+
+    def answered(self, replica: Downstream, vclock_sync: int, vclock: VClock) -> None:
+        """The replica has written so much, as it says after the heartbeat with this number."""
+        if replica.id:
+            for tell in list(self.on_answer):
+                tell(replica.id, vclock_sync, vclock)
+
+    def synchronize(self) -> dict[int, int]:
+        """Asks all members for their vclocks; by id, the numbers from which on answers are newer than the question.
+
+        Who does not follow now is asked when it does; one that is not known yet begins with number 1.
+        """
+        for relay in self._followers:
+            if relay.replica.id:
+                relay.synchronize()
+        return {replica.id: replica.vclock_sync + 1 for replica in self._downstreams.values() if replica.id}
 
     def send_raft(self) -> None:
         """The state of elections has changed."""

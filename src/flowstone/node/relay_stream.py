@@ -126,6 +126,10 @@ class Following(Protocol):
         """The replica has written more."""
         ...
 
+    def answered(self, replica: Downstream, vclock_sync: int, vclock: VClock) -> None:
+        """The replica has written so much, as it says after the heartbeat with this number."""
+        ...
+
 
 class Relay:
     """The way of our log to one replica."""
@@ -153,6 +157,7 @@ class Relay:
         self._unread = bytearray()
         self._unanswered = 0
         self._is_congested = False
+        self._is_heartbeat_wanted = False
         self._is_over = False
         self._released: asyncio.Future[None] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -237,6 +242,7 @@ class Relay:
 
     def drained(self) -> None:
         self._is_congested = False
+        self._send_wanted_heartbeat()
         self._go_on()
 
     def closed(self) -> None:
@@ -255,6 +261,8 @@ class Relay:
             ack = Ack(ack.vclock, ack.term, ack.vclock_sync, decode_row(packet).timestamp)
         if self.acked.take(ack, clock.wall()):
             self._relays.acknowledged(self.replica, self.acked.vclock)
+        if ack.vclock_sync:
+            self._relays.answered(self.replica, ack.vclock_sync, self.acked.vclock)
 
     # --- rows ---
 
@@ -348,7 +356,18 @@ class Relay:
         self._sent_term = raft.term
         self._link.write(encode_row_packet(raft_row(raft, self._version)))
 
+    def synchronize(self) -> None:
+        """Sends a heartbeat without waiting for its time. Who else asks before it is sent shares it."""
+        if not self._is_heartbeat_wanted:
+            self._is_heartbeat_wanted = True
+            asyncio.get_running_loop().call_soon(self._send_wanted_heartbeat)
+
+    def _send_wanted_heartbeat(self) -> None:
+        if self._is_heartbeat_wanted and not self._is_congested and not self._is_over:
+            self._heartbeat()
+
     def _heartbeat(self) -> None:
+        self._is_heartbeat_wanted = False
         clock = self._instance.outside.clock
         shows_time = self.pulse.heartbeat(clock.monotonic())
         if not self._is_2_6:

@@ -27,6 +27,7 @@ from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.replies import encode_data, encode_data_with_position, encode_error, encode_ok
 from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
+from flowstone.node.linearizable import linearization_point
 from flowstone.node.procedures import Call, Procedures, rows_of_call_16
 from flowstone.node.turn import Reply
 from flowstone.node.watchers import Watchers, ballot
@@ -274,7 +275,7 @@ class Session:
             if stream.transaction is not None and now >= stream.deadline:
                 stream.transaction.fail(errors.TransactionTimeout("Transaction has been aborted by timeout"))
 
-    def _begin(self, request: Request, stream: Stream | None) -> Reply:
+    def _begin(self, request: Request, stream: Stream | None) -> Answer:
         assert stream is not None, "the decoder lets no BEGIN pass without a stream"
         wants_sync = _wants_sync(request)
         if stream.transaction is not None:
@@ -286,15 +287,24 @@ class Session:
         level = request.uint(Key.TXN_ISOLATION)
         if level > Isolation.LINEARIZABLE:
             raise errors.IllegalParams("Illegal parameters, unknown isolation level")
-        if level == Isolation.LINEARIZABLE:
-            level = Isolation.READ_CONFIRMED  # an instance alone has nobody to ask what else is confirmed
-        stream.is_known = self._open_transactions.add(self.is_authenticated)
-        stream.transaction = self._box.begin_interactive(self.user, Isolation(level))
-        if wants_sync:
-            stream.transaction.make_sync()
-        now = self._instance.outside.clock.monotonic()
-        stream.deadline = now + (timeout or self._instance.configuration.txn_timeout)
-        return self._ok(request)
+        timeout = timeout or self._instance.configuration.txn_timeout
+        deadline = self._instance.outside.clock.monotonic() + timeout
+
+        def begin() -> Reply:
+            if self._is_closed:
+                return _NO_REPLY
+            stream.is_known = self._open_transactions.add(self.is_authenticated)
+            stream.transaction = self._box.begin_interactive(self.user, Isolation(level))
+            stream.deadline = deadline
+            if wants_sync:
+                stream.transaction.make_sync()
+            return self._ok(request)
+
+        return self._begin_later(timeout, begin) if level == Isolation.LINEARIZABLE else begin()
+
+    async def _begin_later(self, timeout: float, begin: Callable[[], Reply]) -> Reply:
+        await linearization_point(self._instance, timeout)
+        return begin()
 
     def _end(self, stream: Stream) -> InteractiveTransaction | None:
         """The transaction, which is no longer the stream's."""

@@ -12,6 +12,7 @@ from flowstone.box.dialect import Dialect
 from flowstone.box.transaction import InteractiveTransaction, Isolation
 from flowstone.iproto import errors
 from flowstone.node.instance import Instance
+from flowstone.node.linearizable import linearization_point
 from flowstone.node.spaces import TransactionSpace, ViewSpace, ViewTransaction
 
 ISOLATIONS: Final = {
@@ -19,6 +20,7 @@ ISOLATIONS: Final = {
     "read-committed": Isolation.READ_COMMITTED,
     "read-confirmed": Isolation.READ_CONFIRMED,
     "best-effort": Isolation.BEST_EFFORT,
+    "linearizable": Isolation.LINEARIZABLE,
 }
 """By the names of `box.begin{txn_isolation = …}`."""
 
@@ -31,24 +33,31 @@ class Transaction:
     was first, it raises TransactionConflict, and nothing was done; an exception in the block takes everything back.
     """
 
-    def __init__(self, instance: Instance, isolation: str, *, is_sync: bool = False) -> None:
+    def __init__(
+        self, instance: Instance, isolation: str, *, is_sync: bool = False, timeout: float | None = None
+    ) -> None:
         if isolation not in ISOLATIONS:
             raise errors.IllegalParams(f"Illegal parameters, txn_isolation must be one of {', '.join(ISOLATIONS)}")
         if is_sync and instance.box.dialect is Dialect.V2_6:
             # Its replicas know by the space alone what has to wait, and would stop at the verdict.
             raise errors.Unsupported("Dialect 2.6 does not support synchronous transactions on asynchronous spaces")
+        if timeout is not None and not timeout > 0:
+            raise errors.IllegalParams("Illegal parameters, timeout must be a number greater than 0")
         self._instance = instance
         self._is_sync = is_sync
+        self._timeout = timeout
         self._isolation = ISOLATIONS[isolation]
         self._transaction: InteractiveTransaction | None = None
         self._begun = 0.0
 
     async def __aenter__(self) -> Self:
         instance = self._instance
+        self._begun = instance.outside.clock.monotonic()
+        if self._isolation is Isolation.LINEARIZABLE:
+            await linearization_point(instance, self._seconds)
         self._transaction = instance.box.begin_interactive(isolation=self._isolation)
         if self._is_sync:
             self._transaction.make_sync()
-        self._begun = instance.outside.clock.monotonic()
         return self
 
     async def __aexit__(
@@ -59,10 +68,15 @@ class Transaction:
             transaction.end()
             return
         instance = self._instance
-        if instance.outside.clock.monotonic() - self._begun > instance.configuration.txn_timeout:
+        if instance.outside.clock.monotonic() - self._begun > self._seconds:
             transaction.end()
             raise errors.TransactionTimeout("Transaction has been aborted by timeout")
         await instance.commits.commit(transaction.prepare())
+
+    @property
+    def _seconds(self) -> float:
+        """How long it may take."""
+        return self._instance.configuration.txn_timeout if self._timeout is None else self._timeout
 
     def space(self, space: str | int) -> TransactionSpace:
         """The space with this name or id, inside the transaction."""

@@ -1,0 +1,21 @@
+"""Waiting until an instance takes writes, or does not: `box.ctl.wait_rw` and `box.ctl.wait_ro`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowstone.node.instance import Instance
+from flowstone.node.promotion import timed_out
+
+STEP_SECONDS: Final = 0.01
+"""Between two looks: whoever waits for a change of leaders waits for seconds."""
+
+
+async def wait_read_only(instance: Instance, is_read_only: bool, timeout: float | None = None) -> None:
+    """Returns when the instance is read-only, or is not; raises TimedOut after `timeout` seconds."""
+    clock = instance.outside.clock
+    deadline = None if timeout is None else clock.monotonic() + timeout
+    while instance.is_read_only != is_read_only:
+        if deadline is not None and clock.monotonic() >= deadline:
+            raise timed_out()
+        await clock.sleep(STEP_SECONDS)
