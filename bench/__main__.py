@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from bench import logs, replication, serving
+from bench import logs, replication, serving, synchronous
 from bench.measure import Result
 from tests import real_tarantool
 
-PARTS = ("logs", "serving", "replication")
+PARTS = ("logs", "serving", "replication", "synchronous")
 README = Path(__file__).parent.parent / "README.md"
 MARKERS = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
@@ -33,6 +33,7 @@ def main() -> None:
             "logs": partial(logs.run, rows=options.rows),
             "serving": serving.run,
             "replication": replication.run,
+            "synchronous": synchronous.run,
         }
         for part in [options.only] if options.only else PARTS:
             for result in runs[part](Path(work) / part):
