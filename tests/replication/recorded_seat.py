@@ -1,0 +1,351 @@
+"""Our Raft and limbo in the place of one recorded instance: they hear what it heard, and must write what it wrote.
+
+What reached the instance is taken from both ends of its recorded connections, by their times: rows and RAFT states of
+those it follows, ACKs of those that follow it, connections made and lost. What its own log says that nobody told it
+is what clients wanted. When it stood for election, and when it resigned, is seen in what it showed. Its journal writes
+at once, so its log may differ from the recorded one only in where RAFT rows stand among the others: real servers write
+those on the side.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flowstone.box.dialect import Dialect
+from flowstone.iproto.constants import GROUP_LOCAL, Flag, RequestType
+from flowstone.iproto.row import Row, decode_row
+from flowstone.replication.election import Config, Mode
+from flowstone.replication.limbo import Limbo
+from flowstone.replication.limbo_actions import Action, Commit, Reject, TransferFailed, Undo, Write, WriteNop
+from flowstone.replication.limbo_queue import Entry, Pending
+from flowstone.replication.messages import decode_ack
+from flowstone.replication.raft import Raft
+from flowstone.replication.split_brain import Fate, Request
+from flowstone.replication.synchro import Demote, Promote, RaftState, decode_control
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.transactions import CONTROL_TYPES, Transaction
+from tests.conversations import recording
+
+COMMIT = Flag.COMMIT.value
+WAIT_ACK = Flag.WAIT_ACK.value
+
+IDS = {"a": 1, "b": 2, "c": 3}
+LAG_SECONDS = {("2.11", "05-election", "to-b"): 0.05, ("3.8", "05-election", "to-b"): 0.066}
+"""The two taps of that recording were started one after the other, each with a clock of its own."""
+
+PRECISION_SECONDS = 0.1
+"""How exactly a recorded server's timers are known: it was slowed down by taps, and the machine was busy."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a recorded packet tells. `row` is None where a connection was made (`is_up`) or lost."""
+
+    at: float
+    connection: str
+    peer_id: int
+    from_upstream: bool
+    row: Row | None
+    is_up: bool = True
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A state that the instance told to one of those that follow it."""
+
+    at: float
+    connection: str
+    state: RaftState
+
+
+def ends_of(scenario: str, connection: str) -> tuple[int, int]:
+    """Who follows, and whom: `b-to-a-01`, `to-a-01` (of two), `join-01` (a replica to its master)."""
+    found = re.fullmatch(r"(?:(\w)-)?to-(\w)-\d+", connection)
+    if found is None:
+        return 2, 1
+    server_id = IDS[found[2]]
+    return IDS[found[1]] if found[1] else 3 - server_id, server_id
+
+
+def packets_of(version: str, scenario: str, connection: str) -> Iterator[tuple[float, recording.Packet | None]]:
+    """What went over a connection from SUBSCRIBE on, with times; None for its end."""
+    path = recording.scenario(version, scenario) / connection
+    sides = {side: path.with_name(f"{connection}.{side}.bin").read_bytes() for side in ("c2s", "s2c")}
+    begin = {"c2s": 0, "s2c": recording.GREETING_SIZE}
+    lag = LAG_SECONDS.get((version, scenario, connection[:4]), 0.0)
+    is_subscribed = False
+    for line in path.with_name(f"{connection}.idx").read_text().splitlines():
+        read = json.loads(line)
+        side, at = read["d"], read["t"] + lag
+        for payload, stop in recording.split(sides[side], begin[side], read["off"] + read["len"]):
+            begin[side] = stop
+            packet = recording.Packet(side == "s2c", payload)
+            is_subscribed = is_subscribed or packet.type == RequestType.SUBSCRIBE
+            if is_subscribed:
+                yield at, packet
+    if is_subscribed:
+        yield at, None
+
+
+def recorded_events(version: str, scenario: str, instance_id: int) -> tuple[list[Event], list[Shown]]:
+    """What the instance heard, and what it showed."""
+    heard: list[Event] = []
+    shown: list[Shown] = []
+    for name in recording.names(version, scenario):
+        client_id, server_id = ends_of(scenario, name)
+        if instance_id not in (client_id, server_id):
+            continue
+        follows = instance_id == client_id
+        peer_id = server_id if follows else client_id
+        for at, packet in packets_of(version, scenario, name):
+            row = None if packet is None else decode_row(packet.payload)
+            if packet is None or packet.type == RequestType.SUBSCRIBE:
+                heard.append(Event(at, name, peer_id, follows, None, is_up=packet is not None))
+            elif packet.from_server == follows:
+                heard.append(Event(at, name, peer_id, follows, row))
+            elif not follows and row is not None and row.type == RequestType.RAFT:
+                shown.append(Shown(at, name, state_of(row)))
+    # Connections are known before what comes over them.
+    return sorted(heard, key=lambda event: (event.at, event.row is not None)), sorted(shown, key=lambda each: each.at)
+
+
+def state_of(row: Row) -> RaftState:
+    state = decode_control(row.type, row.body)
+    assert isinstance(state, RaftState)
+    return state
+
+
+Written = tuple[int, int, int, bytes]
+"""Type, origin, LSN and body of a row in the log."""
+
+
+def written(row: Row) -> Written:
+    return row.type, row.replica_id, row.lsn, row.body
+
+
+def global_rows(transaction: Transaction) -> list[Row]:
+    """Without those that stay where they were written."""
+    return [row for row in transaction.rows if row.group_id != GROUP_LOCAL]
+
+
+class Seat:
+    """The machines and their log. `rows` and `raft_rows` are what they wrote, `shown` what peers would be told."""
+
+    def __init__(self, instance_id: int, members: list[int], quorum: int, mode: Mode) -> None:
+        self.id = instance_id
+        self.now = 0.0
+        self.rows: list[Written] = []
+        self.raft_rows: list[RaftState] = []
+        self.shown: list[RaftState] = []
+        self.leaders: list[tuple[int, int]] = []
+        self.owners: list[tuple[int, int]] = []
+        self.committed: list[Transaction] = []
+        self.undone: list[Transaction] = []
+        self._members, self._quorum, self._mode = members, quorum, mode
+        self._lsns: dict[int, int] = {}
+        self._open: dict[str, list[Row]] = {}
+        self._ups: set[tuple[int, bool]] = set()
+
+    def start(self, vclock: VClock, raft: RaftState, queue: Promote) -> None:
+        """From a snapshot."""
+        self._lsns = vclock.to_mapping()
+        self.limbo: Limbo[Transaction] = self._new_limbo()
+        self.limbo.restore(queue)
+        self._start_raft(raft)
+
+    def restart(self, now: float) -> None:
+        """From the log that is there: what waits is waiting again, and nobody is connected."""
+        self.now = now
+        old = self.limbo
+        pending = [Pending(entry.transaction, entry.lsn, entry.is_synchronous) for entry in old.pending]
+        self.limbo = self._new_limbo()
+        self._do(self.limbo.restore(old.checkpoint(), promote_terms=old.promote_terms, pending=pending))
+        self._ups.clear()
+        self._start_raft(self.raft.persisted)
+
+    def _new_limbo(self) -> Limbo[Transaction]:
+        return Limbo(instance_id=self.id, dialect=Dialect.V2_11, quorum=self._quorum, timeout=60.0)
+
+    def _start_raft(self, state: RaftState) -> None:
+        self.raft = Raft(
+            self.id, vclock=self.vclock, random=lambda: 0.0, now=self.now, term=state.term, vote=state.vote
+        )
+        self.raft.set_quorum(self._quorum, self._members, self.now)
+        self.set_mode(self._mode)
+        self.limbo.see_term(self.raft.volatile_term)
+        self.shown.append(self.raft.shown)
+        self._settle()
+
+    def vclock(self) -> VClock:
+        return VClock(self._lsns)
+
+    # --- what reaches it ---
+
+    def hear(self, event: Event) -> None:
+        self._wait_until(event.at)
+        if event.row is None:
+            self._connected(event)
+        elif not event.from_upstream:
+            self._ack(event.peer_id, event.row)
+        elif event.row.type == RequestType.RAFT:
+            self.raft.message(event.peer_id, state_of(event.row), self.now)
+        elif event.row.lsn:
+            self._received(event.connection, event.row)
+        elif event.row.replica_id:
+            self.raft.heartbeat(event.peer_id, self.now)
+        self._settle()
+
+    def _wait_until(self, at: float) -> None:
+        """A leader is missed by the recorded clock. When a server begins to wait for the first one, it alone knows."""
+        deadline = self.raft.deadline
+        if self.raft.leader and deadline is not None and deadline <= at:
+            self.now = max(self.now, deadline)
+            self.raft.tick(self.now)
+            self._settle()
+        self.now = max(self.now, at)
+
+    def _connected(self, event: Event) -> None:
+        (self._ups.add if event.is_up else self._ups.discard)((event.peer_id, event.from_upstream))
+        ways = {way: (event.peer_id, way) in self._ups for way in (True, False)}
+        self.raft.connection(event.peer_id, upstream=ways[True], downstream=ways[False], now=self.now)
+
+    def _ack(self, peer_id: int, row: Row) -> None:
+        ack = decode_ack(row)
+        self.raft.heard_term(peer_id, ack.term, self.now)
+        self._do(self.limbo.ack(peer_id, ack.vclock))
+
+    def _received(self, connection: str, row: Row) -> None:
+        rows = self._open.setdefault(connection, [])
+        rows.append(row)
+        if not row.is_commit:
+            return
+        transaction = Transaction(tuple(rows))
+        rows.clear()
+        if row.lsn <= self._lsns.get(row.replica_id, 0):
+            return  # came by another way
+        if row.type in CONTROL_TYPES:
+            body = decode_control(row.type, row.body)
+            assert not isinstance(body, RaftState)
+            if isinstance(body, Promote | Demote):
+                self.raft.heard_term(row.replica_id, body.term, self.now)
+                self._settle()
+            self._do(self.limbo.request(Request(row.replica_id, body)))
+        else:
+            self._apply(transaction)
+
+    def _apply(self, transaction: Transaction) -> None:
+        last, origin_id, lsn = transaction.rows[-1], transaction.replica_id, transaction.lsn
+        has_effect = any(row.type != RequestType.NOP for row in transaction.rows)
+        fate = self.limbo.admit(origin_id, lsn, flags=last.flags, has_effect=has_effect)
+        entry = None
+        if fate is Fate.ACCEPTED and has_effect:
+            is_synchronous = bool(last.flags & WAIT_ACK)
+            entry = self.limbo.receive(transaction, origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous)
+        for row in transaction.rows:
+            is_nop = fate is Fate.NOP or row.type == RequestType.NOP
+            self._write((RequestType.NOP.value, row.replica_id, row.lsn, b"") if is_nop else written(row))
+        self._logged(transaction, entry, has_effect=has_effect and fate is Fate.ACCEPTED)
+
+    # --- what its user does ---
+
+    def set_mode(self, mode: Mode) -> None:
+        self.raft.configure(Config(mode, election_timeout=2.0), self.now)
+
+    def submit(self, transaction: Transaction) -> None:
+        """A transaction of its own, which must get the LSNs and flags that the recorded one has."""
+        flags = transaction.rows[-1].flags & ~COMMIT
+        entry = self.limbo.submit(transaction, is_synchronous=bool(flags & WAIT_ACK))
+        assert self.limbo.row_flags(entry) == flags
+        for row in global_rows(transaction):
+            self._write((row.type, self.id, self._lsns.get(self.id, 0) + 1, row.body))
+        self._logged(transaction, entry, has_effect=True)
+        self._settle()
+
+    def time_out(self) -> None:
+        """Nobody was there in time for the transaction that waits longest."""
+        assert self.limbo.deadline is not None
+        self._do(self.limbo.tick(self.limbo.deadline))
+
+    def stand(self, at: float, term: int) -> None:
+        """It stood for election in `term`, by its timer if nothing that it heard was the reason."""
+        self._wait_until(at + PRECISION_SECONDS if self.raft.volatile_term < term else at)
+        if self.raft.volatile_term >= term:
+            return
+        assert self.raft.deadline is not None
+        assert self.raft.deadline < at + PRECISION_SECONDS, "the server stood earlier than we would have"
+        self.now = max(self.now, self.raft.deadline)
+        self.raft.tick(self.now)
+        self._settle()
+
+    def promote(self) -> None:
+        self.raft.promote(self.now)
+        self._settle()
+
+    def begin_term(self) -> int:
+        term = self.raft.begin_term(self.now)
+        self._settle()
+        return term
+
+    def resign(self) -> None:
+        self.raft.resign(self.now)
+        self._settle()
+
+    def transfer(self, kind: type[Promote | Demote], term: int) -> None:
+        move = self.limbo.promote if kind is Promote else self.limbo.demote
+        self._do(move(term, self.now))
+
+    # --- what they do ---
+
+    def _settle(self) -> None:
+        while ready := self.raft.ready():
+            self.limbo.see_term(self.raft.volatile_term)
+            if ready.fence:
+                self.limbo.fence()
+            if ready.broadcast is not None:
+                self.shown.append(ready.broadcast)
+            if self.raft.leader and (self.raft.volatile_term, self.raft.leader) not in self.leaders:
+                self.leaders.append((self.raft.volatile_term, self.raft.leader))
+            if ready.promote_term:
+                self._do(self.limbo.promote(ready.promote_term, self.now))
+            if ready.write is not None:
+                self._lsns[0] = self._lsns.get(0, 0) + 1
+                self.raft_rows.append(ready.write)
+                self.raft.written(ready.write.term, ready.write.vote, self.now)
+
+    def _write(self, row: Written) -> None:
+        _, origin_id, lsn, _ = row
+        assert lsn == self._lsns.get(origin_id, 0) + 1, "a hole in the log"
+        self._lsns[origin_id] = lsn
+        self.rows.append(row)
+
+    def _logged(self, transaction: Transaction, entry: Entry[Transaction] | None, *, has_effect: bool) -> None:
+        if entry is not None:
+            self._do(self.limbo.written(entry, transaction.lsn, self.now))
+        elif has_effect:
+            self.committed.append(transaction)
+
+    def _do(self, actions: list[Action[Transaction]]) -> None:
+        for action in actions:
+            match action:
+                case Write(request):
+                    self._write_control(request)
+                    self._do(self.limbo.request_written(request))
+                    if request.is_transfer:
+                        self.owners.append((self.limbo.term, self.limbo.owner_id))
+                case WriteNop(request):
+                    lsn = self._lsns.get(request.origin_id, 0) + 1
+                    self._write((RequestType.NOP.value, request.origin_id, lsn, b""))
+                case Commit(entries):
+                    self.committed += [entry.transaction for entry in entries]
+                case Undo(entry):
+                    self.undone.append(entry.transaction)
+                case Reject(_, error) | TransferFailed(error):
+                    raise error
+
+    def _write_control(self, request: Request) -> None:
+        row_type = RequestType[f"RAFT_{type(request.body).__name__.upper()}"]
+        lsn = self._lsns.get(request.origin_id, 0) + 1
+        self._write((row_type.value, request.origin_id, lsn, request.body.encode()))
