@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.node import procedures_schema, procedures_space
 from flowstone.node.instance import NoFiles
 from flowstone.node.procedures_box import built_in
+from flowstone.replication.synchro import RaftState
 from tests.node.conversations import Conversation
 from tests.node.instances import UUID, make_instance
 
@@ -121,9 +123,34 @@ async def test_waiting_for_read_only_and_back(client: Conversation) -> None:
 
 async def test_the_rest_of_box_ctl(client: Conversation) -> None:
     assert await client.call("box.ctl.is_recovery_finished") == (True,)
-    for name in ("box.ctl.promote", "box.ctl.demote", "box.ctl.clear_synchro_queue"):
-        with pytest.raises(errors.Unsupported, match=f"does not support {name}"):
+    assert await client.call("box.ctl.promote") == (), "there is no data yet"
+
+
+@pytest.mark.parametrize("name", ["box.ctl.promote", "box.ctl.clear_synchro_queue"])
+async def test_the_queue_is_claimed_and_given_back(client: Conversation, name: str) -> None:
+    instance = client.instance
+    instance.queue.registered(1)
+    instance.elections.start(RaftState(term=1), 1)
+    assert await client.call(name) == ()
+    assert await client.call("box.info.synchro") == (
+        {
+            "queue": {"len": 0, "owner": 1, "term": 2, "busy": False, "size": 0, "age": 0.0, "rollback_count": 0},
+            "quorum": 1,
+        },
+    )
+    assert await client.call("box.info.election") == ({"state": "follower", "vote": 0, "leader": 0, "term": 2},)
+    assert await client.call("box.ctl.demote") == ()
+    (synchro,) = await client.call("box.info.synchro")
+    assert (synchro["queue"]["owner"], synchro["queue"]["term"]) == (0, 3)
+    await instance.elections.close()
+
+
+async def test_2_6_knows_no_promotion_but_clears_its_queue() -> None:
+    client = Conversation(make_instance(dialect=Dialect.V2_6))
+    for name in ("box.ctl.promote", "box.ctl.demote"):
+        with pytest.raises(errors.NoSuchProc, match=f"Procedure '{name}' is not defined"):
             await client.call(name)
+    assert await client.call("box.ctl.clear_synchro_queue") == ()
 
 
 async def test_a_session_knows_itself(client: Conversation) -> None:

@@ -230,11 +230,44 @@ async def test_a_promotion_is_told_only_after_its_term(newer: Master) -> None:
     row = Row(RequestType.RAFT_PROMOTE.value, 1, 0, lsn, 1.0, lsn, body=body).encode()
     journal.submit(row, 1, lambda error: None)
     journal.flush()
-    await journal.drain()
+    await until(lambda: newer.instance.elections.term == 5)
     await settle()
     raft, promote = connection.take()
     assert unpack(raft.body)[0] == 5
     assert promote.lsn == lsn
+    await newer.put(1)
+    await settle()
+    assert [row.type for row in connection.take()] == [RequestType.REPLACE.value]
+
+
+async def test_a_promotion_in_a_file_is_told_only_after_its_term(newer: Master) -> None:
+    start = newer.instance.vclock
+    journal, lsn = newer.instance.journal, lsn_of(newer) + 1
+    row = Row(RequestType.RAFT_PROMOTE.value, 1, 0, lsn, 1.0, lsn, body=Promote(0, 0, 5).encode()).encode()
+    journal.submit(row, 1, lambda error: None)
+    journal.flush()
+    await journal.drain()
+    connection = await newer.subscribe(start)
+    await until(lambda: len(connection.sent) and newer.instance.elections.term == 5)
+    await until(lambda: newer.instance.journal.is_idle)
+    await settle()
+    rows = connection.take()
+    types = [row.type for row in rows]
+    promote = types.index(RequestType.RAFT_PROMOTE.value)
+    assert any(unpack(row.body)[0] == 5 for row in rows[:promote] if row.type == RequestType.RAFT.value)
+
+
+async def test_a_term_in_an_ack_is_heard_before_the_ack_counts(newer: Master) -> None:
+    connection = await newer.subscribe(newer.instance.vclock)
+    assert connection.receiver is not None
+    terms: list[int] = []
+    elections = newer.instance.elections
+    newer.relays.on_ack.append(lambda number, vclock: terms.append(elections.raft.volatile_term))
+    await newer.put(1)
+    await settle()
+    connection.receiver.received(encode_ack(Ack(newer.instance.vclock.without_zero(), 9)))
+    assert terms == [9]
+    await newer.instance.journal.drain()
 
 
 async def test_nothing_is_sent_that_the_log_has_not_taken(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:

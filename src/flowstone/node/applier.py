@@ -40,6 +40,7 @@ from flowstone.replication.applier import (
     reaction,
 )
 from flowstone.replication.applier_protocol import (
+    BEATS_ALWAYS,
     ApplierProtocol,
     BallotIsEvent,
     Entered,
@@ -103,16 +104,19 @@ class Applier:
         sync_lag: float = 10.0,
         on_state: Callable[[Applier], None] = lambda applier: None,
         on_ballot: Callable[[Applier], None] = lambda applier: None,
+        on_alive: Callable[[Applier], None] = lambda applier: None,
         may_regain: Callable[[UUID], bool] | None = None,
+        silence_max: Callable[[], float] | None = None,
     ) -> None:
-        """`may_regain` says whether a peer that has lost rows of its own may get them back from us.
+        """`on_alive` is told of signs of life, as elections count them. `silence_max`: as SILENCE_MAX, in seconds.
 
-        Without it whether rows are lost is not looked at.
+        `may_regain` says whether a peer that has lost rows of its own may get them back from us; without it, no matter.
         """
         self._outside = outside
         self._sink = sink
         self._on_state = on_state
         self._on_ballot = on_ballot
+        self._on_alive = on_alive
         self._may_regain = may_regain
         self._task: asyncio.Task[None] | None = None
         self._verdict: FlowstoneError | None = None
@@ -128,11 +132,11 @@ class Applier:
         self._acked: VClock | None = None
         self._heard_at = outside.clock.monotonic()
         self._last_logged: object = None
-        self._failures = 0
-        self._losses = self._times_unknown = 0
+        self._failures = self._losses = self._times_unknown = 0
         self._lost_tails = LostTails()  # of all who were at this address, whatever becomes of the connection
         self._has_gap = False
         self.replication_timeout = replication_timeout
+        self._silence_max = silence_max or (lambda: SILENCE_MAX * self.replication_timeout)
         self.sync_lag = sync_lag
         self.uri = uri
         self.state = ApplierState.OFF
@@ -346,9 +350,12 @@ class Applier:
         sink = self._sink
         match event:
             case Rows(slab, timestamp):
+                if self.version < BEATS_ALWAYS:
+                    self._on_alive(self)
                 await sink.apply(slab)
                 self._note_lag(timestamp)
             case HeartbeatHeard(heartbeat):
+                self._on_alive(self)
                 self._note_lag(heartbeat.timestamp)
                 self._acked = None  # it wants an answer, even if nothing is new
                 self._request_ack()
@@ -455,7 +462,7 @@ class Applier:
     async def _read(self, protocol: ApplierProtocol) -> None:
         """Waits for bytes: not for ever, as a peer that has lost power says nothing. A join may take its time."""
         assert self._stream is not None
-        seconds = SILENCE_MAX * self.replication_timeout
+        seconds = self._silence_max()
         if protocol.is_joining:
             seconds = max(seconds, JOIN_SILENCE_SECONDS)
         hint = None if protocol.is_greeted else tls_hint(self.uri)
@@ -487,7 +494,7 @@ class Applier:
     async def _watch_ballot(self) -> Ballot:
         """Begins to watch it on a connection of its own; the first one."""
         self._watch = BallotWatching(self.uri.address, self._open, self._new_ballot)
-        self.ballot = await self._watch.first(CONNECT_SECONDS + SILENCE_MAX * self.replication_timeout)
+        self.ballot = await self._watch.first(CONNECT_SECONDS + self._silence_max())
         return self.ballot
 
     def _new_ballot(self, ballot: Ballot) -> None:

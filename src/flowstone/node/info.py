@@ -50,13 +50,31 @@ def box_info(instance: Instance) -> dict[str, Any]:
 
 def _election(instance: Instance) -> dict[str, Any]:
     info = instance.elections.info()
-    return {"state": info.state, "vote": info.vote, "leader": info.leader, "term": info.term}
+    shown = {"state": info.state, "vote": info.vote, "leader": info.leader, "term": info.term}
+    return shown if info.leader_idle is None else shown | {"leader_idle": info.leader_idle}
 
 
 def _synchro(instance: Instance) -> dict[str, Any]:
+    """As 2.11 shows it, besides what 3.x adds: bytes and age of what waits; and what was ever undone."""
     limbo = instance.queue.limbo
-    queue = {"len": len(limbo), "owner": limbo.owner_id, "term": limbo.term, "busy": limbo.is_busy}
+    queue: dict[str, Any] = {
+        "len": len(limbo),
+        "owner": limbo.owner_id,
+        "term": limbo.term,
+        "busy": limbo.is_busy,
+        "size": limbo.size,
+        "age": _age(instance),
+        "rollback_count": limbo.rollback_count,
+    }
     return {"queue": queue, "quorum": limbo.quorum}
+
+
+def _age(instance: Instance) -> float:
+    """Seconds for which the first transaction of our own waits; whoever waits for others' verdicts does not count."""
+    first = next(iter(instance.queue.limbo.pending), None)
+    if first is None or first.written_at is None:
+        return 0.0
+    return instance.outside.clock.monotonic() - first.written_at
 
 
 def replication(instance: Instance) -> dict[int, dict[str, Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 from uuid import UUID
 
-from flowstone.box.dialect import from_greeting
+from flowstone.box.dialect import Dialect, from_greeting
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.row import Row
 from flowstone.node.applying import Applying
@@ -187,6 +187,9 @@ class Member:
             await self._instance.journal.drain()
 
     def raft(self, source_id: int, row: Row) -> None:
+        """In 2.6, which has no elections, it is a sign of life and nothing more."""
+        if self._instance.box.dialect is Dialect.V2_6:
+            return
         told = decode_control(row.type, row.body or b"")
         if isinstance(told, RaftState):
             self._instance.elections.message(source_id, told)

@@ -40,6 +40,7 @@ from flowstone.node.server import Server
 from flowstone.node.synchro_queue import Revocable
 from flowstone.node.warm_up import warm_up
 from flowstone.outside import Outside, Tls
+from flowstone.replication.election import Mode
 from flowstone.replication.limbo_queue import Pending
 from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock
@@ -105,8 +106,14 @@ class Parts:
         self.replication.follow()
         if is_leader:
             self.replication.set_orphan(False)
+            await self._lead_from_birth()
         else:
             await self.replication.sync()
+
+    async def _lead_from_birth(self) -> None:
+        """Who begins a replica set is its only member: it need not wait for a leader to show up."""
+        if self.instance.elections.mode in (Mode.CANDIDATE, Mode.MANUAL):
+            await self.instance.elections.promote()
 
     # --- what there is before there is data ---
 

@@ -6,21 +6,18 @@ way to read them, EVAL, is not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
+from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
-from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 from flowstone.node import procedures_schema, procedures_space
 from flowstone.node.configuration import OPTIONS
 from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Instance
 from flowstone.node.procedures import Call, Outcome, Procedure, Procedures, Results, value
+from flowstone.node.waiting import wait_read_only
 
 _INFO, _CFG = "box.info.", "box.cfg."
-
-WAIT_STEP_SECONDS: Final = 0.05
-"""How often somebody who waits for a change of `read_only` looks."""
 
 
 def built_in() -> Procedures:
@@ -105,38 +102,44 @@ def _backup_stop(call: Call) -> Outcome:
 # --- box.ctl ---
 
 
-def _waiting(is_there: Callable[[Instance], bool]) -> Procedure:
+def _waiting(*, is_read_only: bool) -> Procedure:
     """Returns when the instance is so; error after the given number of seconds."""
 
     async def wait(call: Call) -> Results:
-        clock = call.instance.outside.clock
         seconds = call.get(0)
         if seconds is not None and (not isinstance(seconds, int | float) or isinstance(seconds, bool)):
             raise errors.IllegalParams("Illegal parameters, timeout should be a number")
-        deadline = None if seconds is None else clock.monotonic() + seconds
-        while not is_there(call.instance):
-            if deadline is not None and clock.monotonic() >= deadline:
-                raise _timed_out()
-            await clock.sleep(WAIT_STEP_SECONDS)
+        await wait_read_only(call.instance, is_read_only, seconds)
         return []
 
     return wait
-
-
-def _timed_out() -> errors.TarantoolError:
-    record = ErrorRecord("TimedOut", "timed out", "flowstone", 0, code=errors.System.code)
-    return errors.System("timed out", stack=ErrorStack((record,)))
 
 
 def _is_recovery_finished(call: Call) -> Outcome:
     return value(call.instance.status != "loading")
 
 
-def _not_yet(call: Call) -> Outcome:
-    raise errors.Unsupported(f"This release of Flowstone does not support {call.name}()")
+async def _promote(call: Call) -> Results:
+    _check_has_terms(call)
+    await call.instance.elections.promote()
+    return []
+
+
+async def _demote(call: Call) -> Results:
+    _check_has_terms(call)
+    await call.instance.elections.demote()
+    return []
+
+
+def _check_has_terms(call: Call) -> None:
+    if call.instance.box.dialect is Dialect.V2_6:
+        raise errors.NoSuchProc(f"Procedure '{call.name}' is not defined")
 
 
 async def _clear_synchro_queue(call: Call) -> Results:
+    """Since 2.8 the old name of a promotion."""
+    if call.instance.box.dialect is not Dialect.V2_6:
+        return await _promote(call)
     await call.instance.queue.clear()
     return []
 
@@ -196,11 +199,11 @@ PROCEDURES: dict[str, Procedure] = {
     "box.snapshot": _snapshot,
     "box.backup.start": _backup_start,
     "box.backup.stop": _backup_stop,
-    "box.ctl.wait_rw": _waiting(lambda instance: not instance.is_read_only),
-    "box.ctl.wait_ro": _waiting(lambda instance: instance.is_read_only),
+    "box.ctl.wait_rw": _waiting(is_read_only=False),
+    "box.ctl.wait_ro": _waiting(is_read_only=True),
     "box.ctl.is_recovery_finished": _is_recovery_finished,
-    "box.ctl.promote": _not_yet,
-    "box.ctl.demote": _not_yet,
+    "box.ctl.promote": _promote,
+    "box.ctl.demote": _demote,
     "box.ctl.clear_synchro_queue": _clear_synchro_queue,
     "box.session.id": _session_id,
     "box.session.user": _session_user,

@@ -65,6 +65,7 @@ class Relays:
         self._is_pump_due = False
         self._last_refusal = ""
         self._pause: asyncio.Task[None] | None = None
+        instance.elections.on_broadcast.append(self.send_raft)
         if not self._is_2_6:
             self._wait_for_members()
 
@@ -130,7 +131,9 @@ class Relays:
         self._collector.collect_soon()
 
     async def close(self) -> None:
-        """Ends all of them."""
+        """Ends all of them. Twice is harmless."""
+        if self.send_raft in self.instance.elections.on_broadcast:
+            self.instance.elections.on_broadcast.remove(self.send_raft)
         if self._pause is not None:
             self._pause.cancel()
         relays = list(self._followers)
@@ -286,6 +289,7 @@ class Relays:
         relay = replica.relay = Relay(self, replica, link, asked, request.sync)
         replica.become(RelayState.FOLLOW)
         self._followers[relay] = None
+        self.instance.elections.connection(replica.id, downstream=True)
         unread = link.hand_over(relay)
         relay.start()
         relay.received(unread)
@@ -308,6 +312,7 @@ class Relays:
     def forget(self, relay: Relay) -> None:
         """It is over."""
         self._followers.pop(relay, None)
+        self.instance.elections.connection(relay.replica.id, downstream=False)
         if not relay.replica.id:
             self._downstreams.pop(relay.replica.uuid, None)  # nobody would ever take it off the list
         if not self._followers and self._tail is not None:
@@ -340,7 +345,7 @@ class Relays:
     def send_raft(self) -> None:
         """The state of elections has changed."""
         for relay in list(self._followers):
-            relay.send_raft()
+            relay.elections_changed()
 
     # --- the rest ---
 

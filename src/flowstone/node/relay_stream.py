@@ -40,7 +40,6 @@ from flowstone.replication.messages import (
     encode_subscribe_reply,
 )
 from flowstone.replication.relay import TRANSITIONS, Acked, Pulse, RelayState, RowFilter, xlog_gap
-from flowstone.replication.synchro import RaftState
 from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.node")
@@ -56,7 +55,6 @@ LOOK_INTERVAL_MAX: Final = 1.0
 """How long a relay sleeps at most: `replication_timeout` may have become shorter meanwhile."""
 
 FIRST_VERSION_WITH_RAFT: Final = 2 << 16 | 6 << 8
-_FOLLOWER: Final = 1
 _CLOSED: Final = "Broken pipe"
 
 
@@ -144,6 +142,8 @@ class Relay:
         self._is_2_6 = instance.box.dialect is Dialect.V2_6
         self._gets_raft = not self._is_2_6 and not subscribe.is_anonymous and self._version >= FIRST_VERSION_WITH_RAFT
         self._sent_term = 0
+        self._awaited_term = 0
+        """Of rows that wait until the replica is told of it."""
         clock = instance.outside.clock
         self.pulse = Pulse(clock.monotonic(), is_2_6=self._is_2_6)
         self.acked = Acked(subscribe.vclock)
@@ -259,6 +259,8 @@ class Relay:
             if ack.timestamp or self._is_2_6:
                 break
             ack = Ack(ack.vclock, ack.term, ack.vclock_sync, decode_row(packet).timestamp)
+        # Before the ACK counts: a replica that lives in a newer term does not make a transaction of ours a fact.
+        self._instance.elections.heard_term(self.replica.id, ack.term)
         if self.acked.take(ack, clock.wall()):
             self._relays.acknowledged(self.replica, self.acked.vclock)
         if ack.vclock_sync:
@@ -269,7 +271,8 @@ class Relay:
     @property
     def _is_held(self) -> bool:
         """It gets no more rows for now."""
-        return self._is_congested or self._unanswered > UNANSWERED_MAX or self._is_over
+        is_late = self._is_congested or self._unanswered > UNANSWERED_MAX
+        return is_late or self._awaited_term > self._sent_term or self._is_over
 
     def _go_on(self) -> None:
         if self._is_held:
@@ -289,9 +292,11 @@ class Relay:
                 self._run(self._catch_up())
                 return
             packets = chunk.packets_for(self._rows, self._sync)
+            if packets and not self._knows_term(chunk.promoted_term):
+                return
             self._rows.follow(chunk.after)
             self._number += 1
-            self._send(packets, chunk.promoted_term)
+            self._send(packets)
 
     async def _catch_up(self, *, is_first: bool = False) -> None:
         """Sends what the files have until the tail has the rest."""
@@ -307,17 +312,17 @@ class Relay:
                 found = await instance.outside.blocking(self._read, reader, limit)
                 if found is not None:
                     packets, after, term = found
+                    while packets and not self._knows_term(term):
+                        await self._release()
                     self._rows.follow(after)
-                    self._send(packets, term)
+                    self._send(packets)
                 elif instance.vclock == limit and tail.find(self._rows.known) is None:
                     raise LogsGone(self._rows.known, limit)
                 if is_first:
                     is_first = False
                     self._heartbeat()
                 if self._is_held:
-                    self._released = asyncio.get_running_loop().create_future()
-                    await self._released
-                    self._released = None
+                    await self._release()
         except LogsGone as gap:
             if is_first:
                 self._heartbeat()
@@ -328,6 +333,11 @@ class Relay:
             reader.close()
         self.push()
 
+    async def _release(self) -> None:
+        self._released = asyncio.get_running_loop().create_future()
+        await self._released
+        self._released = None
+
     def _read(self, reader: LogReader, limit: VClock) -> tuple[bytes, VClock, int] | None:
         piece = reader.read(limit)
         if piece is None:
@@ -335,26 +345,42 @@ class Relay:
         term = promoted_term(piece.slab) if self._gets_raft else 0
         return packets_of(piece.slab, self._rows, self._sync), piece.after, term
 
-    def _send(self, packets: bytes, term: int) -> None:
+    def _knows_term(self, term: int) -> bool:
+        """Whether the replica was told of this term, in which rows to it give the queue to somebody.
+
+        Else they wait until it is on our own disk: nobody hears of a term before.
+        """
+        if not self._gets_raft or term <= self._sent_term:
+            return True
+        elections = self._instance.elections
+        elections.heard_term(self._instance.id, term)
+        if elections.term >= term:
+            self.send_raft()
+            return True
+        self._awaited_term = term
+        return False
+
+    def _send(self, packets: bytes) -> None:
         if not packets:
             return
-        if self._gets_raft and term > self._sent_term:
-            self.send_raft(term)
         self.pulse.sent(self._instance.outside.clock.monotonic())
         self._unanswered += len(packets)
         self._link.write(packets)
 
     # --- signs of life ---
 
-    def send_raft(self, term: int = 0) -> None:
-        """Tells the state of elections, at least with this term; those who could not make sense of it get nothing."""
-        if not self._gets_raft:
+    def send_raft(self) -> None:
+        """Tells the state of elections; those who could not make sense of it get nothing."""
+        if not self._gets_raft or self._is_over:
             return
-        raft = self._instance.elections.shown
-        if raft.term < term:
-            raft = RaftState(term=term, state=_FOLLOWER)
-        self._sent_term = raft.term
-        self._link.write(encode_row_packet(raft_row(raft, self._version)))
+        shown = self._instance.elections.shown
+        self._sent_term = shown.term
+        self._link.write(encode_row_packet(raft_row(shown, self._version)))
+
+    def elections_changed(self) -> None:
+        """Tells the replica, and rows that waited for that go on."""
+        self.send_raft()
+        self._go_on()
 
     def synchronize(self) -> None:
         """Sends a heartbeat without waiting for its time. Who else asks before it is sent shares it."""
@@ -380,15 +406,16 @@ class Relay:
         clock, pulse = self._instance.outside.clock, self.pulse
         while True:
             timeout = self._instance.configuration.replication_timeout
+            lost_at = pulse.lost_at(self._instance.elections.disconnect_timeout)
             now = clock.monotonic()
-            if now >= pulse.lost_at(timeout):
+            if now >= lost_at:
                 self.stop("timed out", "Connection timed out")
                 self._link.abort()  # it would never take what is still queued for it
                 return
             # Who is behind with reading has enough of us to read.
             if now >= pulse.heartbeat_due(timeout) and not self._is_congested:
                 self._heartbeat()
-            due = pulse.lost_at(timeout)
+            due = lost_at
             if not self._is_congested:
                 due = min(due, pulse.heartbeat_due(timeout))
             await clock.sleep(min(due - now, timeout, LOOK_INTERVAL_MAX))

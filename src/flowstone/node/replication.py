@@ -132,7 +132,9 @@ class Replication:
             sync_lag=configuration.replication_sync_lag,
             on_state=lambda applier: self._applier_changed(upstream, applier),
             on_ballot=lambda applier: self._changed.set(),
+            on_alive=lambda applier: self._instance.elections.heartbeat(applier.peer_id),
             may_regain=lambda uuid: self._instance.peers.downstream(uuid) is not None,
+            silence_max=lambda: self._instance.elections.disconnect_timeout,
         )
         return upstream, applier
 
@@ -438,6 +440,7 @@ class Replication:
     # --- what appliers report ---
 
     def _applier_changed(self, upstream: Upstream, applier: Applier) -> None:
+        self._instance.elections.connection(applier.peer_id, upstream=applier.state is _State.FOLLOW)
         if upstream not in self._appliers:
             return
         state = applier.state

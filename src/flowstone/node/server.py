@@ -379,6 +379,8 @@ class Server:
         self.instance = instance
         self.limits = limits or limits_of(instance)
         self.watchers = Watchers(sources_of(instance))
+        for changed in (instance.elections.on_change, instance.queue.on_change):
+            changed.append(self.watchers.check)  # such news come without a turn
         self.procedures = built_in()
         self.is_2_6 = instance.box.dialect is Dialect.V2_6
         self.relays: Relays | None = None

@@ -20,6 +20,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.replies import encode_event
 from flowstone.node.info import members
 from flowstone.node.instance import Instance
+from flowstone.replication.election import Mode
 from flowstone.replication.vclock import VClock
 
 BALLOT = "internal.ballot"
@@ -145,9 +146,10 @@ def _status(instance: Instance) -> dict[str, Any]:
 
 
 def _election(instance: Instance) -> dict[str, Any]:
-    """Of an instance that takes part in no elections: the term that it has seen, and nobody leads."""
-    info = instance.elections.info()
-    return {"term": info.term, "role": info.state, "is_ro": instance.is_read_only, "leader": info.leader}
+    """The term is the one on disk, unlike in `box.info.election`."""
+    elections = instance.elections
+    role, leader = elections.raft.state.name.lower(), elections.raft.leader
+    return {"term": elections.term, "role": role, "is_ro": instance.is_read_only, "leader": leader}
 
 
 def ballot(instance: Instance) -> dict[int, Any]:
@@ -168,7 +170,7 @@ def ballot(instance: Instance) -> dict[int, Any]:
         BallotKey.IS_BOOTED.value: not is_loading,
         BallotKey.VCLOCK.value: vclock,
         BallotKey.GC_VCLOCK.value: gc_vclock,
-        BallotKey.CAN_LEAD.value: False,
+        BallotKey.CAN_LEAD.value: Mode(instance.configuration.election_mode) in (Mode.CANDIDATE, Mode.MANUAL),
         BallotKey.BOOTSTRAP_LEADER_UUID.value: str(instance.bootstrap_leader_uuid or UUID(int=0)),
         BallotKey.REGISTERED_REPLICA_UUIDS.value: [uuid for _, uuid in members(instance)],
     }

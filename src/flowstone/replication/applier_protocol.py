@@ -38,6 +38,9 @@ OLDEST: Final = (1, 10, 0)
 NEWER: Final = (2, 10, 0)
 """From here on a master knows ID, JOIN_META, and ACKs with a term and a time stamp."""
 
+BEATS_ALWAYS: Final = (2, 11, 0)
+"""From here on a master sends heartbeats also while it has rows to send."""
+
 
 # --- Events ---------------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,6 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import LSN_MAX
 from flowstone.xlog.reader import Slab
 
-DISCONNECT_FACTOR: Final = 4
-"""A replica from which nothing came for so many `replication_timeout` is lost."""
-
 _NOTHING_LEFT_OUT: Final = LSN_MAX
 
 
@@ -305,8 +302,9 @@ class Pulse:
     def heartbeat_due(self, timeout: float) -> float:
         return (self.row_time if self._is_2_6 else self._heartbeat_time) + timeout
 
-    def lost_at(self, timeout: float) -> float:
-        return self._ack_time + DISCONNECT_FACTOR * timeout
+    def lost_at(self, silence: float) -> float:
+        """When a replica counts as lost that may say nothing for so many seconds."""
+        return self._ack_time + silence
 
 
 class Acked:
