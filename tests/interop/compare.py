@@ -102,12 +102,21 @@ Transactions = list[tuple[LoggedRow, ...]]
 
 def transactions(member: Member) -> Transactions:
     """The global rows in a member's log files, by transaction, in the order in which they stand there."""
+    return _logged_rows(member, is_local=False)
+
+
+def local_rows(member: Member) -> list[LoggedRow]:
+    """The rows in a member's log files that nobody else gets."""
+    return [row for rows in _logged_rows(member, is_local=True) for row in rows]
+
+
+def _logged_rows(member: Member, *, is_local: bool) -> Transactions:
     disk = SystemDisk()
     found: Transactions = []
     for path in member.files("xlog"):
         with LogFile.open(disk, str(path)) as log:
             for transaction in log.transactions():
-                rows = tuple(_logged(row) for row in transaction.rows if row.group_id != GROUP_LOCAL)
+                rows = tuple(_logged(row) for row in transaction.rows if (row.group_id == GROUP_LOCAL) == is_local)
                 if rows:
                     found.append(rows)
     return found
