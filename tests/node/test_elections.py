@@ -206,10 +206,20 @@ async def test_strict_fencing_shortens_the_patience_of_the_leader_alone(sim: Sim
 
 @simulated()
 async def test_a_leader_whose_log_fails_lets_others_lead(sim: Simulation) -> None:
+    monkeypatch = pytest.MonkeyPatch()
     them = Electorate(sim)
     them.start()
     leader = await them.elect()
-    them.members[leader].log_failed()
+    journal = them.journals[leader]
+
+    def refuse(rows: list[bytes], after: dict[int, int], sync: bool = False) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_write", refuse)
+        journal.submit(b"row", 1, lambda error: None)
+        journal.flush()
+        await journal.drain()
     assert them.members[leader].is_read_only
     other = await them.elect()
     assert other != leader

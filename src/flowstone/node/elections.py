@@ -32,6 +32,9 @@ LOG = logging.getLogger("flowstone.node")
 RETRY_SECONDS: Final = 1.0
 """Until a term or vote that the log refused is written again. A real server ends itself instead."""
 
+MAY_LEAD: Final = frozenset((Mode.CANDIDATE, Mode.MANUAL))
+"""Ballots say so, for whoever looks for a master."""
+
 _MISTAKE: Final = "in a trigger of on_election"
 
 
@@ -61,6 +64,7 @@ class Elections:
         """Triggers of users, called after peers were told. What they raise is logged."""
         self.raft = self._make_raft(RaftState(term=1), 0)
         self._promotions = Promotions(self, queue, self._clock)
+        journal.on_failure.append(self._log_failed)
 
     # --- what others look at ---
 
@@ -190,10 +194,6 @@ class Elections:
             self._links[peer_id] = link
             self._do(lambda now: self.raft.connection(peer_id, upstream=link[0], downstream=link[1], now=now))
 
-    def log_failed(self) -> None:
-        """The log has refused rows: who leads and cannot write lets others lead."""
-        self._do(self.raft.resign)
-
     # --- box.ctl ---
 
     async def promote(self) -> None:
@@ -306,6 +306,10 @@ class Elections:
         except JournalClosed:
             return
         journal.flush()
+
+    def _log_failed(self) -> None:
+        """Who leads and cannot write lets others lead."""
+        self._do(self.raft.resign)
 
     def _write_later(self, raft: Raft, state: RaftState, error: FlowstoneError) -> None:
         """Until it is written Raft shows nobody anything new, and neither votes nor leads."""

@@ -94,6 +94,8 @@ class Journal:
         self.wal_max_size = wal_max_size
         self.on_written: list[Callable[[bytes, VClock], None]] = []
         """Called with the rows, and the vclock behind them, of every write that succeeded; for relays."""
+        self.on_failure: list[Callable[[], None]] = []
+        """Called when a write has failed and all who wait for it were told; for elections. It must not submit."""
         self.written_bytes = 0
         """What the files have grown by since the start."""
         self.size_limit: int | None = None
@@ -376,6 +378,8 @@ class Journal:
         LOG.error("%d submissions rolled back: %s", len(waiting), error)
         for tell in reversed(waiting):
             _tell(tell, error)
+        for callback in self.on_failure:
+            callback()
 
     def _as_failure(self, cause: Exception) -> FlowstoneError:
         if isinstance(cause, FlowstoneError):

@@ -27,7 +27,7 @@ from flowstone.node.checkpoint import SLICE_WHILE_LOADING, Checkpointer, States,
 from flowstone.node.commits import Commits, Listener
 from flowstone.node.configuration import Configuration, incorrect, listen_uri
 from flowstone.node.connection import greeting_of
-from flowstone.node.elections import Elections
+from flowstone.node.elections import MAY_LEAD, Elections
 from flowstone.node.gc import GarbageCollector
 from flowstone.node.info import members
 from flowstone.node.instance import Function, Instance
@@ -40,7 +40,6 @@ from flowstone.node.server import Server
 from flowstone.node.synchro_queue import Revocable
 from flowstone.node.warm_up import warm_up
 from flowstone.outside import Outside, Tls
-from flowstone.replication.election import Mode
 from flowstone.replication.limbo_queue import Pending
 from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock
@@ -112,7 +111,7 @@ class Parts:
 
     async def _lead_from_birth(self) -> None:
         """Who begins a replica set is its only member: it need not wait for a leader to show up."""
-        if self.instance.elections.mode in (Mode.CANDIDATE, Mode.MANUAL):
+        if self.instance.elections.mode in MAY_LEAD:
             await self.instance.elections.promote()
 
     # --- what there is before there is data ---

@@ -219,9 +219,6 @@ class Promotions:
                 await self._take_over_once(term)
             except (errors.QuorumWait, errors.InAnotherPromote) as error:
                 LOG.info("the queue is not ours yet in term %d: %s", term, error.message)
-            except errors.WalIo as error:
-                LOG.error("PROMOTE of term %d cannot be written: %s", term, error)
-                self._elections.log_failed()
             except TarantoolError as error:
                 # Real servers go on leading, and nobody can write: in the next term the queue may be to be had.
                 LOG.warning("the queue does not become ours in term %d: %s", term, error.message)

@@ -18,11 +18,13 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node.applier import Applier
+from flowstone.node.elections import MAY_LEAD
 from flowstone.node.instance import Instance
 from flowstone.node.member import Member
 from flowstone.replication import bootstrap_leader, replica_set
 from flowstone.replication.applier import ENDED, ApplierState, code_of, reaction
 from flowstone.replication.bootstrap_leader import Candidate
+from flowstone.replication.election import Mode
 from flowstone.replication.messages import Ballot
 from flowstone.replication.replica_set import DuplicateConnection, Progress, ReplicaSet, Upstream
 from flowstone.replication.vclock import VClock
@@ -221,7 +223,9 @@ class Replication:
         ]
 
     def _own_ballot(self) -> Ballot:
-        return Ballot(is_ro_cfg=self._instance.configuration.read_only, is_ro=True, is_booted=False)
+        configuration = self._instance.configuration
+        can_lead = Mode(configuration.election_mode) in MAY_LEAD
+        return Ballot(is_ro_cfg=configuration.read_only, is_ro=True, is_booted=False, can_lead=can_lead)
 
     def _peers(self) -> list[Candidate]:
         return [candidate for candidate in self._candidates() if candidate.uuid != self._instance.uuid]

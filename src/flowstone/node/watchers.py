@@ -18,6 +18,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import BallotKey, Key
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.replies import encode_event
+from flowstone.node.elections import MAY_LEAD
 from flowstone.node.info import members
 from flowstone.node.instance import Instance
 from flowstone.replication.election import Mode
@@ -170,7 +171,7 @@ def ballot(instance: Instance) -> dict[int, Any]:
         BallotKey.IS_BOOTED.value: not is_loading,
         BallotKey.VCLOCK.value: vclock,
         BallotKey.GC_VCLOCK.value: gc_vclock,
-        BallotKey.CAN_LEAD.value: Mode(instance.configuration.election_mode) in (Mode.CANDIDATE, Mode.MANUAL),
+        BallotKey.CAN_LEAD.value: Mode(instance.configuration.election_mode) in MAY_LEAD,
         BallotKey.BOOTSTRAP_LEADER_UUID.value: str(instance.bootstrap_leader_uuid or UUID(int=0)),
         BallotKey.REGISTERED_REPLICA_UUIDS.value: [uuid for _, uuid in members(instance)],
     }
