@@ -433,6 +433,25 @@ async def test_a_master_without_rows_of_its_own_is_asked_again_and_followed_once
         await until(lambda: it.state is State.SYNC)
 
 
+async def test_rows_that_come_by_another_way_while_a_master_is_asked_are_none_that_it_has_lost() -> None:
+    sink = member()
+    sink.restart_at(VClock({1: 5}))
+
+    class SlowMaster(ScriptedMaster):
+        async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asking = asyncio.create_task(super().talk(reader, writer))
+            await until(lambda: any(row.type == RequestType.SUBSCRIBE for row in self.heard))
+            sink.restart_at(VClock({1: 9}))
+            writer.write(b"".join(subscription(5)))
+            await asking
+
+    master = SlowMaster(SUBSCRIBE=[])
+    async with peer(master.talk) as uri, applier(uri, sink, may_regain=lambda uuid: False) as (it, _):
+        it.start()
+        await until(lambda: it.state in (State.SYNC, State.STOPPED))
+        assert it.state is State.SYNC
+
+
 async def test_a_master_that_never_gets_its_rows_back_is_left_for_good() -> None:
     master = ScriptedMaster()
     sink = member()

@@ -508,12 +508,12 @@ class Applier:
 
     # --- following ---
 
-    def _check_tail(self, reply: SubscribeReply) -> None:
+    def _check_tail(self, reply: SubscribeReply, ours: VClock) -> None:
         """A peer must know what it has written: else it gives the same LSNs to other rows, which we would pass over."""
         if self._may_regain is None:
             return
         assert self.uuid is not None
-        lost = self._lost_tails.check(self.uri.address, self.uuid, reply.replica_id, reply.vclock, self._sink.vclock)
+        lost = self._lost_tails.check(self.uri.address, self.uuid, reply.replica_id, reply.vclock, ours)
         if lost is None:
             self._losses = 0
             return
@@ -541,7 +541,7 @@ class Applier:
     def _begin_following(self, protocol: ApplierProtocol) -> None:
         reply = protocol.reply
         assert reply is not None
-        self._check_tail(reply)
+        self._check_tail(reply, protocol.subscribed_from)
         self._check_own_rows(reply)
         LOG.info("subscribed to %s: its vclock is %s, ours %s", self.uri.address, reply.vclock, self._sink.vclock)
         self.peer_id = reply.replica_id

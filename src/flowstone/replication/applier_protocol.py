@@ -184,6 +184,7 @@ class ApplierProtocol:
         self.features: tuple[int, ...] = ()
         self.ballot: Ballot | None = None
         self.reply: SubscribeReply | None = None
+        self.subscribed_from = VClock()  # what was asked: rows come by other ways until it is answered
         self.has_joined = False
         self.has_registered = False
         self._enter(ApplierState.CONNECT)
@@ -437,6 +438,7 @@ class ApplierProtocol:
 
     def subscribe(self, subscribe: Subscribe) -> None:
         self._replicaset_uuid = subscribe.replicaset_uuid
+        self.subscribed_from = subscribe.vclock
         self._ask(messages.encode_subscribe(subscribe, is_2_6=self._is_old), _Due.SUBSCRIPTION)
 
     def _hear_subscription(self) -> bool:
