@@ -34,7 +34,17 @@ def pytest_runtest_makereport(
 def cluster(binary: Binary | None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Members of one test."""
     assert binary is not None
-    cluster = Cluster(tmp_path, binary)
+    yield from _cluster(binary, tmp_path, request)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Members of a test without any real server: nodes, by the rules of 2.11."""
+    yield from _cluster(Binary("no server", (2, 11, 0)), tmp_path, request)
+
+
+def _cluster(binary: Binary, directory: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    cluster = Cluster(directory, binary)
     request.node.stash[_CLUSTER] = cluster
     try:
         yield cluster

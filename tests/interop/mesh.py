@@ -1,4 +1,4 @@
-"""Replica sets in which every member follows every other, each way through a proxy of its own; and what elections show.
+"""Replica sets in which every member follows every other, and what elections and the queue show there.
 
 Members begin with elections off: the first one makes users and spaces, then modes are set while all run.
 """
@@ -32,10 +32,12 @@ OWNER, LSN, TERM = 0x02, 0x03, 0x53
 
 
 class Mesh:
-    """Members in the order in which they joined, so that the first has id 1."""
+    """Members in the order in which they joined, so that the first has id 1. Each way between two goes through a proxy
+    of its own, unless the mesh is `direct`."""
 
-    def __init__(self, cluster: Cluster, kinds: Iterable[str], **options: Any) -> None:
+    def __init__(self, cluster: Cluster, kinds: Iterable[str], *, direct: bool = False, **options: Any) -> None:
         self._cluster = cluster
+        self._is_direct = direct
         self._wires: dict[tuple[Member, Member], Proxy] = {}
         self.members: list[Member] = []
         options = TIMING | options
@@ -53,10 +55,11 @@ class Mesh:
         number = len(self.members) + 1
         member: Member = getattr(self._cluster, kind)(f"{kind}{number}", start=False, **(TIMING | options))
         others = list(self.members)
-        for other in others:
-            self._wires[member, other] = self._cluster.proxy(other)
-            self._wires[other, member] = self._cluster.proxy(member)
         self.members.append(member)
+        if not self._is_direct:
+            for other in others:
+                self._wires[member, other] = self._cluster.proxy(other)
+                self._wires[other, member] = self._cluster.proxy(member)
         if others:
             member.options["replication"] = self._uris(member)
         elif member.kind == "flowstone":
@@ -70,6 +73,8 @@ class Mesh:
         return member
 
     def _uris(self, member: Member) -> list[str]:
+        if self._is_direct:
+            return [other.uri for other in self.others(member)]
         return [proxy.uri for (follower, _), proxy in self._wires.items() if follower is member]
 
     def configure(self, member: Member, **options: Any) -> None:
