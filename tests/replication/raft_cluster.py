@@ -7,11 +7,20 @@ for whoever runs it: `raft_stories.py` in order, `test_raft_model.py` in no orde
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from flowstone.replication.election import Config, Mode, Ready, State
 from flowstone.replication.raft import Raft
 from flowstone.replication.synchro import RaftState
 from flowstone.replication.vclock import VClock
+
+
+class Electable(Protocol):
+    """What the checker looks at; `disk` is the term and vote that a crash leaves."""
+
+    id: int
+    raft: Raft
+    disk: RaftState
 
 
 class Checker:
@@ -21,7 +30,7 @@ class Checker:
         self.leaders: dict[int, int] = {}
         self._votes: dict[tuple[int, int], int] = {}
 
-    def look(self, member: Member, ready: Ready) -> None:
+    def look(self, member: Electable, ready: Ready) -> None:
         raft, disk = member.raft, member.disk
         if disk.vote:
             voted = self._votes.setdefault((member.id, disk.term), disk.vote)

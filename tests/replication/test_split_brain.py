@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from flowstone.iproto import errors
-from flowstone.replication.split_brain import Fate, History, filter_request, filter_transaction
+from flowstone.replication.split_brain import Fate, History, filter_request, filter_request_of_2_6, filter_transaction
 from flowstone.replication.vclock import VClock
 from tests.replication.limbo_stories import control
 
 OURS = History(owner_id=2, term=4, confirmed=VClock({1: 5, 2: 11}), promote_terms={1: 2, 2: 4}, first=12, last=14)
 EMPTY = History(owner_id=2, term=4, confirmed=VClock({1: 5, 2: 11}), promote_terms={1: 2, 2: 4})
 UNCLAIMED = History(owner_id=0, term=5, confirmed=VClock({1: 5, 2: 11}), promote_terms={1: 2, 2: 5})
+UNPROVEN = History(
+    owner_id=2, term=4, confirmed=VClock({1: 5}), promote_terms={1: 2, 2: 4}, first=12, last=14, former=((0, 0), (1, 5))
+)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,10 @@ UNCLAIMED = History(owner_id=0, term=5, confirmed=VClock({1: 5, 2: 11}), promote
         ("demote 2:14 term 9 from 2", OURS, Fate.ACCEPTED),
         ("promote 2:11 term 5 from 1", EMPTY, Fate.ACCEPTED),
         ("promote 0:0 term 6 from 1", UNCLAIMED, Fate.ACCEPTED),
+        # Of a leader that nobody had read when the next was elected, and of one that had not read the last.
+        ("promote 1:5 term 3 from 3", OURS, Fate.NOP),
+        ("demote 2:11 term 3 from 1", OURS, Fate.NOP),
+        ("promote 1:5 term 5 from 3", UNPROVEN, Fate.ACCEPTED),
     ],
 )
 def test_rows_that_fit(words: str, history: History, fate: Fate) -> None:
@@ -51,7 +58,9 @@ RANGE = "got a request lsn out of queue range"
         ("promote 0:0 term 5 from 1", OURS, FOREIGN),
         ("demote 2:11 term 6 from 2", UNCLAIMED, FOREIGN),
         ("promote 2:11 term 4 from 1", OURS, OBSOLETE),
-        ("demote 2:11 term 3 from 1", OURS, OBSOLETE),
+        ("demote 2:12 term 3 from 1", OURS, OBSOLETE),
+        ("promote 1:6 term 3 from 3", OURS, FOREIGN),
+        ("promote 1:4 term 5 from 3", UNPROVEN, FOREIGN),
         ("promote 2:10 term 5 from 1", OURS, PROCESSED),
         ("promote 2:12 term 5 from 1", EMPTY, FUTURE),
         ("promote 2:15 term 5 from 1", OURS, RANGE),
@@ -84,6 +93,27 @@ def test_rows_that_no_server_writes(words: str, what: str) -> None:
     with pytest.raises(errors.Unsupported) as caught:
         filter_request(control(words), OURS)
     assert caught.value.message == f"Replication does not support {what}"
+
+
+@pytest.mark.parametrize(
+    ("words", "history"), [("confirm 2:12 from 2", OURS), ("rollback 2:12 from 1", OURS), ("confirm 1:9 from 1", EMPTY)]
+)
+def test_in_2_6_a_verdict_on_what_waits_is_about_its_owner(words: str, history: History) -> None:
+    assert filter_request_of_2_6(control(words), history) is Fate.ACCEPTED
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("confirm 1:9 from 1", errors.SyncMasterMismatch),
+        ("rollback 1:9 from 2", errors.SyncMasterMismatch),
+        ("promote 2:12 term 5 from 1", errors.Unsupported),
+        ("demote 2:12 term 5 from 1", errors.Unsupported),
+    ],
+)
+def test_2_6_refuses_what_it_does_not_know(words: str, error: type[errors.TarantoolError]) -> None:
+    with pytest.raises(error):
+        filter_request_of_2_6(control(words), OURS)
 
 
 def test_without_validation_only_nops_are_told_apart() -> None:

@@ -11,8 +11,8 @@ decided here. Rules: seed 002, reference 14, txn_limbo.c of 2.6.0, 2.11.9 and 3.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Final, Generic, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from flowstone.box.dialect import Dialect
 from flowstone.errors import LocalProtocolError
@@ -30,13 +30,26 @@ from flowstone.replication.limbo_actions import (
     Write,
     WriteNop,
     not_the_owner,
+    promoted_first,
+    queue_full,
     quorum_timeout,
+    quorum_wait,
     sync_rollback,
     write_failure,
 )
 from flowstone.replication.limbo_queue import Acks, Entry, Pending, Queue, State, T
-from flowstone.replication.split_brain import Body, Fate, History, Request, filter_request, filter_transaction
+from flowstone.replication.limbo_state import LimboState
+from flowstone.replication.split_brain import (
+    Body,
+    Fate,
+    Request,
+    filter_request,
+    filter_request_of_2_6,
+    filter_transaction,
+    unknown_to_2_6,
+)
 from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
+from flowstone.replication.tenures import Owner, Tenures
 from flowstone.replication.vclock import VClock, VClockBuilder
 
 RETRY_DELAY: Final = 1.0
@@ -54,150 +67,45 @@ class _Transfer(NamedTuple):
     deadline: float | None
 
 
-class Limbo(Generic[T]):
+class Limbo(LimboState[T]):
     """See the module. `instance_id` is 0 until the instance is registered, and for anonymous ones."""
 
     def __init__(self, *, instance_id: int, dialect: Dialect, quorum: int, timeout: float, max_size: int = 0) -> None:
         """`max_size`: bytes of transactions from which on no more of our own may enter; 0 for no limit."""
-        self.instance_id = instance_id
-        self.is_validating = True
-        """Whether control rows have to fit our history. Not on schemas up to 2.10.1, nor while joining."""
-        self._has_transfers = dialect is not Dialect.V2_6
-        self._quorum = quorum
+        super().__init__(instance_id=instance_id, dialect=dialect, quorum=quorum)
         self._timeout = timeout
         self._max_size = max_size
-        self._queue: Queue[T] = Queue()
-        self._owner_id = 0
-        self._term = 0
         self._raft_term = 0
-        self._promote_terms: dict[int, int] = {}
-        self._confirmed = VClockBuilder()
         # Of the owner: up to where we have it written, and up to where a quorum was seen to have it.
         self._written_lsn = 0
         self._reached_lsn = 0
         self._acks = Acks()
-        self._writing: Request | None = None
-        self._held: deque[Request] = deque()
         self._overdue: Entry[T] | None = None
         self._retry_at: float | None = None
         self._transfer: _Transfer | None = None
         self._clear_at: float | None = None
         self._clear_lsn: int | None = None
-        self._is_fenced = False
-        self._is_frozen_until_promotion = self._has_transfers
-
-    # --- what it looks like ---
-
-    @property
-    def owner_id(self) -> int:
-        """Whose transactions may wait; 0 for nobody's."""
-        return self._owner_id
-
-    @property
-    def is_owner(self) -> bool:
-        return self._owner_id != 0 and self._owner_id == self.instance_id
-
-    @property
-    def term(self) -> int:
-        """The newest term of a PROMOTE or DEMOTE."""
-        return self._term
-
-    @property
-    def promote_terms(self) -> dict[int, int]:
-        """Per instance, the newest term of a PROMOTE or DEMOTE that it wrote. The caller's own."""
-        return dict(self._promote_terms)
-
-    def promote_term(self, instance_id: int) -> int:
-        """The newest term of a PROMOTE or DEMOTE that `instance_id` wrote."""
-        return self._promote_terms.get(instance_id, 0)
-
-    @property
-    def confirmed_vclock(self) -> VClock:
-        """Per instance that ever was owner, its highest LSN known to be confirmed."""
-        return self._confirmed.vclock()
-
-    @property
-    def confirmed_lsn(self) -> int:
-        return self._confirmed.get(self._owner_id)
-
-    @property
-    def quorum(self) -> int:
-        return self._quorum
-
-    @property
-    def rollback_count(self) -> int:
-        """How many transactions were ever undone here, also by failed writes."""
-        return self._queue.rollback_count
-
-    @property
-    def size(self) -> int:
-        """Bytes of what waits."""
-        return self._queue.size
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    @property
-    def pending(self) -> tuple[Entry[T], ...]:
-        """What waits, in the order of the log."""
-        return tuple(self._queue)
-
-    @property
-    def newest(self) -> Entry[T] | None:
-        """What a checkpoint or a join waits for: it contains all up to here, and none of it may be undone."""
-        return self._queue.last
-
-    @property
-    def is_frozen(self) -> bool:
-        """No verdict is given: another instance may be about to give it, or has while we were away."""
-        return self._is_fenced or self._is_frozen_until_promotion
-
-    @property
-    def is_fenced(self) -> bool:
-        """Frozen, because a newer term has begun or a quorum is out of reach."""
-        return self._is_fenced
-
-    @property
-    def is_read_only(self) -> bool:
-        """Whether the instance must not write because of the queue. 2.6 does not know that."""
-        return self._has_transfers and self._owner_id != 0 and (not self.is_owner or self.is_frozen)
-
-    @property
-    def is_in_rollback(self) -> bool:
-        """A row that may undo the queue is being written: whatever enters now could not be told before from behind."""
-        requests = self._held if self._writing is None else (self._writing, *self._held)
-        return any(not isinstance(request.body, Confirm) for request in requests)
-
-    @property
-    def is_busy(self) -> bool:
-        """Rows of others have to wait until what is being written is decided: `admit` and `receive` would refuse."""
-        writing = self._writing
-        if writing is None or self._held:
-            return bool(self._held)
-        return not (isinstance(writing.body, Confirm) and writing.origin_id == self._owner_id == self.instance_id)
-
-    @property
-    def history(self) -> History:
-        ends = self._queue.first, self._queue.last_synchronous
-        first, last = (entry.lsn if entry else 0 for entry in ends)
-        return History(self._owner_id, self._term, self.confirmed_vclock, self._promote_terms, first, last)
-
-    def checkpoint(self) -> Promote:
-        """The state as snapshots and JOIN_META have it; what waits is not part of it."""
-        return Promote(self._owner_id, self.confirmed_lsn, self._term, self._confirmed.vclock())
 
     def restore(
-        self, state: Promote, *, promote_terms: Mapping[int, int] | None = None, pending: Iterable[Pending[T]] = ()
+        self,
+        state: Promote,
+        *,
+        promote_terms: Mapping[int, int] | None = None,
+        pending: Iterable[Pending[T]] = (),
+        former: Sequence[Owner] = (),
+        voids: Mapping[int, int] | None = None,
     ) -> list[Action[T]]:
         """Begins where a log ended: with `state` as of its end, and what waits, all of it written.
 
+        `former` and `voids` are those of `Tenures`. Without them this knows less, and takes more for a split brain.
         In 2.11 the queue stays frozen until the next PROMOTE or DEMOTE: it may have been decided about elsewhere.
         """
         self._owner_id, self._term = state.owner_id, state.term
         self._confirmed = VClockBuilder(state.confirmed_vclock)
         self._note_confirmed(state.lsn)
         self._reached_lsn = self.confirmed_lsn
-        self._promote_terms = dict(promote_terms or ({state.owner_id: state.term} if state.owner_id else {}))
+        terms = promote_terms or ({state.owner_id: state.term} if state.owner_id else {})
+        self._tenures = Tenures(terms, former, voids or {})
         self._queue = Queue()
         for transaction, lsn, is_synchronous in pending:
             entry = Entry(transaction, self._owner_id, is_synchronous=is_synchronous, lsn=lsn, is_written=True)
@@ -214,13 +122,15 @@ class Limbo(Generic[T]):
         Raises the error for its client; then it must be undone. `is_local`: no row of it is ever replicated.
         """
         if not is_synchronous and not self._queue:
+            if not is_local:
+                self._tenures.made_fact()
             return None
         if self.is_in_rollback:
             raise sync_rollback()
         if not is_local:
             self._claim(self.instance_id)
             if self._max_size and self._queue.size >= self._max_size:
-                raise errors.SyncQueueFull("The synchronous transaction queue is full")
+                raise queue_full()
         origin_id = 0 if is_local else self.instance_id
         entry = Entry(transaction, origin_id, is_synchronous=is_synchronous, size=size)
         self._queue.append(entry)
@@ -238,9 +148,14 @@ class Limbo(Generic[T]):
         `lsn` and `flags` are those of its last row. A transaction made NOPs, or of NOPs only, never enters the queue.
         """
         self._check_not_busy()
-        if not self._has_transfers or self._promote_terms.get(origin_id, 0) == self._term:
+        if not self._has_transfers or self.promote_term(origin_id) == self._term:
             return Fate.ACCEPTED
         waits = bool(flags & _WAIT_SYNC)
+        if waits and lsn > self._confirmed.get(origin_id):
+            # Also a NOP says by its flags what it was.
+            if flags & _WAIT_ACK:
+                self._tenures.note_void(origin_id, lsn)
+            waits = not (has_effect and self.is_validating and self._tenures.keeps(origin_id))
         return filter_transaction(origin_id, lsn, self.history, waits_for_verdict=waits, has_effect=has_effect)
 
     def receive(
@@ -249,6 +164,7 @@ class Limbo(Generic[T]):
         """A transaction of another instance, admitted and applied, before it goes to the journal. As `submit`."""
         self._check_not_busy()
         if not is_synchronous and not self._queue:
+            self._tenures.made_fact()
             return None
         self._claim(origin_id)
         entry = Entry(transaction, origin_id, is_synchronous=is_synchronous, lsn=lsn, size=size)
@@ -360,20 +276,14 @@ class Limbo(Generic[T]):
     def _filter(self, request: Request) -> Fate:
         if self._has_transfers:
             return filter_request(request, self.history, is_validating=self.is_validating)
-        body = request.body
-        if request.is_transfer:
-            raise errors.Unsupported(f"Dialect 2.6 does not support {type(body).__name__.upper()}")
-        if self._queue and body.owner_id != self._owner_id:
-            text = f"CONFIRM message arrived for an unknown master id {body.owner_id}, expected {self._owner_id}"
-            raise errors.SyncMasterMismatch(text)
-        return Fate.ACCEPTED
+        return filter_request_of_2_6(request, self.history)
 
     def _apply(self, request: Request) -> list[Action[T]]:
         match request.body:
             case Confirm(owner_id, lsn) if owner_id == self._owner_id:
                 return self._confirm(lsn)
             case Rollback(owner_id, lsn) if owner_id == self._owner_id:
-                return self._rollback(lsn)
+                return [*self._rollback(lsn)]
             case Promote() | Demote() as body:
                 return self._change_owner(request, body)
         # A verdict about a former owner's transactions, where nobody checks histories: it comes too late.
@@ -381,11 +291,13 @@ class Limbo(Generic[T]):
 
     def _confirm(self, lsn: int) -> list[Action[T]]:
         committed = self._queue.confirm(lsn)
+        if committed:
+            self._tenures.made_fact()
         self._note_confirmed(lsn)
         self._reached_lsn = max(self._reached_lsn, lsn)
         return [Commit(committed)] if committed else []
 
-    def _rollback(self, lsn: int) -> list[Action[T]]:
+    def _rollback(self, lsn: int) -> list[Undo[T]]:
         overdue, self._overdue = self._overdue, None
         undone = self._queue.rollback(lsn)
         newest = self._queue.last_synchronous
@@ -397,18 +309,23 @@ class Limbo(Generic[T]):
             return []  # not validating: of a leader that missed its successor's election
         # Who promotes without knowing the owner was elected by a quorum that lacks the owner's transactions.
         border = body.lsn if body.owner_id == self._owner_id else 0
-        actions = [*self._confirm(border), *self._rollback(border + 1)]
+        confirmed, undone = self._confirm(border), self._rollback(border + 1)
+        actions = [*confirmed, *undone]
         assert not self._queue, "a new owner finds the queue empty"
-        self._term = self._promote_terms[request.origin_id] = body.term
+        first_void = min((undo.entry.lsn for undo in undone if undo.entry.is_synchronous), default=0)
+        owner = self._owner_id, self.confirmed_lsn
+        self._tenures.hand_over(owner, by=request.origin_id, term=body.term, first_void=first_void)
+        self._term = body.term
         self._set_owner(request.origin_id if isinstance(body, Promote) else 0)
         self._is_frozen_until_promotion = False
         if self._term >= self._raft_term:
             self._is_fenced = False
         actions.append(Transferred(request))
-        if self._transfer is not None and request.origin_id != self.instance_id:
-            text = f"Instance with replica id {self._owner_id} was promoted first"
-            actions.append(TransferFailed(errors.InterferingPromote(text)))
-        self._transfer = None
+        # One of an older term only comes late. 2.11.9 gives up there, too, and its elected leader never takes over.
+        if self._transfer is not None and self._transfer.term <= body.term:
+            if request.origin_id != self.instance_id:
+                actions.append(TransferFailed(promoted_first(self._owner_id)))
+            self._transfer = None
         return actions
 
     def _note_confirmed(self, lsn: int) -> None:
@@ -479,7 +396,9 @@ class Limbo(Generic[T]):
             self._retry_at = None
         transfer_deadline = self._transfer_deadline
         if transfer_deadline is not None and now >= transfer_deadline:
-            actions.append(self._fail_transfer(self._quorum_wait()))
+            newest = self._queue.last_synchronous
+            acks = self._acks.count(self._owner_id, newest.lsn if newest else 0) + 1
+            actions.append(self._fail_transfer(quorum_wait(self._quorum, acks)))
         if self._clear_at is not None and self._clear_lsn is None and now >= self._clear_at:
             self._clear_lsn = self._quorum_lsn()
         actions += self._advance()
@@ -536,7 +455,7 @@ class Limbo(Generic[T]):
 
     def _start_transfer(self, transfer: _Transfer) -> list[Action[T]]:
         if not self._has_transfers:
-            raise errors.Unsupported(f"Dialect 2.6 does not support {transfer.kind.__name__.upper()}")
+            raise unknown_to_2_6(transfer.kind)
         if self._transfer is not None:
             raise errors.InAnotherPromote("box.ctl.promote() is already running")
         if transfer.term <= self._term:
@@ -568,11 +487,6 @@ class Limbo(Generic[T]):
     def _fail_transfer(self, error: TarantoolError) -> TransferFailed:
         self._transfer = None
         return TransferFailed(error)
-
-    def _quorum_wait(self) -> TarantoolError:
-        newest = self._queue.last_synchronous
-        acks = self._acks.count(self._owner_id, newest.lsn if newest else 0) + 1
-        return errors.QuorumWait(f"Couldn't wait for quorum {self._quorum}: timed out with {acks} acks")
 
     def clear_synchro_queue(self, now: float) -> list[Action[T]]:
         """The way of 2.6 out of a dead owner's queue; ends with Cleared.

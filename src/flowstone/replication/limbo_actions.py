@@ -101,3 +101,17 @@ def not_the_owner(owner_id: int, *, is_empty: bool) -> TarantoolError:
     return errors.UncommittedForeignSyncTxns(
         f"Found uncommitted sync transactions from other instance with id {owner_id}"
     )
+
+
+def queue_full() -> TarantoolError:
+    return errors.SyncQueueFull("The synchronous transaction queue is full")
+
+
+def promoted_first(owner_id: int) -> TarantoolError:
+    """For a promotion or demotion of ours that another one has overtaken."""
+    return errors.InterferingPromote(f"Instance with replica id {owner_id} was promoted first")
+
+
+def quorum_wait(quorum: int, acks: int) -> TarantoolError:
+    """For one that waited too long."""
+    return errors.QuorumWait(f"Couldn't wait for quorum {quorum}: timed out with {acks} acks")

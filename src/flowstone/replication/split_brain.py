@@ -14,6 +14,7 @@ from enum import Enum
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
 from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
+from flowstone.replication.tenures import Owner
 from flowstone.replication.vclock import VClock
 
 Body = Confirm | Rollback | Promote | Demote
@@ -48,6 +49,8 @@ class History:
     promote_terms: Mapping[int, int]
     first: int = 0
     last: int = 0
+    former: tuple[Owner, ...] = ()
+    """As of `Tenures`."""
 
     @property
     def confirmed_lsn(self) -> int:
@@ -92,15 +95,34 @@ def filter_request(request: Request, history: History, *, is_validating: bool = 
         return Fate.NOP
     if not is_validating:
         return Fate.ACCEPTED
+    if isinstance(body, Promote | Demote) and _is_overtaken(body, history):
+        return Fate.NOP
     if body.owner_id == 0 and not isinstance(body, Promote):
         raise _unsupported("synchronous requests with zero replica_id")
-    if body.owner_id != history.owner_id:
+    is_ignorant = isinstance(body, Promote | Demote) and _has_missed_nothing(body, history)
+    if body.owner_id != history.owner_id and not is_ignorant:
         raise _refusal("got a request from a foreign synchro queue owner", request, history)
     if isinstance(body, Promote | Demote):
-        _check_transfer(request, body, history)
+        if not is_ignorant:
+            _check_transfer(request, body, history)
     elif body.lsn == 0:
         raise _unsupported("zero LSN for CONFIRM/ROLLBACK")
     return Fate.ACCEPTED
+
+
+def filter_request_of_2_6(request: Request, history: History) -> Fate:
+    """As `filter_request`, by what 2.6 asks for: a verdict on what waits is about its owner."""
+    body = request.body
+    if isinstance(body, Promote | Demote):
+        raise unknown_to_2_6(type(body))
+    if history.first and body.owner_id != history.owner_id:
+        text = f"CONFIRM message arrived for an unknown master id {body.owner_id}, expected {history.owner_id}"
+        raise errors.SyncMasterMismatch(text)
+    return Fate.ACCEPTED
+
+
+def unknown_to_2_6(kind: type[Promote | Demote]) -> TarantoolError:
+    return errors.Unsupported(f"Dialect 2.6 does not support {kind.__name__.upper()}")
 
 
 def _is_settled(origin_id: int, body: Confirm | Rollback, history: History) -> bool:
@@ -109,6 +131,19 @@ def _is_settled(origin_id: int, body: Confirm | Rollback, history: History) -> b
         return is_confirmed and body.lsn > 0 and body.owner_id > 0
     # Of an older term: the new owner did not confirm it, so it is rolled back already.
     return not is_confirmed and not history.is_current(origin_id)
+
+
+def _is_overtaken(body: Promote | Demote, history: History) -> bool:
+    """Nobody who elected the next leader had read it, so it decides nothing; and what it confirms is confirmed.
+
+    2.11 and 3.8 refuse it, so a leader that is killed before its PROMOTE is read has to be rebootstrapped there.
+    """
+    return 0 < body.term < history.term and body.lsn <= history.confirmed.get(body.owner_id)
+
+
+def _has_missed_nothing(body: Promote | Demote, history: History) -> bool:
+    """The other end of that: an owner elected without knowing the present one, who has made nothing a fact."""
+    return body.term > history.term and (body.owner_id, body.lsn) in history.former
 
 
 def _check_transfer(request: Request, body: Promote | Demote, history: History) -> None:

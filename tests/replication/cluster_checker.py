@@ -1,0 +1,123 @@
+"""What no schedule of a replica set may do, seen from outside: `ClusterChecker` is told of every decision.
+
+It knows the logs of all members, what each has decided about every transaction, and what clients were told. Two
+histories are allowed only where one of both sides says ER_SPLIT_BRAIN, and that only where there are two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flowstone.iproto import errors
+from flowstone.iproto.errors import TarantoolError
+from flowstone.replication.election import Ready
+from flowstone.replication.synchro import Demote, Promote, Rollback
+from tests.replication.cluster_member import LogRow, Member
+from tests.replication.raft_cluster import Checker as LeaderChecker
+
+
+class ClusterChecker:
+    def __init__(self, members: Mapping[int, Member]) -> None:
+        self._members = members
+        self._leaders = LeaderChecker()
+        self._majority = len(members) // 2 + 1
+        self._is_seen: set[str] = set()
+        self._promoted: dict[int, int] = {}
+        self.synchronous: set[str] = set()
+        self.promised: set[str] = set()
+        """Synchronous transactions whose clients were told that they are there."""
+        self.denied: set[str] = set()
+        """Transactions whose clients were told that they are not there."""
+        self.doubtful: set[str] = set()
+        """Rolled back without a quorum: by an owner whose time was up, or by a PROMOTE that few have read.
+
+        The next leader may keep them all the same; then who dropped them finds itself in a split brain."""
+
+    # --- after every step ---
+
+    def look(self, member: Member, ready: Ready) -> None:
+        self._leaders.look(member, ready)
+
+    def decided(self, member: Member, name: str, *, kept: bool) -> None:
+        if name not in self.synchronous:
+            return
+        if kept and name not in self._is_seen:
+            self._is_seen.add(name)
+            holders = [each.id for each in self._members.values() if any(row.name == name for row in each.log.rows)]
+            assert len(holders) >= self._majority, f"{name} is a fact for {member.id}, and only {holders} have it"
+        if not kept and self._holder_count(member.limbo.term) < self._majority:
+            self.doubtful.add(name)
+        if name in self.doubtful:
+            return
+        for other in self._members.values():
+            told = other.fates.get(name, kept)
+            assert told == kept, f"{name} is {_verdict(kept)} on {member.id} and {_verdict(told)} on {other.id}"
+
+    def answered(self, name: str, error: TarantoolError | None) -> None:
+        if error is None:
+            if name in self.synchronous:
+                self.promised.add(name)
+        else:
+            self.denied.add(name)
+
+    def _holder_count(self, term: int) -> int:
+        """How many have the PROMOTE or DEMOTE of `term`; there is none of term 0."""
+        bodies = ([row.body for row in each.log.rows] for each in self._members.values())
+        return sum(any(isinstance(body, Promote | Demote) and body.term == term for body in each) for each in bodies)
+
+    def written(self, member: Member, row: LogRow) -> None:
+        if isinstance(row.body, Rollback) and row.origin_id == member.id:
+            self.doubtful |= {entry.transaction.name for entry in member.limbo.pending if entry.lsn >= row.body.lsn}
+        if isinstance(row.body, Promote | Demote):
+            owner = self._promoted.setdefault(row.body.term, row.origin_id)
+            assert owner == row.origin_id, f"{owner} and {row.origin_id} were promoted in term {row.body.term}"
+
+    def refused(self, member: Member, source: Member, row: LogRow, error: TarantoolError) -> None:
+        """`member` follows `source` no longer because of `row`: do they have two histories?"""
+        assert isinstance(error, errors.SplitBrain), f"{member.id} refuses {row} of {source.id}: {error}"
+        if member.log.snapshot is not None:
+            return  # which does not say what is needed to tell a conflict from ignorance
+        assert self._is_conflict(member, source, row), f"{member.id} refuses {row} of {source.id} in vain: {error}"
+
+    def _is_conflict(self, member: Member, source: Member, row: LogRow) -> bool:
+        ours, theirs = member.fates, source.fates
+        if row.name and theirs.get(row.name, True):
+            return True
+        if any(theirs.get(name, kept) != kept for name, kept in ours.items()):
+            return True
+        logged = {each.name for each in source.log.rows}
+        return any(kept and name not in logged for name, kept in ours.items())
+
+    # --- at the end ---
+
+    def check_divergence(self, follows: Mapping[tuple[int, int], bool]) -> None:
+        """All is delivered that is taken: who follows each other has one history."""
+        for one in self._members.values():
+            for other in self._members.values():
+                if one.id < other.id and follows[one.id, other.id] and follows[other.id, one.id]:
+                    self._check_same(one, other)
+
+    def _check_same(self, one: Member, other: Member) -> None:
+        for name in one.fates.keys() | other.fates.keys():
+            ours, theirs = one.fates.get(name), other.fates.get(name)
+            assert bool(ours) == bool(theirs), (
+                f"{name} is {_verdict(ours)} on {one.id}, {_verdict(theirs)} on {other.id}"
+            )
+        assert one.data == other.data, f"{one.id} has {one.data}, {other.id} has {other.data}"
+        assert one.vclock.vclock().without_zero() == other.vclock.vclock().without_zero()
+
+    def check_end(self, leader: Member) -> None:
+        """`leader` has everything that was promised, and nothing that was denied, unless its owner was in doubt."""
+        kept = {name for name, is_kept in leader.fates.items() if is_kept}
+        assert self.promised <= kept, f"lost: {sorted(self.promised - kept)}"
+        wrong = (self.denied & kept) - self.doubtful
+        assert not wrong, f"there, though their clients were told that they are not: {sorted(wrong)}"
+        for member in self._members.values():
+            assert not member.limbo.pending, f"{member.id} has {member.limbo.pending} waiting"
+            assert member.limbo.checkpoint() == leader.limbo.checkpoint()
+            assert set(member.data.values()) <= kept | {""}
+            self._check_same(leader, member)
+
+
+def _verdict(kept: bool | None) -> str:
+    return "unknown" if kept is None else "kept" if kept else "rolled back"

@@ -1,0 +1,507 @@
+"""A member of a replica set made of pure machines: elections, limbo, a log that may lose its tail, and data.
+
+`Member` does for the machines what a node does: their rows go through a journal that takes its time, the rows of others
+through an applier that waits while the limbo is busy. Transactions write a value under a key and remember the one
+before, so an order of undoing that is not the reverse shows at once. Time, the network and the checks are `Around`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from flowstone.box.dialect import Dialect
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.constants import Flag
+from flowstone.iproto.errors import TarantoolError
+from flowstone.replication.election import Config, Ready, State
+from flowstone.replication.limbo import Limbo
+from flowstone.replication.limbo_actions import (
+    Action,
+    Cleared,
+    Commit,
+    Reject,
+    TransferFailed,
+    Transferred,
+    Undo,
+    Write,
+    WriteNop,
+)
+from flowstone.replication.limbo_queue import Entry, Pending
+from flowstone.replication.limbo_queue import State as EntryState
+from flowstone.replication.quorum import Quorum
+from flowstone.replication.raft import Raft
+from flowstone.replication.split_brain import Body, Fate, Request
+from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState
+from flowstone.replication.vclock import VClock, VClockBuilder
+
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """A row of a log: data (`name`), a control row (`body`), term and vote (`raft`), or a NOP (nothing of these)."""
+
+    origin_id: int
+    lsn: int = 0
+    name: str = ""
+    key: int = 0
+    flags: int = 0
+    body: Body | None = None
+    raft: RaftState | None = None
+
+    @property
+    def is_synchronous(self) -> bool:
+        return bool(self.flags & Flag.WAIT_ACK)
+
+    def as_nop(self) -> LogRow:
+        """Its flags still say what it was."""
+        return LogRow(self.origin_id, self.lsn, flags=self.flags)
+
+    def __str__(self) -> str:
+        where = f"{self.origin_id}:{self.lsn}"
+        if self.raft is not None:
+            return f"{where} term {self.raft.term} vote {self.raft.vote}"
+        if self.body is not None:
+            term = f" term {self.body.term}" if isinstance(self.body, Promote | Demote) else ""
+            return f"{where} {type(self.body).__name__.upper()} {self.body.owner_id}:{self.body.lsn}{term}"
+        return f"{where} {self.name or 'NOP'}"
+
+
+class Change(NamedTuple):
+    """What a transaction did to the data: the value under `key` was `before`, and is `name` now."""
+
+    name: str
+    key: int
+    before: str
+
+
+@dataclass
+class Disk:
+    """What a crash leaves: a snapshot, and the log behind it. `rows` never loses what was told to be written."""
+
+    rows: list[LogRow] = field(default_factory=list)
+    snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    row_count: int
+    data: dict[int, str]
+    queue: Promote
+    newest: Entry[Change] | None
+
+
+class Replay:
+    """Reads a log as recovery does, with rules of its own: decided is what has a verdict."""
+
+    def __init__(self, start: Promote) -> None:
+        self.owner_id, self.term = start.owner_id, start.term
+        self.confirmed = start.confirmed_vclock.to_mapping() if start.confirmed_vclock else {}
+        self.terms = {start.owner_id: start.term} if start.owner_id else {}
+        self.former: list[tuple[int, int]] = []
+        self.voids: dict[int, int] = {}
+        self.waiting: list[tuple[LogRow, Change]] = []
+        self.kept: list[Change] = []
+        self.undone: list[Change] = []
+
+    @property
+    def queue(self) -> Promote:
+        confirmed = self.confirmed.get(self.owner_id, 0)
+        return Promote(self.owner_id, confirmed, self.term, VClock(self.confirmed))
+
+    def add(self, row: LogRow, change: Change) -> None:
+        if row.is_synchronous or (self.waiting and row.flags):
+            self.waiting.append((row, change))
+        else:
+            self.former.clear()
+            self.kept.append(change)
+
+    def decide(self, origin_id: int, body: Body) -> None:
+        if isinstance(body, Promote | Demote):
+            border = body.lsn if body.owner_id == self.owner_id else 0
+            self._confirm(border)
+            first_void = self._rollback(border + 1)
+            self.former.append((self.owner_id, self.confirmed.get(self.owner_id, 0)))
+            self.voids.pop(self.owner_id, None)
+            if first_void:
+                self.voids[self.owner_id] = first_void
+            self.owner_id, self.term = origin_id if isinstance(body, Promote) else 0, body.term
+            self.terms[origin_id] = body.term
+        elif body.owner_id == self.owner_id:
+            if isinstance(body, Confirm):
+                self._confirm(body.lsn)
+            else:
+                self._rollback(body.lsn)
+
+    def _confirm(self, lsn: int) -> None:
+        while self.waiting and (self.waiting[0][0].lsn <= lsn or not self.waiting[0][0].is_synchronous):
+            self.kept.append(self.waiting.pop(0)[1])
+            self.former.clear()
+        if lsn > self.confirmed.get(self.owner_id, 0):
+            self.confirmed[self.owner_id] = lsn
+
+    def _rollback(self, lsn: int) -> int:
+        lsns = [row.lsn for row, _ in self.waiting if row.is_synchronous and row.lsn >= lsn]
+        if not lsns:
+            return 0
+        while self.waiting and self.waiting[-1][0].lsn >= lsns[0]:
+            self.undone.append(self.waiting.pop()[1])
+        return lsns[0]
+
+
+class Around(Protocol):
+    """Where members live."""
+
+    now: float
+
+    def later(self, delay: float, action: Callable[[], None]) -> None: ...
+    def journal_delay(self) -> float: ...
+    def random(self) -> float: ...
+    def say(self, member: Member, what: str) -> None: ...
+    def logged(self, member: Member, *, is_acknowledged: bool) -> None: ...
+    def show(self, member: Member, state: RaftState) -> None: ...
+    def wrote(self, member: Member, row: LogRow) -> None: ...
+    def refuse(self, member: Member, link: Link, row: LogRow, error: TarantoolError) -> None: ...
+    def looked_at(self, member: Member, ready: Ready) -> None: ...
+    def decided(self, member: Member, name: str, *, kept: bool) -> None: ...
+    def answered(self, member: Member, name: str, error: TarantoolError | None) -> None: ...
+
+
+class Link(Protocol):
+    """A connection on which a member follows another."""
+
+    @property
+    def source_id(self) -> int: ...
+
+
+@dataclass
+class _Write:
+    """One thing for the journal: a row, numbered when it is on disk if it is our own, and who is to be told."""
+
+    row: LogRow
+    done: Callable[[LogRow], None]
+
+
+class Member:
+    def __init__(self, member_id: int, ids: list[int], around: Around, config: Config) -> None:
+        self.id = member_id
+        self.ids = ids
+        self.around = around
+        self.config = config
+        self.quorum: int | str = "N / 2 + 1"
+        self.timeout = 1000.0
+        self.log = Disk()
+        self.fates: dict[str, bool] = {}
+        self.is_up = False
+        self.life = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.journal: deque[_Write] = deque()
+        self._is_writing = False
+        self._deadline: float | None = None
+        self.vclock = VClockBuilder()
+        self.taken: dict[int, int] = {}
+        """Up to where rows of others are on their way to the log."""
+        self.data: dict[int, str] = {}
+        self.disk = RaftState(term=1)
+        self.received: dict[int, tuple[LogRow, Link]] = {}
+        self.checkpoint: Snapshot | None = None
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Recovers what the disk holds."""
+        self._reset()
+        self.is_up = True
+        log = self._replay()
+        quorum = Quorum(self.quorum).of(len(self.ids))
+        self.limbo: Limbo[Change] = Limbo(
+            instance_id=self.id, dialect=Dialect.V2_11, quorum=quorum, timeout=self.timeout
+        )
+        self.raft = Raft(
+            self.id,
+            vclock=self.vclock.vclock,
+            random=self.around.random,
+            now=self.around.now,
+            term=self.disk.term,
+            vote=self.disk.vote,
+        )
+        self.limbo.see_term(self.disk.term)
+        pending = [Pending(change, row.lsn, row.is_synchronous) for row, change in log.waiting]
+        self._do(
+            self.limbo.restore(log.queue, promote_terms=log.terms, pending=pending, former=log.former, voids=log.voids)
+        )
+        self.raft.set_quorum(quorum, self.ids, self.around.now)
+        self.raft.configure(self.config, self.around.now)
+        self.act()
+
+    def crash(self, survivors: int) -> None:
+        """Nobody was told of what is in flight; `survivors` of it have reached the disk all the same."""
+        self.life += 1
+        self.is_up = False
+        for write in list(self.journal)[:survivors]:
+            self._append(write.row)
+        self._reset()
+
+    def _replay(self) -> Replay:
+        snapshot = self.log.snapshot
+        start = snapshot.row_count if snapshot else 0
+        self.data = dict(snapshot.data) if snapshot else {}
+        replay = Replay(snapshot.queue if snapshot else Promote(0, 0, 0))
+        for number, row in enumerate(self.log.rows):
+            self._follow(row)
+            if number < start:
+                continue
+            if row.name:
+                replay.add(row, self._apply(row))
+            elif row.body is not None:
+                replay.decide(row.origin_id, row.body)
+            elif row.is_synchronous:
+                replay.voids.setdefault(row.origin_id, row.lsn)
+            for change in replay.undone:
+                self._undo(change)
+            for change in replay.kept:
+                self._decide(change.name, kept=True)
+            replay.undone.clear()
+            replay.kept.clear()
+        return replay
+
+    # --- the journal ---
+
+    def _write(self, row: LogRow, done: Callable[[LogRow], None]) -> None:
+        self.journal.append(_Write(row, done))
+        if row.origin_id not in (0, self.id):
+            self.taken[row.origin_id] = row.lsn
+        if not self._is_writing:
+            self._write_later()
+
+    def _write_later(self) -> None:
+        self._is_writing = True
+        life = self.life
+        self.around.later(self.around.journal_delay(), lambda: self._write_ends(life))
+
+    def _write_ends(self, life: int) -> None:
+        if life != self.life:
+            return
+        has_foreign = False
+        for _ in range(1 + int(self.around.random() * len(self.journal))):
+            write = self.journal[0]
+            row = self._append(write.row)
+            has_foreign = has_foreign or row.origin_id not in (0, self.id)
+            self.journal.popleft()
+            write.done(row)
+            self.act()
+        self._is_writing = False
+        if self.journal:
+            self._write_later()
+        self.around.logged(self, is_acknowledged=has_foreign)
+
+    def _append(self, row: LogRow) -> LogRow:
+        if row.origin_id in (0, self.id) and not row.lsn:
+            row = replace(row, lsn=self.vclock.get(row.origin_id) + 1)
+        self.log.rows.append(row)
+        self._follow(row)
+        self.around.wrote(self, row)
+        self.around.say(self, f"has written {row}")
+        return row
+
+    def _follow(self, row: LogRow) -> None:
+        self.vclock.follow(row.origin_id, row.lsn)
+        if row.raft is not None:
+            self.disk = row.raft
+
+    # --- data ---
+
+    def _apply(self, row: LogRow) -> Change:
+        change = Change(row.name, row.key, self.data.get(row.key, ""))
+        self.data[row.key] = row.name
+        return change
+
+    def _undo(self, change: Change) -> None:
+        assert self.data[change.key] == change.name, f"{change.name} is undone before {self.data[change.key]}"
+        self.data[change.key] = change.before
+        self._decide(change.name, kept=False)
+
+    def _decide(self, name: str, *, kept: bool) -> None:
+        assert self.fates.setdefault(name, kept) == kept, f"{name} is {kept} on {self.id} and was not before"
+        self.around.decided(self, name, kept=kept)
+
+    # --- clients ---
+
+    @property
+    def is_writable(self) -> bool:
+        return self.is_up and not self.raft.is_read_only and not self.limbo.is_read_only
+
+    def write(self, name: str, key: int, *, is_synchronous: bool) -> None:
+        """A client's transaction; it is answered when it is decided."""
+        row = LogRow(self.id, 0, name, key)
+        change = self._apply(row)
+        try:
+            entry = self.limbo.submit(change, is_synchronous=is_synchronous)
+        except TarantoolError as error:
+            self._undo(change)
+            self.around.answered(self, name, error)
+            return
+        row = replace(row, flags=self.limbo.row_flags(entry))
+        self._write(row, lambda written: self._written(written, entry))
+
+    def _written(self, row: LogRow, entry: Entry[Change] | None) -> None:
+        if entry is not None:
+            self._do(self.limbo.written(entry, row.lsn, self.around.now))
+            return
+        self._decide(row.name, kept=True)
+        if row.origin_id == self.id:
+            self.around.answered(self, row.name, None)
+
+    # --- rows of others ---
+
+    def has(self, row: LogRow) -> bool:
+        return row.lsn <= max(self.vclock.get(row.origin_id), self.taken.get(row.origin_id, 0))
+
+    def receive(self, row: LogRow, link: Link) -> None:
+        """The next row on a connection; not while the limbo is busy."""
+        if self.has(row):
+            return
+        self.around.say(self, f"receives {row} from {link.source_id}")
+        if row.body is not None:
+            if isinstance(row.body, Promote | Demote):
+                self.raft.heard_term(row.origin_id, row.body.term, self.around.now)
+                self.act()
+            request = Request(row.origin_id, row.body)
+            self.received[id(request)] = row, link
+            self.taken[row.origin_id] = row.lsn
+            self._do(self.limbo.request(request))
+            return
+        try:
+            fate = self.limbo.admit(row.origin_id, row.lsn, flags=row.flags, has_effect=bool(row.name))
+            if fate is Fate.NOP or not row.name:
+                if row.name:
+                    self._decide(row.name, kept=False)
+                self._write(row.as_nop(), lambda written: None)
+                return
+            change = self._apply(row)
+            entry = self.limbo.receive(change, origin_id=row.origin_id, lsn=row.lsn, is_synchronous=row.is_synchronous)
+        except TarantoolError as error:
+            self.around.refuse(self, link, row, error)
+            return
+        self._write(row, lambda written: self._written(written, entry))
+
+    # --- what the machines want done ---
+
+    def _do(self, actions: list[Action[Change]]) -> None:
+        self._deadline = None
+        for action in actions:
+            match action:
+                case Write(request):
+                    row, _ = self.received.get(id(request), (LogRow(self.id, body=request.body), None))
+                    self._write(row, lambda _, request=request: self._request_written(request))  # type: ignore[misc]
+                case WriteNop(request):
+                    row, _ = self.received.pop(id(request))
+                    self._write(row.as_nop(), lambda written: None)
+                case Reject(request, error):
+                    row, link = self.received.pop(id(request))
+                    self.taken[row.origin_id] = row.lsn - 1
+                    self.around.refuse(self, link, row, error)
+                case Commit(entries):
+                    for entry in entries:
+                        self._decide(entry.transaction.name, kept=True)
+                        self._answer(entry, None)
+                case Undo(entry, error):
+                    self._undo(entry.transaction)
+                    self._answer(entry, error)
+                case Transferred() | TransferFailed() | Cleared():
+                    pass
+
+    def _answer(self, entry: Entry[Change], error: TarantoolError | None) -> None:
+        if entry.origin_id == self.id:
+            self.around.answered(self, entry.transaction.name, error)
+
+    def _request_written(self, request: Request) -> None:
+        self.received.pop(id(request), None)
+        self._do(self.limbo.request_written(request))
+
+    def act(self) -> None:
+        """Does what elections ask for, until they ask no more."""
+        self._deadline = None
+        while ready := self.raft.ready():
+            self.around.looked_at(self, ready)
+            for note in ready.notes:
+                self.around.say(self, note)
+            if ready.write is not None:
+                self._write(LogRow(0, raft=ready.write), self._raft_written)
+            if ready.fence:
+                self.limbo.fence()
+            self.limbo.see_term(self.raft.volatile_term)
+            if self.raft.state is not State.LEADER:
+                self._do(self.limbo.cancel_transfer(errors.NotLeader("the leadership is lost")))
+            if ready.promote_term:
+                try:
+                    self._do(self.limbo.promote(ready.promote_term, self.around.now))
+                except FlowstoneError as error:
+                    self.around.say(self, f"cannot take the queue: {error}")
+            if ready.broadcast is not None:
+                self.around.show(self, ready.broadcast)
+
+    def _raft_written(self, row: LogRow) -> None:
+        assert row.raft is not None
+        self.raft.written(row.raft.term, row.raft.vote, self.around.now)
+
+    def hear_ack(self, replica_id: int, vclock: VClock, term: int) -> None:
+        """The term first: whoever has seen a newer one may have voted in it, and counts for nothing here."""
+        self.raft.heard_term(replica_id, term, self.around.now)
+        self.act()
+        self._do(self.limbo.ack(replica_id, vclock))
+
+    def tick(self) -> None:
+        now = self.around.now
+        self.raft.tick(now)
+        self.act()
+        deadline = self.limbo.deadline
+        if deadline is not None and deadline <= now:
+            self._do(self.limbo.tick(now))
+
+    @property
+    def deadline(self) -> float:
+        if not self.is_up:
+            return _NEVER
+        if self._deadline is None:
+            raft, limbo = self.raft.deadline, self.limbo.deadline
+            self._deadline = min(_NEVER if raft is None else raft, _NEVER if limbo is None else limbo)
+        return self._deadline
+
+    # --- commands ---
+
+    def configure(self, config: Config) -> None:
+        self.config = config
+        if self.is_up:
+            self.raft.configure(config, self.around.now)
+            self.act()
+
+    def set_quorum(self, quorum: int | str) -> None:
+        self.quorum = quorum
+        if self.is_up:
+            number = Quorum(quorum).of(len(self.ids))
+            self.raft.set_quorum(number, self.ids, self.around.now)
+            self.act()
+            self._do(self.limbo.configure(quorum=number))
+
+    def start_checkpoint(self) -> None:
+        """A snapshot of now; it is one when all it contains is confirmed."""
+        if self.journal:
+            return
+        count = len(self.log.rows)
+        self.checkpoint = Snapshot(count, dict(self.data), self.limbo.checkpoint(), self.limbo.newest)
+
+    def end_checkpoint(self) -> None:
+        checkpoint = self.checkpoint
+        if checkpoint is None or (checkpoint.newest and checkpoint.newest.state is EntryState.WAITING):
+            return
+        self.checkpoint = None
+        if checkpoint.newest is None or checkpoint.newest.state is EntryState.COMMITTED:
+            self.log.snapshot = checkpoint
+            self.around.say(self, f"has a snapshot of {checkpoint.row_count} rows")

@@ -1,0 +1,59 @@
+"""Whole replica sets of pure machines under random schedules: what was confirmed stays, and all end with one history.
+
+A schedule is made from its number alone, so a failure names all there is to repeat it, and tells its story. For some
+seconds of virtual time clients write, the network loses, delays and reorders, members are killed with writes under way,
+restart one by one or all at once, are promoted, resign, change modes and quorums, take checkpoints. Then all of that
+stops. Whoever had to say ER_SPLIT_BRAIN is made anew, as an operator would do it, and everything must agree.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.replication.election import State
+from tests.conftest import FULL
+from tests.replication.cluster_member import Member
+from tests.replication.cluster_world import World
+
+SCHEDULES = 10_000 if FULL else 200
+CHAOS_S, CALM_S, SETTLE_S = 7.0, 2.5, 0.5
+
+
+def leader_of(world: World) -> Member | None:
+    leaders = [member for member in world.members.values() if member.raft.state is State.LEADER]
+    return max(leaders, key=lambda member: member.raft.term, default=None)
+
+
+def settle(world: World) -> None:
+    world.has_clients = False
+    world.run_until(world.now + SETTLE_S)
+
+
+def play(world: World) -> None:
+    world.run_until(CHAOS_S)
+    world.calm_down()
+    world.run_until(CHAOS_S + CALM_S)
+    settle(world)
+    world.checker.check_divergence(world.follows())
+    donor = leader_of(world) or max(world.members.values(), key=lambda member: member.limbo.term)
+    if world.rebootstrap(donor):
+        world.has_clients = True
+        world.run_until(world.now + CALM_S)
+        settle(world)
+    leader = leader_of(world)
+    assert leader is not None, "nobody leads"
+    assert {member.raft.leader for member in world.members.values()} == {leader.id}
+    world.checker.check_end(leader)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_no_schedule_loses_what_was_confirmed_or_ends_with_two_histories(size: int) -> None:
+    for seed in range(SCHEDULES // 2):
+        try:
+            play(World(seed, size))
+        except AssertionError as error:
+            told = World(seed, size, is_told=True)
+            with pytest.raises(AssertionError):
+                play(told)
+            story = "\n".join(told.story or ())
+            raise AssertionError(f"schedule {seed} of {size} members: {error}\n{story}") from error
