@@ -255,6 +255,15 @@ def test_peers_are_shown_without_secrets_and_can_be_set_as_they_are_shown() -> N
     assert "secret" not in repr(configuration)
 
 
+def test_what_is_shown_has_the_quorum_that_the_dialect_takes_by_itself() -> None:
+    shown = configure({}).shown(Dialect.V2_11)
+    assert shown["replication_synchro_quorum"] == "N / 2 + 1"
+    assert configure({}).shown(Dialect.V2_6)["replication_synchro_quorum"] == 1
+    assert configure({"replication_synchro_quorum": 2}).shown(Dialect.V2_11)["replication_synchro_quorum"] == 2
+    assert "replication" not in shown
+    assert "ssl_password" not in shown
+
+
 def documented() -> str:
     """The table of docs/configuration.md, as the options have it."""
     lines = ["| option | type | default | at run time | what |", "|---|---|---|---|---|"]

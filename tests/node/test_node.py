@@ -367,6 +367,18 @@ async def test_options_that_cannot_change_are_refused_and_the_others_stay(node: 
     assert await node.reconfigure(instance_uuid=node.info()["uuid"]) == []
 
 
+async def test_options_that_the_dialect_does_not_have_are_refused_and_the_others_stay(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path, dialect="2.6") as node:
+        pass
+    async with flowstone.Node(tmp_path) as node:
+        with pytest.raises(errors.Cfg, match="'election_mode': unexpected option"):
+            await node.reconfigure(election_mode="candidate", read_only=True)
+        with pytest.raises(errors.Cfg, match="'replication_synchro_quorum': should be of type number"):
+            await node.reconfigure(replication_synchro_quorum="N / 2 + 1")
+        assert node.configuration == flowstone.Node(tmp_path).configuration
+        assert await node.reconfigure(replication_synchro_quorum=1) == ["replication_synchro_quorum"]
+
+
 async def test_the_address_changes_at_run_time(node: flowstone.Node) -> None:
     assert node.address is None
     await node.reconfigure(listen="127.0.0.1:0")
@@ -394,6 +406,57 @@ async def test_a_listener_that_cannot_be_changed_stays_as_it_was(node: flowstone
             await node.reconfigure(listen=other.address)
     async with await connect(node):
         assert node.configuration.listen == "127.0.0.1:0"
+
+
+async def test_a_promoted_node_takes_synchronous_writes_and_a_demoted_one_does_not(node: flowstone.Node) -> None:
+    safe = await node.create_space("safe", is_sync=True)
+    await safe.create_index("primary")
+    with pytest.raises(errors.SyncQueueUnclaimed):
+        await safe.insert((1,))
+    await node.promote()
+    assert (node.info()["synchro"]["queue"]["owner"], node.info()["election"]["term"]) == (1, 2)
+    await safe.insert((1,))
+    async with node.transaction(is_sync=True) as transaction:
+        transaction.space("fruit").insert((1, "apple", 5))
+    await node.demote()
+    assert (node.info()["synchro"]["queue"]["owner"], node.info()["election"]["term"]) == (0, 3)
+    with pytest.raises(errors.SyncQueueUnclaimed):
+        await safe.insert((2,))
+    await node.clear_synchro_queue()
+    assert node.info()["synchro"]["queue"]["owner"] == 1, "the old name of a promotion"
+    async with node.transaction("linearizable") as transaction:
+        assert [tuple(row) for row in transaction.space("safe").select()] == [(1,)]
+
+
+async def test_2_6_has_synchronous_writes_and_no_promotion(tmp_path: Path) -> None:
+    async with flowstone.Node(tmp_path, dialect="2.6") as node:
+        safe = await node.create_space("safe", is_sync=True)
+        await safe.create_index("primary")
+        await safe.insert((1,))
+        await node.clear_synchro_queue()
+        for refused in (node.promote(), node.demote()):
+            with pytest.raises(errors.Unsupported):
+                await refused
+
+
+async def test_triggers_are_told_of_elections_and_programs_wait_for_their_outcome(tmp_path: Path) -> None:
+    node, seen = flowstone.Node(tmp_path), []
+
+    @node.on_election
+    async def note() -> None:
+        seen.append(node.info()["election"]["state"])
+
+    async with node:
+        await node.wait_rw(5)
+        await node.reconfigure(election_mode="voter")
+        await node.wait_ro(5)
+        with pytest.raises(errors.System, match="timed out"):
+            await node.wait_rw(0.01)
+        await node.reconfigure(election_mode="manual")
+        await node.promote()
+        await node.wait_rw(5)
+        assert node.info()["election"]["state"] == "leader"
+    assert seen[-1] == "leader"
 
 
 async def test_temporary_and_local_spaces(node: flowstone.Node) -> None:

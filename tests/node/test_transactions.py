@@ -139,6 +139,15 @@ async def test_one_that_takes_longer_than_txn_timeout_is_taken_back(tmp_path: Pa
         assert len(space) == 0
 
 
+async def test_one_may_have_less_time_than_others(node: flowstone.Node, fruit: flowstone.Space) -> None:
+    with pytest.raises(errors.TransactionTimeout):
+        async with node.transaction(timeout=1e-9) as transaction:
+            transaction.space("fruit").insert((1, "apple", 5))
+    assert len(fruit) == 0
+    with pytest.raises(errors.IllegalParams, match="timeout must be a number greater than 0"):
+        node.transaction(timeout=0)
+
+
 async def test_an_unknown_isolation_is_refused(node: flowstone.Node) -> None:
     with pytest.raises(errors.IllegalParams, match="txn_isolation"):
         node.transaction("strict")

@@ -477,10 +477,12 @@ class Configuration:
     def synchro_quorum(self, dialect: Dialect, members: int) -> int:
         """How many members make a synchronous transaction a fact, in a replica set with so many registered ones."""
         self.check_dialect(dialect)
-        given = self.replication_synchro_quorum
-        if given is None:
-            given = QUORUM_2_6 if dialect is Dialect.V2_6 else quorum.DEFAULT
-        return quorum.Quorum(given).of(members)
+        return quorum.Quorum(self._quorum(dialect)).of(members)
+
+    def _quorum(self, dialect: Dialect) -> int | str:
+        if self.replication_synchro_quorum is not None:
+            return self.replication_synchro_quorum
+        return QUORUM_2_6 if dialect is Dialect.V2_6 else quorum.DEFAULT
 
     def election(self, dialect: Dialect) -> ElectionConfig:
         """What is said of elections; 2.6 has none."""
@@ -491,6 +493,12 @@ class Configuration:
             death_timeout=DEATH_FACTOR * self.replication_timeout,
             fencing=Fencing(self.election_fencing_mode),
         )
+
+    def shown(self, dialect: Dialect) -> dict[str, Any]:
+        """What `box.cfg` shows: options that are set, without secrets."""
+        chosen = replace(self, replication_synchro_quorum=self._quorum(dialect))
+        given = {name: option.shown(getattr(chosen, name)) for name, option in OPTIONS.items() if not option.is_secret}
+        return {name: value for name, value in given.items() if value not in (None, [])}
 
     def differences(self, other: Configuration) -> list[str]:
         """Names of the options that `other` has other values for, in the order of the table."""

@@ -11,7 +11,6 @@ from typing import Any
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
 from flowstone.node import procedures_schema, procedures_space
-from flowstone.node.configuration import OPTIONS
 from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Instance
 from flowstone.node.procedures import Call, Outcome, Procedure, Procedures, Results, value
@@ -41,12 +40,7 @@ def find_part(instance: Instance, name: str) -> Procedure | None:
 
 def _options(instance: Instance) -> dict[str, Any]:
     """Options that are set, as box.cfg shows them."""
-    given = {
-        name: option.shown(getattr(instance.configuration, name))
-        for name, option in OPTIONS.items()
-        if not option.is_secret
-    }
-    return {name: setting for name, setting in given.items() if setting not in (None, [])}
+    return instance.configuration.shown(instance.box.dialect)
 
 
 def _info(call: Call) -> Outcome:
