@@ -1,0 +1,16 @@
+"""Elections, queues and logs of whole sets: stories told whole. What no story shows is for `test_cluster_model.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.replication.cluster_stories import replay
+
+TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
+
+
+@pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("cluster_*.txt")), ids=lambda path: path.stem)
+def test_story(path: Path) -> None:
+    assert replay(path.read_text()) == path.read_text()
