@@ -20,6 +20,7 @@ from flowstone.iproto.requests import decode_request
 from flowstone.iproto.scan import Cells
 from flowstone.node.commits import Commits
 from flowstone.node.configuration import configure
+from flowstone.node.elections import Elections
 from flowstone.node.instance import Instance
 from flowstone.node.journal import Journal
 from flowstone.node.procedures_box import built_in
@@ -123,6 +124,12 @@ class _Peer:
     def send(self, packets: Sequence[bytes]) -> None:
         self.replies += b"".join(packets)
 
+    def postponed(self) -> None:
+        raise AssertionError("no space here is synchronous")
+
+    def send_late(self, packets: Sequence[bytes]) -> None:
+        raise AssertionError("no space here is synchronous")
+
     def refuse(self, reason: str) -> None:
         self.is_refused = True
         self.unread.clear()
@@ -141,7 +148,9 @@ class _Served:
             statements.replace(self.box.begin(), self.box.space(space_id), pack(row))
         commits = Commits(self.box, journal, clock)
         outside = production()
-        instance = Instance(outside, self.box, journal, commits, UUID, REPLICASET_UUID, configure({}), status="running")
+        elections = Elections(outside, journal, commits.queue)
+        who = UUID, REPLICASET_UUID, configure({}), elections
+        instance = Instance(outside, self.box, journal, commits, *who, status="running")
         self.turns = Turns(self.box, journal, commits, clock, wide=False)
         self.turns._table = TABLE  # one for all: errors keep the frames, and so the turns, that they went through
         self.peers = [_Peer(instance) for _ in range(count)]

@@ -14,7 +14,8 @@ from flowstone.iproto.row import Row
 from flowstone.node.applying import Applying
 from flowstone.node.commits import Commits
 from flowstone.node.journal import Journal, WalMode
-from flowstone.node.replay import Synchro
+from flowstone.node.synchro_queue import Waiting
+from flowstone.replication.limbo import Limbo
 from flowstone.replication.messages import encode_row_packet
 from flowstone.replication.row_stream import RowStream
 from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
@@ -49,13 +50,15 @@ class Replica:
         outside = self.disk.outside()
         self.journal = Journal(outside, "data", instance_uuid=UUID, vclock=VClock(), replica_id=1, mode=mode)
         self.commits = Commits(self.box, self.journal, outside.clock)
-        self.synchro = Synchro()
+        self.commits.queue.registered(1)
         self.skips = False
-        self.applying = Applying(
-            self.box, self.journal, self.commits, self.synchro, outside.clock, skip_conflict=lambda: self.skips
-        )
+        self.applying = Applying(self.box, self.journal, self.commits, outside.clock, skip_conflict=lambda: self.skips)
         self.failures: list[FlowstoneError] = []
         self.applying.on_failure.append(self.failures.append)
+
+    @property
+    def limbo(self) -> Limbo[Waiting]:
+        return self.commits.queue.limbo
 
     def content(self, space_id: int = PLAIN) -> dict[Any, Any]:
         return {row[0]: row[1:] for row in (unpack(raw) for raw in self.box.space(space_id).tuples())}

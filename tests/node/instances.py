@@ -49,6 +49,7 @@ def make_instance(
     )
     configuration = configure({"work_dir": str(directory or "."), **options})
     commits = Commits(box, journal, outside.clock)
+    commits.queue.registered(1)
     elections = Elections(outside, journal, commits.queue)
     instance = Instance(
         outside, box, journal, commits, UUID, REPLICASET_UUID, configuration, elections, status="running"

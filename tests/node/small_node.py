@@ -16,7 +16,9 @@ from flowstone.node.commits import Commits
 from flowstone.node.gc import GarbageCollector
 from flowstone.node.journal import Journal, WalMode
 from flowstone.node.recovery import Recovered, bootstrap, dialect_of, find_files, is_empty, recover
+from flowstone.node.synchro_queue import Revocable
 from flowstone.outside import Outside
+from flowstone.replication.limbo_queue import Pending
 
 State = dict[int, list[bytes]]
 
@@ -61,6 +63,7 @@ class SmallNode:
         await self.write(lambda txn: statements.insert(txn, self.box.space(system.INDEX_ID), pack(index)))
 
     async def close(self) -> None:
+        self.commits.queue.close()
         await self.checkpointer.stop()
         await self.journal.close()
 
@@ -96,6 +99,12 @@ async def start(
         last=recovered.last,
     )
     collector = GarbageCollector(outside, directory, directory, checkpoint_count=checkpoint_count)
+    commits = Commits(box, journal, outside.clock)
+    synchro = recovered.synchro
+    pending: list[Pending[Revocable]] = [
+        Pending(each.effect, each.lsn, each.is_synchronous) for each in synchro.pending
+    ]
+    commits.queue.start(recovered.replica_id, synchro.promote(), synchro.promote_terms, pending)
     checkpointer = Checkpointer(
         outside,
         box,
@@ -103,10 +112,10 @@ async def start(
         collector,
         memtx_dir=directory,
         instance_uuid=str(recovered.instance_uuid),
-        synchro=recovered.synchro,
+        queue=commits.queue,
+        raft=lambda: recovered.synchro.raft,
         **checkpoints,
     )
-    commits = Commits(box, journal, outside.clock)
     return SmallNode(outside, directory, box, journal, commits, collector, checkpointer, recovered)
 
 

@@ -105,7 +105,7 @@ async def test_with_verdicts_and_parts_that_are_known_the_end_is_the_same_too(se
         assert replica.everything() == alone.everything()
         shown = [(r.type, r.replica_id, r.lsn, r.tsn, r.flags, r.body) for r in replica.rows()]
         assert shown == [(r.type, r.replica_id, r.lsn, r.tsn, r.flags, r.body) for r in alone.rows()]
-        assert [each.lsn for each in replica.synchro.pending] == [each.lsn for each in alone.synchro.pending]
+        assert [each.lsn for each in replica.limbo.pending] == [each.lsn for each in alone.limbo.pending]
         assert replica.failures == []
 
 
@@ -302,7 +302,7 @@ async def test_what_the_log_refuses_at_once_does_not_wait_in_the_limbo(monkeypat
     replica, master = Replica(), Master()
     with pytest.raises(errors.WalIo):
         replica.applying.apply(slab(master.does(put(REPLACE, 1, "x" * 200, space=SYNC))))
-    assert (replica.synchro.pending, replica.content(SYNC)) == ((), {})
+    assert (replica.limbo.pending, replica.content(SYNC)) == ((), {})
 
 
 async def test_who_listens_hears_of_each_transaction() -> None:
@@ -323,13 +323,13 @@ async def test_who_listens_hears_of_each_transaction() -> None:
 async def test_a_synchronous_transaction_is_there_and_waits_for_its_verdict(mode: WalMode) -> None:
     replica, master = Replica(mode), Master()
     changes: list[int] = []
-    replica.applying.on_limbo.append(lambda: changes.append(len(replica.synchro.pending)))
+    replica.commits.queue.on_change.append(lambda: changes.append(len(replica.limbo.pending)))
     replica.applying.apply(slab(master.does(put(INSERT, 1, space=SYNC)), master.does(put(INSERT, 2))))
     assert sorted(replica.content(SYNC)) == [1]
-    assert [applied.lsn for applied in replica.synchro.pending] == [1, 2]
+    assert [applied.lsn for applied in replica.limbo.pending] == [1, 2]
     replica.applying.apply(slab(master.says(Confirm(2, 1)), master.does(put(INSERT, 3))))
     await settled(replica)
-    assert replica.synchro.pending == ()
+    assert replica.limbo.pending == ()
     assert changes == [2, 0]
     assert sorted(replica.content()) == [2, 3]
     assert [row.type for row in replica.rows()] == [INSERT, INSERT, RequestType.RAFT_CONFIRM, INSERT]
@@ -353,7 +353,7 @@ async def test_a_rollback_takes_back_what_waits_and_not_what_comes_behind_it(mod
     assert replica.content(SYNC) == {}
     assert replica.content()[1] == ("after all", "x")
     assert len(replica.content()) == behind + 1
-    assert replica.synchro.pending == ()
+    assert replica.limbo.pending == ()
     assert replica.failures == []
 
 
@@ -366,13 +366,13 @@ async def test_a_failed_write_leaves_in_the_limbo_what_is_written() -> None:
     with pytest.raises(errors.WalIo):
         replica.applying.apply(slab(second, verdict))
     await settled(replica)
-    assert [applied.lsn for applied in replica.synchro.pending] == [1]
+    assert [applied.lsn for applied in replica.limbo.pending] == [1]
     assert sorted(replica.content(SYNC)) == [1]
     replica.disk.room = 1 << 30
     replica.applying.start_anew()
     replica.applying.apply(slab(second, verdict))
     await settled(replica)
-    assert replica.synchro.pending == ()
+    assert replica.limbo.pending == ()
     assert sorted(replica.content(SYNC)) == [1, 2]
 
 
@@ -381,7 +381,7 @@ async def test_in_2_6_all_behind_a_waiting_transaction_shares_its_fate_in_one_sl
     replica, master = Replica(), Master()
     waiting = master.does(put(REPLACE, 1, space=SYNC))
     replica.applying.apply(slab(waiting, *(master.does(put(REPLACE, key)) for key in range(behind))))
-    assert len(replica.synchro.pending) == 1 + behind
+    assert len(replica.limbo.pending) == 1 + behind
     replica.applying.apply(slab(master.says(Rollback(2, 1))))
     await settled(replica)
     assert replica.content() == replica.content(SYNC) == {}
@@ -467,10 +467,10 @@ class TestWithTerms:
             )
         )
         await settled(replica)
-        assert [applied.lsn for applied in replica.synchro.pending] == [2, 3]
-        assert (replica.synchro.owner_id, replica.synchro.term) == (2, 2)
+        assert [applied.lsn for applied in replica.limbo.pending] == [2, 3]
+        assert (replica.limbo.owner_id, replica.limbo.term) == (2, 2)
         replica.applying.apply(slab(master.says(Confirm(2, 2))))
-        assert replica.synchro.pending == ()
+        assert replica.limbo.pending == ()
 
     async def test_a_successor_s_promotion_settles_what_waits(self) -> None:
         replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
@@ -484,7 +484,7 @@ class TestWithTerms:
         replica.applying.apply(slab(two.says(Promote(2, 2, 3))))
         await settled(replica)
         assert sorted(replica.content(SYNC)) == [1]
-        assert replica.synchro.owner_id == 3
+        assert replica.limbo.owner_id == 3
 
     async def test_a_former_owner_s_synchronous_transaction_becomes_nops(self) -> None:
         replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)

@@ -82,7 +82,7 @@ async def test_peers_hear_of_rows_of_others_and_not_of_each_of_our_own(tmp_path:
 async def test_who_brings_rows_behind_a_verdict_that_is_being_written_waits_for_it(tmp_path: Path) -> None:
     instance = make_instance(tmp_path, mode=WalMode.FSYNC)
     member, journal = member_of(instance), instance.journal
-    member.applying = Applying(instance.box, journal, instance.commits, instance.synchro, instance.outside.clock)
+    member.applying = Applying(instance.box, journal, instance.commits, instance.outside.clock)
     promote = Row(31, 2, 0, 1, 1.0, 1, body=Promote(0, 0, 2).encode())
     await member.apply(slab_of_rows(promote.encode(), "peer"))
     assert journal.written_vclock.get(2) == 0

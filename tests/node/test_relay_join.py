@@ -19,7 +19,10 @@ from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
 from flowstone.node.info import members
 from flowstone.node.relay_join import raft_row, snapshot_packets
+from flowstone.node.synchro_queue import Received
 from flowstone.replication.messages import FetchSnapshot, decode_vclock_reply
+from flowstone.replication.split_brain import Request
+from flowstone.replication.synchro import RaftState, Rollback
 from flowstone.replication.vclock import VClock
 from tests.node.masters import REPLICA, VERSION_2_6, VERSION_2_11, Connection, Master, kinds, lose_logs, settle
 
@@ -112,7 +115,7 @@ def test_older_replicas_expect_raft_rows_to_be_local() -> None:
     marked = [(2, 6, 0), (2, 10, 0), (2, 11, 5), (3, 0, 0), (3, 2, 1)]
     for versions, group_id in ((plain, 0), (marked, 1)):
         for major, minor, patch in versions:
-            assert raft_row({0: 1}, major << 16 | minor << 8 | patch).group_id == group_id
+            assert raft_row(RaftState(term=1), major << 16 | minor << 8 | patch).group_id == group_id
 
 
 def test_a_row_of_a_snapshot_is_as_real_servers_send_it() -> None:
@@ -191,27 +194,42 @@ async def test_a_member_that_joins_again_keeps_its_id_and_needs_no_write(master:
     assert len(master.collector.consumers) == 1
 
 
+async def waiting(master: Master) -> asyncio.Task[None]:
+    """A synchronous transaction that lacks a quorum."""
+    await master.write(lambda txn: ddl.create_space(txn, "sync", is_sync=True))
+    await master.write(lambda txn: ddl.create_index(txn, "sync", "pk"))
+    master.instance.queue.configure(quorum=2, timeout=5.0)
+    space = master.instance.box.space("sync")
+    task = asyncio.create_task(master.write(lambda txn: statements.replace(txn, space, pack((1,)))))
+    await master.clock.advance(0.1)
+    assert len(master.instance.queue.limbo) == 1
+    return task
+
+
 async def test_a_join_waits_for_verdicts_of_the_queue(master: Master) -> None:
-    pending: Any = (object(),)
-    master.instance.synchro.pending = pending
+    writing = await waiting(master)
     connection = Connection()
-    joining = master.join(connection=connection)
-    task = asyncio.create_task(joining)
+    task = asyncio.create_task(master.join(connection=connection))
     await master.clock.advance(1.0)
     assert not connection.sent
-    master.instance.synchro.pending = ()
-    await master.clock.advance(1.0)
+    master.instance.queue.ack(2, master.instance.vclock)
+    await writing
     await task
     assert connection.sent
 
 
-async def test_a_join_does_not_wait_for_verdicts_for_ever(master: Master) -> None:
-    pending: Any = (object(),)
-    master.instance.synchro.pending = pending
+async def test_a_join_fails_with_what_it_waits_for(master: Master) -> None:
+    writing = await waiting(master)
     task = asyncio.create_task(master.join())
-    await master.clock.advance(6.0)
-    with pytest.raises(errors.SyncQuorumTimeout, match="Quorum collection"):
+    await asyncio.sleep(0)
+    rollback = Request(1, Rollback(1, master.instance.vclock.get(1)))
+    lsn = master.instance.vclock.get(1) + 1
+    row = Row(RequestType.RAFT_ROLLBACK.value, 1, lsn=lsn, timestamp=1.0, tsn=lsn, body=rollback.body.encode())
+    master.instance.queue.decide(rollback, Received(row.encode(), b"", {1: lsn}, lambda error: None))
+    with pytest.raises(errors.SyncRollback):
         await task
+    with pytest.raises(errors.SyncRollback):
+        await writing
     assert master.collector.consumers == []
 
 

@@ -21,6 +21,7 @@ from flowstone.iproto.requests import decode_request
 from flowstone.node import turn
 from flowstone.node.commits import Commits
 from flowstone.node.configuration import configure
+from flowstone.node.elections import Elections
 from flowstone.node.instance import Instance
 from flowstone.node.journal import Journal, WalMode
 from flowstone.node.procedures_box import built_in
@@ -71,6 +72,7 @@ class Connection:
         self.is_waiting = False
         self.refused: list[str] = []
         self.handled = 0
+        self.postponed_count = 0
         self._session = Session(
             instance, Watchers(sources_of(instance)), built_in(), self.sent.append, id=1, salt=bytes(32)
         )
@@ -93,6 +95,13 @@ class Connection:
     def send(self, packets: Sequence[bytes]) -> None:
         self.sends += 1
         self.sent += packets
+
+    def postponed(self) -> None:
+        self.postponed_count += 1
+
+    def send_late(self, packets: Sequence[bytes]) -> None:
+        self.postponed_count -= len(packets)
+        self.send(packets)
 
     def refuse(self, reason: str) -> None:
         self.refused.append(reason)
@@ -128,9 +137,9 @@ class Served:
         self.journal.on_written.append(lambda rows, _: self.rows.append(rows))
         clock = cast("Any", StoppedClock())
         self.commits = Commits(self.box, self.journal, clock)
-        instance = Instance(
-            outside, self.box, self.journal, self.commits, UUID, REPLICASET_UUID, configure({}), status="running"
-        )
+        elections = Elections(outside, self.journal, self.commits.queue)
+        who = UUID, REPLICASET_UUID, configure({}), elections
+        instance = Instance(outside, self.box, self.journal, self.commits, *who, status="running")
         self.turns = Turns(self.box, self.journal, self.commits, clock, wide=False)
         self.peers = [Connection(instance, user) for user in users]
 

@@ -183,7 +183,7 @@ def test_every_node_has_the_keys_of_a_real_one() -> None:
 
 def test_the_election_is_of_the_term_that_the_files_have() -> None:
     instance = make_instance()
-    instance.synchro.raft = RaftState(term=4, vote=1)
+    instance.elections.start(RaftState(term=4, vote=1), 1)
     screen, watchers = Screen(), Watchers(sources_of(instance))
     watchers.watch(screen, screen, "box.election", 1)
     assert screen.events[0][2] == {"term": 4, "role": "follower", "is_ro": False, "leader": 0}

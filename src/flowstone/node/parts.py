@@ -266,8 +266,8 @@ class Parts:
         pending: list[Pending[Revocable]] = [
             Pending(each.effect, each.lsn, each.is_synchronous) for each in synchro.pending
         ]
+        self.decide_anew()  # what the queue holds must not be confirmed by a quorum of another set
         instance.queue.start(instance.id, synchro.promote(), synchro.promote_terms, pending)
-        self.decide_anew()
         instance.elections.start(synchro.raft, instance.id)
         _limit(instance)
 
