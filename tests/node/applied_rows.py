@@ -161,7 +161,7 @@ class SynchronousHistory:
         self.rng = rng
         self.has_flags = dialect is Dialect.V2_11
         self.owner = Master(2)
-        # With terms nobody but the owner may write; without, whoever writes shares the fate of what waits.
+        # With terms nobody but the owner may write; without, nobody else while something waits.
         self.others = [] if self.has_flags else [Master(3), Master(7)]
         self.waiting: list[int] = []
 
@@ -188,7 +188,7 @@ class SynchronousHistory:
             self.waiting.append(rows[-1].lsn)
             return [rows]
         flags = BEHIND if self.has_flags and self.waiting else 0
-        master = self.rng.choice([self.owner, *self.others])
+        master = self.rng.choice([self.owner, *([] if self.waiting else self.others)])
         if self.rng.random() < 0.5:
             return [master.does(*self.changes(), flags=flags) for _ in range(self.rng.choice((1, 4, 30)))]
         whole = master.does(*self.changes(), *self.changes(), put(REPLACE, 5, "last"), flags=flags)

@@ -369,14 +369,14 @@ class SynchroQueue:
 
     def _log(self, request: Request, received: Received, rows: bytes) -> None:
         def logged(error: FlowstoneError | None) -> None:
+            received.logged(error)  # first: rows that wait for the verdict are not to be had without it
             self._logged(request, error)
-            received.logged(error)
 
         try:
             self._journal.submit_replicated(rows, received.lsns, logged)
         except FlowstoneError as error:
-            self._do(self.limbo.request_failed(request, self._clock.monotonic()))
             received.logged(error)
+            self._do(self.limbo.request_failed(request, self._clock.monotonic()))
             return
         self._journal.flush()
 
