@@ -114,7 +114,16 @@ def _execute(transaction: Transaction, node: flowstone.Node, row: Packet) -> Non
 async def serving(directory: Path, **options: Any) -> AsyncIterator[flowstone.Node]:
     """A node that listens on a port of its own."""
     async with flowstone.Node(directory, listen="127.0.0.1:0", **options) as node:
+        _go_on_as_owner(node)
         yield node
+
+
+def _go_on_as_owner(node: flowstone.Node) -> None:
+    """Whoever restarts as owner of the queue decides nothing before it is promoted; the recorded one had not."""
+    instance = node._instance
+    if instance.queue.limbo.is_owner:
+        instance.queue.limbo._is_frozen_until_promotion = False
+        instance.settle_read_only()
 
 
 def port_of(node: flowstone.Node) -> int:
