@@ -1,6 +1,6 @@
 """Transactions that are synchronous by their own wish, on an asynchronous space: rows say so, and members wait.
 
-Those before 3.1 do not: they go by the space alone, and keep what is rolled back. Their peers must not ask for this.
+Those before 3.0 do not: they go by the space alone, and keep what is rolled back. Their peers must not ask for this.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def _check(mesh: Mesh, begin: dict[Key, Any], commit: dict[Key, Any]) -> None:
     assert_same_log(owner, other, origins=[owner.id])
 
 
-@fits(">=3.1")
+@fits(">=3.0")
 @WHERE
 def test_a_node_asks_real_servers_for_a_quorum(cluster: Cluster, begin: dict[Key, Any], commit: dict[Key, Any]) -> None:
     _check(_mesh(cluster, "ours", "real"), begin, commit)
 
 
-@fits(">=3.1")
+@fits(">=3.0")
 @WHERE
 def test_a_real_server_asks_a_node_for_a_quorum(
     cluster: Cluster, begin: dict[Key, Any], commit: dict[Key, Any]
@@ -74,7 +74,7 @@ def test_a_real_server_asks_a_node_for_a_quorum(
     _check(_mesh(cluster, "real", "ours"), begin, commit)
 
 
-@fits(">=3.1")
+@fits(">=3.0")
 def test_false_is_refused_alike(cluster: Cluster) -> None:
     told = []
     for member in _mesh(cluster, "real", "ours"):
