@@ -104,7 +104,7 @@ async def start(
     pending: list[Pending[Revocable]] = [
         Pending(each.effect, each.lsn, each.is_synchronous) for each in synchro.pending
     ]
-    commits.queue.start(recovered.replica_id, synchro.promote(), synchro.promote_terms, pending)
+    commits.queue.start(recovered.replica_id, synchro.promote(), synchro.tenures, pending)
     checkpointer = Checkpointer(
         outside,
         box,

@@ -24,7 +24,8 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node.journal import WalMode
 from flowstone.outside import Outside
-from flowstone.replication.synchro import RaftState
+from flowstone.replication.synchro import Promote, RaftState
+from flowstone.replication.tenures import Tenures
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
 from flowstone.xlog.reader import LogFile
@@ -240,8 +241,8 @@ async def test_the_state_of_elections_stands_between_system_and_user_spaces(dial
     node = await small_node(disk, dialect=dialect)
     await node.replace("t", [1])
     node.recovered.synchro.raft = RaftState(term=4, vote=1)
-    node.recovered.synchro.owner_id, node.recovered.synchro.term = 1, 4
-    node.recovered.synchro.confirmed = {1: 13, 2: 2}
+    promote = Promote(1, 13, 4, VClock({1: 13, 2: 2}))
+    node.commits.queue.start(1, promote, Tenures({1: 4}, (), {}), ())
     await node.checkpointer.snapshot()
     with LogFile.open(disk.outside().disk, f"data/{snapshots(disk)[-1]:020}.snap") as file:
         rows = list(file.rows())
@@ -257,7 +258,7 @@ async def test_the_state_of_elections_stands_between_system_and_user_spaces(dial
     assert (rows[-3].group_id, rows[-2].group_id) == (1, 0)
     again = await start(disk.outside(), "data")
     assert again.recovered.synchro.raft == RaftState(term=4, vote=1)
-    assert again.recovered.synchro.promote() == node.recovered.synchro.promote()
+    assert again.recovered.synchro.promote() == promote
 
 
 async def test_checkpoints_come_by_time_with_some_jitter_at_first() -> None:

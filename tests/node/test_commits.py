@@ -33,19 +33,26 @@ PLAIN, LOCAL, TEMPORARY, SYNC = 512, 513, 514, 515
 class Node:
     """A box, its journal on a disk that can fail, and the commits between them."""
 
-    def __init__(self, mode: WalMode = WalMode.WRITE, vclock: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        mode: WalMode = WalMode.WRITE,
+        vclock: dict[int, int] | None = None,
+        dialect: Dialect = Dialect.V2_6,
+    ) -> None:
         self.box: Box = box_with(
             definition(PLAIN, on("0:unsigned")),
             definition(LOCAL, on("0:unsigned"), flags={"group_id": 1}),
             definition(TEMPORARY, on("0:unsigned"), flags={"temporary": True}),
             definition(SYNC, on("0:unsigned"), flags={"is_sync": True}),
         )
+        self.box.dialect = dialect
         self.disk = FaultDisk()
         outside = self.disk.outside()
         self.journal = Journal(
             outside, "data", instance_uuid=UUID, vclock=VClock(vclock or {}), replica_id=1, mode=mode
         )
         self.commits = Commits(self.box, self.journal, outside.clock)
+        self.commits.queue.registered(1)
 
     def transaction(self, *rows: tuple[int, int]) -> Transaction:
         """Replaces of (space, key)."""
@@ -114,8 +121,7 @@ async def test_a_synchronous_transaction_is_confirmed_right_behind_it() -> None:
 
 
 async def test_without_an_owner_of_the_queue_a_synchronous_transaction_is_refused_and_taken_back() -> None:
-    node = Node()
-    node.box.dialect = Dialect.V2_11
+    node = Node(dialect=Dialect.V2_11)
     transaction = node.transaction((SYNC, 1))
     with pytest.raises(errors.SyncQueueUnclaimed):
         await node.commits.commit(transaction)

@@ -237,7 +237,18 @@ class TestSynchronous:
         assert tuples(box, 513) == [(1,)]
         assert replay.synchro.owner_id == 2
         assert replay.synchro.term == 2
-        assert replay.synchro.promote_terms == {2: 2}
+        assert replay.synchro.tenures.promote_terms == {2: 2}
+
+    def test_a_tenure_in_which_nothing_became_a_fact_may_be_ignored_by_the_next_owner(self) -> None:
+        rows = (
+            control(1, RequestType.RAFT_PROMOTE, Promote(0, 0, 2).encode(), replica_id=2),
+            alone(replace(1, [1], 513), SYNC),
+            control(2, RequestType.RAFT_PROMOTE, Promote(2, 0, 3).encode(), replica_id=1),
+        )
+        _, replay = replayed(*rows)
+        assert replay.synchro.tenures.former == ((0, 0), (2, 0))
+        _, replay = replayed(*rows, alone(replace(3, [3], 512)))
+        assert replay.synchro.tenures.former == ()
 
     def test_runs_behind_something_that_waits_can_be_taken_back(self) -> None:
         rows = [alone(replace(lsn, [lsn]), QUEUED) for lsn in range(2, 40)]

@@ -177,5 +177,5 @@ async def test_nobody_waits_for_ever_for_a_node_that_is_stopped() -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -96,6 +96,13 @@ class _Batch:
         if isinstance(effect, Transaction):
             self.statements += effect.statements
 
+    @property
+    def has_facts(self) -> bool:
+        """Some of the rows are more than a place in the vclock."""
+        voids = sum(stop - first for first, stop, rows in self._changed)
+        nops = int((self.slab.cells[scan.TYPE, self.first : self.stop] == _NOP).sum())
+        return voids + nops < self.stop - self.first
+
     def rows(self, now: float) -> bytes:
         """What goes into the log."""
         if not self._changed:
@@ -401,6 +408,8 @@ class Applying:
         effects, statements = batch.effects, tuple(batch.statements)
         if not effects:
             return
+        if entry is None and batch.has_facts:
+            self._queue.made_fact()
         rows, lsns = batch.rows(self._clock.wall()), batch.lsns()
         batch.go_on(batch.stop)
         self._log(effects[0] if len(effects) == 1 else _Together(effects), rows, lsns, statements, entry)

@@ -72,9 +72,11 @@ class Commits:
     def _enter(self, transaction: Transaction, statements: tuple[Statement, ...], told: Told) -> Entry[Waiting] | None:
         """Its place in the queue; None if it has nothing to wait for."""
         is_synchronous = transaction.is_sync
-        if not is_synchronous and self.queue.is_empty:
-            return None
         is_local = all(statement.is_local for statement in statements)
+        if not is_synchronous and self.queue.is_empty:
+            if not is_local:
+                self.queue.made_fact()
+            return None
         size = sum(len(statement.body) for statement in statements)
         return self.queue.submit(
             Waiting(transaction, told), is_synchronous=is_synchronous, is_local=is_local, size=size

@@ -42,6 +42,7 @@ from flowstone.node.warm_up import warm_up
 from flowstone.outside import Outside, Tls
 from flowstone.replication.limbo_queue import Pending
 from flowstone.replication.synchro import Promote
+from flowstone.replication.tenures import Tenures
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import LogDirectory
 
@@ -267,7 +268,7 @@ class Parts:
             Pending(each.effect, each.lsn, each.is_synchronous) for each in synchro.pending
         ]
         self.decide_anew()  # what the queue holds must not be confirmed by a quorum of another set
-        instance.queue.start(instance.id, synchro.promote(), synchro.promote_terms, pending)
+        instance.queue.start(instance.id, synchro.promote(), synchro.tenures, pending)
         instance.elections.start(synchro.raft, instance.id)
         _limit(instance)
 
@@ -288,7 +289,7 @@ class Parts:
         instance = self.instance
         instance.box.clear()
         instance.box.in_flight.clear()
-        instance.queue.start(0, Promote(0, 0, 0), {}, ())
+        instance.queue.start(0, Promote(0, 0, 0), Tenures({}, (), {}), ())
         instance.journal.continue_at(instance.journal.vclock)
         instance.replicaset_uuid = NOBODY
         self._set_id(0)

@@ -101,6 +101,7 @@ class QuickLane:
             if kind == INSERT and key in primary.map:
                 return None
         old = primary.set(key, new)
+        self._commits.queue.made_fact()
         try:
             self._journal.write_now(self._row(kind, lane.space.id, content), 1)
         except FlowstoneError as error:

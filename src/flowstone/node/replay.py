@@ -22,8 +22,9 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType, type_name
 from flowstone.iproto.row import Row
-from flowstone.replication.settled import SettledTracker, Tracked
+from flowstone.replication.settled import SettledTracker, Tracked, is_nop
 from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState, decode_control
+from flowstone.replication.tenures import Tenures
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.errors import DamagedFile, LsnUsedTwice
 from flowstone.xlog.reader import Slab
@@ -56,8 +57,7 @@ class Synchro:
     owner_id: int = 0
     term: int = 0
     confirmed: dict[int, int] = field(default_factory=dict)
-    promote_terms: dict[int, int] = field(default_factory=dict)
-    """Per instance, the newest term of a PROMOTE or DEMOTE that it wrote."""
+    tenures: Tenures = field(default_factory=lambda: Tenures({}, (), {}))
     pending: tuple[Applied, ...] = ()
     """Synchronous transactions without a verdict, and what waits behind them: applied, and may have to be undone."""
 
@@ -84,14 +84,15 @@ class Synchro:
                 self.confirmed = promote.confirmed_vclock.to_mapping() if promote.confirmed_vclock else {}
                 if promote.owner_id:
                     self._confirm(promote.owner_id, promote.lsn)
-                    self.promote_terms[promote.owner_id] = promote.term
+                    self.tenures.promote_terms[promote.owner_id] = promote.term
             case Promote() | Demote() as transfer:
                 if self.term and transfer.term <= self.term:
                     return
                 self._confirm(transfer.owner_id, transfer.lsn)
+                owner = self.owner_id, self.confirmed.get(self.owner_id, 0)
+                self.tenures.hand_over(owner, by=row.replica_id, term=transfer.term, first_void=0)
                 self.owner_id = row.replica_id if isinstance(transfer, Promote) else 0
                 self.term = transfer.term
-                self.promote_terms[row.replica_id] = transfer.term
 
     def _confirm(self, owner_id: int, lsn: int) -> None:
         if owner_id and lsn > self.confirmed.get(owner_id, 0):
@@ -254,6 +255,7 @@ class Replay:
         if not put(lane, keys, bulk.slices(slab.payload, ats, ends), bulk.BulkWrite()):
             return False
         self._vclock.merge(VClock(newest))
+        self.synchro.tenures.made_fact()
         return True
 
     def _apply_each(self, slab: Slab, first: int, stop: int) -> None:
@@ -313,7 +315,7 @@ class Replay:
         is_control = transaction.rows[0].type in _CONTROL
         try:
             if is_control:
-                self.synchro.follow(transaction.rows[0])
+                decode_control(transaction.rows[0].type, transaction.rows[0].body)
             else:
                 for number in numbers:
                     execute(self._box, effect, slab, number)
@@ -326,21 +328,40 @@ class Replay:
         waits = transaction.flags & _WAIT_ACK or (self._by_schema and effect.is_sync)
         if is_control or waits or not before:
             self._decide(slab, Applied(transaction, effect, effect.is_sync))
+        elif not is_nop(transaction):
+            self.synchro.tenures.made_fact()
         for row in transaction.rows:
             self._follow(row)
 
     def _decide(self, slab: Slab, applied: Applied) -> None:
         """Asks the tracker; what it withdraws is undone, the newest first."""
+        row, owner_id = applied.rows[0], self.synchro.owner_id
+        undone = self._settle(slab, applied)
+        if row.type in _CONTROL:
+            self.synchro.follow(row)
+            if undone and self.synchro.owner_id != owner_id:
+                self.synchro.tenures.note_void(owner_id, undone[-1])
+        elif is_nop(applied) and applied.flags & _WAIT_ACK:
+            self.synchro.tenures.note_void(applied.replica_id, applied.lsn)
+
+    def _settle(self, slab: Slab, applied: Applied) -> list[int]:
+        """The LSNs of synchronous transactions that never happened, the newest first."""
         if self._tracker.is_quiet:
             self._tracker.skip_to(self.vclock)
         try:
             decisions = self._tracker.push(applied)
         except FlowstoneError as error:
             self._refuse(slab.path, f"the verdict of LSN {applied.lsn} of replica {applied.replica_id}", error)
-            return
+            return []
+        undone: list[int] = []
         for decided, kept in reversed(decisions):
             if not kept:
                 decided.effect.rollback()
+                if decided.is_synchronous:
+                    undone.append(decided.lsn)
+            elif decided.rows[0].type not in _CONTROL and not is_nop(decided):
+                self.synchro.tenures.made_fact()
+        return undone
 
     def _new_tracker(self, *, by_schema: bool) -> None:
         self._by_schema = by_schema

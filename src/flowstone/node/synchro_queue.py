@@ -39,6 +39,7 @@ from flowstone.replication.limbo_actions import (
 from flowstone.replication.limbo_queue import Entry, Pending, State
 from flowstone.replication.split_brain import Body, Fate, Request
 from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
+from flowstone.replication.tenures import Tenures
 from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.node")
@@ -119,9 +120,7 @@ class SynchroQueue:
 
     # --- life ---
 
-    def start(
-        self, instance_id: int, state: Promote, promote_terms: Mapping[int, int], pending: Sequence[Pending[Revocable]]
-    ) -> None:
+    def start(self, instance_id: int, state: Promote, tenures: Tenures, pending: Sequence[Pending[Revocable]]) -> None:
         """Begins where the log ended; `pending` is in the log and in memory, and has no verdict."""
         self.limbo = Limbo(
             instance_id=instance_id,
@@ -132,7 +131,8 @@ class SynchroQueue:
         )
         self._box.in_flight.extend(each.transaction for each in pending)
         waiting = [Pending(Waiting(each.transaction, _nobody), each.lsn, each.is_synchronous) for each in pending]
-        self._do(self.limbo.restore(state, promote_terms=promote_terms, pending=waiting))
+        terms, former, voids = tenures.promote_terms, tenures.former, tenures.voids
+        self._do(self.limbo.restore(state, promote_terms=terms, pending=waiting, former=former, voids=voids))
 
     def registered(self, instance_id: int) -> None:
         """An anonymous instance has got its id."""
@@ -169,6 +169,10 @@ class SynchroQueue:
         """Whether nothing that `origin_id` writes without waiting needs a closer look."""
         limbo = self.limbo
         return not limbo.owner_id or limbo.promote_term(origin_id) == limbo.term
+
+    def made_fact(self) -> None:
+        """Something was written that waits for nobody, without asking for a place in the queue."""
+        self.limbo.tenures.made_fact()
 
     def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool) -> Fate:
         return self.limbo.admit(origin_id, lsn, flags=flags, has_effect=has_effect)

@@ -436,6 +436,7 @@ class Turns:
             outbox.release()
 
         outbox.hold()
+        self._commits.queue.made_fact()
         self._box.in_flight.append(written)
         journal.submit(out[:size].tobytes(), rows, done)
 

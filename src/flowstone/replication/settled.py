@@ -188,9 +188,9 @@ class SettledTracker(Generic[T]):
 
     def _is_synchronous(self, transaction: T) -> bool:
         if transaction.flags & _WAIT_ACK:
-            return not _is_nop(transaction)
+            return not is_nop(transaction)
         touches = self._touches_synchronous
-        return touches is not None and touches(transaction) and not _is_nop(transaction)
+        return touches is not None and touches(transaction) and not is_nop(transaction)
 
     def _waits(self, transaction: T) -> bool:
         """Does an asynchronous transaction, found while the queue is not empty, share its fate?
@@ -198,7 +198,7 @@ class SettledTracker(Generic[T]):
         By its flag. In a log without flags it always does, local ones too: a ROLLBACK of 2.6.0 undoes those.
         """
         flagged = transaction.flags & _WAIT_SYNC or self._touches_synchronous is not None
-        return bool(flagged) and not _is_nop(transaction)
+        return bool(flagged) and not is_nop(transaction)
 
     def _enqueue_synchronous(self, transaction: T) -> None:
         if self._owner_id != transaction.replica_id:
@@ -289,7 +289,7 @@ class SettledTracker(Generic[T]):
             follow(row.replica_id, row.lsn)
 
 
-def _is_nop(transaction: Transaction) -> bool:
+def is_nop(transaction: Transaction) -> bool:
     """A place in the vclock and no data.
 
     Servers let it pass the limbo and put it in place of what an old leader wrote; its flags mean nothing.
