@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 import pytest
 
 from flowstone.iproto import errors
@@ -19,6 +22,8 @@ from flowstone.iproto.replies import (
     encode_ok,
     encode_reply,
 )
+
+LEADER = UUID("a17803e0-faac-483b-aa53-495f77b68ca4")
 
 
 def read(data: bytes) -> Response:
@@ -76,6 +81,30 @@ def test_an_error_names_its_class() -> None:
     assert (read_only.type, read_only.fields) == ("ClientError", {"reason": "config"})
     orphan = record(errors.Readonly("Can't modify data on a read-only instance - it is an orphan"))
     assert orphan.fields == {"reason": "orphan"}
+
+
+@pytest.mark.parametrize(
+    ("why", "fields"),
+    [
+        ("state is election follower with term 2", {"reason": "election", "state": "follower", "term": 2}),
+        (
+            f"state is election follower with term 3, leader is 1 ({LEADER})",
+            {"reason": "election", "state": "follower", "term": 3, "leader_id": 1, "leader_uuid": LEADER},
+        ),
+        (
+            f"synchro queue with term 2 belongs to 1 ({LEADER})",
+            {"reason": "synchro", "queue_owner_id": 1, "term": 2, "queue_owner_uuid": LEADER},
+        ),
+        (
+            "synchro queue with term 2 belongs to 31 and is frozen until promotion",
+            {"reason": "synchro", "queue_owner_id": 31, "term": 2},
+        ),
+    ],
+)
+def test_who_may_not_write_is_told_who_may(why: str, fields: dict[str, Any]) -> None:
+    shown = record(errors.Readonly(f"Can't modify data on a read-only instance - {why}")).fields
+    assert shown == fields
+    assert list(shown) == list(fields), "in the order of the real server"
 
 
 def test_an_event_has_no_schema_version_and_a_value_only_if_there_is_one() -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
 
 from flowstone.iproto.constants import TYPE_ERROR, Key, RequestType
 from flowstone.iproto.errors import TarantoolError
@@ -30,7 +32,12 @@ _UINT32_MASK = 0xFFFF_FFFF
 
 _ACCESS_DENIED = re.compile(r"(\S+) access to (.+?) '(.*)' is denied for user '.*'", re.DOTALL)
 _READ_ONLY = re.compile(
-    r"Can't modify data on a read-only instance - (?:(box\.cfg\.read_only is true)|it is an orphan)"
+    r"Can't modify data on a read-only instance - (?:"
+    r"(?P<config>box\.cfg\.read_only is true)|(?P<orphan>it is an orphan)|"
+    r"(?P<election>state is election (?P<state>\w+) with term (?P<term>\d+)"
+    r"(?:, leader is (?P<leader_id>\d+)(?: \((?P<leader_uuid>[0-9a-f-]{36})\))?)?)|"
+    r"(?P<synchro>synchro queue with term (?P<queue_term>\d+) belongs to (?P<queue_owner_id>\d+)"
+    r"(?: \((?P<queue_owner_uuid>[0-9a-f-]{36})\))?(?: and is frozen .*)?))"
 )
 _FILE = "flowstone"
 _CLASSES = {2: "OutOfMemory", 32: "LuajitError", 115: "SystemError", 150: "CollationError", 219: "XlogGapError"}
@@ -94,8 +101,29 @@ def error_record(error: TarantoolError) -> ErrorRecord:
         kind = "AccessDeniedError"
         fields = {"object_type": object_type, "object_name": object_name, "access_type": access}
     elif error.code == 7 and (read_only := _READ_ONLY.fullmatch(error.message)) is not None:
-        fields = {"reason": "config" if read_only[1] else "orphan"}
+        fields = _why_read_only(read_only.groupdict())
     return ErrorRecord(kind, error.message, _FILE, 0, code=error.code, fields=fields)
+
+
+def _why_read_only(told: dict[str, str | None]) -> dict[str, Any]:
+    """What clients go by to find the instance that can be written to."""
+    reason = next(name for name in ("config", "orphan", "election", "synchro") if told[name] is not None)
+    fields: dict[str, Any] = {
+        "reason": reason,
+        "state": told["state"],
+        "queue_owner_id": told["queue_owner_id"],
+        "term": told["term"] or told["queue_term"],
+        "leader_id": told["leader_id"],
+        "leader_uuid": told["leader_uuid"],
+        "queue_owner_uuid": told["queue_owner_uuid"],
+    }
+    return {name: _typed(name, value) for name, value in fields.items() if value is not None}
+
+
+def _typed(name: str, value: str) -> str | int | UUID:
+    if name.endswith("_uuid"):
+        return UUID(value)
+    return int(value) if name.endswith(("_id", "term")) else value
 
 
 def encode_event(sync: int, key: bytes, value: bytes | None) -> bytes:
