@@ -248,6 +248,13 @@ def test_the_lag_is_measured_by_our_own_stamp_of_a_transaction_that_is_new() -> 
     assert acked.lag == 0.5
 
 
+def test_the_first_ack_is_news_though_it_says_what_the_subscription_said() -> None:
+    acked = Acked(VClock({1: 5}))
+    assert acked.take(Ack(VClock({1: 5})), 10.0)
+    assert not acked.take(Ack(VClock({1: 5})), 10.0)
+    assert acked.vclock == VClock({1: 5})
+
+
 def test_the_highest_term_and_the_last_heartbeat_seen_are_kept() -> None:
     acked = Acked(VClock({1: 1}))
     acked.take(Ack(VClock({1: 1}), term=3, vclock_sync=8), 1.0)

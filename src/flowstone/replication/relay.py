@@ -316,13 +316,18 @@ class Acked:
         self.vclock_sync = 0
         self.lag = 0.0
         """Seconds from the write of the last transaction here to the ACK of its write there."""
+        self._is_heard = False
 
     def take(self, ack: Ack, now: float) -> bool:
-        """Whether its vclock has moved. `now` is the wall clock's, which stamped the row that the ACK names."""
+        """Whether its vclock is news. `now` is the wall clock's, which stamped the row that the ACK names.
+
+        The first ACK always is, also where it says what SUBSCRIBE said: a restarted node knows of no ACK before.
+        """
+        is_first, self._is_heard = not self._is_heard, True
         self.term = max(self.term, ack.term)
         self.vclock_sync = max(self.vclock_sync, ack.vclock_sync)
         if ack.vclock <= self.vclock:
-            return False
+            return is_first
         self.vclock = self.vclock.merged(ack.vclock)
         if ack.timestamp:
             self.lag = max(0.0, now - ack.timestamp)
