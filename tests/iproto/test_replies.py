@@ -64,13 +64,15 @@ def test_every_reply_is_read_by_the_client(wide: bool) -> None:
     assert len(encode_ok(1, 9, wide=wide)) == (HEADER_SIZE_WIDE if wide else HEADER_SIZE) + 1
 
 
-def test_an_error_names_its_class() -> None:
-    def record(error: errors.TarantoolError) -> ErrorRecord:
-        received = read(encode_error(1, 9, error)).error()
-        assert (received.code, received.message) == (error.code, error.message)
-        assert received.stack is not None
-        return received.stack.errors[0]
+def record(error: errors.TarantoolError) -> ErrorRecord:
+    """What a client is told of the error."""
+    received = read(encode_error(1, 9, error)).error()
+    assert (received.code, received.message) == (error.code, error.message)
+    assert received.stack is not None
+    return received.stack.errors[0]
 
+
+def test_an_error_names_its_class() -> None:
     assert record(errors.NoSuchSpace("x")).type == "ClientError"
     assert record(errors.ProcLua("x")).type == "LuajitError"
     assert record(errors.System("x")).type == "SystemError"
