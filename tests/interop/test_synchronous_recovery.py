@@ -331,3 +331,22 @@ def _lose_the_owner(cluster: Cluster, kinds: tuple[str, ...], *, quorum: int) ->
     owner.kill()
     commits.abandon()
     return owner, heir, third
+
+
+@fits("2.6")
+@BOTH_WAYS
+def test_a_verdict_of_another_owner_stops_a_replica(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    master, replica = make_pair(cluster, master_kind, replica_kind)
+    master.configure(replication_synchro_quorum=3)
+    story = Story(master)
+    commit = UnderWay(master, insert(SYNC, 1))
+    story.wait(1, replica)
+    replica.configure(replication_synchro_timeout=0.05, replication_synchro_quorum=1)
+    replica.call("box.ctl.clear_synchro_queue")
+    assert UnderWay(replica, insert(SYNC, 2)).codes() == [0]
+    master.configure(**NOW)
+    assert commit.codes() == [QUORUM_TIMEOUT]
+    eventually("the replica stops", lambda: replica.upstream(1).get("status") == "stopped")
+    text = "CONFIRM message arrived for an unknown master id 1, expected 2"
+    assert replica.upstream(1)["message"].startswith(text)
+    assert story.of(replica) == ["1+1 insert", "2+1 confirm 1+1", "2+2 insert", "2+3 confirm 2+2"]

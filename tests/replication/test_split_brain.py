@@ -96,10 +96,23 @@ def test_rows_that_no_server_writes(words: str, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "history"), [("confirm 2:12 from 2", OURS), ("rollback 2:12 from 1", OURS), ("confirm 1:9 from 1", EMPTY)]
+    ("words", "history"),
+    [
+        ("confirm 2:12 from 2", OURS),
+        ("rollback 2:12 from 1", OURS),
+        ("confirm 1:5 from 1", EMPTY),
+        ("rollback 1:6 from 1", EMPTY),
+        ("confirm 1:9 from 1", History(owner_id=0, term=0, confirmed=VClock(), promote_terms={})),
+    ],
 )
-def test_in_2_6_a_verdict_on_what_waits_is_about_its_owner(words: str, history: History) -> None:
+def test_in_2_6_a_verdict_is_about_the_owner_or_says_what_is_so(words: str, history: History) -> None:
     assert filter_request_of_2_6(control(words), history) is Fate.ACCEPTED
+
+
+@pytest.mark.parametrize("words", ["confirm 1:6 from 1", "rollback 1:5 from 1"])
+def test_in_2_6_a_former_owner_that_decided_otherwise_is_refused_though_nothing_waits(words: str) -> None:
+    with pytest.raises(errors.SyncMasterMismatch, match="for an unknown master id 1, expected 2"):
+        filter_request_of_2_6(control(words), EMPTY)
 
 
 @pytest.mark.parametrize(

@@ -111,14 +111,25 @@ def filter_request(request: Request, history: History, *, is_validating: bool = 
 
 
 def filter_request_of_2_6(request: Request, history: History) -> Fate:
-    """As `filter_request`, by what 2.6 asks for: a verdict on what waits is about its owner."""
+    """As `filter_request`, by what 2.6 asks for: a verdict is about the owner.
+
+    2.6 refuses all others, even one that is repeated. We take what only says again what is so here.
+    """
     body = request.body
     if isinstance(body, Promote | Demote):
         raise unknown_to_2_6(type(body))
-    if history.first and body.owner_id != history.owner_id:
+    if body.owner_id != history.owner_id and (history.first or _contradicts(body, history)):
         text = f"CONFIRM message arrived for an unknown master id {body.owner_id}, expected {history.owner_id}"
         raise errors.SyncMasterMismatch(text)
     return Fate.ACCEPTED
+
+
+def _contradicts(body: Confirm | Rollback, history: History) -> bool:
+    """Nothing of a former owner waits any more, and it was decided otherwise: by who cleared its queue."""
+    if not history.owner_id:
+        return False  # what a snapshot has is decided, and it does not say whose it was
+    is_confirmed = body.lsn <= history.confirmed.get(body.owner_id)
+    return is_confirmed is not isinstance(body, Confirm)
 
 
 def unknown_to_2_6(kind: type[Promote | Demote]) -> TarantoolError:
