@@ -15,8 +15,11 @@ import pytest_asyncio
 from flowstone.box import ddl, statements
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.node.relay import Relays
+from flowstone.replication.election import Config, Mode
+from flowstone.replication.synchro import RaftState
 from flowstone.replication.vclock import VClock
 from tests.node.instances import UUID as OWN
 from tests.node.instances import make_instance
@@ -354,6 +357,26 @@ async def test_nothing_is_kept_in_memory_when_nobody_follows(master: Master) -> 
     assert connection.receiver is not None
     connection.receiver.closed()
     assert master.instance.journal.on_written == []
+
+
+async def test_an_election_that_a_replica_brings_about_is_told_behind_the_answer_to_its_request(newer: Master) -> None:
+    await newer.join()
+    elections = newer.instance.elections
+    elections.start(RaftState(term=1), 1)
+    elections.set_quorum(2, (1, 2))
+    elections.connection(2, upstream=True)
+    elections.configure(Config(mode=Mode.CANDIDATE))
+    connection = await newer.subscribe(newer.instance.vclock)
+    elections.heard_term(2, 7)
+    await newer.instance.journal.drain()
+    first, *others = connection.take()
+    assert first.type == RequestType.OK.value
+    assert RequestType.RAFT.value in [row.type for row in others]
+    assert elections.raft.peers.healthy_count == 2
+    assert connection.receiver is not None
+    connection.receiver.closed()
+    assert elections.raft.peers.healthy_count == 1
+    await elections.close()
 
 
 async def test_elections_are_told_to_all(newer: Master) -> None:

@@ -289,9 +289,11 @@ class Relays:
         relay = replica.relay = Relay(self, replica, link, asked, request.sync)
         replica.become(RelayState.FOLLOW)
         self._followers[relay] = None
-        self.instance.elections.connection(replica.id, downstream=True)
         unread = link.hand_over(relay)
         relay.start()
+        if relay in self._followers:
+            # Only now: what this does to an election must not reach the replica before the answer to its request.
+            self.instance.elections.connection(replica.id, downstream=True)
         relay.received(unread)
 
     # --- what relays call ---
@@ -344,8 +346,7 @@ class Relays:
 
     def send_raft(self) -> None:
         """The state of elections has changed."""
-        for relay in list(self._followers):
-            relay.elections_changed()
+        self._let_all(Relay.elections_changed)
 
     # --- the rest ---
 
@@ -366,15 +367,18 @@ class Relays:
         if tail is None:
             return
         tail.seal()
-        for relay in list(self._followers):
-            try:
-                relay.push()
-            except Exception as error:
-                LOG.exception("relaying to %s failed", relay.replica.uuid)
-                relay.stop(str(error))
+        self._let_all(Relay.push)
         numbers = [relay.number for relay in self._followers]
         # Who is behind will want the tail from wherever it meets it.
         tail.trim(0 if None in numbers else min((number for number in numbers if number is not None), default=tail.end))
+
+    def _let_all(self, do: Callable[[Relay], None]) -> None:
+        for relay in list(self._followers):
+            try:
+                do(relay)
+            except Exception as error:
+                LOG.exception("relaying to %s failed", relay.replica.uuid)
+                relay.stop(str(error))
 
 
 def _refused(check: Callable[[], None]) -> TarantoolError | None:
