@@ -203,6 +203,23 @@ def newer_master(ballot: Ballot | None) -> ScriptedMaster:
     return ScriptedMaster(version=(2, 11, 9), ID=[features], WATCH=[encode_event(0, pack("internal.ballot"), value)])
 
 
+@pytest.mark.parametrize("is_newer", [False, True])
+async def test_only_of_an_older_master_rows_are_signs_of_life_as_heartbeats_are_of_all(is_newer: bool) -> None:
+    master = newer_master(None) if is_newer else ScriptedMaster()
+    sink, signs = member(), list[int]()
+    options: dict[str, Any] = {"on_alive": lambda it: signs.append(it.peer_id)}
+    async with peer(master.talk) as uri, applier(uri, sink, **options) as (it, _):
+        it.start()
+        await until(lambda: master.acks)
+        assert signs == [1]
+        master.writers[0].write(transaction(1, 1, 5))
+        await until(lambda: sink.rows)
+        assert signs == ([1] if is_newer else [1, 1])
+        master.writers[0].write(raw_packet(RequestType.RAFT, b"\x81\x00\x03"))
+        await until(lambda: sink.raft_rows)
+        await until(lambda: len(signs) == (2 if is_newer else 3))
+
+
 @pytest.mark.parametrize("has_event", [True, False])
 async def test_a_newer_master_s_ballot_is_watched_on_a_connection_of_its_own(has_event: bool) -> None:
     master = newer_master(Ballot(VClock({1: 5})) if has_event else None)
@@ -298,6 +315,21 @@ async def test_a_master_that_falls_silent_is_left_and_asked_again() -> None:
         await until(lambda: master.connections >= 3)
         assert State.DISCONNECTED in states
         assert State.STOPPED not in states
+
+
+async def test_how_long_a_master_may_be_silent_can_change() -> None:
+    patience = 60.0
+    master = ScriptedMaster()
+    options: dict[str, Any] = {"silence_max": lambda: patience}
+    async with peer(master.talk) as uri, applier(uri, member(), replication_timeout=0.01, **options) as (it, states):
+        it.start()
+        await until(lambda: master.acks)
+        await until(lambda: it.info()["idle"] > 0.2)
+        assert State.DISCONNECTED not in states
+        patience = 0.05
+        master.writers[0].write(messages.encode_heartbeat(Heartbeat(1, 1e9)))
+        await until(lambda: State.DISCONNECTED in states)
+        assert it.error is None or "said nothing for 0.05 s" in it.error.message
 
 
 async def test_a_greeting_must_come_in_time() -> None:
