@@ -124,7 +124,7 @@ class _Peer:
     def send(self, packets: Sequence[bytes]) -> None:
         self.replies += b"".join(packets)
 
-    def postponed(self) -> None:
+    def postponed(self, count: int) -> None:
         raise AssertionError("no space here is synchronous")
 
     def send_late(self, packets: Sequence[bytes]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowstone.iproto import batches
 from flowstone.iproto import request_scan as scan
-from flowstone.iproto.constants import RequestType
+from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.packet import encode_request
 from flowstone.iproto.replies import encode_data
@@ -40,10 +40,11 @@ def parts(found: Found, row: int) -> tuple[int, int, bytes]:
     return kind, int(found.cells[scan.SPACE_ID, row]), part
 
 
-def plain_row(found: Found, row: int, replica_id: int, lsn: int, timestamp: float) -> bytes:
+def plain_row(found: Found, row: int, replica_id: int, lsn: int, timestamp: float, flags: int) -> bytes:
     kind, space_id, part = parts(found, row)
     head = b"\x82\x10" + encode_uint(space_id) + (b"\x20" if kind == RequestType.DELETE else b"\x21")
-    return encode_header(Row(kind, replica_id, 0, lsn, timestamp)) + head + part
+    made = Row(kind, replica_id, 0, lsn, timestamp, lsn, flags | Flag.COMMIT.value)
+    return encode_header(made) + head + part
 
 
 @given(
@@ -52,18 +53,19 @@ def plain_row(found: Found, row: int, replica_id: int, lsn: int, timestamp: floa
     st.sampled_from([edge for edge in EDGES if 0 < edge < 2**63 - 8]),
     st.sampled_from((1.7e9, 1e-300, 123456.789)),
     st.integers(0, 3),
+    st.sampled_from((0, 2, 6)),
 )
 def test_rows_are_those_of_the_plain_encoder(
-    packets: list[bytes], replica_id: int, lsn: int, timestamp: float, start: int
+    packets: list[bytes], replica_id: int, lsn: int, timestamp: float, start: int, flags: int
 ) -> None:
     found = scanned([b"".join(packets)])
     end, bits = len(packets), batches.float_bits(timestamp)
     start = min(start, end)
     out = np.full(batches.rows_bound(end - start, len(found.data)), 0xC1, np.uint8)
     buf = np.frombuffer(found.data, np.uint8)
-    size, count = batches.build_rows(buf, found.cells, start, end, out, replica_id, lsn, bits)
+    size, count = batches.build_rows(buf, found.cells, start, end, out, replica_id, lsn, bits, flags)
     writes = [row for row in range(start, end) if found.cells[scan.TYPE, row] != RequestType.SELECT]
-    wanted = [plain_row(found, row, replica_id, lsn + number, timestamp) for number, row in enumerate(writes)]
+    wanted = [plain_row(found, row, replica_id, lsn + number, timestamp, flags) for number, row in enumerate(writes)]
     assert out[:size].tobytes() == b"".join(wanted)
     assert count == len(wanted)
     assert (out[size:] == 0xC1).all()

@@ -187,6 +187,8 @@ class SynchronousHistory:
             rows = self.owner.does(*self.changes(), put(REPLACE, self.rng.randrange(9), space=SYNC), flags=flags)
             self.waiting.append(rows[-1].lsn)
             return [rows]
+        if self.rng.random() < 0.1:
+            return self.burst()
         flags = BEHIND if self.has_flags and self.waiting else 0
         master = self.rng.choice([self.owner, *([] if self.waiting else self.others)])
         if self.rng.random() < 0.5:
@@ -195,6 +197,16 @@ class SynchronousHistory:
         known = self.rng.randrange(len(whole))
         alone = [Row(row.type, row.replica_id, 0, row.lsn, 1.5e9, body=row.body) for row in whole[:known]]
         return [*(list(make_transaction([row], flags).rows) for row in alone), whole]
+
+    def burst(self) -> list[list[Row]]:
+        """Many that wait, each a row alone; some put the same tuples."""
+        flags = SYNCHRONOUS if self.has_flags else 0
+        count = self.rng.choice((3, 12, 40))
+        kinds = [put(REPLACE, key, "burst", space=SYNC) for key in self.rng.choices(range(30), k=count)]
+        kinds[1:] = [drop(change, space=SYNC) if change % 5 == 0 else kinds[change] for change in range(1, count)]
+        made = [self.owner.does(kind, flags=flags) for kind in kinds]
+        self.waiting += [rows[-1].lsn for rows in made]
+        return made
 
     def changes(self) -> list[Change]:
         return [self.change() for _ in range(self.rng.choice((1, 1, 2, 12)))]

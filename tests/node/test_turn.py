@@ -96,8 +96,8 @@ class Connection:
         self.sends += 1
         self.sent += packets
 
-    def postponed(self) -> None:
-        self.postponed_count += 1
+    def postponed(self, count: int) -> None:
+        self.postponed_count += count
 
     def send_late(self, packets: Sequence[bytes]) -> None:
         self.postponed_count -= len(packets)

@@ -54,7 +54,7 @@ def _find_lane(space: Space) -> Lane | None:
     if index is None or format.masks is None or index.key.kind not in _KINDS or space.id < FIRST_USER_SPACE_ID:
         return None
     part, definition = index.definition.parts[0], space.definition
-    is_special = definition.is_temporary or definition.is_local or definition.is_sync
+    is_special = definition.is_temporary or definition.is_local
     return Lane(
         space,
         index,
@@ -69,7 +69,12 @@ def _find_lane(space: Space) -> Lane | None:
 
 
 def takes_writes(lane: Lane) -> bool:
-    """Whether statements that write may use the lane."""
+    """Whether statements that write may use the lane, and are facts when they are in the log."""
+    return takes_waiting_writes(lane) and not lane.space.definition.is_sync
+
+
+def takes_waiting_writes(lane: Lane) -> bool:
+    """Whether statements that write may use the lane if each of them can be taken back for itself."""
     return lane.is_alone and lane.space.sequence is None
 
 
@@ -95,6 +100,29 @@ def _python_keys(lane: Lane, data: bytes, keys: Cells) -> list[Key]:
         return [data[at:end] for at, end in zip(keys[0].tolist(), keys[1].tolist(), strict=True)]
     found: list[Key] = keys[0].tolist()
     return found
+
+
+class SingleWrite:
+    """One write that took effect and can be taken back."""
+
+    __slots__ = ("_index", "_key", "_old")
+
+    def __init__(self, index: Index, key: Key, raw: bytes | None) -> None:
+        """Puts `raw` at `key`, or takes away what is there."""
+        self._index = index
+        self._key = key
+        self._old = index.set(key, raw)
+
+    @property
+    def old(self) -> bytes | None:
+        return self._old
+
+    def rollback(self) -> None:
+        self._index.set(self._key, self._old)
+
+    def hide_from(self, view: ReadView) -> None:
+        """Makes `view`, just opened, see what was there before."""
+        view.changes.setdefault(self._index, {})[self._key] = self._old
 
 
 class BulkWrite:

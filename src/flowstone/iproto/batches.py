@@ -55,23 +55,25 @@ def put_big(out: Bytes, at: int, value: int, width: int) -> int:
 
 @kernel
 def build_rows(
-    buf: Bytes, cells: Cells, start: int, end: int, out: Bytes, replica_id: int, lsn: int, timestamp: int
+    buf: Bytes, cells: Cells, start: int, end: int, out: Bytes, replica_id: int, lsn: int, timestamp: int, flags: int
 ) -> tuple[int, int]:
     """A row for each write among the requests `start` to `end`, each a transaction of its own, LSNs from `lsn`.
 
-    `timestamp` has the bits of a float64. Returns the bytes written and the number of rows.
+    `timestamp` has the bits of a float64; `flags` of 0 are left out. Returns the bytes written and the number of rows.
     """
     at = count = 0
     for row in range(start, end):
         kind = int(cells[TYPE, row])
         if kind == RequestType.SELECT:
             continue
-        at = poke(out, at, 0x84)
+        at = poke(out, at, 0x85 if flags else 0x84)
         at = poke(out, poke(out, at, 0x00), kind)
         at = put_uint(out, poke(out, at, 0x02), replica_id)
         at = put_uint(out, poke(out, at, 0x03), lsn + count)
         at = poke(out, poke(out, at, 0x04), 0xCB)
         at = put_big(out, at, timestamp, 8)
+        if flags:
+            at = poke(out, poke(out, at, 0x09), flags)
         at = poke(out, poke(out, at, 0x82), 0x10)
         at = put_uint(out, at, int(cells[SPACE_ID, row]))
         if kind == RequestType.DELETE:

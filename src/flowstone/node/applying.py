@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -23,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.box.box import Box
-from flowstone.box.bulk import BulkWrite
-from flowstone.box.read_view import ReadView
+from flowstone.box.bulk import BulkWrite, SingleWrite
 from flowstone.box.system import SCHEMA_ID
 from flowstone.box.transaction import Statement, Transaction
 from flowstone.errors import FlowstoneError
@@ -32,7 +32,8 @@ from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row, encode_header
-from flowstone.node.applying_plain import PlainRows, Replicated, distinct
+from flowstone.node.applying_batch import Batch, Together
+from flowstone.node.applying_plain import PlainRows, Replicated, Step, distinct
 from flowstone.node.commits import Commits, client_error
 from flowstone.node.journal import Journal
 from flowstone.node.replay import BULK_MIN, execute
@@ -60,69 +61,12 @@ TOGETHER_SIZE_MAX: Final = TRANSACTION_SIZE_MAX // 2
 """Bytes of a slab from which on each transaction is submitted for itself: the largest fit into the log only alone."""
 
 
-class _Together:
-    """What several transactions did, to be taken back as one."""
+class _Kind(Enum):
+    """How transactions of a slab can be applied."""
 
-    __slots__ = ("_effects",)
-
-    def __init__(self, effects: Sequence[BulkWrite | Transaction]) -> None:
-        self._effects = effects
-
-    def rollback(self) -> None:
-        for effect in reversed(self._effects):
-            effect.rollback()
-
-    def hide_from(self, view: ReadView) -> None:
-        for effect in reversed(self._effects):
-            effect.hide_from(view)
-
-
-class _Batch:
-    """Applied rows of a slab, one behind the other, that are not yet submitted."""
-
-    def __init__(self, slab: Slab, at: int) -> None:
-        self.slab = slab
-        self.first = self.stop = at
-        self.effects: list[BulkWrite | Transaction] = []
-        self.statements: list[Statement] = []
-        self._changed: list[tuple[int, int, bytes]] = []
-
-    def add(self, stop: int, effect: BulkWrite | Transaction, rows: bytes | None = None) -> None:
-        """Rows up to `stop` had `effect`. `rows`: what goes into the log instead of them."""
-        if rows is not None:
-            self._changed.append((self.stop, stop, rows))
-        self.stop = stop
-        self.effects.append(effect)
-        if isinstance(effect, Transaction):
-            self.statements += effect.statements
-
-    @property
-    def has_facts(self) -> bool:
-        """Some of the rows are more than a place in the vclock."""
-        voids = sum(stop - first for first, stop, rows in self._changed)
-        nops = int((self.slab.cells[scan.TYPE, self.first : self.stop] == _NOP).sum())
-        return voids + nops < self.stop - self.first
-
-    def rows(self, now: float) -> bytes:
-        """What goes into the log."""
-        if not self._changed:
-            return journal_rows(self.slab, self.first, self.stop, now)
-        parts, at = [], self.first
-        for first, stop, rows in self._changed:
-            parts += [journal_rows(self.slab, at, first, now), rows]
-            at = stop
-        return b"".join([*parts, journal_rows(self.slab, at, self.stop, now)])
-
-    def lsns(self) -> dict[int, int]:
-        cells = self.slab.cells[:, self.first : self.stop]
-        if cells.shape[1] < BULK_MIN:
-            return dict(zip(cells[scan.REPLICA_ID].tolist(), cells[scan.LSN].tolist(), strict=True))  # they grow
-        return replace(self.slab, cells=cells).newest()
-
-    def go_on(self, at: int) -> None:
-        """Forgets what was applied; the next rows begin at `at`."""
-        self.first = self.stop = at
-        self.effects, self.statements, self._changed = [], [], []
+    OTHER = 0
+    PLAIN = 1  # many at once, if nothing waits
+    WAITING = 2  # many at once, each to be taken back for itself
 
 
 class _Held(NamedTuple):
@@ -253,37 +197,43 @@ class Applying:
         return keep
 
     def _apply(self, slab: Slab) -> None:
-        batch = _Batch(slab, 0)
+        batch = Batch(slab, 0)
         try:
-            for first, stop, is_plain in self._stretches(slab):
+            for first, stop, kind in self._stretches(slab):
                 effect = None
-                if is_plain and self._may_be_plain(slab, first, stop):
+                if kind is _Kind.PLAIN and self._may_be_plain(slab, first, stop):
                     effect = self._plain.apply(slab, first, stop)
                 if effect is not None:
                     batch.add(stop, effect)
                     continue
-                if self._each(batch, first, stop):
+                begin = first if kind is _Kind.OTHER else self._let_wait(batch, first, stop)
+                if self._each(batch, begin, stop):
                     return
         finally:
             self._submit(batch)
 
-    def _stretches(self, slab: Slab) -> Iterator[tuple[int, int, bool]]:
-        """Parts of the slab, of whole transactions; some of plain rows only."""
+    def _stretches(self, slab: Slab) -> Iterator[tuple[int, int, _Kind]]:
+        """Parts of the slab, of whole transactions of one kind."""
         count = len(slab)
         if count < BULK_MIN or _size(slab) > TOGETHER_SIZE_MAX:
-            yield 0, count, False
+            yield 0, count, _Kind.OTHER
             return
         is_plain = self._plain.found(slab)
         if is_plain.all():
-            yield 0, count, True
+            yield 0, count, _Kind.PLAIN
             return
         ends = np.flatnonzero(slab.cells[scan.FLAGS] & _COMMIT) + 1
         starts = np.concatenate(([0], ends[:-1]))
-        plain_transactions = np.logical_and.reduceat(is_plain, starts)
-        edges = np.flatnonzero(np.diff(plain_transactions)) + 1
+        kinds = np.where(
+            np.logical_and.reduceat(is_plain, starts),
+            _Kind.PLAIN.value,
+            np.where(self._plain.may_wait(slab)[starts], _Kind.WAITING.value, _Kind.OTHER.value),
+        )
+        edges = np.flatnonzero(np.diff(kinds)) + 1
         cuts = [0, *starts[edges].tolist(), count]
         for first, stop in pairwise(cuts):
-            yield first, stop, bool(plain_transactions[np.searchsorted(starts, first)]) and stop - first >= BULK_MIN
+            kind = _Kind(int(kinds[np.searchsorted(starts, first)]))
+            yield first, stop, kind if stop - first >= BULK_MIN else _Kind.OTHER
 
     def _may_be_plain(self, slab: Slab, first: int, stop: int) -> bool:
         """Nobody wants to hear of single transactions, and none has to wait: what came before may have changed that."""
@@ -291,9 +241,60 @@ class Applying:
             return False
         return all(map(self._queue.is_current, distinct(slab.cells[scan.REPLICA_ID, first:stop])))
 
+    # --- many that wait for a verdict ---
+
+    def _let_wait(self, batch: Batch, first: int, stop: int) -> int:
+        """Applies rows that wait, each for itself; the number of the first that needs a closer look."""
+        slab = batch.slab
+        cells = slab.cells[:, first:stop]
+        origin_ids = distinct(cells[scan.REPLICA_ID])
+        if len(origin_ids) > 1 or self._commits.has_listeners or not self._queue.takes(origin_ids[0]):
+            return first
+        if not (cells[scan.FLAGS] & _COMMIT).all() or (cells[scan.TYPE] == _NOP).any():
+            return first
+        is_flagged = (cells[scan.FLAGS] & _WAIT_ACK != 0).tolist()
+        steps = self._plain.waiting_steps(slab, first, stop)
+        if steps is None or (self._queue.is_empty and not (is_flagged[0] or steps[0][1].space.definition.is_sync)):
+            return first
+        self._submit(batch)
+        entries = self._enter_many(origin_ids[0], steps, cells[scan.LSN].tolist(), is_flagged)
+        behind = first + len(entries)
+        if entries:
+            rows = journal_rows(slab, first, behind, self._clock.wall())
+            lsns = {origin_ids[0]: entries[-1].lsn}
+            logged = self._logging(len(rows))
+            try:
+                submit = lambda done: self._journal.submit_replicated(rows, lsns, done)  # noqa: E731
+                self._commits.submit_waiting(entries, submit, logged)
+            except FlowstoneError:
+                self.in_flight_bytes -= len(rows)
+                raise
+        batch.go_on(behind)
+        return behind
+
+    def _enter_many(
+        self, origin_id: int, steps: Sequence[Step], lsns: Sequence[int], is_flagged: Sequence[bool]
+    ) -> list[Entry[Waiting]]:
+        """Those whose rows took effect, up to the first that cannot."""
+        receive, told = self._queue.limbo.receive, self._commits.teller(())
+        entries: list[Entry[Waiting]] = []
+        for (must_be_new, lane, key, raw), lsn, has_flag in zip(steps, lsns, is_flagged, strict=True):
+            index = lane.primary
+            if must_be_new and key in index.map:
+                break
+            is_synchronous = has_flag or lane.space.definition.is_sync
+            effect = SingleWrite(index, key, raw)
+            size = len(raw) if raw is not None else 0
+            entry = receive(
+                Waiting(effect, told), origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size
+            )
+            assert entry is not None, "the first of them waits for itself, or for another"
+            entries.append(entry)
+        return entries
+
     # --- one by one ---
 
-    def _each(self, batch: _Batch, first: int, stop: int) -> bool:
+    def _each(self, batch: Batch, first: int, stop: int) -> bool:
         """Applies transactions one after the other. True: a verdict has to be written first, the rest is held."""
         slab = batch.slab
         flags, types = slab.cells[scan.FLAGS, first:stop].tolist(), slab.cells[scan.TYPE, first:stop].tolist()
@@ -325,7 +326,7 @@ class Applying:
             self._released = []
             self.in_flight_bytes += _size(rest)
 
-    def _one(self, batch: _Batch, first: int, stop: int) -> None:
+    def _one(self, batch: Batch, first: int, stop: int) -> None:
         slab, effect = batch.slab, Replicated(self._box)
         nops: list[int] = []
         number = stop - 1
@@ -403,7 +404,7 @@ class Applying:
 
     # --- the log ---
 
-    def _submit(self, batch: _Batch, *, entry: Entry[Waiting] | None = None) -> None:
+    def _submit(self, batch: Batch, *, entry: Entry[Waiting] | None = None) -> None:
         """Queues what the batch has; it is empty afterwards."""
         effects, statements = batch.effects, tuple(batch.statements)
         if not effects:
@@ -412,11 +413,11 @@ class Applying:
             self._queue.made_fact()
         rows, lsns = batch.rows(self._clock.wall()), batch.lsns()
         batch.go_on(batch.stop)
-        self._log(effects[0] if len(effects) == 1 else _Together(effects), rows, lsns, statements, entry)
+        self._log(effects[0] if len(effects) == 1 else Together(effects), rows, lsns, statements, entry)
 
     def _log(
         self,
-        effect: BulkWrite | Transaction | _Together,
+        effect: BulkWrite | Transaction | Together,
         rows: bytes,
         lsns: dict[int, int],
         statements: tuple[Statement, ...],

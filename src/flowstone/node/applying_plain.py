@@ -6,7 +6,7 @@ a kernel cannot vouch for, and rows that are in each other's way, are left, as a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -28,11 +28,12 @@ from flowstone.xlog.reader import Slab
 
 _INSERT, _REPLACE = RequestType.INSERT.value, RequestType.REPLACE.value
 _DELETE, _NOP = RequestType.DELETE.value, RequestType.NOP.value
+_COMMIT: Final = Flag.COMMIT.value
 _WAIT: Final = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
 _TYPE_SHIFT: Final = 33
 """A type and a space id, which may be -1, make one number."""
 
-_Step = tuple[bool, Lane, Key, bytes | None]
+Step = tuple[bool, Lane, Key, bytes | None]
 """Whether the key must be new, and what is put there."""
 
 
@@ -73,6 +74,28 @@ class PlainRows:
             return True
         return kind in (_INSERT, _REPLACE, _DELETE) and self._lane(space_id) is not None
 
+    def may_wait(self, slab: Slab) -> NDArray[np.bool_]:
+        """Which rows put or take away one tuple each, as transactions of their own that can wait for a verdict."""
+        cells = slab.cells
+        codes = _codes(cells)
+        is_end = cells[scan.FLAGS] & _COMMIT != 0
+        found: NDArray[np.bool_] = is_end & (cells[scan.INDEX_ID] == 0)
+        found[1:] &= is_end[:-1]
+        for code in distinct(codes):
+            kind, space_id = code >> _TYPE_SHIFT, (code & ((1 << _TYPE_SHIFT) - 1)) - 1
+            if kind not in (_INSERT, _REPLACE, _DELETE) or self._waiting_lane(space_id) is None:
+                found &= codes != code
+        return found
+
+    def waiting_steps(self, slab: Slab, first: int, stop: int) -> list[Step] | None:
+        """What rows that may wait do, in their order; None if one of them needs a closer look."""
+        return self._steps(slab, first, _codes(slab.cells[:, first:stop]), self._waiting_lane)
+
+    def _waiting_lane(self, space_id: int) -> Lane | None:
+        space = self._box.spaces.get(space_id)
+        lane = bulk.lane_of(space) if space is not None else None
+        return lane if lane is not None and bulk.takes_waiting_writes(lane) else None
+
     def _lane(self, space_id: int) -> Lane | None:
         space = self._box.spaces.get(space_id)
         lane = bulk.lane_of(space) if space is not None else None
@@ -89,21 +112,21 @@ class PlainRows:
             lane = self._lane(int(slab.cells[scan.SPACE_ID, first]))
             if lane is not None and lane.is_alone:
                 return _uniform(lane, int(slab.cells[scan.TYPE, first]), slab, slab.cells[:, first:stop])
-        steps = self._steps(slab, first, codes)
+        steps = self._steps(slab, first, codes, self._lane)
         if steps is None:
             return None
         return _alone(steps) if all(lane.is_alone for _, lane, _, _ in steps) else self._with_others(steps)
 
-    def _steps(self, slab: Slab, first: int, codes: Cells) -> list[_Step] | None:
+    def _steps(self, slab: Slab, first: int, codes: Cells, lane_of: Callable[[int], Lane | None]) -> list[Step] | None:
         """What each row does, in their order."""
-        steps: list[_Step | None] = [None] * len(codes)
+        steps: list[Step | None] = [None] * len(codes)
         for code in distinct(codes):
             kind = code >> _TYPE_SHIFT
             if kind == _NOP:
                 continue
             which = np.flatnonzero(codes == code)
             cells = slab.cells[:, first + which]
-            lane = self._lane(int(cells[scan.SPACE_ID, 0]))
+            lane = lane_of(int(cells[scan.SPACE_ID, 0]))
             found = _keys(lane, kind, slab, cells) if lane is not None else None
             if lane is None or found is None:
                 return None
@@ -113,7 +136,7 @@ class PlainRows:
                 steps[number] = (is_insert, lane, key, raw)
         return [step for step in steps if step is not None]
 
-    def _with_others(self, steps: Sequence[_Step]) -> Transaction | None:
+    def _with_others(self, steps: Sequence[Step]) -> Transaction | None:
         """For spaces with several indexes, whose entries change with the tuples."""
         effect = Replicated(self._box)
         try:
@@ -141,7 +164,7 @@ def _uniform(lane: Lane, kind: int, slab: Slab, cells: Cells) -> BulkWrite | Non
     return written if put(lane, keys, tuples, written) else None
 
 
-def _alone(steps: Sequence[_Step]) -> BulkWrite | None:
+def _alone(steps: Sequence[Step]) -> BulkWrite | None:
     """Rows of several kinds, of spaces with one index each."""
     written = BulkWrite()
     place: Index | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
@@ -104,6 +104,29 @@ class Commits:
         submit = lambda done: self._journal.submit_replicated(rows, lsns, done)  # noqa: E731
         waiting = Waiting(effect, self._teller(statements, _nobody)) if entry is None else entry.transaction
         self._send(waiting, submit, entry, entry.lsn if entry is not None else 0, logged)
+
+    def submit_waiting(
+        self, entries: Sequence[Entry[Waiting]], submit: Callable[[Told], None], logged: Told | None = None
+    ) -> None:
+        """Queues many transactions that have their places in the queue, and their LSNs, as one submission."""
+
+        def written(error: FlowstoneError | None) -> None:
+            if error is None:
+                self.queue.written_together(entries)
+            else:
+                for entry in reversed(entries):
+                    self.queue.write_failed(entry)
+            if logged is not None:
+                logged(error)
+
+        self._box.in_flight.extend(entry.transaction.effect for entry in entries)
+        try:
+            submit(written)
+        except FlowstoneError as error:
+            for entry in reversed(entries):
+                self.settle(entry.transaction.effect, error)
+                self.queue.withdraw(entry)
+            raise
 
     def teller(self, statements: tuple[Statement, ...]) -> Told:
         """Tells who listens what became of a transaction that nobody waits for."""

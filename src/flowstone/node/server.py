@@ -186,8 +186,8 @@ class Connection:
         if self._unsent > self._server.limits.output_max:
             self._is_held = True
 
-    def postponed(self) -> None:
-        self.in_flight += 1
+    def postponed(self, count: int) -> None:
+        self.in_flight += count
         if self.in_flight >= self._server.limits.net_msg_max:
             self._is_held = True
 
@@ -198,7 +198,7 @@ class Connection:
             self._continue()
 
     def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
-        self.postponed()
+        self.postponed(1)
         task = self._server.start(self._run(reply))
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from flowstone.box.box import Box
+from flowstone.box.dialect import Dialect
 from flowstone.box.read_view import ReadView
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
@@ -165,6 +166,11 @@ class SynchroQueue:
         """As `Limbo.receive`, when the transaction has taken effect."""
         return self.limbo.receive(waiting, origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size)
 
+    def takes(self, origin_id: int) -> bool:
+        """Whether what `origin_id` writes now may wait here."""
+        limbo = self.limbo
+        return limbo.owner_id == origin_id or (self._box.dialect is Dialect.V2_6 and not limbo)
+
     def is_current(self, origin_id: int) -> bool:
         """Whether nothing that `origin_id` writes without waiting needs a closer look."""
         limbo = self.limbo
@@ -179,6 +185,9 @@ class SynchroQueue:
 
     def written(self, entry: Entry[Waiting], lsn: int) -> None:
         self._do(self.limbo.written(entry, lsn, self._clock.monotonic()))
+
+    def written_together(self, entries: Sequence[Entry[Waiting]]) -> None:
+        self._do(self.limbo.written_together(entries, self._clock.monotonic()))
 
     def write_failed(self, entry: Entry[Waiting]) -> None:
         """The log has refused the transaction, and tells all that it refused, the newest first."""

@@ -8,15 +8,15 @@ quick lane (`quick.py`). Replies to writes leave when the log has them; a failed
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from flowstone.box import bulk
 from flowstone.box.box import Box
-from flowstone.box.bulk import BulkWrite, Lane
+from flowstone.box.bulk import BulkWrite, Lane, SingleWrite
 from flowstone.box.index import Index
 from flowstone.box.keys import Key
 from flowstone.box.space import Space
@@ -32,8 +32,11 @@ from flowstone.iproto.replies import encode_error
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.node.commits import Commits, client_error
 from flowstone.node.journal import Journal
+from flowstone.node.late_replies import LateReplies
 from flowstone.node.quick import QuickLane
+from flowstone.node.synchro_queue import Waiting
 from flowstone.outside import Clock
+from flowstone.replication.limbo_queue import Entry
 
 BULK_COUNT_MIN: Final = 12
 """A kernel costs some 20 µs to call and a bulk run calls four: fewer requests are done sooner one by one."""
@@ -101,8 +104,8 @@ class Peer(Protocol):
         """Sends replies. A connection that is gone sends nothing."""
         ...
 
-    def postponed(self) -> None:
-        """Told of each reply that has to wait for others than us; who has many of them has to wait with its next."""
+    def postponed(self, count: int) -> None:
+        """Told of replies that have to wait for others than us; who has many of them has to wait with its next."""
         ...
 
     def send_late(self, packets: Sequence[bytes]) -> None:
@@ -153,8 +156,7 @@ class Turns:
         self._clock = clock
         self._wide = wide
         self._quick = QuickLane(box, journal, commits, clock, wide=wide)
-        self._late: dict[Peer, list[bytes]] = {}
-        self._is_late_due = False
+        self._late = LateReplies(box, wide=wide)
         self._table: Cells = np.empty((scan.LINES, TURN_REQUESTS_MAX), np.int64)
 
     def run(self, peers: Sequence[Peer]) -> None:
@@ -264,27 +266,63 @@ class Turns:
 
     def _answer_later(self, peer: Peer, reply: Reply, transaction: Transaction) -> None:
         """For what waits for a verdict: nothing else of the turn waits with it."""
-        packet = reply.packet
-
-        def done(error: FlowstoneError | None) -> None:
-            answer = packet if error is None else self._error(reply.sync, client_error(error))
-            self._late.setdefault(peer, []).append(answer)
-            if not self._is_late_due:
-                self._is_late_due = True
-                asyncio.get_running_loop().call_soon(self._send_late)
-
-        peer.postponed()
+        peer.postponed(1)
+        late = self._late.reply(peer, reply.sync, reply.packet)
         try:
-            self._commits.submit(transaction, done)
+            self._commits.submit(transaction, late)
         except TarantoolError as error:
-            done(error)
+            late(error)
 
-    def _send_late(self) -> None:
-        """One verdict is about many: their answers leave together."""
-        late, self._late = self._late, {}
-        self._is_late_due = False
-        for peer, packets in late.items():
-            peer.send_late(packets)
+    def _run_waiting(self, kind: int, lane: Lane, keys: list[Key], part: _Part) -> bool:
+        """Executes writes that wait for a verdict, each to be taken back for itself; False, with nothing done, if one
+        of them cannot be executed."""
+        index, queue = lane.primary, self._commits.queue
+        if kind == INSERT and (not index.map.keys().isdisjoint(keys) or len(set(keys)) < len(keys)):
+            return False
+        tuples: Sequence[bytes | None] = [None] * len(keys)
+        if kind != DELETE:
+            tuples = bulk.slices(part.data, part.line(scan.TUPLE_AT), part.line(scan.TUPLE_END))
+        syncs = part.syncs.astype(np.uint64).tolist()
+        reply = self._late.reply
+        lates = [reply(peer, sync) for peer, first, behind in part.by_peer() for sync in syncs[first:behind]]
+        for peer, first, behind in part.by_peer():
+            peer.postponed(behind - first)
+        journal, is_sync = self._journal, lane.space.definition.is_sync
+        lsn = journal.next_lsn(journal.replica_id)
+        entries: list[Entry[Waiting]] = []
+        olds: list[bytes | None] = []
+        refusal: TarantoolError | None = None
+        for key, raw, late in zip(keys, tuples, lates, strict=True):
+            effect = SingleWrite(index, key, raw)
+            try:
+                entry = queue.submit(Waiting(effect, late), is_synchronous=is_sync, size=len(raw) if raw else 0)
+            except TarantoolError as error:
+                effect.rollback()
+                refusal = error
+                break
+            assert entry is not None, "the queue is not empty, or they are synchronous"
+            entry.lsn = lsn + len(entries)
+            entries.append(entry)
+            olds.append(effect.old)
+        results = olds if kind == DELETE else tuples[: len(entries)]
+        for late, packet in zip(lates, self._packets(part, results), strict=False):
+            late.packet = packet
+        if entries:
+            self._log_waiting(part, entries, lsn)
+        if refusal is not None:
+            for late in lates[len(entries) :]:
+                late(refusal)
+        return True
+
+    def _log_waiting(self, part: _Part, entries: list[Entry[Waiting]], lsn: int) -> None:
+        journal, flags = self._journal, self._commits.queue.limbo.row_flags(entries[0])
+        start, end = part.start, part.start + len(entries)
+        content = int((part.cells[scan.PACKET_END, start:end] - part.cells[scan.PACKET_AT, start:end]).sum())
+        out: Bytes = np.empty(batches.rows_bound(len(entries), content), np.uint8)
+        now = batches.float_bits(self._clock.wall())
+        size, _ = batches.build_rows(part.buf, part.cells, start, end, out, journal.replica_id, lsn, now, flags)
+        rows = out[:size].tobytes()
+        self._commits.submit_waiting(entries, lambda done: journal.submit(rows, len(entries), done))
 
     def _error(self, sync: int, error: TarantoolError) -> bytes:
         return encode_error(sync, self._box.schema_version, error, self._wide)
@@ -298,9 +336,12 @@ class Turns:
             return None
         if kind == SELECT:
             return lane
-        commits = self._commits
-        is_plain = bulk.takes_writes(lane) and not commits.has_listeners and commits.queue.is_empty
-        return lane if is_plain and not box.is_read_only else None
+        may_write = bulk.takes_waiting_writes(lane) and not self._commits.has_listeners and not box.is_read_only
+        return lane if may_write else None
+
+    def _must_wait(self, lane: Lane) -> bool:
+        """Whether writes are facts only when they have a verdict."""
+        return lane.space.definition.is_sync or not self._commits.queue.is_empty
 
     def _may(self, space: Space, part: _Part, privilege: int) -> bool:
         allows = self._box.access.allows
@@ -330,6 +371,8 @@ class Turns:
                 return False
             self._reply_tuples(part, found, outbox)
             return True
+        if self._must_wait(lane):
+            return self._run_waiting(kind, lane, keys, part)
         with BulkWrite() as written:
             if kind == DELETE:
                 replace = self._reply_tuples(part, bulk.delete_many(lane, keys, written), outbox)
@@ -374,9 +417,9 @@ class Turns:
             chosen = part.choose(which)
             lane = self._lane(code, chosen)
             keys = self._keys(code, lane, chosen) if lane is not None else None
-            if lane is None or keys is None:
-                return None
             kind = code >> scan.TYPE_SHIFT
+            if lane is None or keys is None or (kind != SELECT and self._must_wait(lane)):
+                return None
             tuples: Sequence[bytes | None] = [None] * len(keys)
             if kind in (INSERT, REPLACE):
                 tuples = bulk.slices(part.data, chosen.line(scan.TUPLE_AT), chosen.line(scan.TUPLE_END))
@@ -404,21 +447,29 @@ class Turns:
         return results
 
     def _reply_tuples(self, part: _Part, tuples: list[bytes | None], outbox: _Outbox) -> list[Callable[[bytes], None]]:
-        sizes = np.array([-1 if raw is None else len(raw) for raw in tuples], np.int64)
-        content = np.maximum(sizes, 0)
-        source = b"".join([raw for raw in tuples if raw is not None])
-        return self._reply(part, np.frombuffer(source, np.uint8), np.cumsum(content) - content, sizes, outbox)
+        return self._reply(part, *_joined(tuples), outbox)
 
     def _reply(
         self, part: _Part, source: Bytes, ats: Cells, sizes: Cells, outbox: _Outbox
     ) -> list[Callable[[bytes], None]]:
         """Queues a reply to each request; one replacer per connection."""
-        count = part.end - part.start
+        out, edges = self._build_replies(part, part.end - part.start, source, ats, sizes)
+        return [outbox.add(peer, out[edges[first] : edges[behind]].tobytes()) for peer, first, behind in part.by_peer()]
+
+    def _build_replies(self, part: _Part, count: int, source: Bytes, ats: Cells, sizes: Cells) -> tuple[Bytes, Cells]:
+        """Replies to the first `count` requests, one behind the other, and where each begins."""
         out: Bytes = np.empty(batches.replies_bound(count, int(np.maximum(sizes, 0).sum())), np.uint8)
         edges: Cells = np.empty(count + 1, np.int64)
-        version, wide = self._box.schema_version, int(self._wide)
-        batches.build_replies(source, ats, sizes, part.cells, part.start, part.end, out, version, wide, edges)
-        return [outbox.add(peer, out[edges[first] : edges[behind]].tobytes()) for peer, first, behind in part.by_peer()]
+        version, wide, end = self._box.schema_version, int(self._wide), part.start + count
+        batches.build_replies(source, ats, sizes, part.cells, part.start, end, out, version, wide, edges)
+        return out, edges
+
+    def _packets(self, part: _Part, tuples: Sequence[bytes | None]) -> list[bytes]:
+        """The replies to the first requests of a part, each for itself."""
+        source, ats, sizes = _joined(tuples)
+        out, edges = self._build_replies(part, len(tuples), source, ats, sizes)
+        data, ends = out[: edges[-1]].tobytes(), edges.tolist()
+        return [data[at:end] for at, end in pairwise(ends)]
 
     def _log(self, part: _Part, written: BulkWrite, replace: list[Callable[[bytes], None]], outbox: _Outbox) -> None:
         journal = self._journal
@@ -427,7 +478,9 @@ class Turns:
         content = int((part.line(scan.PACKET_END) - part.line(scan.PACKET_AT)).sum())
         out: Bytes = np.empty(batches.rows_bound(count, content), np.uint8)
         lsn, now = journal.next_lsn(journal.replica_id), batches.float_bits(self._clock.wall())
-        size, rows = batches.build_rows(part.buf, part.cells, part.start, part.end, out, journal.replica_id, lsn, now)
+        size, rows = batches.build_rows(
+            part.buf, part.cells, part.start, part.end, out, journal.replica_id, lsn, now, 0
+        )
 
         def done(error: FlowstoneError | None) -> None:
             self._commits.settle(written, error)
@@ -445,6 +498,14 @@ class Turns:
         syncs = part.syncs.astype(np.uint64).tolist()
         for instead, (_, first, behind) in zip(replace, part.by_peer(), strict=True):
             instead(b"".join(self._error(sync, error) for sync in syncs[first:behind]))
+
+
+def _joined(tuples: Sequence[bytes | None]) -> tuple[Bytes, Cells, Cells]:
+    """The tuples one behind the other, where each begins, and its size; -1 where there is none."""
+    sizes = np.array([-1 if raw is None else len(raw) for raw in tuples], np.int64)
+    content = np.maximum(sizes, 0)
+    source = b"".join([raw for raw in tuples if raw is not None])
+    return np.frombuffer(source, np.uint8), np.cumsum(content) - content, sizes
 
 
 _Step = tuple[int, Index, Key, bytes | None]

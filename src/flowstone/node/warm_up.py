@@ -105,7 +105,7 @@ class _Client:
     def send(self, packets: Sequence[bytes]) -> None:
         self.reply_count += len(packets)
 
-    def postponed(self) -> None: ...
+    def postponed(self, count: int) -> None: ...
 
     def send_late(self, packets: Sequence[bytes]) -> None:
         self.send(packets)

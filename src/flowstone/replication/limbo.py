@@ -205,6 +205,16 @@ class Limbo(LimboState[T]):
             entry.written_at = now
         return self._advance()
 
+    def written_together(self, entries: Sequence[Entry[T]], now: float) -> list[Action[T]]:
+        """As `written` for each of them, which have their LSNs and wait: what follows is asked once, at the end."""
+        for entry in entries:
+            assert entry.state is State.WAITING, "verdicts come behind what they are about"
+            entry.is_written = True
+            if entry.origin_id == self.instance_id:
+                entry.written_at = now
+        self._written_lsn = entries[-1].lsn
+        return self._advance()
+
     def write_failed(self, entry: Entry[T]) -> list[Action[T]]:
         """The transaction is not in the log, nor is anything behind it. Told already, it is told again in vain."""
         error = write_failure()

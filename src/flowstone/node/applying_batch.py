@@ -1,0 +1,83 @@
+"""Rows of a slab that have been applied and are not yet submitted, and what takes them back together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from flowstone.box.bulk import BulkWrite
+from flowstone.box.read_view import ReadView
+from flowstone.box.transaction import Statement, Transaction
+from flowstone.iproto import scan
+from flowstone.iproto.constants import RequestType
+from flowstone.node.replay import BULK_MIN
+from flowstone.replication.row_stream import journal_rows
+from flowstone.xlog.reader import Slab
+
+_NOP: Final = RequestType.NOP.value
+
+
+class Together:
+    """What several transactions did, to be taken back as one."""
+
+    __slots__ = ("_effects",)
+
+    def __init__(self, effects: Sequence[BulkWrite | Transaction]) -> None:
+        self._effects = effects
+
+    def rollback(self) -> None:
+        for effect in reversed(self._effects):
+            effect.rollback()
+
+    def hide_from(self, view: ReadView) -> None:
+        for effect in reversed(self._effects):
+            effect.hide_from(view)
+
+
+class Batch:
+    """Applied rows of a slab, one behind the other, that are not yet submitted."""
+
+    def __init__(self, slab: Slab, at: int) -> None:
+        self.slab = slab
+        self.first = self.stop = at
+        self.effects: list[BulkWrite | Transaction] = []
+        self.statements: list[Statement] = []
+        self._changed: list[tuple[int, int, bytes]] = []
+
+    def add(self, stop: int, effect: BulkWrite | Transaction, rows: bytes | None = None) -> None:
+        """Rows up to `stop` had `effect`. `rows`: what goes into the log instead of them."""
+        if rows is not None:
+            self._changed.append((self.stop, stop, rows))
+        self.stop = stop
+        self.effects.append(effect)
+        if isinstance(effect, Transaction):
+            self.statements += effect.statements
+
+    @property
+    def has_facts(self) -> bool:
+        """Some of the rows are more than a place in the vclock."""
+        voids = sum(stop - first for first, stop, rows in self._changed)
+        nops = int((self.slab.cells[scan.TYPE, self.first : self.stop] == _NOP).sum())
+        return voids + nops < self.stop - self.first
+
+    def rows(self, now: float) -> bytes:
+        """What goes into the log."""
+        if not self._changed:
+            return journal_rows(self.slab, self.first, self.stop, now)
+        parts, at = [], self.first
+        for first, stop, rows in self._changed:
+            parts += [journal_rows(self.slab, at, first, now), rows]
+            at = stop
+        return b"".join([*parts, journal_rows(self.slab, at, self.stop, now)])
+
+    def lsns(self) -> dict[int, int]:
+        cells = self.slab.cells[:, self.first : self.stop]
+        if cells.shape[1] < BULK_MIN:
+            return dict(zip(cells[scan.REPLICA_ID].tolist(), cells[scan.LSN].tolist(), strict=True))  # they grow
+        return replace(self.slab, cells=cells).newest()
+
+    def go_on(self, at: int) -> None:
+        """Forgets what was applied; the next rows begin at `at`."""
+        self.first = self.stop = at
+        self.effects, self.statements, self._changed = [], [], []
