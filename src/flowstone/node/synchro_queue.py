@@ -95,7 +95,7 @@ class SynchroQueue:
         self._max_size = 0
         self.limbo: Limbo[Waiting] = Limbo(instance_id=0, dialect=box.dialect, quorum=1, timeout=self.timeout)
         self.on_change: list[Callable[[], None]] = []
-        """Told when the queue has another owner, is frozen or thawed, or whether anything waits has changed."""
+        """Told when the queue has another owner, or is frozen or thawed."""
         self.on_free: list[Callable[[], None]] = []
         """Told when rows of peers need not wait any longer for a verdict that is being written."""
         self._received: dict[Request, Received] = {}
@@ -416,9 +416,9 @@ class SynchroQueue:
 
     # --- what others see of it ---
 
-    def _appearance(self) -> tuple[int, int, bool, bool]:
+    def _appearance(self) -> tuple[int, int, bool]:
         limbo = self.limbo
-        return limbo.owner_id, limbo.term, limbo.is_frozen, not limbo
+        return limbo.owner_id, limbo.term, limbo.is_frozen
 
     def _look_around(self) -> None:
         appearance = self._appearance()
