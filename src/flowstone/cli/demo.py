@@ -23,13 +23,14 @@ EXAMPLE = "Example: `flowstone demo --keep`"
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the files there, to try more on them.")] = False,
 ) -> int:
-    """Show the log tools on a small shop, a node that serves one, and a replica set of three with a follower."""
+    """Show the log tools on a small shop, a node that serves one, replica sets, a follower, and elections."""
     directory = Path(tempfile.mkdtemp(prefix="flowstone-demo-"))
     try:
         with _inside(directory):
             _show_logs()
             _show_node()
             _show_replica_set()
+            _show_elections()
     finally:
         if not keep:
             shutil.rmtree(directory)
@@ -93,6 +94,16 @@ def _show_replica_set() -> None:
     first = event_loop.run(show_replica_set())
     _tell("Every member has all of it in its own log, whoever wrote it:")
     _run("cat", "--format", "table", "--space", "orders", "--from", "1", first)
+
+
+def _show_elections() -> None:
+    from flowstone.cli import event_loop
+    from flowstone.cli.demo_elections import show_elections
+
+    _tell("The same with elections, and a space whose changes need a quorum:")
+    last = event_loop.run(show_elections())
+    _tell("How that looks in the log of the last leader, whose PROMOTE decides about what waited:")
+    _run("cat", "--format", "table", "--from", "1", f"elected-{last}")
 
 
 async def _serve_and_recover() -> None:

@@ -21,7 +21,7 @@ async def show_replica_set() -> str:
     log = logging.getLogger("flowstone")
     level = log.level
     log.setLevel(logging.CRITICAL)  # it tells of peers that come and go, which is what is shown here
-    uris = {name: f"{LOGIN[0]}:{LOGIN[1]}@127.0.0.1:{_free_port()}" for name in NAMES}
+    uris = {name: f"{LOGIN[0]}:{LOGIN[1]}@127.0.0.1:{free_port()}" for name in NAMES}
     print("  Three nodes without data, each told of all three; together they find out who begins.")
     nodes = dict(zip(NAMES, await asyncio.gather(*(_start(name, uris) for name in NAMES)), strict=True))
     try:
@@ -94,7 +94,8 @@ def _show(nodes: dict[str, flowstone.Node]) -> None:
         print(f"    {name}: id {info['id']}, follows {following}, vclock {info['vclock']}, {count} orders")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback interface that nobody has."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,0 +1,71 @@
+"""The part of `flowstone demo` about elections: a leader goes, another is elected, nothing answered is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from flowstone.cli.demo_replication import LOGIN, NAMES, SECONDS, free_port
+
+if TYPE_CHECKING:
+    import flowstone
+
+OPTIONS: dict[str, Any] = {"election_mode": "candidate", "replication_timeout": 0.25, "election_timeout": 1.0}
+DEPOSITS = 20
+
+
+async def show_elections() -> str:
+    """Runs it, and leaves the directories a, b and c; the name of the last leader."""
+    log = logging.getLogger("flowstone")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it tells of a leader that is gone, which is what is shown here
+    uris = {name: f"{LOGIN[0]}:{LOGIN[1]}@127.0.0.1:{free_port()}" for name in NAMES}
+    print("  Three nodes that may all lead:")
+    nodes = dict(zip(NAMES, await asyncio.gather(*(_start(name, uris) for name in NAMES)), strict=True))
+    try:
+        leader = await _leader(nodes)
+        _show(nodes)
+        accounts = await nodes[leader].create_space("accounts", is_sync=True, format=[("id", "unsigned")])
+        await accounts.create_index("primary")
+        for number in range(DEPOSITS):
+            await accounts.insert([number])
+        print(f"  {DEPOSITS} deposits on {leader}, each answered when two of them had it. {leader} is stopped:")
+        began = time.monotonic()
+        await nodes.pop(leader).stop()
+        successor = await _leader(nodes)
+        waited = time.monotonic() - began
+        count = len(nodes[successor].space("accounts"))
+        print(f"  {waited:.1f} s later {successor} leads, and has {count} deposits:")
+        _show(nodes)
+        return successor
+    finally:
+        for node in nodes.values():
+            await node.stop()
+        log.setLevel(level)
+
+
+async def _start(name: str, uris: dict[str, str]) -> flowstone.Node:
+    import flowstone
+
+    listen = uris[name].rpartition("@")[2]
+    node = flowstone.Node(f"elected-{name}", listen=listen, replication=list(uris.values()), user=LOGIN, **OPTIONS)
+    await node.start()
+    return node
+
+
+async def _leader(nodes: dict[str, flowstone.Node]) -> str:
+    """The first of them that can be written to."""
+    waiting = {asyncio.ensure_future(node.wait_rw(timeout=SECONDS)): name for name, node in nodes.items()}
+    done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for other in others:
+        other.cancel()
+    return waiting[done.pop()]
+
+
+def _show(nodes: dict[str, flowstone.Node]) -> None:
+    for name, node in sorted(nodes.items()):
+        info = node.info()
+        election, queue = info["election"], info["synchro"]["queue"]
+        print(f"    {name}: id {info['id']}, {election['state']} in term {election['term']}, queue of {queue['owner']}")
