@@ -148,18 +148,21 @@ def test_a_candidate_is_elected_by_voters_of_the_other_kind(cluster: Cluster, ki
     _assert_one_history(mesh)
 
 
+def _logged_term_and_vote(member: Member) -> tuple[int, int]:
+    newest = [unpack(row.body) for row in local_rows(member) if row.type == RAFT][-1]
+    return newest[0], newest.get(1, 0)
+
+
 @FIRST
 @has_elections
 def test_term_and_vote_are_in_the_log_and_survive_a_crash(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = Mesh(cluster, kinds)
     leader = _elect(mesh)
     term = election(leader)["term"]
+    assert election(leader)["vote"] == leader.id
+    before = {member: (term, election(member)["vote"]) for member in mesh}
     for member in mesh:
-        wait_until(member, "has voted", lambda one: election(one)["vote"])
-    before = {member: (election(member)["term"], election(member)["vote"]) for member in mesh}
-    for member in mesh:
-        newest = [unpack(row.body) for row in local_rows(member) if row.type == RAFT][-1]
-        assert (newest[0], newest.get(1, 0)) == before[member]
+        wait_until(member, f"has written {before[member]}", lambda one: _logged_term_and_vote(one) == before[one])
     for member in mesh.members:
         member.kill()
     for member in mesh.members:

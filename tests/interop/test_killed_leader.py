@@ -33,7 +33,7 @@ WRITERS = 4
 PATIENCE_SECONDS = 3.0
 """How long a writer waits for an answer before it turns to another member."""
 
-RETRY_SECONDS = 0.02
+RETRY_SECONDS, PACE_SECONDS = 0.02, 0.005
 KEYS_EACH = 1_000_000
 BETWEEN = 30
 """So many writes are acknowledged before anything happens, and after it."""
@@ -107,6 +107,7 @@ class Load:
             with self._lock:
                 self.acknowledged.add(key)
             key += 1
+            self._ending.wait(PACE_SECONDS)
         return key
 
     def assert_kept(self, member: Member) -> None:
