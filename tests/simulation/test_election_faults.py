@@ -15,7 +15,7 @@ from tests.simulation.simulation import Crashed, Simulation, simulated
 from tests.simulation.test_elections import elect, leaders, running
 from tests.simulation.workload import FIELDS, SPACE, SPACE_ID, Writer, rows
 
-SEEDS = range(100 if FULL else 6)
+SEEDS = range(100 if FULL else 4)
 FIVE = ("a", "b", "c", "d", "e")
 
 

@@ -12,6 +12,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.node.connection import Connection
+from tests.conftest import FULL
 from tests.simulation.cluster import NAMES, all_follow_all, converge, start_set
 from tests.simulation.simulation import Simulation, simulated
 
@@ -19,6 +20,10 @@ TIMEOUT = 1.0
 """`replication_timeout`, as it is by default."""
 
 DEATH = 4 * TIMEOUT
+
+
+def some(count: int) -> range:
+    return range(10 * count if FULL else count)
 
 
 def election(sim: Simulation, name: str) -> dict[str, Any]:
@@ -74,7 +79,7 @@ async def make_space(sim: Simulation, name: str, *, is_sync: bool = True) -> Non
     await sim.on(name, create())
 
 
-@simulated(seeds=range(10))
+@simulated(seeds=some(4))
 async def test_three_nodes_elect_a_leader(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate")
     leader = await elect(sim, seconds=10)
@@ -89,7 +94,7 @@ async def test_three_nodes_elect_a_leader(sim: Simulation) -> None:
     assert all(election(sim, name)["leader_idle"] < 2 * TIMEOUT for name in NAMES)
 
 
-@simulated(seeds=range(10))
+@simulated(seeds=some(4))
 async def test_a_killed_leader_is_replaced_in_time_and_nothing_that_was_confirmed_is_lost(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate")
     first = await elect(sim)
@@ -119,7 +124,7 @@ async def _select(sim: Simulation, name: str) -> list[Any]:
     return [tuple(found.values) for found in sim.node(name).space("test").select()]
 
 
-@simulated(seeds=range(5))
+@simulated(seeds=some(2))
 async def test_a_voter_never_leads(sim: Simulation) -> None:
     replication = [sim.uri(name) for name in NAMES]
     await asyncio.gather(
@@ -138,7 +143,7 @@ async def test_a_voter_never_leads(sim: Simulation) -> None:
     assert await elect(sim) == "a"
 
 
-@simulated(seeds=range(5))
+@simulated(seeds=some(2))
 async def test_by_hand_the_leader_is_whoever_was_promoted_last(sim: Simulation) -> None:
     await start_set(sim, election_mode="manual")
     await elect(sim)
@@ -157,7 +162,7 @@ async def test_by_hand_the_leader_is_whoever_was_promoted_last(sim: Simulation) 
 
 
 @pytest.mark.parametrize("mode", ["manual", "candidate"])
-@simulated(seeds=range(3))
+@simulated(seeds=some(2))
 async def test_a_demoted_leader_gives_way(sim: Simulation, mode: str) -> None:
     await start_set(sim, election_mode=mode)
     first = await elect(sim)
@@ -172,7 +177,7 @@ async def test_a_demoted_leader_gives_way(sim: Simulation, mode: str) -> None:
         assert leaders(sim) == []
 
 
-@simulated(seeds=range(3))
+@simulated(seeds=some(2))
 async def test_with_elections_off_a_promoted_node_writes_and_the_others_do_not(sim: Simulation) -> None:
     await start_set(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -192,7 +197,7 @@ async def test_with_elections_off_a_promoted_node_writes_and_the_others_do_not(s
 
 
 @pytest.mark.parametrize("loses_power", [False, True])
-@simulated(seeds=range(5))
+@simulated(seeds=some(2))
 async def test_a_restart_keeps_term_and_vote(sim: Simulation, loses_power: bool) -> None:
     await start_set(sim, election_mode="candidate")
     leader = await elect(sim)
@@ -208,7 +213,7 @@ async def test_a_restart_keeps_term_and_vote(sim: Simulation, loses_power: bool)
     assert (found["term"], found["vote"]) == known[name]
 
 
-@simulated(seeds=range(5))
+@simulated(seeds=some(2))
 async def test_a_node_that_hears_nobody_disturbs_nobody_when_it_is_back(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate")
     leader = await elect(sim)
@@ -224,7 +229,7 @@ async def test_a_node_that_hears_nobody_disturbs_nobody_when_it_is_back(sim: Sim
     assert {election(sim, name)["term"] for name in NAMES} == {term}
 
 
-@simulated(seeds=range(5))
+@simulated(seeds=some(2))
 async def test_a_node_that_lost_the_leader_alone_waits_while_others_hear_it(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate")
     leader = await elect(sim)
@@ -237,7 +242,7 @@ async def test_a_node_that_lost_the_leader_alone_waits_while_others_hear_it(sim:
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
-@simulated(seeds=range(5))
+@simulated(seeds=some(2))
 async def test_a_leader_cut_off_from_its_quorum_resigns(sim: Simulation, is_quiet: bool) -> None:
     await start_set(sim, election_mode="candidate")
     first = await elect(sim)
@@ -254,7 +259,7 @@ async def test_a_leader_cut_off_from_its_quorum_resigns(sim: Simulation, is_quie
     await converge(sim)
 
 
-@simulated(seeds=range(10))
+@simulated(seeds=some(4))
 async def test_with_strict_fencing_there_are_never_two_leaders(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate", election_fencing_mode="strict")
     first = await elect(sim)
@@ -275,7 +280,7 @@ async def test_with_strict_fencing_there_are_never_two_leaders(sim: Simulation) 
     assert moments["resigned"] < moments["elected"]
 
 
-@simulated(seeds=range(5))
+@simulated(seeds=some(2))
 async def test_without_fencing_a_leader_leads_on_alone(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate", election_fencing_mode="off")
     first = await elect(sim)
@@ -288,7 +293,7 @@ async def test_without_fencing_a_leader_leads_on_alone(sim: Simulation) -> None:
 
 
 @pytest.mark.parametrize("loses_power", [False, True])
-@simulated(seeds=range(5))
+@simulated(seeds=some(2))
 async def test_all_restart_at_once_and_elect_a_leader_in_a_new_term(sim: Simulation, loses_power: bool) -> None:
     await start_set(sim, election_mode="candidate")
     first = await elect(sim)
@@ -307,7 +312,7 @@ async def test_all_restart_at_once_and_elect_a_leader_in_a_new_term(sim: Simulat
         assert sorted(key for (key,) in await rows(sim, leader)) == list(range(5))
 
 
-@simulated(seeds=range(3))
+@simulated(seeds=some(2))
 async def test_a_member_that_joins_later_takes_part(sim: Simulation) -> None:
     await start_set(sim, "ab", election_mode="candidate")
     leader = await elect(sim, "ab")

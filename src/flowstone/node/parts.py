@@ -158,6 +158,7 @@ class Parts:
         commits.on_members = self._members_changed
         self.stack.callback(commits.queue.close)
         elections = Elections(outside, journal, commits.queue)
+        elections.configure(configuration.election(dialect))  # appliers ask it how long to wait before there is data
         elections.on_election = wishes.on_election
         self.stack.push_async_callback(elections.close)
         self.instance = instance = Instance(
