@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flowstone.iproto.msgpack import unpack
-from tests.simulation.disk import Inode
+from flowstone.iproto.row import Row
+from flowstone.xlog.reader import LogFile
+from tests.simulation.disk import Inode, SimulatedDisk
+from tests.simulation.loop import Life
 from tests.simulation.simulation import Machine, Simulation
 
 SPACE = "ledger"
@@ -62,6 +65,16 @@ async def snapshot(sim: Simulation, name: str) -> None:
 
 def files(sim: Simulation, name: str, suffix: str) -> list[str]:
     return sorted(path for path in sim.storage(name).names if path.endswith(suffix))
+
+
+def rows_of(sim: Simulation, name: str, replica_id: int, after: int) -> list[Row]:
+    """Rows of an originator in a member's log."""
+    disk = SimulatedDisk(sim.storage(name), Life("reader"))
+    found = []
+    for path in files(sim, name, ".xlog"):
+        with LogFile.open(disk, path) as log:
+            found += [row for one in log.transactions() for row in one.rows if row.replica_id == replica_id]
+    return [row for row in found if row.lsn > after]
 
 
 def log_of(sim: Simulation, name: str) -> str:

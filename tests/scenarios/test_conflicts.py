@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flowstone.iproto.constants import RequestType
-from flowstone.iproto.row import Row
-from flowstone.xlog.reader import LogFile
-from tests.scenarios.simulated_members import files, held, insert, make_space, reconfigure, uris
+from tests.scenarios.simulated_members import held, insert, make_space, reconfigure, rows_of, uris
 from tests.simulation.cluster import follows, upstream, vclock
-from tests.simulation.disk import SimulatedDisk
-from tests.simulation.loop import Life
 from tests.simulation.simulation import Simulation, simulated
 
 DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
@@ -28,16 +24,6 @@ async def conflict(sim: Simulation, dialect: str, *keys: int) -> int:
     await insert(sim, "a", *keys)
     await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
     return before
-
-
-def rows_of(sim: Simulation, name: str, replica_id: int, after: int) -> list[Row]:
-    """Rows of an originator in a member's log."""
-    disk = SimulatedDisk(sim.storage(name), Life("reader"))
-    found = []
-    for path in files(sim, name, ".xlog"):
-        with LogFile.open(disk, path) as log:
-            found += [row for one in log.transactions() for row in one.rows if row.replica_id == replica_id]
-    return [row for row in found if row.lsn > after]
 
 
 @DIALECTS

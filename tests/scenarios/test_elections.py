@@ -1,0 +1,317 @@
+"""Elections: modes, dead and hanging leaders, fencing, and what becomes of transactions that a leader left waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.row import decode_row
+from flowstone.replication.synchro import RaftState, decode_control
+from tests.scenarios.middleman import Middleman
+from tests.scenarios.queues import (
+    NEVER,
+    PATIENCE,
+    PLAIN,
+    SYNC,
+    Pending,
+    demote,
+    last_lsn,
+    number_of,
+    promote,
+    queue,
+    start_members,
+    told,
+)
+from tests.scenarios.simulated_members import held, insert, make_space, reconfigure
+from tests.simulation.cluster import NAMES, all_follow_all, converge, follows, start_set, vclock
+from tests.simulation.simulation import Crashed, Simulation, simulated
+from tests.simulation.test_elections import DEATH, elect, election, leaders
+
+QUORUM_TIMEOUT, ROLLED_BACK = 216, 217
+
+
+async def led(sim: Simulation, **options: Any) -> tuple[str, list[str]]:
+    """Three candidates with the two spaces; who leads, and the others."""
+    options = {"replication_synchro_timeout": PATIENCE} | options
+    await start_set(sim, election_mode="candidate", **options)
+    leader = await elect(sim)
+    await sim.until(lambda: all_follow_all(sim))
+    await make_space(sim, leader, PLAIN)
+    await make_space(sim, leader, SYNC, is_sync=True)
+    await converge(sim)
+    return leader, [name for name in NAMES if name != leader]
+
+
+# --- modes ---
+
+
+@simulated()
+async def test_one_node_in_each_mode(sim: Simulation) -> None:
+    """I1: off it is writable, as a voter it is not, as a candidate it elects itself; term and vote survive restarts."""
+    node = await sim.start("a")
+    assert (node.info()["ro"], election(sim, "a")["term"], election(sim, "a")["state"]) == (False, 1, "follower")
+    await reconfigure(sim, "a", election_mode="voter")
+    await sim.sleep(30)
+    info = node.info()
+    assert (info["ro"], info["ro_reason"], info["election"]["term"]) == (True, "election", 1)
+    with pytest.raises(errors.Readonly):
+        await make_space(sim, "a")
+    await reconfigure(sim, "a", election_mode="candidate")
+    await sim.until(lambda: not node.info()["ro"])
+    assert election(sim, "a") | {"leader_idle": 0} == {
+        "state": "leader",
+        "term": 2,
+        "vote": 1,
+        "leader": 1,
+        "leader_idle": 0,
+    }
+    await make_space(sim, "a", SYNC, is_sync=True)
+    await insert(sim, "a", 1, space=SYNC)
+    await reconfigure(sim, "a", election_mode="off")
+    assert (election(sim, "a")["state"], election(sim, "a")["term"], node.info()["ro"]) == ("follower", 2, False)
+    for mode in ("off", "voter"):
+        sim.crash("a")
+        await sim.restart("a", election_mode=mode)
+        assert (election(sim, "a")["term"], election(sim, "a")["vote"], election(sim, "a")["leader"]) == (2, 1, 0)
+        assert held(sim, "a", SYNC) in ({1: "a"}, {})
+    await sim.restart("a", election_mode="candidate")
+    await sim.until(lambda: not sim.node("a").info()["ro"])
+    assert (election(sim, "a")["term"], queue(sim, "a")["term"]) == (3, 3)
+
+
+@simulated(seeds=range(2))
+async def test_a_leader_that_dies_is_replaced_and_follows_when_it_is_back(sim: Simulation) -> None:
+    """I1: in a newer term, with all that it had committed; who is back has its term and vote still."""
+    first, others = await led(sim)
+    await insert(sim, first, 1, space=SYNC)
+    before = election(sim, first)
+    sim.kill(first)
+    second = await elect(sim, others)
+    assert election(sim, second)["term"] > before["term"]
+    await insert(sim, second, 2, space=SYNC)
+    await sim.restart(first, replication=[])
+    assert (election(sim, first)["term"], election(sim, first)["vote"]) == (before["term"], before["vote"])
+    assert sim.node(first).info()["ro"]
+    await sim.restart(first, replication=[sim.uri(name) for name in NAMES])
+    assert await elect(sim) == second
+    assert sim.node(first).info()["ro_reason"] == "election"
+    await converge(sim)
+    assert held(sim, first, SYNC) == {1: first, 2: second}
+
+
+# --- what a leader leaves behind ---
+
+
+@simulated(seeds=range(3))
+async def test_the_next_leader_finishes_what_the_dead_one_had_replicated(sim: Simulation) -> None:
+    """I2: by its PROMOTE, which confirms it; no CONFIRM is written."""
+    first, others = await led(sim)
+    await reconfigure(sim, first, replication_synchro_quorum=NEVER)
+    pending = await Pending(sim, first, 1).seen_by(*others)
+    positions = {name: last_lsn(sim, name) for name in others}
+    sim.kill(first)
+    with pytest.raises(Crashed):
+        await pending.code()
+    second = await elect(sim, others)
+    term = election(sim, second)["term"]
+    assert (queue(sim, second)["len"], queue(sim, second)["term"]) == (0, term)
+    number = number_of(sim, second)
+    await sim.restart(first)
+    await converge(sim)
+    for name in NAMES:
+        assert held(sim, name, SYNC) == {1: first}
+        story = told(sim, name, number, positions[second])
+        assert story == [f"+1 promote in term {term} after {number_of(sim, first)}"]
+    await insert(sim, second, 2, space=SYNC)
+
+
+@simulated(seeds=range(2))
+async def test_who_has_less_than_a_quorum_has_seen_is_not_elected(sim: Simulation) -> None:
+    """I2: the one that has the transaction leads, whoever asks first."""
+    first, others = await led(sim)
+    await reconfigure(sim, first, replication_synchro_quorum=3)
+    informed, ignorant = others
+    sim.cut(first, ignorant)
+    sim.cut(informed, ignorant)
+    pending = await Pending(sim, first, 1).seen_by(informed)
+    sim.kill(first)
+    with pytest.raises(Crashed):
+        await pending.code()
+    await reconfigure(sim, informed, election_mode="voter")
+    sim.heal()
+    await sim.until(lambda: follows(sim, informed, ignorant) and follows(sim, ignorant, informed))
+    await pending.seen_by(ignorant)
+    assert await elect(sim, others) == ignorant, "as soon as it has it, too"
+    assert held(sim, ignorant, SYNC) == {1: first}
+    assert not queue(sim, informed)["len"]
+
+
+# --- fencing ---
+
+
+@pytest.mark.parametrize("mode", ["soft", "strict"])
+@simulated(seeds=range(2))
+async def test_a_leader_cut_off_resigns_and_its_queue_is_decided_by_the_next(sim: Simulation, mode: str) -> None:
+    """I5: what waits is frozen, though its time is over; its clients are told when the next leader has decided."""
+    first, others = await led(sim, election_fencing_mode=mode)
+    await reconfigure(sim, first, replication_synchro_quorum=NEVER)
+    kept = await Pending(sim, first, 1).seen_by(*others)
+    sim.isolate(first, is_quiet=mode == "strict")
+    lost = await Pending(sim, first, 2).seen_by(first)
+    await sim.until(lambda: election(sim, first)["state"] == "follower")
+    info = sim.node(first).info()
+    assert (info["ro"], info["ro_reason"]) == (True, "election")
+    with pytest.raises(errors.Readonly):
+        await insert(sim, first, 3, space=PLAIN)
+    await reconfigure(sim, first, replication_synchro_timeout=0.1)
+    await sim.sleep(10)
+    assert kept.is_waiting
+    assert lost.is_waiting
+    assert queue(sim, first)["len"] == 2
+    second = await elect(sim, others)
+    sim.heal()
+    assert [await kept.code(), await lost.code()] == [0, ROLLED_BACK]
+    assert await elect(sim) == second
+    await converge(sim)
+    assert held(sim, first, SYNC) == held(sim, second, SYNC) == {1: first}
+
+
+@simulated(seeds=range(2))
+async def test_a_leader_that_is_in_its_quorum_again_before_another_leads_goes_on(sim: Simulation) -> None:
+    """I5: it is elected anew, and confirms what had waited."""
+    first, others = await led(sim)
+    for name in others:
+        await reconfigure(sim, name, election_mode="voter")
+    sim.isolate(first)
+    pending = await Pending(sim, first, 1).seen_by(first)
+    await sim.until(lambda: election(sim, first)["state"] == "follower")
+    await sim.sleep(10)
+    assert pending.is_waiting
+    assert leaders(sim) == []
+    sim.heal()
+    assert await elect(sim) == first
+    assert await pending.code() == 0
+    await converge(sim)
+    assert held(sim, others[0], SYNC) == {1: first}
+
+
+@simulated(seeds=range(2))
+async def test_a_leader_that_is_not_fenced_leads_on_and_contradictions_are_found(sim: Simulation) -> None:
+    """I5: off, it can write what waits for no quorum; when another leads, that is a split brain."""
+    first, others = await led(sim, election_fencing_mode="off")
+    sim.isolate(first)
+    waiting = await Pending(sim, first, 1).seen_by(first)
+    second = await elect(sim, others)
+    assert sorted(leaders(sim)) == sorted((first, second))
+    assert not sim.node(first).info()["ro"]
+    assert waiting.is_waiting
+    sim.heal()
+    assert await elect(sim) == second
+    assert await waiting.code() == ROLLED_BACK
+    await converge(sim)
+    assert held(sim, first, SYNC) == {}
+
+
+# --- terms ---
+
+
+@simulated()
+async def test_a_term_that_was_missed_comes_with_the_subscription(sim: Simulation) -> None:
+    """I6: with elections off, though nothing else is there to be told."""
+    await start_members(sim, owner="")
+    heard: list[RaftState] = []
+
+    def note(packet: bytes) -> bytes:
+        row = decode_row(packet)
+        if row.type == RequestType.RAFT:
+            state = decode_control(row.type, row.body)
+            assert isinstance(state, RaftState)
+            heard.append(state)
+        return packet
+
+    await sim.stop("b")
+    for _ in range(3):
+        await promote(sim, "a")
+        await demote(sim, "a")
+    term = election(sim, "a")["term"]
+    assert term == 7
+    async with Middleman(sim, "a") as middle:
+        middle.on_answer = note
+        await sim.restart("b", replication=[middle.uri])
+        await sim.until(lambda: election(sim, "b")["term"] == term)
+        assert heard[0].term == term, "before any row of the log"
+    await sim.restart("b", replication=[])
+    assert election(sim, "b")["term"] == term
+
+
+# --- rows that the new leader rolled back ---
+
+
+@simulated(seeds=range(2))
+async def test_rows_of_an_old_leader_that_were_rolled_back_do_not_come_back(sim: Simulation) -> None:
+    """I8: neither when it returns nor when it leads again, fairly elected; who had them has lost them."""
+    first, others = await led(sim, election_fencing_mode="off")
+    await insert(sim, first, 1, space=SYNC)
+    await converge(sim)
+    await reconfigure(sim, first, replication_synchro_quorum=3)
+    second, witness = others
+    await sim.stop(second)
+    pending = await Pending(sim, first, 2).seen_by(witness)
+    await sim.stop(witness)
+    sim.kill(first)
+    with pytest.raises(Crashed):
+        await pending.code()
+    # Nobody who knows of it votes: the others that would are imagined.
+    await sim.restart(second, replication_synchro_quorum=1, replication_connect_timeout=1)
+    assert await elect(sim, [second]) == second
+    await sim.restart(witness, election_mode="voter")
+    await sim.until(lambda: held(sim, witness, SYNC) == {1: first})
+    assert not queue(sim, witness)["len"]
+    await sim.restart(first, election_mode="voter")
+    await sim.until(lambda: held(sim, first, SYNC) == {1: first} and vclock(sim, first) == vclock(sim, second))
+    await insert(sim, second, 3, space=SYNC)
+    await converge(sim)
+    await reconfigure(sim, first, election_mode="candidate")
+    await reconfigure(sim, second, election_mode="voter")
+    assert await elect(sim) == first
+    await insert(sim, first, 4, space=SYNC)
+    await converge(sim)
+    await sim.until(lambda: all_follow_all(sim))
+    for name in NAMES:
+        assert held(sim, name, SYNC) == {1: first, 3: second, 4: first}
+
+
+# --- a leader that hangs ---
+
+
+@simulated(seeds=range(2))
+async def test_a_leader_that_hangs_with_open_connections_is_replaced(sim: Simulation) -> None:
+    """I9: nothing is closed, and nothing comes; the others know when they have waited long enough."""
+    first, others = await led(sim)
+    await insert(sim, first, 1, space=SYNC)
+    before = sim.now
+    sim.crash(first)
+    second = await elect(sim, others)
+    assert DEATH - 1 < sim.now - before < DEATH + 8
+    await insert(sim, second, 2, space=SYNC)
+    await sim.restart(first)
+    assert await elect(sim) == second
+    await converge(sim)
+
+
+@simulated(seeds=range(2))
+async def test_a_leader_whose_log_fails_lets_another_lead(sim: Simulation) -> None:
+    """I9: it sends signs of life all the time, so nobody else would replace it; what it refused is nowhere."""
+    first, others = await led(sim)
+    sim.storage(first).broken.add("append")
+    with pytest.raises(FlowstoneError):
+        await insert(sim, first, 1, space=SYNC)
+    second = await elect(sim, others)
+    sim.storage(first).broken.clear()
+    await insert(sim, second, 2, space=SYNC)
+    assert await elect(sim) == second
+    await sim.until(lambda: held(sim, first, SYNC) == held(sim, second, SYNC) == {2: second})
