@@ -64,6 +64,7 @@ class _Written:
         self._lsn = 0
         self._error = error
         self._waiting: list[Callable[[FlowstoneError | None], None]] = []
+        self.on_failure: list[Callable[[], None]] = []
 
     def next_lsn(self, replica_id: int) -> int:
         return self._lsn + 1
