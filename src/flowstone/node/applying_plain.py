@@ -125,7 +125,8 @@ class PlainRows:
             if kind == _NOP:
                 continue
             which = np.flatnonzero(codes == code)
-            cells = slab.cells[:, first + which]
+            # Of the layout that kernels were compiled for: another compilation would take longer than peers wait.
+            cells = np.ascontiguousarray(slab.cells[:, first + which])
             lane = lane_of(int(cells[scan.SPACE_ID, 0]))
             found = _keys(lane, kind, slab, cells) if lane is not None else None
             if lane is None or found is None:
