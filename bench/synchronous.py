@@ -183,9 +183,12 @@ def elected(directory: Path, stack: ExitStack) -> Group:
         member.configure(replication=[one.uri for one in members])
     for member in members:
         member.wait_follow(*(one for one in members if one is not member))
-    for member in members:
-        member.configure(election_mode="candidate")
-        first.wait_writable(seconds=SECONDS)
+    for other in others:
+        other.configure(election_mode="voter")
+    first.configure(election_mode="candidate")
+    first.wait_writable(seconds=SECONDS)
+    for other in others:
+        other.configure(election_mode="candidate")
     make_space(first)
     return Group(stack, first, *others)
 
