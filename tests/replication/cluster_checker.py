@@ -21,7 +21,6 @@ class ClusterChecker:
         self._members = members
         self._leaders = LeaderChecker()
         self._majority = len(members) // 2 + 1
-        self._is_seen: set[str] = set()
         self._promoted: dict[int, int] = {}
         self.synchronous: set[str] = set()
         self.promised: set[str] = set()
@@ -29,34 +28,34 @@ class ClusterChecker:
         self.denied: set[str] = set()
         """Transactions whose clients were told that they are not there."""
         self.doubtful: set[str] = set()
-        """Rolled back without a quorum: by an owner whose time was up, or by a PROMOTE that few have read.
-
-        The next leader may keep them all the same; then who dropped them finds itself in a split brain."""
+        """Decided once without a quorum: by an owner whose time was up, or by a PROMOTE that few had read."""
+        self._facts: dict[str, tuple[bool, str]] = {}
 
     # --- after every step ---
 
     def look(self, member: Member, ready: Ready) -> None:
         self._leaders.look(member, ready)
 
-    def decided(self, member: Member, name: str, *, kept: bool) -> None:
+    def decided(self, member: Member, name: str, term: int, *, kept: bool) -> None:
         if name not in self.synchronous:
             return
-        if kept and name not in self._is_seen:
-            self._is_seen.add(name)
-            holders = [each.id for each in self._members.values() if any(row.name == name for row in each.log.rows)]
-            assert len(holders) >= self._majority, f"{name} is a fact for {member.id}, and only {holders} have it"
-        if not kept and self._holder_count(member.limbo.term) < self._majority:
+        if self._holder_count(term) < self._majority:
+            # A PROMOTE that few have read. The next leader may decide otherwise, and one side finds a split brain.
             self.doubtful.add(name)
-        if name in self.doubtful:
-            return
-        for other in self._members.values():
-            told = other.fates.get(name, kept)
-            assert told == kept, f"{name} is {_verdict(kept)} on {member.id} and {_verdict(told)} on {other.id}"
+        elif kept or name not in self.doubtful:
+            self._note_fact(name, kept, f"on {member.id}")
+
+    def _note_fact(self, name: str, kept: bool, where: str) -> None:
+        fact, who = self._facts.setdefault(name, (kept, where))
+        assert fact == kept, f"{name} is {_verdict(kept)} {where} and {_verdict(fact)} {who}"
 
     def answered(self, name: str, error: TarantoolError | None) -> None:
         if error is None:
             if name in self.synchronous:
+                holders = [each.id for each in self._members.values() if any(row.name == name for row in each.log.rows)]
+                assert len(holders) >= self._majority, f"{name} is promised, and only {holders} have it"
                 self.promised.add(name)
+                self._note_fact(name, True, "for its client")
         else:
             self.denied.add(name)
 
@@ -75,8 +74,8 @@ class ClusterChecker:
     def refused(self, member: Member, source: Member, row: LogRow, error: TarantoolError) -> None:
         """`member` follows `source` no longer because of `row`: do they have two histories?"""
         assert isinstance(error, errors.SplitBrain), f"{member.id} refuses {row} of {source.id}: {error}"
-        if member.log.snapshot is not None:
-            return  # which does not say what is needed to tell a conflict from ignorance
+        if member.log.snapshot is not None or (member.life and any(each.was_transfer for each in member.log.rows)):
+            return  # neither a snapshot nor a NOP says what is needed to tell a conflict from ignorance
         assert self._is_conflict(member, source, row), f"{member.id} refuses {row} of {source.id} in vain: {error}"
 
     def _is_conflict(self, member: Member, source: Member, row: LogRow) -> bool:
@@ -115,7 +114,7 @@ class ClusterChecker:
         for member in self._members.values():
             assert not member.limbo.pending, f"{member.id} has {member.limbo.pending} waiting"
             assert member.limbo.checkpoint() == leader.limbo.checkpoint()
-            assert set(member.data.values()) <= kept | {""}
+            assert set(member.data.values()) <= kept
             self._check_same(leader, member)
 
 

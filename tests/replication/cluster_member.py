@@ -23,6 +23,7 @@ from flowstone.replication.limbo_actions import (
     Action,
     Cleared,
     Commit,
+    Proven,
     Reject,
     TransferFailed,
     Transferred,
@@ -57,9 +58,13 @@ class LogRow:
     def is_synchronous(self) -> bool:
         return bool(self.flags & Flag.WAIT_ACK)
 
+    was_transfer: bool = False
+    """A NOP that was a PROMOTE or DEMOTE; a real one does not tell."""
+
     def as_nop(self) -> LogRow:
         """Its flags still say what it was."""
-        return LogRow(self.origin_id, self.lsn, flags=self.flags)
+        was_transfer = self.was_transfer or isinstance(self.body, Promote | Demote)
+        return LogRow(self.origin_id, self.lsn, flags=self.flags, was_transfer=was_transfer)
 
     def __str__(self) -> str:
         where = f"{self.origin_id}:{self.lsn}"
@@ -159,7 +164,7 @@ class Around(Protocol):
     now: float
 
     def later(self, delay: float, action: Callable[[], None]) -> None: ...
-    def journal_delay(self) -> float: ...
+    def journal_delay(self, member: Member) -> float: ...
     def random(self) -> float: ...
     def say(self, member: Member, what: str) -> None: ...
     def logged(self, member: Member, *, is_acknowledged: bool) -> None: ...
@@ -167,7 +172,7 @@ class Around(Protocol):
     def wrote(self, member: Member, row: LogRow) -> None: ...
     def refuse(self, member: Member, link: Link, row: LogRow, error: TarantoolError) -> None: ...
     def looked_at(self, member: Member, ready: Ready) -> None: ...
-    def decided(self, member: Member, name: str, *, kept: bool) -> None: ...
+    def decided(self, member: Member, name: str, term: int, *, kept: bool) -> None: ...
     def answered(self, member: Member, name: str, error: TarantoolError | None) -> None: ...
 
 
@@ -264,9 +269,9 @@ class Member:
             elif row.is_synchronous:
                 replay.voids.setdefault(row.origin_id, row.lsn)
             for change in replay.undone:
-                self._undo(change)
+                self._undo(change, replay.term)
             for change in replay.kept:
-                self._decide(change.name, kept=True)
+                self._decide(change.name, replay.term, kept=True)
             replay.undone.clear()
             replay.kept.clear()
         return replay
@@ -283,7 +288,7 @@ class Member:
     def _write_later(self) -> None:
         self._is_writing = True
         life = self.life
-        self.around.later(self.around.journal_delay(), lambda: self._write_ends(life))
+        self.around.later(self.around.journal_delay(self), lambda: self._write_ends(life))
 
     def _write_ends(self, life: int) -> None:
         if life != self.life:
@@ -322,14 +327,18 @@ class Member:
         self.data[row.key] = row.name
         return change
 
-    def _undo(self, change: Change) -> None:
+    def _undo(self, change: Change, term: int) -> None:
         assert self.data[change.key] == change.name, f"{change.name} is undone before {self.data[change.key]}"
-        self.data[change.key] = change.before
-        self._decide(change.name, kept=False)
+        if change.before:
+            self.data[change.key] = change.before
+        else:
+            del self.data[change.key]
+        self._decide(change.name, term, kept=False)
 
-    def _decide(self, name: str, *, kept: bool) -> None:
+    def _decide(self, name: str, term: int, *, kept: bool) -> None:
+        """By what the queue knows in `term`."""
         assert self.fates.setdefault(name, kept) == kept, f"{name} is {kept} on {self.id} and was not before"
-        self.around.decided(self, name, kept=kept)
+        self.around.decided(self, name, term, kept=kept)
 
     # --- clients ---
 
@@ -344,7 +353,7 @@ class Member:
         try:
             entry = self.limbo.submit(change, is_synchronous=is_synchronous)
         except TarantoolError as error:
-            self._undo(change)
+            self._undo(change, self.limbo.term)
             self.around.answered(self, name, error)
             return
         row = replace(row, flags=self.limbo.row_flags(entry))
@@ -354,7 +363,7 @@ class Member:
         if entry is not None:
             self._do(self.limbo.written(entry, row.lsn, self.around.now))
             return
-        self._decide(row.name, kept=True)
+        self._decide(row.name, self.limbo.term, kept=True)
         if row.origin_id == self.id:
             self.around.answered(self, row.name, None)
 
@@ -372,7 +381,7 @@ class Member:
             if isinstance(row.body, Promote | Demote):
                 self.raft.heard_term(row.origin_id, row.body.term, self.around.now)
                 self.act()
-            request = Request(row.origin_id, row.body)
+            request = Request(row.origin_id, row.body, row.lsn)
             self.received[id(request)] = row, link
             self.taken[row.origin_id] = row.lsn
             self._do(self.limbo.request(request))
@@ -381,7 +390,7 @@ class Member:
             fate = self.limbo.admit(row.origin_id, row.lsn, flags=row.flags, has_effect=bool(row.name))
             if fate is Fate.NOP or not row.name:
                 if row.name:
-                    self._decide(row.name, kept=False)
+                    self._decide(row.name, self.limbo.term, kept=False)
                 self._write(row.as_nop(), lambda written: None)
                 return
             change = self._apply(row)
@@ -399,7 +408,7 @@ class Member:
             match action:
                 case Write(request):
                     row, _ = self.received.get(id(request), (LogRow(self.id, body=request.body), None))
-                    self._write(row, lambda _, request=request: self._request_written(request))  # type: ignore[misc]
+                    self._write(row, lambda written, request=request: self._request_written(request, written))  # type: ignore[misc]
                 case WriteNop(request):
                     row, _ = self.received.pop(id(request))
                     self._write(row.as_nop(), lambda written: None)
@@ -407,12 +416,16 @@ class Member:
                     row, link = self.received.pop(id(request))
                     self.taken[row.origin_id] = row.lsn - 1
                     self.around.refuse(self, link, row, error)
-                case Commit(entries):
+                case Commit(entries, is_proven):
                     for entry in entries:
-                        self._decide(entry.transaction.name, kept=True)
+                        self._decide(entry.transaction.name, self.limbo.term, kept=True)
+                        if is_proven:
+                            self._answer(entry, None)
+                case Proven(entries):
+                    for entry in entries:
                         self._answer(entry, None)
                 case Undo(entry, error):
-                    self._undo(entry.transaction)
+                    self._undo(entry.transaction, self.limbo.term)
                     self._answer(entry, error)
                 case Transferred() | TransferFailed() | Cleared():
                     pass
@@ -421,9 +434,9 @@ class Member:
         if entry.origin_id == self.id:
             self.around.answered(self, entry.transaction.name, error)
 
-    def _request_written(self, request: Request) -> None:
+    def _request_written(self, request: Request, row: LogRow) -> None:
         self.received.pop(id(request), None)
-        self._do(self.limbo.request_written(request))
+        self._do(self.limbo.request_written(request, row.lsn))
 
     def act(self) -> None:
         """Does what elections ask for, until they ask no more."""

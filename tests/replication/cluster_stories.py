@@ -292,7 +292,7 @@ class Story:
         assert not delay, "nothing takes time here"
         self._due.append(action)
 
-    def journal_delay(self) -> float:
+    def journal_delay(self, member: Member) -> float:
         return 0.0
 
     def random(self) -> float:
@@ -326,7 +326,7 @@ class Story:
     def looked_at(self, member: Member, ready: Ready) -> None:
         """The models check; stories only tell."""
 
-    def decided(self, member: Member, name: str, *, kept: bool) -> None:
+    def decided(self, member: Member, name: str, term: int, *, kept: bool) -> None:
         """What is taken for void before it was done here is seen as a NOP in the log."""
         if kept or any(row.name == name for row in member.log.rows):
             self._told.append(f"{member.id} {'commits' if kept else 'undoes'} {name}")

@@ -52,7 +52,9 @@ class Connection:
         self._start = VClock()
         self._sent_term = 0
         self._latest: RaftState | None = None
-        self._is_raft_due = self._is_ack_due = False
+        self._said = VClock(), 0
+        self._is_raft_due = self._is_ack_due = self._is_pump_due = False
+        self._pause_s = 0.15 if self.world.chance(0.3) else 0.0
         self._arrives_at = self._ack_arrives_at = 0.0
 
     @property
@@ -94,18 +96,29 @@ class Connection:
             self.acknowledge()
 
     def pump(self) -> None:
-        """The relay: rows that the other did not have when it came, a few at once, none before its term was shown."""
+        """The relay: rows that the other did not have when it came, a few at once, none before its term was shown.
+
+        A slow one lags behind with rows, but not with RAFT.
+        """
+        if self._is_pump_due:
+            return
         rows = self.source.log.rows
         batch: list[LogRow | RaftState | None] = []
-        while self._position < len(rows):
+        while self._position < len(rows) and len(batch) < BATCH:
             row = rows[self._position]
             if isinstance(row.body, Promote | Demote) and row.body.term > self._sent_term:
                 break
             self._position += 1
             if row.origin_id not in (0, self.target.id) and row.lsn > self._start.get(row.origin_id):
                 batch.append(row)
-        for start in range(0, len(batch), BATCH):
-            self._send(batch[start : start + BATCH])
+        if batch:
+            self._send(batch)
+            self._is_pump_due = True
+            self._later(self.world.pause(self._pause_s), self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._is_pump_due = False
+        self.pump()
 
     def _send(self, messages: list[LogRow | RaftState | None]) -> None:
         self._arrives_at = max(self._arrives_at, self.world.now + self.world.lag())
@@ -118,13 +131,15 @@ class Connection:
     # --- from target to source ---
 
     def acknowledge(self) -> None:
-        if self.is_open and not self._is_ack_due:
+        """Says where the target is, unless it has just said that."""
+        said = self.target.vclock.vclock(), self.target.raft.term
+        if self.is_open and not self._is_ack_due and said != self._said:
             self._is_ack_due = True
             self._later(self.world.lag() / 2, self._send_ack)
 
     def _send_ack(self) -> None:
         self._is_ack_due = False
-        vclock, term = self.target.vclock.vclock(), self.target.raft.term
+        vclock, term = self._said = self.target.vclock.vclock(), self.target.raft.term
         self._ack_arrives_at = max(self._ack_arrives_at, self.world.now + self.world.lag() / 2)
         self._later(self._ack_arrives_at - self.world.now, lambda: self._ack_arrives(vclock, term))
 
@@ -152,12 +167,14 @@ class World:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._cuts: set[tuple[int, int]] = set()
+        self._slow: set[Member] = set()
         self.members = {each: Member(each, self.ids, self, CONFIG) for each in self.ids}
         self.checker = ClusterChecker(self.members)
         self.connections = {
             (source, target): Connection(self, self.members[source], self.members[target])
             for source, target in itertools.permutations(self.ids, 2)
         }
+        self._disturbances = (self._kill, self._cut, self._heal, self._slow_down, self._promote, self._command)
         links = self.connections.values()
         self._outgoing = {each: [link for link in links if link.source.id == each] for each in self.ids}
         self._incoming = {each: [link for link in links if link.target.id == each] for each in self.ids}
@@ -202,10 +219,13 @@ class World:
             return 0.004
         return self.rng.expovariate(4 if self.rng.random() < 0.05 else 50)
 
-    def journal_delay(self) -> float:
+    def journal_delay(self, member: Member) -> float:
         if self.is_calm:
             return 0.001
-        return self.rng.expovariate(5 if self.rng.random() < 0.03 else 200)
+        return self.rng.expovariate(12 if member in self._slow else 200)
+
+    def pause(self, mean_s: float) -> float:
+        return self.rng.expovariate(1 / mean_s) if mean_s and not self.is_calm else 0.001
 
     # --- what members want ---
 
@@ -241,9 +261,9 @@ class World:
         if ready.promote_term:
             self._haunt(member)
 
-    def decided(self, member: Member, name: str, *, kept: bool) -> None:
+    def decided(self, member: Member, name: str, term: int, *, kept: bool) -> None:
         self.say(member, f"{'keeps' if kept else 'drops'} {name}")
-        self.checker.decided(member, name, kept=kept)
+        self.checker.decided(member, name, term, kept=kept)
 
     def answered(self, member: Member, name: str, error: TarantoolError | None) -> None:
         self.say(member, f"answers {name}: {'done' if error is None else error.message}")
@@ -321,10 +341,9 @@ class World:
         if down and self.rng.random() < 0.6:
             self.start(self.rng.choice(down))
         else:
-            disturbances = (self._kill, self._cut, self._cut, self._heal, self._heal, self._command, self._command)
-            self._disturb(self.members[self.rng.choice(self.ids)], self.rng.choice(disturbances))
+            self._disturb(self.members[self.rng.choice(self.ids)], self.rng.choice(self._disturbances))
         self.connect()
-        self.later(self.rng.expovariate(4), self.disturb)
+        self.later(self.rng.expovariate(5), self.disturb)
 
     def _disturb(self, member: Member, disturbance: Callable[[Member], None]) -> None:
         if member.is_up and not self.is_calm:
@@ -358,14 +377,25 @@ class World:
     def _heal(self, member: Member) -> None:
         self._cuts = {cut for cut in self._cuts if member.id not in cut} if self.rng.random() < 0.7 else set()
 
+    def _slow_down(self, member: Member) -> None:
+        """Its disk takes its time, until that of another does."""
+        self._slow = {member, self.members[self.rng.choice(self.ids)]}
+
+    def _promote(self, member: Member) -> None:
+        """Anybody, or who is furthest behind."""
+        if self.rng.random() < 0.5:
+            running = [each for each in self.members.values() if each.is_up]
+            member = min(running, key=lambda each: each.vclock.vclock().without_zero().signature)
+        try:
+            member.raft.promote(self.now)
+        except FlowstoneError as error:
+            self.say(member, f"cannot be promoted: {error}")
+        member.act()
+        self.stepped(member)
+
     def _command(self, member: Member) -> None:
-        match self.rng.randrange(7):
-            case 0:
-                try:
-                    member.raft.promote(self.now)
-                except FlowstoneError as error:
-                    self.say(member, f"cannot be promoted: {error}")
-            case 1:
+        match self.rng.randrange(6):
+            case 0 | 1:
                 member.raft.resign(self.now)
             case 2:
                 member.configure(replace(member.config, mode=self.rng.choice(MODES)))

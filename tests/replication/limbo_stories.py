@@ -20,6 +20,7 @@ from flowstone.replication.limbo_actions import (
     Action,
     Cleared,
     Commit,
+    Proven,
     Reject,
     TransferFailed,
     Transferred,
@@ -201,6 +202,8 @@ class Story:
                 return action.value
             case Commit(entries):
                 return "commits " + " ".join(entry.transaction for entry in entries)
+            case Proven(entries):
+                return "may tell of " + " ".join(entry.transaction for entry in entries)
             case Undo(entry, error):
                 return f"undoes {entry.transaction}: {error.name} {error.code}"
             case Write(request):

@@ -16,7 +16,7 @@ from tests.replication.cluster_member import Member
 from tests.replication.cluster_world import World
 
 SCHEDULES = 10_000 if FULL else 200
-CHAOS_S, CALM_S, SETTLE_S = 7.0, 2.5, 0.5
+CHAOS_S, CALM_S, SETTLE_S = 6.0, 2.0, 0.4
 
 
 def leader_of(world: World) -> Member | None:

@@ -9,8 +9,9 @@ import pytest
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
 from flowstone.replication.limbo import Limbo
-from flowstone.replication.limbo_actions import TransferFailed
-from flowstone.replication.synchro import Promote
+from flowstone.replication.limbo_actions import Action, Commit, Proven, TransferFailed, Write
+from flowstone.replication.split_brain import Request
+from flowstone.replication.synchro import Confirm, Promote
 from flowstone.replication.vclock import VClock
 from tests.replication.limbo_stories import Story, replay
 
@@ -106,3 +107,42 @@ def test_a_local_transaction_waits_in_anybodys_queue() -> None:
     story.tell("writes")
     story.tell("hears confirm 1:5 from 1")
     assert story.tell("writes")[0] == "commits a b"
+
+
+def overtaken_owner() -> tuple[Limbo[str], list[Action[str]]]:
+    """Instance 1, of which a client waits for `a`, 1:2; then 2 takes over with a PROMOTE, 2:7, that covers it."""
+    limbo: Limbo[str] = Limbo(instance_id=1, dialect=Dialect.V2_11, quorum=3, timeout=5.0)
+    (write,) = limbo.promote(2, 0.0)
+    assert isinstance(write, Write)
+    limbo.request_written(write.request, 1)
+    entry = limbo.submit("a", is_synchronous=True)
+    assert entry is not None
+    limbo.written(entry, 2, 0.0)
+    request = Request(2, Promote(1, 2, 3), lsn=7)
+    assert limbo.request(request) == [Write(request)]
+    return limbo, limbo.request_written(request)
+
+
+def test_clients_hear_of_what_a_promote_has_decided_when_a_quorum_has_read_it() -> None:
+    limbo, actions = overtaken_owner()
+    commit = next(action for action in actions if isinstance(action, Commit))
+    assert not commit.is_proven
+    assert limbo.ack(3, VClock({1: 2, 2: 6})) == []
+    assert limbo.ack(3, VClock({1: 2, 2: 7})) == [Proven(commit.entries)]
+    assert limbo.ack(4, VClock({1: 2, 2: 7})) == []
+
+
+def test_a_verdict_of_the_new_owner_shows_that_a_quorum_has_read_its_promote() -> None:
+    limbo, _ = overtaken_owner()
+    limbo.receive("b", origin_id=2, lsn=8, is_synchronous=True)
+    request = Request(2, Confirm(2, 8), lsn=9)
+    limbo.written(limbo.pending[0], 8, 0.0)
+    limbo.request(request)
+    told = limbo.request_written(request)
+    assert [type(action) for action in told] == [Proven, Commit]
+
+
+def test_acks_show_nothing_when_a_newer_term_has_begun() -> None:
+    limbo, _ = overtaken_owner()
+    limbo.see_term(4)
+    assert limbo.ack(3, VClock({1: 2, 2: 7})) == []

@@ -55,3 +55,10 @@ def test_what_was_rolled_back_with_a_tenure_is_void_until_the_next_one() -> None
 def test_what_a_log_has_told_is_taken_over() -> None:
     tenures = Tenures({2: 3}, [(1, 5)], {1: 6})
     assert (tenures.promote_terms, tenures.former, tenures.voids) == ({2: 3}, ((1, 5),), {1: 6})
+
+
+def test_what_came_too_late_for_a_tenure_without_facts_may_still_be_taken_over_from() -> None:
+    tenures = of_two_owners()
+    tenures.overtake((1, 5), (3, 0))
+    tenures.overtake((1, 4), (4, 0))
+    assert tenures.former == ((1, 5), (3, 0))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple
 
 from flowstone.box.dialect import Dialect
 from flowstone.errors import LocalProtocolError
@@ -23,6 +23,7 @@ from flowstone.replication.limbo_actions import (
     Action,
     Cleared,
     Commit,
+    Proven,
     Reject,
     TransferFailed,
     Transferred,
@@ -67,6 +68,14 @@ class _Transfer(NamedTuple):
     deadline: float | None
 
 
+class _Unproven(NamedTuple, Generic[T]):
+    """What a PROMOTE or DEMOTE has made facts, and no quorum is known to have that row, `lsn` of `origin_id`."""
+
+    origin_id: int
+    lsn: int
+    entries: tuple[Entry[T], ...]
+
+
 class Limbo(LimboState[T]):
     """See the module. `instance_id` is 0 until the instance is registered, and for anonymous ones."""
 
@@ -85,6 +94,7 @@ class Limbo(LimboState[T]):
         self._transfer: _Transfer | None = None
         self._clear_at: float | None = None
         self._clear_lsn: int | None = None
+        self._unproven: list[_Unproven[T]] = []
 
     def restore(
         self,
@@ -241,7 +251,7 @@ class Limbo(LimboState[T]):
         if replica_id == self.instance_id or (replica_id == 0 and self._has_transfers):
             return []
         is_news = self._acks.note(replica_id, vclock)
-        return self._advance() if is_news and self._queue else []
+        return self._advance() if is_news and (self._queue or self._unproven) else []
 
     def forget(self, replica_id: int) -> None:
         """`replica_id` is no member any more. What it acknowledged counts no longer."""
@@ -261,11 +271,11 @@ class Limbo(LimboState[T]):
         self._held.append(request)
         return self._advance()
 
-    def request_written(self, request: Request) -> list[Action[T]]:
-        """The answer to a Write: the row is in the log, and means something from now on."""
+    def request_written(self, request: Request, lsn: int = 0) -> list[Action[T]]:
+        """The answer to a Write: the row is in the log, and means something from now on. `lsn` is its own."""
         self._check_writing(request)
         self._writing = None
-        return [*self._apply(request), *self._advance()]
+        return [*self._apply(request, request.lsn or lsn), *self._advance()]
 
     def request_failed(self, request: Request, now: float) -> list[Action[T]]:
         """The answer to a Write: the row is not in the log. Verdicts of our own are tried again later."""
@@ -288,18 +298,19 @@ class Limbo(LimboState[T]):
             return filter_request(request, self.history, is_validating=self.is_validating)
         return filter_request_of_2_6(request, self.history)
 
-    def _apply(self, request: Request) -> list[Action[T]]:
+    def _apply(self, request: Request, own_lsn: int) -> list[Action[T]]:
         match request.body:
             case Confirm(owner_id, lsn) if owner_id == self._owner_id:
-                return self._confirm(lsn)
+                # Whoever has made a quorum follow it has been read by one.
+                return [*self._prove(owner_id), *self._confirm(lsn)]
             case Rollback(owner_id, lsn) if owner_id == self._owner_id:
                 return [*self._rollback(lsn)]
             case Promote() | Demote() as body:
-                return self._change_owner(request, body)
+                return self._change_owner(request, body, own_lsn)
         # A verdict about a former owner's transactions, where nobody checks histories: it comes too late.
         return []
 
-    def _confirm(self, lsn: int) -> list[Action[T]]:
+    def _confirm(self, lsn: int) -> list[Commit[T]]:
         committed = self._queue.confirm(lsn)
         if committed:
             self._tenures.made_fact()
@@ -314,13 +325,16 @@ class Limbo(LimboState[T]):
         self._reached_lsn = min(self._reached_lsn, newest.lsn if newest else self.confirmed_lsn)
         return [Undo(entry, quorum_timeout() if entry is overdue else sync_rollback()) for entry in undone]
 
-    def _change_owner(self, request: Request, body: Promote | Demote) -> list[Action[T]]:
+    def _change_owner(self, request: Request, body: Promote | Demote, own_lsn: int) -> list[Action[T]]:
         if body.term <= self._term:
             return []  # not validating: of a leader that missed its successor's election
         # Who promotes without knowing the owner was elected by a quorum that lacks the owner's transactions.
         border = body.lsn if body.owner_id == self._owner_id else 0
+        proven = self._prove(body.owner_id)
         confirmed, undone = self._confirm(border), self._rollback(border + 1)
-        actions = [*confirmed, *undone]
+        confirmed = [Commit(commit.entries, is_proven=not own_lsn) for commit in confirmed]
+        self._unproven += [_Unproven(request.origin_id, own_lsn, each.entries) for each in confirmed if own_lsn]
+        actions: list[Action[T]] = [*proven, *confirmed, *undone]
         assert not self._queue, "a new owner finds the queue empty"
         first_void = min((undo.entry.lsn for undo in undone if undo.entry.is_synchronous), default=0)
         owner = self._owner_id, self.confirmed_lsn
@@ -338,6 +352,17 @@ class Limbo(LimboState[T]):
             self._transfer = None
         return actions
 
+    def _prove(self, origin_id: int = 0) -> list[Proven[T]]:
+        """A PROMOTE decides at once, but the next leader need not have read it unless a quorum has: `origin_id`
+        is known to have been read by one, of others the ACKs tell. 2.11 and 3.8 answer clients without asking."""
+        proven: list[Proven[T]] = []
+        for unproven in tuple(self._unproven):
+            holders = self._acks.holders(unproven.origin_id, unproven.lsn) | {unproven.origin_id, self.instance_id}
+            if unproven.origin_id == origin_id or len(holders) >= self._quorum:
+                self._unproven.remove(unproven)
+                proven.append(Proven(unproven.entries))
+        return proven
+
     def _note_confirmed(self, lsn: int) -> None:
         if self._owner_id and lsn > self.confirmed_lsn:
             self._confirmed.follow(self._owner_id, lsn)
@@ -349,6 +374,8 @@ class Limbo(LimboState[T]):
         actions: list[Action[T]] = []
         while self._held and not self._is_writing and self._queue.is_numbered:
             actions.append(self._answer(self._held.popleft()))
+        if self._unproven and self._raft_term <= self._term:
+            actions += self._prove()
         self._look_for_quorum()
         for start in (self._try_transfer, self._try_clear, self._try_confirm):
             if self._is_writing or self._held:
@@ -371,6 +398,9 @@ class Limbo(LimboState[T]):
         except TarantoolError as error:
             return Reject(request, error)
         if fate is Fate.NOP:
+            if isinstance(body := request.body, Promote | Demote):
+                owner_id = request.origin_id if isinstance(body, Promote) else 0
+                self._tenures.overtake((body.owner_id, body.lsn), (owner_id, self._confirmed.get(owner_id)))
             return WriteNop(request)
         self._writing = request
         return Write(request)

@@ -19,6 +19,15 @@ class Commit(Generic[T]):
     """These are facts, in this order."""
 
     entries: tuple[Entry[T], ...]
+    is_proven: bool = True
+    """If not, clients must not be told yet: a PROMOTE has decided, and a majority may not have read it. See Proven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proven(Generic[T]):
+    """Clients of these may be told that they are facts: a quorum has the PROMOTE that made them so."""
+
+    entries: tuple[Entry[T], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class Cleared:
     """`clear_synchro_queue` has ended."""
 
 
-Action = Commit[T] | Undo[T] | Write | WriteNop | Reject | Transferred | TransferFailed | Cleared
+Action = Commit[T] | Proven[T] | Undo[T] | Write | WriteNop | Reject | Transferred | TransferFailed | Cleared
 
 
 def quorum_timeout() -> TarantoolError:

@@ -179,7 +179,11 @@ class Acks:
 
     def count(self, owner_id: int, lsn: int) -> int:
         """How many have the owner's row `lsn`."""
-        return sum(vclock.get(owner_id) >= lsn for vclock in self._vclocks.values())
+        return len(self.holders(owner_id, lsn))
+
+    def holders(self, owner_id: int, lsn: int) -> set[int]:
+        """Who has the owner's row `lsn`."""
+        return {replica_id for replica_id, vclock in self._vclocks.items() if vclock.get(owner_id) >= lsn}
 
     def quorum_lsn(self, owner_id: int, own_lsn: int, quorum: int) -> int:
         """Up to where `quorum` instances have the owner's rows, one of them us with `own_lsn`; 0 if they are fewer."""

@@ -26,6 +26,8 @@ class Request:
 
     origin_id: int
     body: Body
+    lsn: int = 0
+    """Its own, 0 if unknown: then whether a quorum has it is not asked."""
 
     @property
     def is_transfer(self) -> bool:

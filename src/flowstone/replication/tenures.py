@@ -46,6 +46,11 @@ class Tenures:
         if first_void:
             self._voids[owner[0]] = first_void
 
+    def overtake(self, base: Owner, owner: Owner) -> None:
+        """A transfer from `base` to `owner` has come too late. If it turns out that ours was too early, it counts."""
+        if base in self._former:
+            self._former.append(owner)
+
     def note_void(self, origin_id: int, lsn: int) -> None:
         """A synchronous transaction of a former owner has come too late."""
         self._voids.setdefault(origin_id, lsn)
