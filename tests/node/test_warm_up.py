@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from flowstone.box import tuple_kernels
-from flowstone.iproto import batches, request_scan
+from flowstone.iproto import batches, request_scan, row_batches
 from flowstone.kernels import Kernel
 from flowstone.node.warm_up import REQUESTS, warm_up
 from flowstone.outside import production
+from flowstone.xlog.walk import walk
 
 KERNELS = (
     request_scan.scan_requests,
@@ -16,6 +17,7 @@ KERNELS = (
     batches.build_replies,
     tuple_kernels.check_tuples,
     tuple_kernels.check_keys,
+    walk,
 )
 
 
@@ -27,3 +29,10 @@ def test_every_kind_of_statement_is_done_in_bulk() -> None:
 def test_the_kernels_of_a_turn_are_loaded(kernel: Kernel[..., object]) -> None:
     warm_up(production())
     assert kernel._entries
+
+
+@pytest.mark.parametrize("kernel", [row_batches.build_log_rows, row_batches.build_packets])
+def test_the_kernels_of_streams_are_loaded_for_tables_and_for_parts_of_them(kernel: Kernel[..., object]) -> None:
+    warm_up(production())
+    layouts = {cells[2] for _, _, cells, *_ in kernel._entries}
+    assert layouts == {"A", "C"}
