@@ -26,6 +26,8 @@ from flowstone.node.journal import WalMode
 from flowstone.node.server import Limits, Server, limits_of
 from flowstone.outside import Tls, production
 from flowstone.outside.blocking import ThreadBlocking
+from flowstone.replication.election import Config, Mode
+from flowstone.replication.synchro import RaftState
 from tests.node.fault_disk import FaultDisk
 from tests.node.instances import make_instance
 
@@ -336,6 +338,23 @@ async def test_listening_elsewhere_keeps_connections() -> None:
         client.send(select(1, 1))
         assert (await client.read_one()).sync == 1
         await client.close()
+
+
+async def test_a_watcher_hears_of_an_election_at_once_though_no_client_says_anything() -> None:
+    instance = make_instance()
+    instance.elections.on_change.append(instance.settle_read_only)
+    server = Server(instance)
+    instance.elections.start(RaftState(term=1), 1)
+    packets: list[bytes] = []
+    for key in ("box.election", "box.status"):
+        for _ in range(2):  # the second time it has heard the value, and waits for the next
+            server.watchers.watch(server, packets.append, key, 1)
+    packets.clear()
+    instance.elections.configure(Config(mode=Mode.VOTER))
+    values = [decode_response(body).values() for body in split(b"".join(packets))[0]]
+    assert [value[0x57] for value in values] == ["box.status", "box.election"]
+    assert [value[0x58]["is_ro"] for value in values] == [True, True]
+    await instance.elections.close()
 
 
 async def test_a_watcher_hears_of_a_change_of_the_schema() -> None:
