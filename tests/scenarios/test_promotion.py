@@ -1,0 +1,351 @@
+"""`box.ctl.promote()` and `box.ctl.demote()`, called by clients: every mode and role, one at a time or in each other's
+way; and the order in which others hear of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.row import decode_row
+from flowstone.replication.synchro import Promote, RaftState, decode_control
+from tests.scenarios.middleman import Middleman
+from tests.scenarios.queues import NEVER, PLAIN, SYNC, Pending, number_of, owned_by, promote, queue, start_members
+from tests.scenarios.simulated_members import held, insert, reconfigure
+from tests.simulation.cluster import all_follow_all, converge, follows
+from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_elections import call, elect, election, leaders
+
+UNSUPPORTED, SYSTEM = 5, 115
+INTERFERING_PROMOTE, ELECTION_DISABLED, NOT_LEADER = 223, 224, 226
+NO_QUORUM, OLD_TERM, INTERFERING_ELECTIONS = 242, 245, 246
+ELECTING = pytest.mark.parametrize("mode", ["manual", "candidate"])
+
+
+async def outcome(work: Awaitable[object]) -> int:
+    """0, or the code of the error."""
+    try:
+        await work
+    except TarantoolError as error:
+        return error.code
+    return 0
+
+
+async def ask(sim: Simulation, name: str, what: str) -> int:
+    """A client's call of `box.ctl.promote` or `demote`."""
+    return await outcome(call(await sim.client(name), f"box.ctl.{what}"))
+
+
+def asking(sim: Simulation, name: str, what: str) -> asyncio.Future[int]:
+    return asyncio.ensure_future(ask(sim, name, what))
+
+
+def shown(sim: Simulation, name: str) -> tuple[int, int, int]:
+    """Term, owner of the queue, and the term of the queue."""
+    found = queue(sim, name)
+    return election(sim, name)["term"], found["owner"], found["term"]
+
+
+async def set_modes(sim: Simulation, **modes: str) -> None:
+    for name, mode in modes.items():
+        await reconfigure(sim, name, election_mode=mode)
+
+
+# --- by hand ---
+
+
+@ELECTING
+@simulated(seeds=range(2))
+async def test_a_promotion_wins_in_one_new_term_and_the_leader_before_steps_down(sim: Simulation, mode: str) -> None:
+    """J1: with a living leader, and without one; what was committed is there, and the new leader writes."""
+    await start_members(sim, "abc", owner="", election_timeout=1000)
+    await set_modes(sim, a=mode, b=mode, c=mode)
+    assert await ask(sim, "a", "promote") == 0
+    assert await elect(sim) == "a"
+    for number, name in enumerate("bcab"):
+        await converge(sim)
+        term = election(sim, name)["term"]
+        (before,) = leaders(sim)
+        assert await ask(sim, name, "promote") == 0
+        assert election(sim, name)["term"] == term + 1
+        assert await elect(sim) == name
+        assert (election(sim, before)["state"], sim.node(before).info()["ro_reason"]) == ("follower", "election")
+        await insert(sim, name, number, space=SYNC)
+    await converge(sim)
+    term = election(sim, "c")["term"]
+    if mode == "manual":
+        sim.kill("b")
+        await sim.sleep(20)
+        assert leaders(sim) == []
+        assert await ask(sim, "c", "promote") == 0
+        assert await elect(sim) == "c"
+        assert election(sim, "c")["term"] == term + 1
+        assert held(sim, "c", SYNC) == dict(enumerate("bcab"))
+
+
+# --- each combination of mode, role and call ---
+
+
+@simulated()
+async def test_with_elections_off(sim: Simulation) -> None:
+    """J3: a promotion takes the queue, a demotion gives back one's own; what is not needed changes nothing."""
+    await start_members(sim, "abc", owner="")
+    assert await ask(sim, "a", "demote") == 0
+    assert shown(sim, "a") == (1, 0, 0)
+    for name, term in (("a", 2), ("a", 2), ("b", 3), ("a", 4)):
+        assert await ask(sim, name, "promote") == 0
+        await owned_by(sim, name, "abc")
+        assert shown(sim, "c") == (term, number_of(sim, name), term)
+    assert await ask(sim, "b", "demote") == 0
+    assert shown(sim, "b") == (4, 1, 4), "who owns it in the newest term has to be asked"
+    assert await ask(sim, "a", "demote") == 0
+    await owned_by(sim, "", "abc")
+    assert shown(sim, "b") == (5, 0, 5)
+    assert {election(sim, name)["state"] for name in "abc"} == {"follower"}
+    assert {election(sim, name)["leader"] for name in "abc"} == {0}
+
+
+@simulated()
+async def test_with_elections_off_an_outdated_queue_of_another_can_be_given_back(sim: Simulation) -> None:
+    """J3: the term has moved on, so its owner decides about nothing any more."""
+    await start_members(sim, "abc")
+    await set_modes(sim, c="manual")
+    assert await ask(sim, "c", "promote") == SYSTEM, "nobody votes, and time runs out"
+    await set_modes(sim, c="off")
+    await sim.until(lambda: election(sim, "a")["term"] == 3)
+    assert shown(sim, "b") == (3, 1, 2)
+    assert await ask(sim, "b", "demote") == 0
+    assert await owned_by(sim, "", "abc") == 4
+
+
+@simulated()
+async def test_with_elections_off_nobody_is_demoted_where_another_leads(sim: Simulation) -> None:
+    """J3: 226, as long as the leader is known. A promotion takes the queue from it, and it steps down."""
+    await start_members(sim, "abc", owner="")
+    await set_modes(sim, a="manual", b="manual")
+    assert await ask(sim, "a", "promote") == 0
+    await sim.until(lambda: election(sim, "c")["leader"] == 1 and queue(sim, "c")["owner"] == 1)
+    assert await ask(sim, "c", "demote") == NOT_LEADER
+    assert shown(sim, "c") == (2, 1, 2)
+    assert await ask(sim, "c", "promote") == 0
+    assert await owned_by(sim, "c", "abc") == 3
+    await sim.until(lambda: leaders(sim) == [])
+
+
+@simulated()
+async def test_a_voter_and_an_anonymous_replica_are_neither_promoted_nor_in_the_way(sim: Simulation) -> None:
+    """J3: 5 for both; demoting a voter is nothing, and the anonymous one is refused that, too."""
+    await start_members(sim)
+    await sim.start("c", replication=[sim.uri("a")], replication_anon=True, read_only=True)
+    for mode in ("off", "voter"):
+        await set_modes(sim, b=mode)
+        assert [await ask(sim, "c", what) for what in ("promote", "demote")] == [UNSUPPORTED, UNSUPPORTED]
+    assert [await ask(sim, "b", what) for what in ("promote", "demote")] == [UNSUPPORTED, 0]
+    assert shown(sim, "b") == shown(sim, "a") == (2, 1, 2)
+
+
+@ELECTING
+@simulated()
+async def test_leaders_and_followers_of_an_election(sim: Simulation, mode: str) -> None:
+    """J3: promoting a leader and demoting a follower is nothing; a demoted leader resigns and keeps a frozen queue."""
+    await start_members(sim, "abc", owner="")
+    await set_modes(sim, a=mode, b="voter", c="voter")
+    assert await ask(sim, "a", "demote") == 0
+    await asyncio.sleep(0.1 if mode == "candidate" else 30)
+    assert await ask(sim, "a", "promote") == 0
+    assert await elect(sim) == "a"
+    before = shown(sim, "a")
+    assert [await ask(sim, name, what) for name, what in (("a", "promote"), ("b", "demote"))] == [0, 0]
+    assert shown(sim, "a") == before
+    assert await ask(sim, "a", "demote") == 0
+    info = sim.node("a").info()
+    assert (info["ro"], info["ro_reason"], info["synchro"]["queue"]["owner"]) == (True, "election", 1)
+    if mode == "manual":
+        await sim.sleep(30)
+        assert leaders(sim) == []
+        assert await ask(sim, "a", "promote") == 0
+    assert await elect(sim) == "a"
+    assert shown(sim, "a") == (before[0] + 1, 1, before[0] + 1)
+    await insert(sim, "a", 1, space=SYNC)
+
+
+@ELECTING
+@simulated()
+async def test_who_is_promoted_without_a_quorum_of_peers_is_told(sim: Simulation, mode: str) -> None:
+    """J3: 242 where too few are connected."""
+    await start_members(sim, "abc")
+    await converge(sim)
+    await set_modes(sim, a="voter", b="voter", c=mode)
+    if mode == "candidate":
+        assert await elect(sim) == "c"
+    sim.isolate("c")
+    await sim.until(lambda: election(sim, "c")["state"] == "follower" and not follows(sim, "c", "a"))
+    assert await ask(sim, "c", "promote") == NO_QUORUM
+
+
+@simulated()
+async def test_a_mode_that_changes_ends_a_promotion(sim: Simulation) -> None:
+    """J3: 224 when elections are switched off meanwhile, and when it is to be a voter."""
+    await start_members(sim, "abc", election_timeout=1000)
+    for mode in ("off", "voter"):
+        await set_modes(sim, c="manual")
+        promoting = asking(sim, "c", "promote")
+        await sim.until(lambda: election(sim, "c")["state"] == "candidate")
+        await sim.sleep(10)
+        assert not promoting.done(), "the others are off, and do not vote"
+        await set_modes(sim, c=mode)
+        assert await promoting == ELECTION_DISABLED
+
+
+# --- at the same time ---
+
+
+@simulated()
+async def test_one_promotion_or_demotion_at_a_time(sim: Simulation) -> None:
+    """J3: 5 for whoever comes second, of the same instance; the first is not disturbed."""
+    await start_members(sim, replication_synchro_quorum=NEVER)
+    pending = await Pending(sim, "a", 1).seen_by("b")
+    await reconfigure(sim, "b", replication_synchro_quorum=2)
+    promoting = asking(sim, "b", "promote")
+    await sim.sleep(1)
+    assert [await ask(sim, "b", what) for what in ("promote", "demote")] == [UNSUPPORTED, UNSUPPORTED]
+    assert not promoting.done(), "it waits for verdicts of the owner"
+    await reconfigure(sim, "a", replication_synchro_quorum=2)
+    assert (await pending.code(), await promoting) == (0, 0)
+    assert await owned_by(sim, "b") == 3
+
+
+@pytest.mark.parametrize("what", ["promote", "demote"])
+@simulated()
+async def test_somebody_else_is_promoted_while_the_queue_is_waited_for(sim: Simulation, what: str) -> None:
+    """J3: 223, whether the owner of the queue demotes itself or another one wants to have it."""
+    await start_members(sim, "abc", replication_synchro_quorum=NEVER)
+    pending = await Pending(sim, "a", 1).seen_by("b", "c")
+    await reconfigure(sim, "b", replication_synchro_quorum=2, replication_synchro_timeout=0.1)
+    first = asking(sim, "a" if what == "demote" else "c", what)
+    await sim.sleep(1)
+    assert not first.done()
+    await promote(sim, "b")
+    assert await first == INTERFERING_PROMOTE
+    assert await pending.code() == 0
+    assert await owned_by(sim, "b", "abc") == election(sim, "b")["term"]
+    assert held(sim, "a", SYNC) == {1: "a"}
+
+
+@simulated()
+async def test_a_newer_term_while_a_promotion_waits_for_its_quorum(sim: Simulation) -> None:
+    """J3: 246 for the first; and when nobody interferes, it is timed out."""
+    await start_members(sim, "abc", replication_synchro_quorum=NEVER)
+    pending = await Pending(sim, "a", 1).seen_by("b", "c")
+    await reconfigure(sim, "b", replication_synchro_timeout=10)
+    await reconfigure(sim, "c", replication_synchro_timeout=1)
+    first = asking(sim, "b", "promote")
+    await sim.until(lambda: election(sim, "b")["term"] == 3)
+    assert not first.done()
+    second = asking(sim, "c", "promote")
+    await sim.until(lambda: election(sim, "b")["term"] == 4)
+    assert await first == INTERFERING_ELECTIONS
+    assert await second == SYSTEM
+    assert {queue(sim, name)["owner"] for name in "abc"} == {1}
+    await reconfigure(sim, "c", replication_synchro_quorum=2)
+    assert await ask(sim, "c", "promote") == 0
+    assert await pending.code() == 0
+
+
+@simulated(seeds=range(5))
+async def test_all_are_promoted_at_once(sim: Simulation) -> None:
+    """J3: at most one per term, those that are not say so, and all agree in the end."""
+    await start_members(sim, "abc", owner="", election_timeout=2)
+    await set_modes(sim, a="manual", b="manual", c="manual")
+    codes = await asyncio.gather(*(ask(sim, name, "promote") for name in "abc"))
+    assert set(codes) <= {0, INTERFERING_PROMOTE, OLD_TERM, SYSTEM}
+    await sim.sleep(10)
+    found = leaders(sim)
+    assert len(found) <= 1
+    if not found:
+        assert 0 not in codes
+        assert await ask(sim, "b", "promote") == 0
+    leader = await elect(sim)
+    await insert(sim, leader, 1, space=SYNC)
+    await converge(sim)
+
+
+# --- what others hear ---
+
+
+class Ear:
+    """Terms of RAFT rows and of PROMOTE rows, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+
+    def __call__(self, packet: bytes) -> bytes:
+        row = decode_row(packet)
+        if row.type in (RequestType.RAFT, RequestType.RAFT_PROMOTE):
+            body: Any = decode_control(row.type, row.body)
+            assert isinstance(body, RaftState | Promote)
+            self.heard.append(("RAFT" if isinstance(body, RaftState) else "PROMOTE", body.term))
+        return packet
+
+    @property
+    def promoted(self) -> list[int]:
+        return [term for what, term in self.heard if what == "PROMOTE"]
+
+    def check(self) -> None:
+        highest = 0
+        for what, term in self.heard:
+            assert what == "RAFT" or term <= highest, f"a PROMOTE of term {term} before that term: {self.heard}"
+            highest = max(highest, term)
+
+
+@pytest.mark.parametrize("is_slow", [False, True], ids=["", "slow disk"])
+@simulated(seeds=range(2))
+async def test_a_term_is_heard_before_the_promotion_in_it(sim: Simulation, is_slow: bool) -> None:
+    """J6: from the one that is promoted, from one that passes it on, and by one that was away."""
+    await start_members(sim, "abc", owner="")
+    near, far = Ear(), Ear()
+    async with Middleman(sim, "a") as first, Middleman(sim, "b") as second:
+        first.on_answer, second.on_answer = near, far
+        for name, peers in (("a", []), ("b", [first.uri]), ("c", [second.uri])):
+            await reconfigure(sim, name, replication=peers)
+        await sim.until(lambda: follows(sim, "b", "a") and follows(sim, "c", "b"))
+        if is_slow:
+            # A term has to be on disk before it is shown, a PROMOTE just in the log.
+            for name in "ab":
+                sim.machine(name).blocking_seconds = (0.5, 0.6)
+        for number in range(3):
+            await sim.on("a", sim.node("a").promote())
+            await insert(sim, "a", number, space=PLAIN)
+            await sim.on("a", sim.node("a").demote())
+        await converge(sim, "abc")
+        second.cut()
+        await sim.on("a", sim.node("a").promote())
+        await sim.until(lambda: far.promoted[-1:] == [8])
+        assert near.promoted == [2, 4, 6, 8]
+        assert sorted(set(far.promoted)) == [2, 4, 6, 8]
+        near.check()
+        far.check()
+        await converge(sim, "abc")
+        assert {election(sim, name)["term"] for name in "abc"} == {8}
+
+
+@simulated()
+async def test_members_that_follow_all_agree_on_the_term_before_the_queue_moves(sim: Simulation) -> None:
+    """J6: no member shows a queue of a term that it does not know yet."""
+    await start_members(sim, "abc", owner="")
+    seen: list[tuple[int, int]] = []
+
+    def look() -> bool:
+        seen.extend((election(sim, name)["term"], queue(sim, name)["term"]) for name in "abc")
+        return all(queue(sim, name)["owner"] == 2 for name in "abc")
+
+    promoting = asking(sim, "b", "promote")
+    await sim.until(look)
+    assert await promoting == 0
+    assert all(queue_term <= term for term, queue_term in seen)
+    assert all_follow_all(sim)
