@@ -8,6 +8,7 @@ import pytest
 
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
+from flowstone.iproto.constants import BallotKey
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.packet import decode_response, split
 from flowstone.node.watchers import BALLOT, KEY_SIZE_MAX, Watchers, ballot, sources_of
@@ -205,3 +206,10 @@ def test_a_moving_vclock_alone_wakes_nobody_before_its_time() -> None:
 def test_the_ballot_of_2_6_has_its_four_keys() -> None:
     instance = make_instance(dialect=Dialect.V2_6)
     assert list(ballot(instance).items()) == [(1, False), (4, False), (2, {1: 1}), (3, {})]
+
+
+@pytest.mark.parametrize(
+    ("mode", "can_lead"), [("off", False), ("voter", False), ("candidate", True), ("manual", True)]
+)
+def test_the_ballot_says_whether_the_instance_may_lead(mode: str, can_lead: bool) -> None:
+    assert ballot(make_instance(election_mode=mode))[BallotKey.CAN_LEAD.value] is can_lead
