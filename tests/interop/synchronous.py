@@ -211,7 +211,8 @@ def wait_acked(member: Member, replica: Member) -> None:
     number = replica.id
 
     def is_acked() -> bool:
-        return by_id(member.downstream(number).get("vclock", {})) == member.vclock()
+        theirs = by_id(member.downstream(number).get("vclock", {}))
+        return all(theirs.get(origin, 0) >= lsn for origin, lsn in member.vclock().items())
 
     eventually(f"{replica} acknowledges to {member}", is_acked)
 

@@ -7,6 +7,7 @@ story began, and confirms its first.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -32,16 +33,20 @@ from tests.interop.synchronous import (
     Story,
     UnderWay,
     assert_told,
+    call,
     define,
     delete,
     insert,
     keys,
     replace,
+    snapshot_keys,
     together,
     wait_acked,
     wait_keys,
 )
 from tests.interop.versions import Binary, fits
+
+EOF_MARKER = bytes.fromhex("d510aded")
 
 
 @pytest.fixture(scope="module")
@@ -349,6 +354,114 @@ def test_a_client_that_leaves_does_not_cancel_its_commit(pair: tuple[Member, Mem
     assert keys(replica) == [1, 2]
 
 
+# --- checkpoints and restarts of nodes ---
+
+
+@fits("2.6")
+def test_a_snapshot_waits_for_the_verdict_on_what_it_contains(pair: tuple[Member, Member]) -> None:
+    master, replica = pair
+    assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
+    replica.catch_up(master)
+    master.configure(replication_synchro_quorum=3)
+    files = [len(member.files("snap")) for member in (master, replica)]
+    story = Story(master)
+    commit = UnderWay(master, insert(SYNC, 2), insert(PLAIN, 2))
+    story.wait(2, replica)
+    snapshots = [UnderWay(member, call("box.snapshot")) for member in (master, replica)]
+    # What comes behind is not in the snapshot, whatever becomes of it.
+    _wait_begun(master, replica)
+    later = UnderWay(master, insert(SYNC, 3))
+    story.wait(3, replica)
+    assert all(one.is_waiting for one in snapshots)
+    assert [len(member.files("snap")) for member in (master, replica)] == files
+    master.configure(replication_synchro_quorum=2)
+    assert commit.codes() == [0, 0]
+    assert later.codes() == [0]
+    assert [one.codes() for one in snapshots] == [[0], [0]]
+    for member in (master, replica):
+        assert snapshot_keys(member) == [1, 2]
+    replica.catch_up(master)
+    _restart_nodes(master, replica)
+    assert keys(master) == keys(replica) == [1, 2, 3]
+    assert_converged(master, replica)
+
+
+def _wait_begun(*members: Member) -> None:
+    """Until the snapshots that were asked for wait for verdicts."""
+
+    def has_begun(member: Member) -> bool:
+        # A real one closes its log before it waits. If all is rolled back before that, it makes the snapshot after all.
+        is_closed = member.kind == "flowstone" or member.files("xlog")[-1].read_bytes().endswith(EOF_MARKER)
+        return is_closed and member.gc()["checkpoint_is_in_progress"]
+
+    for member in members:
+        eventually(f"{member} has begun its snapshot", partial(has_begun, member))
+
+
+@fits("2.6")
+def test_a_snapshot_of_what_is_rolled_back_is_not_made(pair: tuple[Member, Member]) -> None:
+    master, replica = pair
+    assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
+    replica.catch_up(master)
+    files = [member.files("snap") for member in (master, replica)]
+    master.configure(replication_synchro_quorum=3)
+    story = Story(master)
+    commit = UnderWay(master, insert(SYNC, 2))
+    story.wait(1, replica)
+    snapshots = [UnderWay(member, call("box.snapshot")) for member in (master, replica)]
+    _wait_begun(master, replica)
+    assert all(one.is_waiting for one in snapshots)
+    master.configure(**NOW)
+    assert commit.codes() == [QUORUM_TIMEOUT]
+    (of_master,), (of_replica,) = (one.codes() for one in snapshots)
+    assert of_master in (QUORUM_TIMEOUT, ROLLED_BACK)  # its own patience may end first
+    assert of_replica == ROLLED_BACK
+    assert [member.files("snap") for member in (master, replica)] == files
+
+    master.configure(replication_synchro_timeout=FOREVER)
+    commit = UnderWay(master, insert(SYNC, 3))
+    story.wait(3, replica)
+    replica.configure(**NOW)
+    assert UnderWay(replica, call("box.snapshot")).codes() == [QUORUM_TIMEOUT]
+    assert keys(replica) == [1, 3]
+    master.configure(replication_synchro_quorum=2)
+    assert commit.codes() == [0]
+    story.wait(4, replica)
+    for member in (master, replica):
+        member.snapshot()
+        assert snapshot_keys(member) == [1, 3]
+
+
+@fits("2.6")
+def test_what_was_rolled_back_is_not_there_after_a_restart(pair: tuple[Member, Member]) -> None:
+    master, replica = pair
+    assert UnderWay(master, insert(SYNC, 1, "old")).codes() == [0]
+    master.configure(replication_synchro_quorum=3, **NOW)
+    steps = ["replace", SYNC, [1, "newer"]], ["insert", PLAIN, [1]], ["insert", OWN, [1]]
+    for request in (replace(SYNC, 1, "new"), together(*steps)):
+        assert UnderWay(master, request).codes() == [QUORUM_TIMEOUT]
+    replica.catch_up(master)
+    _restart_nodes(master, replica)
+    assert [unpack(raw) for raw in replica.tuples(SYNC)] == [(1, "old")]
+    master.configure(**PATIENT)
+    assert UnderWay(master, insert(SYNC, 2), insert(PLAIN, 2), insert(OWN, 2)).codes() == [0, 0, 0]
+    assert_converged(master, replica)
+    assert [keys(master, space) for space in (SYNC, PLAIN, OWN)] == [[1, 2], [2], [2]]
+
+
+def _restart_nodes(master: Member, replica: Member) -> None:
+    """Real servers 2.6.0 do not survive all of what is tried here.
+
+    Of a transaction they undo the last row only while they recover, and for synchronous rows in their own snapshot they
+    wait for a quorum that cannot come.
+    """
+    replica.configure(**QUICK)  # it comes back soon
+    for member in (master, replica):
+        if member.kind == "flowstone":
+            member.restart()
+    replica.wait_follow(master)
+
+
 # --- chains ---
 
 
@@ -379,7 +492,5 @@ def test_a_chain_passes_verdicts_on_in_order(cluster: Cluster, kinds: tuple[str,
         story.wait(at, last)
         assert unpack(last.tuples(SYNC)[0]) == (1, number if is_confirmed else number - 1)
     assert_told(story, told, first, middle, last)
-    for member in (last, middle):
-        member.restart()
     assert_converged(middle, last)
     assert_same_data(first, middle, besides=["_cluster"])  # where the last one was entered by the middle one

@@ -5,8 +5,6 @@ Stories are as in `test_synchronous.py`.
 
 from __future__ import annotations
 
-from functools import partial
-
 from flowstone.iproto.msgpack import unpack
 from tests.interop.cluster import Cluster, not_for_stand_ins
 from tests.interop.compare import assert_converged
@@ -15,7 +13,6 @@ from tests.interop.synchronous import (
     BOTH_WAYS,
     FOREVER,
     NOW,
-    OWN,
     PATIENT,
     PLAIN,
     QUORUM_TIMEOUT,
@@ -38,99 +35,6 @@ from tests.interop.synchronous import (
 from tests.interop.versions import fits
 
 CLUSTER = 320
-EOF_MARKER = bytes.fromhex("d510aded")
-
-
-def _restart_nodes(*members: Member) -> None:
-    """Real servers 2.6.0 do not survive all of what is tried here.
-
-    Of a transaction they undo the last row only while they recover, and for synchronous rows in their own snapshot they
-    wait for a quorum that cannot come.
-    """
-    for member in members:
-        if member.kind == "flowstone":
-            member.restart()
-
-
-@fits("2.6")
-@BOTH_WAYS
-def test_a_snapshot_waits_for_the_verdict_on_what_it_contains(
-    cluster: Cluster, master_kind: str, replica_kind: str
-) -> None:
-    master, replica = make_pair(cluster, master_kind, replica_kind)
-    assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
-    replica.catch_up(master)
-    master.configure(replication_synchro_quorum=3)
-    files = [len(member.files("snap")) for member in (master, replica)]
-    story = Story(master)
-    commit = UnderWay(master, insert(SYNC, 2), insert(PLAIN, 2))
-    story.wait(2, replica)
-    snapshots = [UnderWay(member, call("box.snapshot")) for member in (master, replica)]
-    # What comes behind is not in the snapshot, whatever becomes of it.
-    _wait_begun(master, replica)
-    later = UnderWay(master, insert(SYNC, 3))
-    story.wait(3, replica)
-    assert all(one.is_waiting for one in snapshots)
-    assert [len(member.files("snap")) for member in (master, replica)] == files
-    master.configure(replication_synchro_quorum=2)
-    assert commit.codes() == [0, 0]
-    assert later.codes() == [0]
-    assert [one.codes() for one in snapshots] == [[0], [0]]
-    for member in (master, replica):
-        assert snapshot_keys(member) == [1, 2]
-    replica.catch_up(master)
-    _restart_nodes(master, replica)
-    assert keys(master) == keys(replica) == [1, 2, 3]
-    assert_converged(master, replica)
-
-
-def _wait_begun(*members: Member) -> None:
-    """Until the snapshots that were asked for wait for verdicts."""
-
-    def has_begun(member: Member) -> bool:
-        # A real one closes its log before it waits. If all is rolled back before that, it makes the snapshot after all.
-        is_closed = member.kind == "flowstone" or member.files("xlog")[-1].read_bytes().endswith(EOF_MARKER)
-        return is_closed and member.gc()["checkpoint_is_in_progress"]
-
-    for member in members:
-        eventually(f"{member} has begun its snapshot", partial(has_begun, member))
-
-
-@fits("2.6")
-@BOTH_WAYS
-def test_a_snapshot_of_what_is_rolled_back_is_not_made(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
-    master, replica = make_pair(cluster, master_kind, replica_kind)
-    assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
-    replica.catch_up(master)
-    files = [member.files("snap") for member in (master, replica)]
-    master.configure(replication_synchro_quorum=3)
-    story = Story(master)
-    commit = UnderWay(master, insert(SYNC, 2))
-    story.wait(1, replica)
-    snapshots = [UnderWay(member, call("box.snapshot")) for member in (master, replica)]
-    _wait_begun(master, replica)
-    assert all(one.is_waiting for one in snapshots)
-    master.configure(**NOW)
-    assert commit.codes() == [QUORUM_TIMEOUT]
-    (of_master,), (of_replica,) = (one.codes() for one in snapshots)
-    assert of_master in (QUORUM_TIMEOUT, ROLLED_BACK)  # its own patience may end first
-    assert of_replica == ROLLED_BACK
-    assert [member.files("snap") for member in (master, replica)] == files
-
-    master.configure(replication_synchro_timeout=FOREVER)
-    commit = UnderWay(master, insert(SYNC, 3))
-    story.wait(3, replica)
-    replica.configure(**NOW)
-    assert UnderWay(replica, call("box.snapshot")).codes() == [QUORUM_TIMEOUT]
-    assert keys(replica) == [1, 3]
-    master.configure(replication_synchro_quorum=2)
-    assert commit.codes() == [0]
-    story.wait(4, replica)
-    for member in (master, replica):
-        member.snapshot()
-        assert snapshot_keys(member) == [1, 3]
-    _restart_nodes(master, replica)
-    assert keys(master) == keys(replica) == [1, 3]
 
 
 @fits("2.6")
@@ -181,49 +85,6 @@ def _join_while_one_waits(cluster: Cluster, master_kind: str, replica_kind: str)
 
 @fits("2.6")
 @BOTH_WAYS
-def test_what_was_rolled_back_is_not_there_after_a_restart(
-    cluster: Cluster, master_kind: str, replica_kind: str
-) -> None:
-    master, replica = make_pair(cluster, master_kind, replica_kind)
-    assert UnderWay(master, insert(SYNC, 1, "old")).codes() == [0]
-    master.configure(replication_synchro_quorum=3, **NOW)
-    assert UnderWay(master, replace(SYNC, 1, "new")).codes() == [QUORUM_TIMEOUT]
-    for member in (replica, master):
-        replica.catch_up(master)
-        member.restart()
-        assert [unpack(raw) for raw in member.tuples(SYNC)] == [(1, "old")]
-    master.configure(replication_synchro_quorum=3, **NOW)
-    steps = ["replace", SYNC, [1, "newer"]], ["insert", PLAIN, [1]], ["insert", OWN, [1]]
-    assert UnderWay(master, together(*steps)).codes() == [QUORUM_TIMEOUT]
-    replica.catch_up(master)
-    _restart_nodes(master, replica)
-    master.configure(**PATIENT)
-    replica.wait_follow(master)
-    assert UnderWay(master, insert(SYNC, 2), insert(PLAIN, 2), insert(OWN, 2)).codes() == [0, 0, 0]
-    assert_converged(master, replica)
-    assert [keys(master, space) for space in (SYNC, PLAIN, OWN)] == [[1, 2], [2], [2]]
-
-
-@fits("2.6")
-@BOTH_WAYS
-def test_a_replica_that_comes_back_is_counted_for_what_waits(
-    cluster: Cluster, master_kind: str, replica_kind: str
-) -> None:
-    master, replica = make_pair(cluster, master_kind, replica_kind)
-    story = Story(master)
-    replica.stop()
-    commits = UnderWay(master, insert(SYNC, 1), insert(PLAIN, 1), insert(SYNC, 2))
-    story.wait(3, master)
-    assert commits.is_waiting
-    replica.start()
-    assert commits.codes() == [0, 0, 0]
-    assert_converged(master, replica)
-    assert story.of(master)[-1].endswith("confirm 1+3")
-    assert story.of(replica) == story.of(master)
-
-
-@fits("2.6")
-@BOTH_WAYS
 def test_a_replica_that_was_killed_goes_on_waiting_for_the_verdict(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
@@ -245,15 +106,19 @@ def test_a_replica_that_was_killed_goes_on_waiting_for_the_verdict(
     commits = UnderWay(master, replace(SYNC, 1, "newer"), insert(PLAIN, 2))
     story.wait(5, replica)
     replica.kill()
-    replica.start()
-    replica.wait_follow(master)
+    later = UnderWay(master, insert(SYNC, 2))
+    story.wait(6, master)
     master.configure(replication_synchro_quorum=2)
-    assert commits.codes() == [0, 0]
+    assert commits.codes() == [0, 0]  # the replica had said that it has them
+    assert later.is_waiting
+    replica.start()
+    assert later.codes() == [0]
     assert_converged(master, replica)
     assert unpack(replica.tuples(SYNC)[0]) == (1, "newer")
+    assert story.of(master)[-2:] == ["1+7 confirm 1+4", "1+8 confirm 1+6"]
     assert story.of(master) == story.of(replica)
     replica.snapshot()
-    assert snapshot_keys(replica) == [1]
+    assert snapshot_keys(replica) == [1, 2]
 
 
 @fits("2.6")
