@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
-from flowstone.replication.election import Ready
+from flowstone.replication.election import Ready, State
 from flowstone.replication.synchro import Demote, Promote, Rollback
 from tests.replication.cluster_member import LogRow, Member
 from tests.replication.raft_cluster import Checker as LeaderChecker
@@ -35,6 +35,13 @@ class ClusterChecker:
 
     def look(self, member: Member, ready: Ready) -> None:
         self._leaders.look(member, ready)
+        if ready.promote_term:
+            self._check_complete(member, self.promised)
+
+    def _check_complete(self, leader: Member, names: set[str]) -> None:
+        """What was promised in older terms is in the log of whoever leads, and no NOP there."""
+        missing = names - {row.name for row in leader.log.rows}
+        assert not missing, f"{leader.id} leads term {leader.raft.term} without {sorted(missing)}"
 
     def decided(self, member: Member, name: str, term: int, *, kept: bool) -> None:
         if name not in self.synchronous:
@@ -49,13 +56,16 @@ class ClusterChecker:
         fact, who = self._facts.setdefault(name, (kept, where))
         assert fact == kept, f"{name} is {_verdict(kept)} {where} and {_verdict(fact)} {who}"
 
-    def answered(self, name: str, error: TarantoolError | None) -> None:
+    def answered(self, member: Member, name: str, error: TarantoolError | None) -> None:
         if error is None:
             if name in self.synchronous:
                 holders = [each.id for each in self._members.values() if any(row.name == name for row in each.log.rows)]
                 assert len(holders) >= self._majority, f"{name} is promised, and only {holders} have it"
                 self.promised.add(name)
                 self._note_fact(name, True, "for its client")
+                for other in self._members.values():
+                    if other.is_up and other.raft.state is State.LEADER and other.raft.term > member.limbo.term:
+                        self._check_complete(other, {name})
         else:
             self.denied.add(name)
 

@@ -267,7 +267,7 @@ class World:
 
     def answered(self, member: Member, name: str, error: TarantoolError | None) -> None:
         self.say(member, f"answers {name}: {'done' if error is None else error.message}")
-        self.checker.answered(name, error)
+        self.checker.answered(member, name, error)
 
     def stepped(self, member: Member) -> None:
         if member.is_up:
