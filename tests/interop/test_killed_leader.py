@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Self
@@ -33,7 +34,8 @@ WRITERS = 4
 PATIENCE_SECONDS = 3.0
 """How long a writer waits for an answer before it turns to another member."""
 
-RETRY_SECONDS, PACE_SECONDS = 0.02, 0.005
+RETRY_SECONDS, PACE_SECONDS = 0.02, 0.01
+CLOSE_SECONDS = 0.3
 KEYS_EACH = 1_000_000
 BETWEEN = 30
 """So many writes are acknowledged before anything happens, and after it."""
@@ -120,6 +122,24 @@ class Load:
         assert not strange, f"{member} has what nobody wrote: {sorted(strange)[:10]}"
 
 
+def _wait_whole(mesh: Mesh, leader: Member) -> None:
+    """All are connected with all, and nobody is far behind: what it has still to read looks like signs of life."""
+    for member in mesh:
+        member.wait_follow(*mesh.others(member))
+        wait_until(member, "is followed by all", partial(_is_followed, mesh.others(member)))
+        wait_until(member, "is not far behind", partial(_is_close, leader))
+
+
+def _is_followed(followers: Sequence[Member], member: Member) -> bool:
+    return all(member.downstream(follower).get("status") == "follow" for follower in followers)
+
+
+def _is_close(leader: Member, member: Member) -> bool:
+    began = time.monotonic()
+    member.wait_vclock(leader.vclock())
+    return time.monotonic() - began < CLOSE_SECONDS
+
+
 def _wait_successor(mesh: Mesh, leader: Member, term: int, began: float) -> Member:
     """Who leads instead of `leader`, which led in `term` until `began`; in time."""
     others = mesh.others(leader)
@@ -165,6 +185,7 @@ def _lose_leaders(mesh: Mesh, fault: Fault) -> None:
     leader = mesh.wait_leader()
     with Load(mesh.members) as load:
         for _ in range(ROUNDS):
+            _wait_whole(mesh, leader)
             load.wait_writes("are acknowledged")
             term = election(leader)["term"]
             fault(mesh, leader, term, load)
