@@ -18,6 +18,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
+from flowstone.node.synchro_queue import OutcomeUnknown
 from flowstone.outside import production
 from flowstone.replication.synchro import Promote
 from tests.node.fault_disk import FaultDisk
@@ -172,7 +173,51 @@ async def test_nobody_waits_for_ever_for_a_node_that_is_stopped() -> None:
     await small.close()
     with pytest.raises(FlowstoneError, match="being stopped"):
         await settled
-    writing.cancel()
+    with pytest.raises(OutcomeUnknown):
+        await writing
+
+
+class TestSnapshotWhileARowIsOnItsWayToTheDisk:
+    """What such a row says is in the snapshot, whose position is behind it."""
+
+    async def test_its_term_and_vote(self, tmp_path: Path) -> None:
+        async with flowstone.Node(tmp_path, election_mode="candidate", election_timeout=1000) as node:
+            elections = node._instance.elections
+            elections.stand()
+            await node.snapshot()
+            before = elections.persisted
+            assert before.vote == 1
+        async with flowstone.Node(tmp_path) as node:
+            assert node._instance.elections.persisted == before
+
+    async def test_the_owner(self, tmp_path: Path) -> None:
+        async with flowstone.Node(tmp_path, wal_mode="fsync") as node:
+            elections, queue = node._instance.elections, node._instance.queue
+            term = elections.begin_term()
+            await elections.until(lambda: elections.raft.term >= term)
+            promoting = asyncio.ensure_future(queue.promote(term))
+            await asyncio.sleep(0)
+            await node.snapshot()
+            await promoting
+        async with flowstone.Node(tmp_path) as node:
+            limbo = node._instance.queue.limbo
+            assert (limbo.owner_id, limbo.term) == (1, term)
+
+    async def test_what_is_confirmed(self, tmp_path: Path) -> None:
+        async with flowstone.Node(tmp_path, wal_mode="fsync") as node:
+            synced = await node.create_space("synced", is_sync=True)
+            await synced.create_index("pk")
+            await node.promote()
+            queue = node._instance.queue
+            queue.configure(quorum=2)
+            writing = asyncio.ensure_future(synced.replace((1,)))
+            await until(lambda: len(queue.limbo) == 1 and queue.limbo.pending[0].is_written)
+            queue.ack(2, node._instance.vclock)
+            await node.snapshot()
+            await writing
+            lsn = queue.limbo.confirmed_lsn
+        async with flowstone.Node(tmp_path) as node:
+            assert node._instance.queue.limbo.confirmed_lsn == lsn
 
 
 async def until(condition: Callable[[], bool]) -> None:

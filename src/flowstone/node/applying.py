@@ -286,7 +286,7 @@ class Applying:
             effect = SingleWrite(index, key, raw)
             size = len(raw) if raw is not None else 0
             entry = receive(
-                Waiting(effect, told), origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size
+                Waiting(effect, told, False), origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size
             )
             assert entry is not None, "the first of them waits for itself, or for another"
             entries.append(entry)
@@ -371,7 +371,7 @@ class Applying:
         is_synchronous = bool(int(cells[scan.FLAGS, last]) & _WAIT_ACK) or effect.is_sync
         if (not is_synchronous and self._queue.is_empty) or (cells[scan.TYPE, first:stop] == _NOP).all():
             return None
-        waiting = Waiting(effect, self._commits.teller(tuple(effect.statements)))
+        waiting = Waiting(effect, self._commits.teller(tuple(effect.statements)), is_promised=False)
         return self._queue.receive(
             waiting,
             origin_id=int(cells[scan.REPLICA_ID, last]),
@@ -468,7 +468,7 @@ class Applying:
         nop = self._with_nops(slab, number, number + 1, [number])
         received = Received(rows, nop, {row.replica_id: row.lsn}, self._logging(len(rows)))
         try:
-            self._queue.decide(Request(row.replica_id, body), received)
+            self._queue.decide(Request(row.replica_id, body, row.lsn), received)
         except FlowstoneError as error:
             self.in_flight_bytes -= len(rows)
             _say_where(error, slab, number)

@@ -83,6 +83,7 @@ class Checkpointer:
         self._raft = raft
         self._interval = checkpoint_interval
         self._wal_threshold = checkpoint_wal_threshold
+        self._states = States()
         self._is_in_progress = False
         self._timer: asyncio.Task[None] | None = None
         self._by_size: asyncio.Task[None] | None = None
@@ -155,10 +156,12 @@ class Checkpointer:
     async def _make(self) -> None:
         self._is_in_progress = True
         try:
-            # View, position and queue are of one moment: no row is submitted between these lines.
+            # View and position are of one moment: no row is submitted between these lines. What rows on their way to
+            # the disk say of elections and of the queue is part of it, once they are there.
             with self._box.open_view() as view:
-                newest, states = self._queue.limbo.newest, States(self._raft(), self._queue.checkpoint())
-                vclock = await self._journal.rotate()
+                newest = self._queue.limbo.newest
+                vclock = await self._journal.rotate(self._take_states)
+                states = self._states
                 # A snapshot says of all that it holds that it is a fact.
                 await self._queue.decided(newest, self._queue.timeout)
                 checkpoints = self._collector.checkpoints
@@ -172,6 +175,9 @@ class Checkpointer:
             self._is_in_progress = False
             self._watch_size()
         await self._collector.collect()
+
+    def _take_states(self) -> None:
+        self._states = States(self._raft(), self._queue.checkpoint())
 
     async def _make_unasked(self) -> None:
         if self._is_in_progress:

@@ -22,7 +22,7 @@ from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.row import Row, encode_header, encode_uint
 from flowstone.node.journal import Journal, JournalClosed
-from flowstone.node.synchro_queue import Revocable, SynchroQueue, Told, Waiting
+from flowstone.node.synchro_queue import OutcomeUnknown, Revocable, SynchroQueue, Told, Waiting
 from flowstone.outside import Clock
 from flowstone.replication.limbo_queue import Entry
 from flowstone.xlog.transactions import make_transaction
@@ -189,23 +189,26 @@ class Commits:
 
     def settle(self, effect: Revocable, error: FlowstoneError | None) -> None:
         """What was in flight is written, or taken back. Journals tell successes in order, failures backwards."""
-        if error is None:
-            self._box.in_flight.popleft()
-        else:
-            self._box.in_flight.pop()
+        in_flight = self._box.in_flight
+        if error is not None:
+            in_flight.pop()
             effect.rollback()
+        elif in_flight[0] is effect:
+            in_flight.popleft()
+        else:
+            in_flight.remove(effect)  # it does nothing, so it does not wait for the verdict on what is before it
 
     async def commit(self, transaction: Transaction) -> None:
         """Returns when the transaction is a fact; raises why it was rolled back instead: ER_WAL_IO, or by a verdict."""
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: FlowstoneError | None) -> None:
-            if settled.cancelled():
-                return  # who waited has gone: that alone undoes nothing
+            if settled.done():
+                return  # who waited has gone, which alone undoes nothing, or was told that nobody knows
             if error is None:
                 settled.set_result(None)
             else:
-                settled.set_exception(client_error(error))
+                settled.set_exception(error if isinstance(error, OutcomeUnknown) else client_error(error))
 
         self.submit(transaction, done)
         if not self._is_flush_due:

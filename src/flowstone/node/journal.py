@@ -222,10 +222,11 @@ class Journal:
             self._worker.add_done_callback(lambda worker: _pass_on(worker, passed))
         await passed
 
-    async def rotate(self) -> VClock:
+    async def rotate(self, at_end: Callable[[], None] | None = None) -> VClock:
         """Ends the file behind everything submitted so far, and returns that position once all of it is written.
 
-        The next file begins with the next write. Raises what made the write of an earlier submission, or the ending
+        `at_end` is called when all of that has been told, and nothing that comes behind it. The next file begins with
+        the next write. Raises what made the write of an earlier submission, or the ending
         of the file, fail; the journal then goes on with the file it has.
         """
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -234,6 +235,8 @@ class Journal:
             if written.cancelled():
                 return
             if error is None:
+                if at_end is not None:
+                    at_end()
                 written.set_result(None)
             else:
                 written.set_exception(error)

@@ -347,7 +347,8 @@ class Parts:
             skip_conflict=lambda: instance.configuration.replication_skip_conflict,
         )
         self._member.applying.on_failure.append(self.replication.stop_all)
-        self._member.applying.on_term = instance.elections.heard_term
+        if instance.box.dialect is not Dialect.V2_6:
+            self._member.applying.on_term = instance.elections.heard_term
 
     def _members_changed(self) -> None:
         """`_cluster` has changed: members have come or gone, or this instance has got its id."""

@@ -90,11 +90,11 @@ class Join:
     async def send_snapshot(self) -> VClock:
         """Sends the data of now, behind the position that it has, which is returned."""
         instance = self._instance
-        # View, position and the state of the queue are of one moment: nothing is submitted between these lines.
+        # View and position are of one moment: nothing is submitted between these lines. What rows on their way to the
+        # disk say of elections and of the queue is part of it, once they are there.
         with instance.box.open_view() as view:
-            vclock = instance.journal.vclock
-            newest, meta = instance.queue.limbo.newest, self._meta()
-            await self._synced()
+            vclock, newest = instance.journal.vclock, instance.queue.limbo.newest
+            meta = await self._synced()
             # A snapshot says of all that it holds that it is a fact.
             await instance.queue.decided(newest, instance.queue.timeout)
             self._link.write(encode_vclock_reply(vclock, self._sync, with_zero=not self._is_2_6) + meta)
@@ -102,22 +102,25 @@ class Join:
                 await self._send_space(view, space)
         return vclock
 
-    async def _synced(self) -> None:
-        """Returns when all that was submitted is written; raises what made it fail: then the view shows too much."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _synced(self) -> bytes:
+        """When all that was submitted is written, what is to be told of elections and of the queue as of then.
+
+        Raises what made a write fail: then the view shows too much.
+        """
+        written: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def done(error: FlowstoneError | None) -> None:
             if written.cancelled():
                 return
             if error is None:
-                written.set_result(None)
+                written.set_result(self._meta())
             else:
                 written.set_exception(client_error(error))
 
         journal = self._instance.journal
         journal.submit(b"", 0, done)
         journal.flush()
-        await written
+        return await written
 
     def _meta(self) -> bytes:
         """The state of elections and of the queue, for those who said their version: they understand it."""

@@ -28,6 +28,7 @@ from flowstone.replication.limbo_actions import (
     Action,
     Cleared,
     Commit,
+    Proven,
     Reject,
     TransferFailed,
     Transferred,
@@ -58,6 +59,13 @@ _TYPES: Final = {
 Told = Callable[[FlowstoneError | None], None]
 
 
+_LATER: Final = "it is in the log, and the set decides about it when the node is back"
+
+
+class OutcomeUnknown(FlowstoneError):
+    """A transaction that waits for a verdict may become a fact, or be taken back; this node will not see it."""
+
+
 class Revocable(Protocol):
     """Something that is visible and can be taken back until it is a fact."""
 
@@ -69,10 +77,14 @@ class Revocable(Protocol):
 
 
 class Waiting(NamedTuple):
-    """A transaction in the queue: what takes it back, and who is told of the verdict (None: it is a fact)."""
+    """A transaction in the queue: what takes it back, and who is told of the verdict (None: it is a fact).
+
+    `is_promised`: a client takes that for a promise, so it has to be proven (see `limbo_actions.Proven`).
+    """
 
     effect: Revocable
     told: Told
+    is_promised: bool = True
 
 
 class Received(NamedTuple):
@@ -99,6 +111,8 @@ class SynchroQueue:
         self.on_free: list[Callable[[], None]] = []
         """Told when rows of peers need not wait any longer for a verdict that is being written."""
         self._received: dict[Request, Received] = {}
+        self._deciding: Request | None = None
+        self._unproven: dict[Entry[Waiting], None] = {}
         self._watched: dict[Entry[Waiting], list[asyncio.Future[None]]] = {}
         self._transfer: asyncio.Future[None] | None = None
         self._clearing: list[asyncio.Future[None]] = []
@@ -131,7 +145,9 @@ class SynchroQueue:
             max_size=self._max_size,
         )
         self._box.in_flight.extend(each.transaction for each in pending)
-        waiting = [Pending(Waiting(each.transaction, _nobody), each.lsn, each.is_synchronous) for each in pending]
+        waiting = [
+            Pending(Waiting(each.transaction, _nobody, False), each.lsn, each.is_synchronous) for each in pending
+        ]
         terms, former, voids = tenures.promote_terms, tenures.former, tenures.voids
         self._do(self.limbo.restore(state, promote_terms=terms, pending=waiting, former=former, voids=voids))
 
@@ -145,6 +161,12 @@ class SynchroQueue:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
+        for entry in (*self._unproven, *self.limbo.pending):
+            if entry.transaction.is_promised:
+                _tell(
+                    entry.transaction.told, OutcomeUnknown("the node was stopped before a quorum had it", hint=_LATER)
+                )
+        self._unproven.clear()
         waiting = [*self._clearing, *(future for futures in self._watched.values() for future in futures)]
         if self._transfer is not None:
             waiting.append(self._transfer)
@@ -202,7 +224,11 @@ class SynchroQueue:
         """A row of a peer about the queue; not while `limbo.is_busy`. Raises why it does not fit our history."""
         self._received[request] = received
         actions = self.limbo.request(request)
-        self._do(actions)
+        self._deciding = request
+        try:
+            self._do(actions)
+        finally:
+            self._deciding = None
         for action in actions:
             if isinstance(action, Reject) and action.request is request:
                 raise action.error
@@ -314,8 +340,10 @@ class SynchroQueue:
         """`is_failing`: the log is telling what it has refused, and takes nothing new before it is through."""
         for action in actions:
             match action:
-                case Commit(entries):
-                    self._commit(entries)
+                case Commit(entries, is_proven):
+                    self._commit(entries, is_proven=is_proven)
+                case Proven(entries):
+                    self._prove(entries)
                 case Undo(entry, error):
                     self._undo(entry, error)
                 case Write(request):
@@ -325,8 +353,8 @@ class SynchroQueue:
                         self._write(request)
                 case WriteNop(request):
                     self._write_nop(request)
-                case Reject(request):
-                    self._received.pop(request, None)
+                case Reject(request, error):
+                    self._reject(request, error)
                 case Transferred(request):
                     if request.origin_id == self.limbo.instance_id:
                         self._end_transfer(None)
@@ -337,13 +365,22 @@ class SynchroQueue:
         self._set_timer()
         self._look_around()
 
-    def _commit(self, entries: Sequence[Entry[Waiting]]) -> None:
+    def _commit(self, entries: Sequence[Entry[Waiting]], *, is_proven: bool) -> None:
         popleft = self._box.in_flight.popleft
         for entry in entries:
             popleft()
-            _tell(entry.transaction.told, None)
+            if is_proven or not entry.transaction.is_promised:
+                _tell(entry.transaction.told, None)
+            else:
+                self._unproven[entry] = None
             if self._watched:
                 self._tell_watchers(entry, None)
+
+    def _prove(self, entries: Sequence[Entry[Waiting]]) -> None:
+        for entry in entries:
+            if entry in self._unproven:
+                del self._unproven[entry]
+                _tell(entry.transaction.told, None)
 
     def _undo(self, entry: Entry[Waiting], error: TarantoolError) -> None:
         self._box.in_flight.pop()
@@ -361,15 +398,22 @@ class SynchroQueue:
             else:
                 decided.set_exception(sync_rollback())
 
+    def _reject(self, request: Request, error: TarantoolError) -> None:
+        """What `decide` has just been given it refuses itself; of what had to wait nobody would hear otherwise."""
+        received = self._received.pop(request, None)
+        if received is not None and request is not self._deciding:
+            received.logged(error)
+
     def _write(self, request: Request) -> None:
         received = self._received.pop(request, None)
         if received is not None:
             self._log(request, received, received.rows)
             return
         journal = self._journal
-        rows = _encode(request.body, journal.replica_id, journal.next_lsn(journal.replica_id), self._clock.wall())
+        lsn = journal.next_lsn(journal.replica_id)
+        rows = _encode(request.body, journal.replica_id, lsn, self._clock.wall())
         try:
-            journal.submit(rows, 1, lambda error: self._logged(request, error))
+            journal.submit(rows, 1, lambda error: self._logged(request, error, lsn))
         except FlowstoneError:
             self._do(self.limbo.request_failed(request, self._clock.monotonic()))
             return
@@ -393,9 +437,9 @@ class SynchroQueue:
             return
         self._journal.flush()
 
-    def _logged(self, request: Request, error: FlowstoneError | None) -> None:
+    def _logged(self, request: Request, error: FlowstoneError | None, lsn: int = 0) -> None:
         if error is None:
-            self._do(self.limbo.request_written(request))
+            self._do(self.limbo.request_written(request, lsn))
         else:
             self._do(self.limbo.request_failed(request, self._clock.monotonic()), is_failing=True)
 
