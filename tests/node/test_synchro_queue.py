@@ -23,6 +23,7 @@ from flowstone.outside import production
 from flowstone.replication.synchro import Promote
 from tests.node.fault_disk import FaultDisk
 from tests.node.small_node import start
+from tests.real_tarantool import free_port
 
 SYNC = (Flag.COMMIT | Flag.WAIT_SYNC | Flag.WAIT_ACK).value
 QUEUED = (Flag.COMMIT | Flag.WAIT_SYNC).value
@@ -83,6 +84,18 @@ class TestQueueOfARealServer:
         assert tarantool.run(SHOW, directory) == "2\t1\ttrue\n"
         async with flowstone.Node(directory) as node:
             await node.snapshot()  # with which 2.6.0, unlike us, does not start: it has synchronous tuples
+
+    async def test_an_orphan_leaves_what_it_finds_to_its_peers_who_may_have_decided_meanwhile(
+        self, directory: Path
+    ) -> None:
+        nowhere = [f"127.0.0.1:{free_port()}"]
+        async with flowstone.Node(directory, replication=nowhere, replication_connect_timeout=0.1) as node:
+            assert node.info()["status"] == "orphan"
+            assert len(node.box.in_flight) == 2
+            await node.reconfigure(replication=[])
+            await node.space("synced").replace((3, "behind a verdict"))
+            assert not node.box.in_flight
+            assert tuples(node) == [(1, "undecided"), (3, "behind a verdict"), (2, "behind it")]
 
 
 async def test_a_queue_of_a_newer_server_is_shown_with_owner_and_terms_and_waits_for_promotion(tmp_path: Path) -> None:

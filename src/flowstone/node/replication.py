@@ -385,6 +385,8 @@ class Replication:
             LOG.info("leaving orphan mode")
         instance.is_orphan = is_orphan
         instance.settle_read_only()
+        if not is_orphan:
+            instance.queue.resume()
 
     def reconfigure(self) -> None:
         """Options other than `replication` have changed."""

@@ -136,7 +136,10 @@ class SynchroQueue:
     # --- life ---
 
     def start(self, instance_id: int, state: Promote, tenures: Tenures, pending: Sequence[Pending[Revocable]]) -> None:
-        """Begins where the log ended; `pending` is in the log and in memory, and has no verdict."""
+        """Begins where the log ended; `pending` is in the log and in memory, and has no verdict.
+
+        Nothing is decided about it before `resume`: peers may have done that meanwhile, on our behalf.
+        """
         self.limbo = Limbo(
             instance_id=instance_id,
             dialect=self._box.dialect,
@@ -146,10 +149,18 @@ class SynchroQueue:
         )
         self._box.in_flight.extend(each.transaction for each in pending)
         waiting = [
-            Pending(Waiting(each.transaction, _nobody, False), each.lsn, each.is_synchronous) for each in pending
+            Pending(Waiting(each.transaction, _nobody, is_promised=False), each.lsn, each.is_synchronous)
+            for each in pending
         ]
+        if pending and self._box.dialect is Dialect.V2_6:  # since 2.11, a queue waits for the next promotion
+            self.limbo.fence()
         terms, former, voids = tenures.promote_terms, tenures.former, tenures.voids
         self._do(self.limbo.restore(state, promote_terms=terms, pending=waiting, former=former, voids=voids))
+
+    def resume(self) -> None:
+        """We know what our peers know."""
+        if self._box.dialect is Dialect.V2_6 and self.limbo.is_fenced:
+            self._do(self.limbo.unfence())
 
     def registered(self, instance_id: int) -> None:
         """An anonymous instance has got its id."""
