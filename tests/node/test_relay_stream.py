@@ -257,6 +257,15 @@ async def test_a_promotion_in_a_file_is_told_only_after_its_term(newer: Master) 
     assert any(unpack(row.body)[0] == 5 for row in rows[:promote] if row.type == RequestType.RAFT.value)
 
 
+async def test_a_term_in_an_ack_means_nothing_in_2_6(master: Master) -> None:
+    """Its log must not have a row of elections: no server of that age starts from it."""
+    before = master.instance.vclock
+    connection = await master.subscribe(before)
+    assert connection.receiver is not None
+    connection.receiver.received(encode_ack(Ack(before, 9)))
+    assert (master.instance.elections.term, master.instance.journal.vclock) == (1, before)
+
+
 async def test_a_term_in_an_ack_is_heard_before_the_ack_counts(newer: Master) -> None:
     connection = await newer.subscribe(newer.instance.vclock)
     assert connection.receiver is not None
