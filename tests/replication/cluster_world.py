@@ -21,7 +21,7 @@ from flowstone.replication.election import Config, Fencing, Mode, Ready
 from flowstone.replication.synchro import Demote, Promote, RaftState
 from flowstone.replication.vclock import VClock
 from tests.replication.cluster_checker import ClusterChecker
-from tests.replication.cluster_member import Disk, Link, LogRow, Member, Snapshot
+from tests.replication.cluster_member import Disk, Link, LogRow, Member
 
 HEARTBEAT_S = 0.25
 CONFIG = Config(election_timeout=0.5, death_timeout=0.6)
@@ -54,7 +54,7 @@ class Connection:
         self._latest: RaftState | None = None
         self._said = VClock(), 0
         self._is_raft_due = self._is_ack_due = self._is_pump_due = False
-        self._pause_s = 0.15 if self.world.chance(0.3) else 0.0
+        self.pause_s = 0.15 if self.world.chance(0.3) else 0.0
         self._arrives_at = self._ack_arrives_at = 0.0
 
     @property
@@ -114,7 +114,7 @@ class Connection:
         if batch:
             self._send(batch)
             self._is_pump_due = True
-            self._later(self.world.pause(self._pause_s), self._pump_again)
+            self._later(self.world.pause(self.pause_s), self._pump_again)
 
     def _pump_again(self) -> None:
         self._is_pump_due = False
@@ -378,8 +378,10 @@ class World:
         self._cuts = {cut for cut in self._cuts if member.id not in cut} if self.rng.random() < 0.7 else set()
 
     def _slow_down(self, member: Member) -> None:
-        """Its disk takes its time, until that of another does."""
-        self._slow = {member, self.members[self.rng.choice(self.ids)]}
+        """One disk takes its time, until that of another does, and rows come late to another member."""
+        self._slow = {member}
+        for connection in self._incoming[self.rng.choice(self.ids)]:
+            connection.pause_s = 0.4
 
     def _promote(self, member: Member) -> None:
         """Anybody, or who is furthest behind."""
@@ -440,8 +442,7 @@ class World:
             self.say(member, f"is made anew from {donor.id}")
             raft = LogRow(0, 1, raft=member.disk)
             member.crash(0)
-            rows = [raft, *(row for row in donor.log.rows if row.origin_id)]
-            member.log = Disk(rows, Snapshot(len(rows), dict(donor.data), donor.limbo.checkpoint(), None))
+            member.log = Disk([raft, *(row for row in donor.log.rows if row.origin_id)])
             member.fates = dict(donor.fates)
             for (source, target), connection in self.connections.items():
                 if member_id in (source, target):

@@ -42,7 +42,8 @@ def play(world: World) -> None:
         settle(world)
     leader = leader_of(world)
     assert leader is not None, "nobody leads"
-    assert {member.raft.leader for member in world.members.values()} == {leader.id}
+    leaders = {member.id: member.raft.leader for member in world.members.values()}
+    assert set(leaders.values()) == {leader.id}, f"who follows whom: {leaders}"
     world.checker.check_end(leader)
 
 
