@@ -176,8 +176,23 @@ def _hang(mesh: Mesh, leader: Member, term: int, load: Load) -> None:
     wait_until(leader, "follows the next one", lambda one: election(one)["leader"] not in (0, one.id))
 
 
+def _stop(mesh: Mesh, leader: Member, term: int, load: Load) -> None:
+    began = time.monotonic()
+    leader.stop()
+    _wait_successor(mesh, leader, term, began)
+    load.wait_writes("go on without it")
+    leader.start()
+
+
 Fault = Callable[[Mesh, Member, int, Load], None]
-FAULTS = pytest.mark.parametrize("fault", [_kill, _hang], ids=("killed", "hanging"))
+FAULTS = pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(_kill, id="killed"),
+        pytest.param(_hang, id="hanging"),
+        *([pytest.param(_stop, id="stopped")] if FULL else []),
+    ],
+)
 
 
 def _lose_leaders(mesh: Mesh, fault: Fault) -> None:
