@@ -132,6 +132,13 @@ def test_clients_hear_of_what_a_promote_has_decided_when_a_quorum_has_read_it() 
     assert limbo.ack(4, VClock({1: 2, 2: 7})) == []
 
 
+def test_a_quorum_of_more_than_there_are_members_is_one_of_all_of_them() -> None:
+    limbo, _ = overtaken_owner()
+    limbo.configure(quorum=31)
+    assert limbo.ack(3, VClock({1: 2, 2: 7})) == []
+    assert [type(action) for action in limbo.configure(member_count=3)] == [Proven]
+
+
 def test_a_verdict_of_the_new_owner_shows_that_a_quorum_has_read_its_promote() -> None:
     limbo, _ = overtaken_owner()
     limbo.receive("b", origin_id=2, lsn=8, is_synchronous=True)

@@ -282,6 +282,7 @@ class Parts:
             quorum=quorum,
             timeout=configuration.replication_synchro_timeout,
             max_size=configuration.replication_synchro_queue_max_size,
+            member_count=len(ids),
         )
         instance.elections.set_quorum(quorum, ids)
         instance.elections.configure(configuration.election(dialect))

@@ -105,6 +105,7 @@ class SynchroQueue:
         self._clock = clock
         self.timeout = SYNCHRO_TIMEOUT
         self._max_size = 0
+        self._member_count: int | None = None
         self.limbo: Limbo[Waiting] = Limbo(instance_id=0, dialect=box.dialect, quorum=1, timeout=self.timeout)
         self.on_change: list[Callable[[], None]] = []
         """Told when the queue has another owner, or is frozen or thawed."""
@@ -147,6 +148,7 @@ class SynchroQueue:
             timeout=self.timeout,
             max_size=self._max_size,
         )
+        self.limbo.configure(member_count=self._member_count)
         self._box.in_flight.extend(each.transaction for each in pending)
         waiting = [
             Pending(Waiting(each.transaction, _nobody, is_promised=False), each.lsn, each.is_synchronous)
@@ -256,11 +258,17 @@ class SynchroQueue:
         self.limbo.forget(replica_id)
 
     def configure(
-        self, *, quorum: int | None = None, timeout: float | None = None, max_size: int | None = None
+        self,
+        *,
+        quorum: int | None = None,
+        timeout: float | None = None,
+        max_size: int | None = None,
+        member_count: int | None = None,
     ) -> None:
         self.timeout = self.timeout if timeout is None else timeout
         self._max_size = self._max_size if max_size is None else max_size
-        self._do(self.limbo.configure(quorum=quorum, timeout=timeout, max_size=max_size))
+        self._member_count = self._member_count if member_count is None else member_count
+        self._do(self.limbo.configure(quorum=quorum, timeout=timeout, max_size=max_size, member_count=member_count))
 
     def _tick(self) -> None:
         self._timer = None

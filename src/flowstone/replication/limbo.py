@@ -95,6 +95,7 @@ class Limbo(LimboState[T]):
         self._clear_at: float | None = None
         self._clear_lsn: int | None = None
         self._unproven: list[_Unproven[T]] = []
+        self._member_count: int | None = None
 
     def restore(
         self,
@@ -356,9 +357,11 @@ class Limbo(LimboState[T]):
         """A PROMOTE decides at once, but the next leader need not have read it unless a quorum has: `origin_id`
         is known to have been read by one, of others the ACKs tell. 2.11 and 3.8 answer clients without asking."""
         proven: list[Proven[T]] = []
+        # As in elections, more than there are members are all of them.
+        quorum = self._quorum if self._member_count is None else min(self._quorum, self._member_count)
         for unproven in tuple(self._unproven):
             holders = self._acks.holders(unproven.origin_id, unproven.lsn) | {unproven.origin_id, self.instance_id}
-            if unproven.origin_id == origin_id or len(holders) >= self._quorum:
+            if unproven.origin_id == origin_id or len(holders) >= quorum:
                 self._unproven.remove(unproven)
                 proven.append(Proven(unproven.entries))
         return proven
@@ -454,12 +457,18 @@ class Limbo(LimboState[T]):
         return self._queue.first if self._writing is None and not self._held and self._decides else None
 
     def configure(
-        self, *, quorum: int | None = None, timeout: float | None = None, max_size: int | None = None
+        self,
+        *,
+        quorum: int | None = None,
+        timeout: float | None = None,
+        max_size: int | None = None,
+        member_count: int | None = None,
     ) -> list[Action[T]]:
-        """Options that changed; they hold for what waits already, too."""
+        """Options that changed, and how many members there are; they hold for what waits already, too."""
         self._quorum = self._quorum if quorum is None else quorum
         self._timeout = self._timeout if timeout is None else timeout
         self._max_size = self._max_size if max_size is None else max_size
+        self._member_count = self._member_count if member_count is None else max(member_count, 1)
         return self._advance()
 
     # --- ownership ---
