@@ -1,9 +1,10 @@
 """The scenarios of Tarantool's own replication tests that a node must pass, and the tests that try them here.
 
 Sections: A bootstrap, B join, C the stream, D anonymous replicas, E orphans, F conflicts, G the collection of logs,
-L files. Many are tried where a real server, or the part in question, is tried anyway; the rest is in this directory,
-the id of the scenario in front of what the test says. What needs elections or a promotion of a node itself (parts of
-A7, B3, B4, B5, D6) is tried as far as a node without them goes: whom it chooses, what it is told, hands on and keeps.
+H synchronous transactions, I elections, J promotion and demotion, K split brain, L files. Many are tried where a real
+server, or the part in question, is tried anyway; the rest is in this directory, the id of the scenario in front of what
+the test says. Every one is tried with unmodified nodes; those with real servers that know elections, 2.11 and later,
+run where such a server is given. H13 is tried by halves: synchronous system spaces came with 3.x.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_bootstrap.py::test_a_voter_is_not_chosen_though_its_uuid_is_smaller",
         "scenarios/test_bootstrap.py::test_a_candidate_that_is_real_leads_and_becomes_writable_with_a_node_beside_it",
         "interop/test_bootstrap.py::test_a_real_candidate_leads_and_a_node_that_cannot_be_elected_joins_it",
+        "interop/test_elections.py::test_a_candidate_is_elected_by_voters_of_the_other_kind",
         "replication/test_bootstrap_leader.py::test_a_voter_never_leads_where_a_candidate_is",
     ),
     # Strategy config: by URI, UUID or name; the others do not matter.
@@ -50,17 +52,22 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Synchronous rows and verdicts in the final stage.
     "B3": (
         "scenarios/test_join.py::test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins",
+        "scenarios/test_join.py::test_a_replica_joins_the_owner_of_the_queue_while_that_writes_synchronously",
+        "scenarios/test_join.py::test_a_join_waits_for_the_verdict_of_the_owner",
         "node/test_relay_join.py::test_a_join_waits_for_verdicts_of_the_queue",
-        "node/test_relay_join.py::test_a_join_does_not_wait_for_verdicts_for_ever",
+        "node/test_relay_join.py::test_a_join_fails_with_what_it_waits_for",
         "node/test_relay_join.py::test_a_confirm_in_the_final_stage_is_a_nop_to_2_6",
     ),
     # Term and queue come with a join.
     "B4": (
         "scenarios/test_join.py::test_term_and_queue_come_with_a_join_and_stay",
+        "scenarios/test_join.py::test_a_candidate_that_joins_a_node_that_leads_does_not_disturb_it",
         "scenarios/test_join.py::test_a_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it",
+        "interop/test_elections.py::test_a_member_that_joins_knows_owner_and_term_and_disturbs_nobody",
     ),
     "B5": (
         "scenarios/test_join.py::test_term_and_queue_come_with_a_join_and_stay",
+        "scenarios/test_join.py::test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_brain",
         "scenarios/test_join.py::test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_brain",
     ),
     # The joiner's own row goes and comes while it joins.
@@ -149,6 +156,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # The queue of an anonymous replica.
     "D6": (
         "scenarios/test_join.py::test_term_and_queue_come_with_a_join_and_stay",
+        "scenarios/test_join.py::test_the_queue_of_an_anonymous_replica_is_that_of_its_master",
         "interop/test_anonymous.py::test_the_synchronous_queue_of_an_anonymous_node_is_that_of_its_master",
     ),
     # Addresses that lead nowhere.
@@ -198,6 +206,190 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_log_collection.py::test_local_rows_and_checkpoints_of_a_master_make_no_gap",
         "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_node_make_no_gap_for_a_replica_that_was_away",
         "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_real_master_make_no_gap_for_a_node_that_was_away",
+    ),
+    # One CONFIRM per commit, ROLLBACK after a timeout, and who waits behind.
+    "H1": (
+        "scenarios/test_synchronous.py::test_a_quorum_makes_a_commit_of_two_lsns_and_a_timeout_takes_it_back",
+        "scenarios/test_synchronous.py::test_asynchronous_transactions_share_the_fate_of_what_they_wait_behind",
+        "interop/test_synchronous.py::test_a_replica_of_the_other_kind_makes_the_quorum",
+        "interop/test_synchronous.py::test_a_timeout_rolls_back_on_both_sides",
+        "interop/test_synchronous.py::test_everything_behind_a_timeout_is_undone_in_reverse_order",
+        "interop/test_synchronous.py::test_asynchronous_transactions_wait_behind_synchronous_ones",
+    ),
+    # Order, quorums that change, members and owners that change.
+    "H2": (
+        "scenarios/test_synchronous.py::test_many_writers_commit_in_the_order_of_the_log",
+        "scenarios/test_synchronous.py::test_another_quorum_holds_for_what_waits_already",
+        "scenarios/test_synchronous.py::test_the_queue_moves_to_another_member_when_it_is_empty",
+        "interop/test_synchronous.py::test_quorum_and_timeout_change_for_what_waits_already",
+        "interop/test_synchronous.py::test_many_writers_commit_in_the_order_of_the_log",
+        "interop/test_synchronous.py::test_who_writes_into_an_empty_queue_owns_it",
+    ),
+    # Snapshots have what is confirmed.
+    "H3": (
+        "scenarios/test_synchronous.py::test_a_snapshot_has_nothing_that_is_not_confirmed",
+        "scenarios/test_synchronous.py::test_a_snapshot_does_not_wait_for_a_verdict_for_ever",
+        "interop/test_synchronous.py::test_a_snapshot_waits_for_the_verdict_on_what_it_contains",
+        "interop/test_synchronous.py::test_a_snapshot_of_what_is_rolled_back_is_not_made",
+    ),
+    # An ACK that is repeated.
+    "H5": (
+        "scenarios/test_synchronous.py::test_a_replica_that_says_the_same_again_counts_once",
+        "interop/test_synchronous.py::test_a_replica_that_repeats_its_ack_counts_once",
+    ),
+    # Whose the queue is.
+    "H9": (
+        "scenarios/test_synchronous.py::test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_given_back",
+        "simulation/test_elections.py::test_with_elections_off_a_promoted_node_writes_and_the_others_do_not",
+        "interop/test_promotion.py::test_the_queue_is_claimed_taken_over_and_given_back",
+    ),
+    # The rows of a lost owner.
+    "H12": (
+        "scenarios/test_synchronous.py::test_what_a_quorum_has_of_a_lost_owner_is_confirmed_by_the_next",
+        "scenarios/test_synchronous.py::test_what_no_quorum_has_of_a_lost_owner_is_not_confirmed",
+        "interop/test_synchronous_recovery.py::test_the_queue_of_a_lost_owner_is_confirmed_by_who_clears_it",
+        "interop/test_synchronous_recovery.py::test_what_of_a_lost_owner_no_quorum_has_is_rolled_back",
+    ),
+    # System spaces.
+    "H13": ("scenarios/test_synchronous.py::test_system_spaces_stay_asynchronous_when_the_queue_is_claimed",),
+    # Linearizable reads.
+    "H14": (
+        (
+            "scenarios/test_synchronous.py::"
+            "test_a_linearizable_transaction_begins_when_a_quorum_has_answered_a_fresh_question"
+        ),
+        "simulation/test_linearizable.py::test_whoever_is_cut_off_waits_until_it_is_not",
+        "simulation/test_linearizable.py::test_what_is_not_confirmed_is_waited_for_and_not_read",
+        "simulation/test_linearizable.py::test_no_read_is_older_than_what_was_known_when_it_began",
+        "interop/test_linearizable.py::test_every_member_reads_what_was_committed_before",
+    ),
+    # Modes, dead leaders, restarts.
+    "I1": (
+        "scenarios/test_elections.py::test_one_node_in_each_mode",
+        "scenarios/test_elections.py::test_a_leader_that_dies_is_replaced_and_follows_when_it_is_back",
+        "simulation/test_elections.py::test_a_killed_leader_is_replaced_in_time_and_nothing_that_was_confirmed_is_lost",
+        "simulation/test_elections.py::test_a_voter_never_leads",
+        "simulation/test_elections.py::test_a_restart_keeps_term_and_vote",
+        "interop/test_elections.py::test_candidates_of_both_kinds_elect_one_and_another_when_it_has_gone",
+        "interop/test_elections.py::test_term_and_vote_are_in_the_log_and_survive_a_crash",
+    ),
+    # What a dead leader had replicated.
+    "I2": (
+        "scenarios/test_elections.py::test_the_next_leader_finishes_what_the_dead_one_had_replicated",
+        "scenarios/test_elections.py::test_who_has_less_than_a_quorum_has_seen_is_not_elected",
+        "interop/test_elections.py::test_the_next_leader_finishes_what_a_dead_one_could_not",
+    ),
+    # Fencing.
+    "I5": (
+        "scenarios/test_elections.py::test_a_leader_cut_off_resigns_and_its_queue_is_decided_by_the_next",
+        "scenarios/test_elections.py::test_a_leader_that_is_in_its_quorum_again_before_another_leads_goes_on",
+        "scenarios/test_elections.py::test_a_leader_that_is_not_fenced_leads_on_and_contradictions_are_found",
+        "simulation/test_elections.py::test_with_strict_fencing_there_are_never_two_leaders",
+        "interop/test_elections.py::test_a_leader_without_a_quorum_is_fenced_and_what_waits_is_decided_by_the_next",
+        (
+            "interop/test_elections.py::"
+            "test_a_leader_that_is_not_fenced_goes_on_alone_and_confirms_when_the_others_are_back"
+        ),
+    ),
+    # A term that was missed.
+    "I6": (
+        "scenarios/test_elections.py::test_a_term_that_was_missed_comes_with_the_subscription",
+        (
+            "interop/test_elections.py::"
+            "test_nobody_is_elected_without_a_quorum_and_a_term_that_was_tried_is_told_to_who_comes_back"
+        ),
+    ),
+    # Rows that the new leader rolled back.
+    "I8": ("scenarios/test_elections.py::test_rows_of_an_old_leader_that_were_rolled_back_do_not_come_back",),
+    # A leader that hangs.
+    "I9": (
+        "scenarios/test_elections.py::test_a_leader_that_hangs_with_open_connections_is_replaced",
+        "scenarios/test_elections.py::test_a_leader_whose_log_fails_lets_another_lead",
+        "interop/test_elections.py::test_a_leader_that_hangs_is_replaced_and_follows_when_it_goes_on",
+    ),
+    # Promotion by hand.
+    "J1": (
+        "scenarios/test_promotion.py::test_a_promotion_wins_in_one_new_term_and_the_leader_before_steps_down",
+        "simulation/test_elections.py::test_by_hand_the_leader_is_whoever_was_promoted_last",
+        "interop/test_elections.py::test_every_candidate_can_be_promoted_in_one_term_and_the_leader_before_steps_down",
+    ),
+    # Every mode, role and call.
+    "J3": (
+        "scenarios/test_promotion.py::test_with_elections_off",
+        "scenarios/test_promotion.py::test_with_elections_off_an_outdated_queue_of_another_can_be_given_back",
+        "scenarios/test_promotion.py::test_with_elections_off_nobody_is_demoted_where_another_leads",
+        "scenarios/test_promotion.py::test_a_voter_and_an_anonymous_replica_are_neither_promoted_nor_in_the_way",
+        "scenarios/test_promotion.py::test_leaders_and_followers_of_an_election",
+        "scenarios/test_promotion.py::test_who_is_promoted_without_a_quorum_of_peers_is_told",
+        "scenarios/test_promotion.py::test_a_mode_that_changes_ends_a_promotion",
+        "scenarios/test_promotion.py::test_one_promotion_or_demotion_at_a_time",
+        "scenarios/test_promotion.py::test_somebody_else_is_promoted_while_the_queue_is_waited_for",
+        "scenarios/test_promotion.py::test_a_newer_term_while_a_promotion_waits_for_its_quorum",
+        "scenarios/test_promotion.py::test_all_are_promoted_at_once",
+        "node/test_promotion.py::test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next",
+        "interop/test_promotion.py::test_what_was_not_asked_for_changes_nothing",
+    ),
+    # The term comes before the promotion.
+    "J6": (
+        "scenarios/test_promotion.py::test_a_term_is_heard_before_the_promotion_in_it",
+        "scenarios/test_promotion.py::test_members_that_follow_all_agree_on_the_term_before_the_queue_moves",
+    ),
+    # Asynchronous writes of an old term.
+    "K1": (
+        "scenarios/test_split_brain.py::test_an_asynchronous_write_in_an_old_term",
+        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
+    ),
+    # A CONFIRM of an old term.
+    "K2": (
+        "scenarios/test_split_brain.py::test_a_confirmation_in_an_old_term_of_what_the_new_owner_has_not",
+        "scenarios/test_split_brain.py::test_a_confirmation_in_an_old_term_of_what_the_new_owner_has_confirmed",
+        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
+        "interop/test_split_brain.py::test_histories_that_only_seem_to_contradict_each_other_become_one",
+    ),
+    # A ROLLBACK of an old term.
+    "K3": (
+        "scenarios/test_split_brain.py::test_a_rollback_in_an_old_term_of_what_the_new_owner_has_confirmed",
+        "scenarios/test_split_brain.py::test_a_rollback_in_an_old_term_of_what_the_new_owner_has_not",
+        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
+        "interop/test_split_brain.py::test_histories_that_only_seem_to_contradict_each_other_become_one",
+    ),
+    # Two in one term.
+    "K4": (
+        "scenarios/test_split_brain.py::test_two_are_promoted_in_one_term",
+        "scenarios/test_split_brain.py::test_one_is_promoted_and_another_demoted_in_one_term",
+        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
+    ),
+    # A PROMOTE that does not fit the queue.
+    "K5": (
+        "scenarios/test_split_brain.py::test_a_promotion_without_what_was_confirmed",
+        "scenarios/test_split_brain.py::test_a_promotion_with_what_was_rolled_back",
+        "scenarios/test_split_brain.py::test_a_promotion_with_what_was_rolled_back_while_something_else_waits",
+        "scenarios/test_split_brain.py::test_a_promotion_that_nobody_writes_is_refused_with_the_reason",
+        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
+    ),
+    # A CONFIRM of long ago.
+    "K6": (
+        "scenarios/test_split_brain.py::test_a_confirmation_from_long_ago",
+        "scenarios/test_split_brain.py::test_a_confirmation_of_long_ago_that_comes_in_a_packet_of_today",
+        "interop/test_split_brain.py::test_a_confirmation_from_long_ago_is_harmless_where_it_is_known_to_be_true",
+    ),
+    # A queue that was given back.
+    "K7": (
+        "scenarios/test_split_brain.py::test_a_plain_write_when_the_queue_was_given_back",
+        "interop/test_split_brain.py::test_histories_that_only_seem_to_contradict_each_other_become_one",
+    ),
+    # Schemas without the filter.
+    "K8": ("scenarios/test_split_brain.py::test_data_of_an_old_schema_is_not_checked_until_it_is_upgraded",),
+    # Who wrote it, not who passed it on.
+    "K9": (
+        "scenarios/test_split_brain.py::test_rows_are_judged_by_who_wrote_them",
+        "scenarios/test_split_brain.py::test_rows_of_a_former_owner_are_of_an_old_term_whoever_passes_them_on",
+        "interop/test_promotion.py::test_verdicts_pass_a_chain_in_the_order_of_who_wrote_them",
+    ),
+    # Rows of two owners at once.
+    "K10": (
+        "scenarios/test_split_brain.py::test_rows_of_the_old_and_the_new_owner_come_to_a_slow_node_at_once",
+        "scenarios/test_split_brain.py::test_rows_of_the_old_owner_come_while_our_own_promotion_is_being_written",
     ),
     # Headers and names of files.
     "L1": ("scenarios/test_files.py::test_files_say_what_they_are_where_they_begin_and_what_comes_before",),

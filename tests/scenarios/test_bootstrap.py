@@ -9,12 +9,11 @@ from uuid import UUID
 import pytest
 
 from flowstone.iproto import errors
-from flowstone.iproto.constants import BallotKey, Key, RequestType
+from flowstone.iproto.constants import RequestType
 from flowstone.iproto.greeting import decode_greeting, encode_greeting
-from flowstone.iproto.msgpack import pack, unpack_body
-from flowstone.iproto.packet import decode_response, encode_request, split
+from flowstone.iproto.packet import split
 from flowstone.iproto.replies import encode_error
-from flowstone.iproto.row import decode_row, encode_header
+from flowstone.iproto.row import decode_row
 from tests.interop.cluster import Cluster
 from tests.interop.compare import assert_converged
 from tests.interop.member import Member, eventually
@@ -22,36 +21,31 @@ from tests.interop.versions import fits
 from tests.real_tarantool import free_port
 from tests.scenarios.middleman import Middleman
 from tests.scenarios.simulated_members import held, ids, insert, make_space, uris
-from tests.simulation.cluster import converge, follows, upstream
+from tests.simulation.cluster import all_follow_all, converge, follows, upstream
 from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_elections import elect
 
 SMALL, MIDDLE, LARGE = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "123")
 DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 
 
-def say_can_lead(packet: bytes) -> bytes:
-    """What a candidate of an election would say of itself in its ballot."""
-    row = decode_row(packet)
-    body = unpack_body(row.body) if row.body else {}
-    ballot = body.get(Key.BALLOT.value) or (body.get(Key.EVENT_DATA.value) or {}).get(Key.BALLOT.value)
-    if not ballot:
-        return packet
-    ballot[BallotKey.CAN_LEAD.value] = True
-    return encode_header(row) + pack(body)
-
-
+@pytest.mark.parametrize("mode", ["candidate", "manual"])
 @simulated(seeds=range(3))
-async def test_a_voter_is_not_chosen_though_its_uuid_is_smaller(sim: Simulation) -> None:
-    """A7: who can be elected leads before who cannot. Nodes take no part in elections yet: `b` is said to."""
-    async with Middleman(sim, "b") as middle:
-        middle.on_answer = say_can_lead
-        peers = [sim.uri("a"), middle.uri]
-        await asyncio.gather(
-            sim.start("a", replication=peers, instance_uuid=SMALL),
-            sim.start("b", replication=peers, instance_uuid=LARGE),
-        )
-        assert ids(sim, "a") == ids(sim, "b") == {LARGE: 1, SMALL: 2}
-        assert not sim.node("b").info()["ro"]
+async def test_a_voter_is_not_chosen_though_its_uuid_is_smaller(sim: Simulation, mode: str) -> None:
+    """A7: who can be elected begins before who cannot, whenever it comes; it leads then, and becomes writable."""
+    peers = uris(sim, "a", "b", "c")
+    await asyncio.gather(
+        sim.start("a", replication=peers, instance_uuid=SMALL, election_mode="voter"),
+        sim.start("b", replication=peers, instance_uuid=MIDDLE, election_mode="voter"),
+        sim.start("c", replication=peers, instance_uuid=LARGE, election_mode=mode),
+    )
+    assert {number[LARGE] for number in (ids(sim, name) for name in "abc")} == {1}
+    assert await elect(sim) == "c"
+    await sim.until(lambda: all_follow_all(sim))
+    await make_space(sim, "c")
+    await insert(sim, "c", 1)
+    await converge(sim)
+    assert {name: sim.node(name).info()["ro"] for name in "abc"} == {"a": True, "b": True, "c": False}
 
 
 @simulated()
@@ -210,7 +204,7 @@ async def test_a_master_that_refuses_to_identify_itself_is_joined_and_followed(s
 
 @fits(">=2.11")
 def test_a_candidate_that_is_real_leads_and_becomes_writable_with_a_node_beside_it(cluster: Cluster) -> None:
-    """A7: the node, which cannot be elected, has the smaller UUID and joins all the same."""
+    """A7: the node, with elections off, has the smaller UUID and joins all the same."""
     candidate = cluster.real("candidate", start=False, instance_uuid=LARGE, election_mode="candidate")
     voter = cluster.real("voter", start=False, instance_uuid=MIDDLE, election_mode="voter")
     ours = cluster.ours("ours", start=False, instance_uuid=SMALL, dialect="2.11")
@@ -226,10 +220,3 @@ def test_a_candidate_that_is_real_leads_and_becomes_writable_with_a_node_beside_
     ours.wait_follow(candidate, voter)
     assert (candidate.id, voter.info()["ro"]) == (1, True)
     assert_converged(candidate, ours)
-
-
-def test_requests_are_understood_by_this_file() -> None:
-    """`say_can_lead` leaves all other packets alone."""
-    ((packet,), _) = split(encode_request(RequestType.PING, 1))
-    assert say_can_lead(packet) == packet
-    assert decode_response(packet).sync == 1

@@ -19,6 +19,7 @@ from tests.interop.ledger import LEDGER
 from tests.interop.member import Member, RealMember, eventually
 from tests.interop.versions import fits
 from tests.scenarios.middleman import Cut, Middleman
+from tests.scenarios.queues import NEVER, PATIENCE, PLAIN, SYNC, Pending, demote, owned_by, promote, start_members
 from tests.scenarios.simulated_members import (
     CLUSTER,
     SPACE,
@@ -33,8 +34,9 @@ from tests.scenarios.simulated_members import (
     snapshot,
     uris,
 )
-from tests.simulation.cluster import contents, converge, follows
+from tests.simulation.cluster import all_follow_all, contents, converge, follows, start_set, vclock
 from tests.simulation.simulation import Crashed, Simulation, simulated
+from tests.simulation.test_elections import elect
 
 OTHER = "7c025e42-2394-11e7-aacf-0242ac110002"
 SMALL = "00000000-2394-11e7-aacf-0242ac110002"
@@ -115,8 +117,6 @@ def write_until_ready(master: Member, joining: Member, answered: list[int]) -> N
 def test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins(cluster: Cluster) -> None:
     """B3: a node joins a real master that writes synchronously; where members may register each other, as in 2.6, it
     passes the rows on to a real replica that joins it.
-
-    A node as the owner of the queue, whose own `_cluster` rows are synchronous, comes with promotion.
     """
     is_2_6 = cluster.binary.dialect == "2.6"
     master = cluster.real("master", replication_synchro_quorum=1)
@@ -133,6 +133,59 @@ def test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins(cluster: Cl
         member.catch_up(master)
         ledger.assert_whole(member, answered)
     ours.wait_follow(master)
+
+
+@DIALECTS
+@simulated(seeds=range(2))
+async def test_a_replica_joins_the_owner_of_the_queue_while_that_writes_synchronously(
+    sim: Simulation, dialect: str
+) -> None:
+    """B3: verdicts stand between the rows of the final stage, and before the row that registers the replica."""
+    await own_queue(sim, dialect, replication_synchro_quorum=1)
+    writing = True
+
+    async def write() -> int:
+        number = 0
+        while writing:
+            number += 1
+            await insert(sim, "a", number, space=SYNC)
+            await sim.sleep(0.001)
+        return number
+
+    writer = asyncio.ensure_future(write())
+    await sim.start("b", replication=uris(sim, "a"), dialect=dialect)
+    writing = False
+    count = await writer
+    await converge(sim, "ab")
+    assert count > 3
+    assert list(held(sim, "b", SYNC)) == list(range(1, count + 1))
+
+
+@DIALECTS
+@pytest.mark.parametrize("is_confirmed", [True, False], ids=["confirmed", "rolled back"])
+@simulated()
+async def test_a_join_waits_for_the_verdict_of_the_owner(sim: Simulation, dialect: str, is_confirmed: bool) -> None:
+    """B3: and what was rolled back meanwhile is not joined with."""
+    await own_queue(sim, dialect, replication_synchro_quorum=NEVER, replication_synchro_timeout=PATIENCE)
+    pending = await Pending(sim, "a", 1).seen_by("a")
+    joining = asyncio.ensure_future(sim.start("b", replication=uris(sim, "a"), dialect=dialect))
+    await sim.sleep(5)
+    assert pending.is_waiting
+    assert not joining.done()
+    change = {"replication_synchro_quorum": 1} if is_confirmed else {"replication_synchro_timeout": 0.01}
+    await reconfigure(sim, "a", **change)
+    assert await pending.code() == (0 if is_confirmed else SyncQuorumTimeout.code)
+    await joining
+    await converge(sim, "ab")
+    assert held(sim, "b", SYNC) == ({1: "a"} if is_confirmed else {})
+
+
+async def own_queue(sim: Simulation, dialect: str, **options: Any) -> None:
+    """ "a" with a synchronous space, alone."""
+    await sim.start("a", dialect=dialect, **options)
+    await make_space(sim, "a", SYNC, is_sync=True)
+    if dialect != "2.6":
+        await promote(sim, "a")
 
 
 @DIALECTS
@@ -197,24 +250,89 @@ def queue_and_term(sim: Simulation, name: str) -> tuple[Any, ...]:
 async def test_term_and_queue_come_with_a_join_and_stay(sim: Simulation, is_anonymous: bool) -> None:
     """B4, B5 and D6: what a real leader of three terms left is handed on by JOIN_META, and written down.
 
-    That the joiner then votes and is promoted in the next term comes with elections.
+    A member has to be registered, which its master can do once it is promoted. The joiner, promoted itself, begins the
+    next term, of which its master hears.
     """
     move_in(sim, "a", ELECTION)
-    await sim.start("a")
+    await sim.start("a", replication_synchro_quorum=1)
     assert queue_and_term(sim, "a") == (4, 1, 4)
     uri = f"{REPLICATOR}@a:3301"
     options: dict[str, Any] = {"bootstrap_strategy": "config", "bootstrap_leader": "a:3301"}
     if is_anonymous:
         options |= {"replication_anon": True, "read_only": True}
-    await sim.start("b", replication=[uri], instance_uuid=OTHER, **options)
-    assert queue_and_term(sim, "b") == (4, 1, 4)
-    assert queue_and_term(sim, "a") == (4, 1, 4), "the leader's term is not disturbed"
+    else:
+        await promote(sim, "a")
+    left = queue_and_term(sim, "a")
+    await sim.start("b", replication=[uri], instance_uuid=OTHER, replication_synchro_quorum=1, **options)
+    assert queue_and_term(sim, "b") == left
+    assert queue_and_term(sim, "a") == left, "the leader's term is not disturbed"
     await sim.restart("b")
-    assert queue_and_term(sim, "b") == (4, 1, 4)
+    assert queue_and_term(sim, "b") == left
     # And one more: from the files of a member that only joined.
     if not is_anonymous:
         await sim.start("c", replication=[f"{REPLICATOR}@b:3301"], replication_anon=True, read_only=True)
-        assert queue_and_term(sim, "c") == (4, 1, 4)
+        assert queue_and_term(sim, "c") == left == (5, 1, 5)
+        await promote(sim, "b")
+        number = sim.node("b").info()["id"]
+        assert queue_and_term(sim, "b") == (6, number, 6)
+        await sim.until(lambda: queue_and_term(sim, "c") == (6, number, 6) and queue_and_term(sim, "a") == (6, 1, 5))
+
+
+@simulated(seeds=range(2))
+async def test_a_candidate_that_joins_a_node_that_leads_does_not_disturb_it(sim: Simulation) -> None:
+    """B4: it has term and queue at once, and votes in the next election."""
+    await start_set(sim, "ab", election_mode="candidate")
+    leader = await elect(sim, "ab")
+    for _ in range(2):
+        await promote(sim, leader)
+    term = queue_and_term(sim, leader)
+    peers = uris(sim, *"abc")
+    await sim.start("c", replication=peers, election_mode="candidate")
+    assert queue_and_term(sim, "c") == term
+    for name in "ab":
+        await reconfigure(sim, name, replication=peers)
+    await sim.until(lambda: all_follow_all(sim))
+    await sim.sleep(30)
+    assert await elect(sim) == leader
+    assert {queue_and_term(sim, name) for name in "abc"} == {term}
+    sim.kill(leader)
+    assert await elect(sim, "abc") != leader
+
+
+@simulated()
+async def test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_brain(sim: Simulation) -> None:
+    """B5: the terms of its master came along."""
+    await start_members(sim)
+    for _ in range(3):
+        await demote(sim, "a")
+        await promote(sim, "a")
+    peers = uris(sim, *"abc")
+    await sim.start("c", replication=peers)
+    for name in "ab":
+        await reconfigure(sim, name, replication=peers)
+    await promote(sim, "c")
+    assert await owned_by(sim, "c", "abc") == 9
+    await sim.until(lambda: all_follow_all(sim))
+    await insert(sim, "c", 1, space=SYNC)
+    await converge(sim)
+    assert {sim.node(name).info()["ro"] for name in "ab"} == {True}
+
+
+@pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed", "given back"])
+@simulated()
+async def test_the_queue_of_an_anonymous_replica_is_that_of_its_master(sim: Simulation, is_claimed: bool) -> None:
+    """D6: with all terms, so that rows of former owners are told from those of the present one."""
+    await start_members(sim)
+    for name in "ba":
+        await promote(sim, name)
+        await owned_by(sim, name)
+    if not is_claimed:
+        await demote(sim, "a")
+    await sim.start("c", replication=uris(sim, "a"), replication_anon=True, read_only=True)
+    assert queue_and_term(sim, "c") == queue_and_term(sim, "a") == ((4, 1, 4) if is_claimed else (5, 0, 5))
+    await insert(sim, "a", 1, space=SYNC if is_claimed else PLAIN)
+    await sim.until(lambda: vclock(sim, "c") == vclock(sim, "a"))
+    assert contents(sim, "c") == contents(sim, "a")
 
 
 @fits(">=2.11")

@@ -11,7 +11,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import decode_row
 from flowstone.node.changes import Change
-from flowstone.replication.messages import decode_ack
+from flowstone.replication.messages import decode_ack, decode_heartbeat
 from tests.scenarios.middleman import Middleman
 from tests.scenarios.queues import (
     NEVER,
@@ -368,3 +368,49 @@ async def test_system_spaces_stay_asynchronous_when_the_queue_is_claimed(sim: Si
     await insert(sim, "a", 1, space="another")
     await converge(sim, "ab")
     assert not queue(sim, "a")["len"]
+
+
+# --- linearizable reads ---
+
+
+@simulated()
+async def test_a_linearizable_transaction_begins_when_a_quorum_has_answered_a_fresh_question(sim: Simulation) -> None:
+    """H14: with one of three out of reach, both others have to say where they are; an older answer is none."""
+    await start_members(sim, "abc")
+    sim.isolate("c")
+    asked: list[int] = []
+    answered: list[int] = []
+    is_passed_on = True
+
+    def note_question(packet: bytes) -> bytes:
+        row = decode_row(packet)
+        if row.type == RequestType.OK and not row.lsn:
+            asked.append(decode_heartbeat(row).vclock_sync)
+        return packet
+
+    def note_answer(packet: bytes) -> bytes | None:
+        row = decode_row(packet)
+        if row.type != RequestType.OK:
+            return packet
+        if is_passed_on:
+            answered.append(decode_ack(row).vclock_sync)
+        return packet if is_passed_on else None
+
+    async def read() -> list[int]:
+        async with sim.node("a").transaction("linearizable", timeout=60) as transaction:
+            assert answered[-1] > before
+            return [found[0] for found in transaction.space(SYNC).select()]
+
+    async with Middleman(sim, "a") as middle:
+        middle.on_answer, middle.on_request = note_question, note_answer
+        await reconfigure(sim, "b", replication=[middle.uri])
+        await insert(sim, "a", 1, space=SYNC)
+        await sim.until(lambda: answered and answered[-1] == asked[-1])
+        is_passed_on = False
+        before = asked[-1]
+        reading = asyncio.ensure_future(sim.on("a", read()))
+        await sim.until(lambda: asked[-1] > before)
+        await sim.sleep(1)
+        assert not reading.done()
+        is_passed_on = True
+        assert await reading == [1]
