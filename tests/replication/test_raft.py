@@ -336,6 +336,19 @@ def test_fencing(fencing: Fencing) -> None:
     assert raft.disconnect_timeout == 4.0
 
 
+@pytest.mark.parametrize("quorum", [2, 3, 31])
+def test_who_began_alone_leads_on_until_those_who_join_are_connected(quorum: int) -> None:
+    raft = leader(members=1)
+    raft.set_quorum(quorum, (1,), 5.0)
+    for count in (2, 3):
+        raft.set_quorum(quorum, range(1, count + 1), 5.0)
+        assert raft.state is State.LEADER
+        raft.connection(count, upstream=True, downstream=True, now=5.0)
+    for peer_id in (2, 3):
+        raft.connection(peer_id, upstream=False, downstream=False, now=6.0)
+    assert raft.state is State.FOLLOWER
+
+
 def test_fencing_that_is_switched_on_looks_at_once() -> None:
     raft = leader(config=Config(mode=Mode.CANDIDATE, fencing=Fencing.OFF))
     for peer_id in (2, 3):

@@ -103,6 +103,22 @@ async def test_a_leader_that_dies_is_replaced_and_follows_when_it_is_back(sim: S
     assert held(sim, first, SYNC) == {1: first, 2: second}
 
 
+@pytest.mark.parametrize("quorum", [2, 3, NEVER])
+@simulated(seeds=range(2))
+async def test_candidates_begin_with_a_quorum_that_is_not_there_yet(sim: Simulation, quorum: int) -> None:
+    """I1: whoever begins leads alone until the others have joined it, which must not make it resign."""
+    first, others = await led(sim, replication_synchro_quorum=quorum)
+    assert election(sim, first)["term"] == 2
+    sim.isolate(first)
+    await sim.until(lambda: election(sim, first)["state"] == "follower")
+    assert (quorum == 2) == bool(await is_elected(sim, others))
+
+
+async def is_elected(sim: Simulation, names: list[str]) -> bool:
+    await sim.sleep(20)
+    return bool(leaders(sim, names))
+
+
 # --- what a leader leaves behind ---
 
 

@@ -300,9 +300,11 @@ class Raft:
     def set_quorum(self, synchro_quorum: int, members: Collection[int], now: float) -> None:
         """`replication_synchro_quorum`, evaluated, and the ids in `_cluster`."""
         self._now = now
-        if synchro_quorum > self._peers.synchro_quorum and self._peers.healthy_count < synchro_quorum:
-            self._is_fencing_paused = True
+        before = self._peers.quorum
         gone = self._peers.replace(synchro_quorum, members)
+        # Whoever joins makes a quorum grow that is a number, too, up to that number.
+        if before < self._peers.quorum > self._peers.healthy_count:
+            self._is_fencing_paused = True
         if self._state is State.CANDIDATE and self._has_won:
             self._lead()
         else:
