@@ -304,13 +304,19 @@ class Ear:
 
 
 @pytest.mark.parametrize("is_slow", [False, True], ids=["", "slow disk"])
-@simulated(seeds=range(2))
-async def test_a_term_is_heard_before_the_promotion_in_it(sim: Simulation, is_slow: bool) -> None:
-    """J6: from the one that is promoted, from one that passes it on, and by one that was away."""
+@pytest.mark.parametrize("is_told", [True, False], ids=["", "by the promotion alone"])
+@simulated()
+async def test_a_term_is_heard_before_the_promotion_in_it(sim: Simulation, is_told: bool, is_slow: bool) -> None:
+    """J6: from the one that is promoted, from one that passes it on, told or not, and by one that was away."""
     await start_members(sim, "abc", owner="")
     near, far = Ear(), Ear()
+
+    def pass_on(packet: bytes) -> bytes | None:
+        near(packet)
+        return packet if is_told or decode_row(packet).type != RequestType.RAFT else None
+
     async with Middleman(sim, "a") as first, Middleman(sim, "b") as second:
-        first.on_answer, second.on_answer = near, far
+        first.on_answer, second.on_answer = pass_on, far
         for name, peers in (("a", []), ("b", [first.uri]), ("c", [second.uri])):
             await reconfigure(sim, name, replication=peers)
         await sim.until(lambda: follows(sim, "b", "a") and follows(sim, "c", "b"))
