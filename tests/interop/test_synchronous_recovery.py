@@ -105,6 +105,7 @@ def test_a_replica_that_was_killed_goes_on_waiting_for_the_verdict(
     master.configure(replication_synchro_timeout=FOREVER)
     commits = UnderWay(master, replace(SYNC, 1, "newer"), insert(PLAIN, 2))
     story.wait(5, replica)
+    wait_acked(master, replica)
     replica.kill()
     later = UnderWay(master, insert(SYNC, 2))
     story.wait(6, master)
