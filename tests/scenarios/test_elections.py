@@ -163,7 +163,8 @@ async def test_who_has_less_than_a_quorum_has_seen_is_not_elected(sim: Simulatio
     await pending.seen_by(ignorant)
     assert await elect(sim, others) == ignorant, "as soon as it has it, too"
     assert held(sim, ignorant, SYNC) == {1: first}
-    assert not queue(sim, informed)["len"]
+    await sim.until(lambda: not queue(sim, informed)["len"])
+    assert held(sim, informed, SYNC) == {1: first}
 
 
 # --- fencing ---
