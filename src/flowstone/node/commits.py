@@ -54,6 +54,9 @@ class Commits:
         if not statements:
             done(None)
             return
+        if self.queue.is_empty and not transaction.is_sync:
+            self._submit_plain(transaction, statements, done)
+            return
         told = self._teller(statements, done)
         entry = None
         try:
@@ -69,18 +72,36 @@ class Commits:
         submit = lambda logged: self._journal.submit(rows, count, logged, local_count=local_count)  # noqa: E731
         self._send(Waiting(transaction, told), submit, entry, lsn)
 
+    def _submit_plain(self, transaction: Transaction, statements: tuple[Statement, ...], done: Told) -> None:
+        """What most are: nothing waits, and being written makes it a fact."""
+        try:
+            rows, count, local_count = self._encode(statements, 0)
+        except BaseException:
+            transaction.rollback()
+            raise
+        if count:
+            self.queue.made_fact()
+
+        def written(error: FlowstoneError | None) -> None:
+            self.settle(transaction, error)
+            self._tell_listeners(statements, error)
+            done(error)
+
+        self._box.in_flight.append(transaction)
+        try:
+            self._journal.submit(rows, count, written, local_count=local_count)
+        except FlowstoneError as error:
+            self.settle(transaction, error)
+            if isinstance(error, JournalClosed):
+                raise
+            raise client_error(error) from error
+
     def _enter(self, transaction: Transaction, statements: tuple[Statement, ...], told: Told) -> Entry[Waiting] | None:
-        """Its place in the queue; None if it has nothing to wait for."""
-        is_synchronous = transaction.is_sync
+        """Its place in the queue."""
         is_local = all(statement.is_local for statement in statements)
-        if not is_synchronous and self.queue.is_empty:
-            if not is_local:
-                self.queue.made_fact()
-            return None
         size = sum(len(statement.body) for statement in statements)
-        return self.queue.submit(
-            Waiting(transaction, told), is_synchronous=is_synchronous, is_local=is_local, size=size
-        )
+        waiting = Waiting(transaction, told)
+        return self.queue.submit(waiting, is_synchronous=transaction.is_sync, is_local=is_local, size=size)
 
     def must_wait(self, transaction: Transaction) -> bool:
         """Whether being written does not make it a fact."""
@@ -137,13 +158,18 @@ class Commits:
             return done
 
         def told(error: FlowstoneError | None) -> None:
-            for listener in self.on_rollback if error else self.on_commit:
-                listener(statements)
-            if error is None and self.on_members is not None and any(map(_is_about_members, statements)):
-                self.on_members()
+            self._tell_listeners(statements, error)
             done(error)
 
         return told if statements else done
+
+    def _tell_listeners(self, statements: tuple[Statement, ...], error: FlowstoneError | None) -> None:
+        if isinstance(error, OutcomeUnknown):
+            return
+        for listener in self.on_rollback if error else self.on_commit:
+            listener(statements)
+        if error is None and self.on_members is not None and any(map(_is_about_members, statements)):
+            self.on_members()
 
     def _send(
         self,

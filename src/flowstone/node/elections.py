@@ -20,6 +20,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.row import Row
+from flowstone.node.alarm import Alarm
 from flowstone.node.journal import Journal, JournalClosed
 from flowstone.node.promotion import Promotions, QueueOwnership
 from flowstone.outside import Outside
@@ -52,8 +53,7 @@ class Elections:
         """For each peer: do we follow it, does it follow us?"""
         self._is_started = self._is_closed = self._is_stepping = False
         self._seen_term = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(self._clock, self._tick)
         self._waiting: list[asyncio.Future[None]] = []
         self._triggered: dict[asyncio.Future[object], None] = {}
         self.on_broadcast: list[Callable[[], None]] = []
@@ -81,6 +81,10 @@ class Elections:
     @property
     def is_started(self) -> bool:
         return self._is_started
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     @property
     def replica_id(self) -> int:
@@ -125,6 +129,11 @@ class Elections:
         self._queue.see_term(state.term)
         self._do(self._tell_all_that_is_known)
 
+    def kept_beside(self, state: RaftState) -> RaftState:
+        """What we have to stand by when data, and with it `state`, comes from a peer: its vote is not ours."""
+        own = self.raft.persisted
+        return own if own.term >= state.term else RaftState(term=state.term)
+
     def _make_raft(self, state: RaftState, replica_id: int) -> Raft:
         random = self._outside.random
         return Raft(
@@ -150,8 +159,7 @@ class Elections:
     async def close(self) -> None:
         """It takes part no more. Who waits for the end of an election hears that."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         self._wake()
         await self._promotions.close()
         triggered = list(self._triggered)
@@ -252,7 +260,8 @@ class Elections:
                 self._carry_out(ready)
         finally:
             self._is_stepping = False
-        self._set_timer()
+        if not self._is_closed:
+            self._alarm.set(self.raft.deadline)
 
     def _carry_out(self, ready: Ready) -> None:
         for note in ready.notes:
@@ -324,21 +333,7 @@ class Elections:
 
     # --- time ---
 
-    def _set_timer(self) -> None:
-        """One timer, that may ring early: signs of life move its deadline away all the time."""
-        deadline = self.raft.deadline
-        if deadline is None or self._is_closed:
-            return
-        if self._timer is not None:
-            if self._timer_at <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_at = deadline
-        delay = max(0.0, deadline - self._clock.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
-
     def _tick(self) -> None:
-        self._timer = None
         self._do(self.raft.tick)
 
     # --- triggers ---

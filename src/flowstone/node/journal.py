@@ -276,9 +276,9 @@ class Journal:
         )
 
     async def _work(self) -> None:
-        """Writes batch after batch until nothing is queued."""
+        """Writes batch after batch until nothing is queued, or the rest is quick."""
         try:
-            while self._done:
+            while self._done and self._takes_long():
                 ends_file, must_sync = bool(self._cuts), self._must_sync
                 rows, done, after = self._take()
                 self._must_sync = must_sync and bool(self._done)  # it may be about what is behind a cut
@@ -293,6 +293,7 @@ class Journal:
                     _tell(whose_end, await self._outside.blocking(self._try_to_end_file))
         finally:
             self._worker = None
+        self.flush()
 
     def _take(self) -> tuple[list[bytes], list[Done], dict[int, int]]:
         """The next batch: all that is queued, but not beyond a place where the file is to end."""

@@ -160,9 +160,9 @@ class Member:
         box = self._instance.box
         if self.is_anonymous:
             replay.start_logs(self._start_vclock)
+        replay.rewind()  # what is undecided comes again, with what is new
         box.is_recovering = False
         sort_indexes(box)
-        replay.synchro.pending = replay.pending
         await self._adopt(self._recovered(replay))
         self.is_joining = False
         self._has_joined = True

@@ -18,9 +18,12 @@ from uuid import UUID
 from flowstone.box.bootstrap import FirstUser
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect, from_greeting
+from flowstone.box.index import WHOLE
+from flowstone.box.system import CLUSTER_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.auth import hash_of_hash
+from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.applying import Applying
 from flowstone.node.checkpoint import SLICE_WHILE_LOADING, Checkpointer, States, write_snapshot
@@ -29,7 +32,6 @@ from flowstone.node.configuration import Configuration, incorrect, listen_uri
 from flowstone.node.connection import greeting_of
 from flowstone.node.elections import MAY_LEAD, Elections
 from flowstone.node.gc import GarbageCollector
-from flowstone.node.info import members
 from flowstone.node.instance import Function, Instance
 from flowstone.node.journal import Journal, WalMode
 from flowstone.node.member import NOBODY, Member
@@ -244,6 +246,7 @@ class Parts:
         """Makes what a join has brought the node's own: a snapshot of it, and the log goes on behind that."""
         self._check_identity(recovered)
         instance, synchro = self.instance, recovered.synchro
+        synchro.raft = instance.elections.kept_beside(synchro.raft)
         with instance.box.open_view() as view:
             path = await write_snapshot(
                 self._outside,
@@ -263,20 +266,21 @@ class Parts:
         instance.journal.continue_at(recovered.vclock, recovered.last)
         instance.replicaset_uuid = recovered.replicaset_uuid or NOBODY
         self._set_id(recovered.replica_id)
-        self.replication.replica_set.set_members(_members(instance))
         synchro = recovered.synchro
         pending: list[Pending[Revocable]] = [
             Pending(each.effect, each.lsn, each.is_synchronous) for each in synchro.pending
         ]
-        self.decide_anew()  # what the queue holds must not be confirmed by a quorum of another set
+        # It decides nothing before it has heard of peers, or was promoted: by a quorum of those who are members then.
         instance.queue.start(instance.id, synchro.promote(), synchro.tenures, pending)
+        self.replication.replica_set.set_members(_members(instance))
+        self.decide_anew()
         instance.elections.start(synchro.raft, instance.id)
         _limit(instance)
 
     def decide_anew(self) -> None:
         """Options of synchronous replication and of elections have changed, or those who take part have."""
         instance, configuration = self.instance, self.instance.configuration
-        dialect, ids = instance.box.dialect, [replica_id for replica_id, _ in members(instance)]
+        dialect, ids = instance.box.dialect, list(self.replication.replica_set.members)
         quorum = configuration.synchro_quorum(dialect, len(ids))
         instance.queue.configure(
             quorum=quorum,
@@ -421,7 +425,14 @@ def apply_options(parts: Parts, changed: Sequence[str]) -> None:
 
 
 def _members(instance: Instance) -> list[tuple[int, UUID]]:
-    return [(replica_id, UUID(uuid)) for replica_id, uuid in members(instance)]
+    """Of facts: who comes, or goes, by a transaction that waits for a quorum must not change what a quorum is."""
+    box = instance.box
+    cluster = box.spaces.get(CLUSTER_ID)
+    if cluster is None or cluster.primary is None:
+        return []
+    with box.open_view(confirmed=True) as view:
+        rows = [unpack(raw) for _, raw in view.source(cluster.primary).scan(WHOLE)]
+    return [(row[0], UUID(row[1])) for row in rows]
 
 
 def _limit(instance: Instance) -> None:

@@ -142,6 +142,15 @@ class Replay:
         """Synchronous transactions without a verdict, and what waits behind them, in the order of the log."""
         return tuple(applied for applied in self._tracker.pending if applied.waits(by_schema=self._by_schema))
 
+    def rewind(self) -> None:
+        """Takes back what has no verdict, and all behind it: a snapshot of this must hold facts only."""
+        if self._tracker.is_quiet:
+            return
+        for applied in reversed(self._tracker.pending):
+            applied.effect.rollback()
+        self._vclock = VClockBuilder(self._tracker.vclock)
+        self._new_tracker(by_schema=self._by_schema)
+
     # --- snapshots ---
 
     def push_snapshot(self, slab: Slab) -> None:

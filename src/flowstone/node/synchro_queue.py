@@ -21,6 +21,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.row import Row, encode_header
+from flowstone.node.alarm import Alarm
 from flowstone.node.journal import Journal
 from flowstone.outside import Clock
 from flowstone.replication.limbo import Limbo
@@ -117,8 +118,7 @@ class SynchroQueue:
         self._watched: dict[Entry[Waiting], list[asyncio.Future[None]]] = {}
         self._transfer: asyncio.Future[None] | None = None
         self._clearing: list[asyncio.Future[None]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(self._clock, self._tick)
         self._shown = self._appearance()
         self._was_busy = False
         self._is_closed = False
@@ -137,10 +137,11 @@ class SynchroQueue:
     # --- life ---
 
     def start(self, instance_id: int, state: Promote, tenures: Tenures, pending: Sequence[Pending[Revocable]]) -> None:
-        """Begins where the log ended; `pending` is in the log and in memory, and has no verdict.
+        """Begins where the log ended, or anew; `pending` is in the log and in memory, and has no verdict.
 
         Nothing is decided about it before `resume`: peers may have done that meanwhile, on our behalf.
         """
+        self._let_go("the data was given up for that of a peer")
         self.limbo = Limbo(
             instance_id=instance_id,
             dialect=self._box.dialect,
@@ -172,20 +173,21 @@ class SynchroQueue:
     def close(self) -> None:
         """Nothing is decided any more. Who waits for a promotion or a verdict hears that."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._let_go("the node was stopped before a quorum had it")
+
+    def _let_go(self, why: str) -> None:
+        self._alarm.cancel()
         for entry in (*self._unproven, *self.limbo.pending):
             if entry.transaction.is_promised:
-                _tell(
-                    entry.transaction.told, OutcomeUnknown("the node was stopped before a quorum had it", hint=_LATER)
-                )
+                _tell(entry.transaction.told, OutcomeUnknown(why, hint=_LATER))
         self._unproven.clear()
         waiting = [*self._clearing, *(future for futures in self._watched.values() for future in futures)]
         if self._transfer is not None:
             waiting.append(self._transfer)
         for future in waiting:
             if not future.done():
-                future.set_exception(FlowstoneError("the node is being stopped"))
+                future.set_exception(OutcomeUnknown(why))
+        self._clearing, self._watched, self._transfer = [], {}, None
 
     # --- transactions: `node/commits.py` and `node/applying.py` ---
 
@@ -271,21 +273,7 @@ class SynchroQueue:
         self._do(self.limbo.configure(quorum=quorum, timeout=timeout, max_size=max_size, member_count=member_count))
 
     def _tick(self) -> None:
-        self._timer = None
         self._do(self.limbo.tick(self._clock.monotonic()))
-
-    def _set_timer(self) -> None:
-        """One timer, that may ring early: deadlines move with every transaction, mostly away from us."""
-        deadline = self.limbo.deadline
-        if deadline is None or self._is_closed:
-            return
-        if self._timer is not None:
-            if self._timer_at <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_at = deadline
-        delay = max(0.0, deadline - self._clock.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     # --- ownership ---
 
@@ -381,7 +369,8 @@ class SynchroQueue:
                     self._end_transfer(error)
                 case Cleared():
                     self._end_clearing()
-        self._set_timer()
+        if not self._is_closed:
+            self._alarm.set(self.limbo.deadline)
         self._look_around()
 
     def _commit(self, entries: Sequence[Entry[Waiting]], *, is_proven: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from flowstone.errors import FlowstoneError
 from flowstone.node.instance import Instance
 from flowstone.node.promotion import timed_out
 
@@ -16,6 +17,8 @@ async def wait_read_only(instance: Instance, is_read_only: bool, timeout: float 
     clock = instance.outside.clock
     deadline = None if timeout is None else clock.monotonic() + timeout
     while instance.is_read_only != is_read_only:
+        if instance.elections.is_closed:
+            raise FlowstoneError("the node was stopped")
         if deadline is not None and clock.monotonic() >= deadline:
             raise timed_out()
         await clock.sleep(STEP_SECONDS)

@@ -22,6 +22,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import frame
 from flowstone.iproto.requests import decode_text, decode_uint, split_map
 from flowstone.iproto.row import Row, encode_header
+from flowstone.replication.synchro import NUMBER_MAX
 from flowstone.replication.vclock import VClock, VClockError
 
 NIL_UUID: Final = UUID(int=0)
@@ -154,6 +155,13 @@ def _uint(raw: bytes) -> int:
     return decode_uint(raw)
 
 
+def _term(raw: bytes) -> int:
+    term = _uint(raw)
+    if term > NUMBER_MAX:
+        raise ValueError
+    return term
+
+
 def _version(raw: bytes) -> int:
     return _uint(raw) & 0xFFFF_FFFF
 
@@ -195,7 +203,7 @@ _FIELDS: dict[int, tuple[Callable[[bytes], Any], str]] = {
     Key.CHECKPOINT_VCLOCK: (_whole_vclock, "invalid CHECKPOINT_VCLOCK"),
     Key.CHECKPOINT_LSN: (_uint, "invalid CHECKPOINT_LSN"),
     Key.INSTANCE_NAME: (_text, "invalid INSTANCE_NAME"),
-    Key.TERM: (_uint, "invalid term"),
+    Key.TERM: (_term, "invalid term"),
     Key.VCLOCK_SYNC: (_uint, "invalid vclock sync"),
 }
 """How the value of a key is read, and what real servers call it when they cannot."""

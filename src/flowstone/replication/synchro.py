@@ -16,6 +16,9 @@ from flowstone.xlog.transactions import CONTROL_TYPES
 
 _STATE_MAX = 3
 
+NUMBER_MAX = 2**63 - 1
+"""Of LSNs, as servers keep them. Terms that large nobody reaches; the next one must still be a number."""
+
 
 class SynchroError(RemoteProtocolError):
     """The body of a control row is not what its type promises."""
@@ -154,8 +157,8 @@ class _Fields:
         value = self._values.get(int(key), default)
         if value is None:
             raise self._error(f"{key.name} is missing")
-        if type(value) is not int or value < 0:
-            raise self._error(f"{key.name} is {value!r}, not an unsigned number")
+        if type(value) is not int or not 0 <= value <= NUMBER_MAX:
+            raise self._error(f"{key.name} is {value!r}, not a number from 0 to {NUMBER_MAX}")
         return value
 
     def boolean(self, key: RaftKey) -> bool:

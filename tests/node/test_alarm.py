@@ -1,0 +1,27 @@
+"""One timer for a deadline that moves: it rings when that has come, and not much more often."""
+
+from __future__ import annotations
+
+from flowstone.node.alarm import Alarm
+from tests.simulation.simulation import Simulation, simulated
+
+
+@simulated(seeds=range(1))
+async def test_it_rings_when_the_first_deadline_has_come_and_can_be_set_again(sim: Simulation) -> None:
+    clock = sim.outside.clock
+    rings: list[float] = []
+    began = clock.monotonic()
+    alarm = Alarm(clock, lambda: rings.append(clock.monotonic() - began))
+    alarm.set(None)
+    alarm.set(began + 5)
+    alarm.set(began + 9)  # later: it rings early, and whoever set it looks again
+    await clock.sleep(6)
+    assert [round(ring) for ring in rings] == [5]
+    alarm.set(began + 9)
+    alarm.set(began + 7)
+    await clock.sleep(5)
+    assert [round(ring) for ring in rings] == [5, 7]
+    alarm.set(began + 20)
+    alarm.cancel()
+    await clock.sleep(20)
+    assert len(rings) == 2
