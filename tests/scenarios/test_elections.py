@@ -26,7 +26,7 @@ from tests.scenarios.queues import (
     start_members,
     told,
 )
-from tests.scenarios.simulated_members import held, insert, make_space, reconfigure
+from tests.scenarios.simulated_members import held, insert, make_space, reconfigure, uris
 from tests.simulation.cluster import NAMES, all_follow_all, converge, follows, start_set, vclock
 from tests.simulation.simulation import Crashed, Simulation, simulated
 from tests.simulation.test_elections import DEATH, elect, election, leaders
@@ -329,6 +329,7 @@ async def test_a_leader_whose_log_fails_lets_another_lead(sim: Simulation) -> No
         await insert(sim, first, 1, space=SYNC)
     second = await elect(sim, others)
     sim.storage(first).broken.clear()
+    await reconfigure(sim, first, replication=uris(sim, *NAMES))  # it may have stopped following
     await insert(sim, second, 2, space=SYNC)
     assert await elect(sim) == second
     await sim.until(lambda: held(sim, first, SYNC) == held(sim, second, SYNC) == {2: second})
