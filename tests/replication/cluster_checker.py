@@ -56,6 +56,12 @@ class ClusterChecker:
         fact, who = self._facts.setdefault(name, (kept, where))
         assert fact == kept, f"{name} is {_verdict(kept)} {where} and {_verdict(fact)} {who}"
 
+    def made_anew(self, donor: Member) -> None:
+        """A split brain was decided for `donor`: what the other side alone had taken back is there after all."""
+        kept = {name for name, is_kept in donor.fates.items() if is_kept}
+        self.doubtful |= {name for name, (fact, _) in self._facts.items() if not fact and name in kept}
+        self._facts = {name: fact for name, fact in self._facts.items() if fact[0] or name not in kept}
+
     def answered(self, member: Member, name: str, error: TarantoolError | None) -> None:
         if error is None:
             if name in self.synchronous:

@@ -447,6 +447,8 @@ class World:
             for (source, target), connection in self.connections.items():
                 if member_id in (source, target):
                     connection.refused = None
+        if outcasts:
+            self.checker.made_anew(donor)
         self.connect()
         for member_id in outcasts:
             self.start(self.members[member_id])
