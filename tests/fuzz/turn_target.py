@@ -128,7 +128,7 @@ class _Peer:
     def postponed(self, count: int) -> None:
         raise AssertionError("no space here is synchronous")
 
-    def send_late(self, packets: Sequence[bytes]) -> None:
+    def send_late(self, packets: Sequence[bytes], count: int) -> None:
         raise AssertionError("no space here is synchronous")
 
     def refuse(self, reason: str) -> None:

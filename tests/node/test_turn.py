@@ -99,8 +99,8 @@ class Connection:
     def postponed(self, count: int) -> None:
         self.postponed_count += count
 
-    def send_late(self, packets: Sequence[bytes]) -> None:
-        self.postponed_count -= len(packets)
+    def send_late(self, packets: Sequence[bytes], count: int) -> None:
+        self.postponed_count -= count
         self.send(packets)
 
     def refuse(self, reason: str) -> None:

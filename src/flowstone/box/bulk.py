@@ -144,6 +144,24 @@ class BulkWrite:
         """True if anything was written."""
         return bool(self._changes)
 
+    def take_first(self, count: int) -> BulkWrite:
+        """The first `count` writes, of those that were added at once; the others stay."""
+        ((index, keys, olds),) = self._changes
+        self._changes = [(index, keys[count:], olds[count:])]
+        return self._of(index, keys[:count], olds[:count])
+
+    def take_last(self, count: int) -> BulkWrite:
+        """The last `count` writes, of those that were added at once; the others stay."""
+        ((index, keys, olds),) = self._changes
+        self._changes = [(index, keys[:-count], olds[:-count])]
+        return self._of(index, keys[-count:], olds[-count:])
+
+    @staticmethod
+    def _of(index: Index, keys: Sequence[Key], olds: Sequence[bytes | None]) -> BulkWrite:
+        written = BulkWrite()
+        written.add(index, keys, olds)
+        return written
+
     def _newest_first(self) -> Iterator[tuple[Index, Key, bytes | None]]:
         for index, keys, olds in reversed(self._changes):
             for key, old in zip(reversed(keys), reversed(olds), strict=True):

@@ -37,7 +37,7 @@ from flowstone.node.applying_plain import PlainRows, Replicated, Step, distinct
 from flowstone.node.commits import Commits, client_error
 from flowstone.node.journal import Journal
 from flowstone.node.replay import BULK_MIN, execute
-from flowstone.node.synchro_queue import Received, Waiting
+from flowstone.node.synchro_queue import NOBODY, Received, Waiting
 from flowstone.outside import Clock
 from flowstone.replication.limbo_queue import Entry
 from flowstone.replication.row_stream import journal_rows
@@ -252,6 +252,10 @@ class Applying:
             return first
         if not (cells[scan.FLAGS] & _COMMIT).all() or (cells[scan.TYPE] == _NOP).any():
             return first
+        effect = self._plain.apply_run(slab, first, stop)
+        if effect is not None:
+            self._let_run(batch, origin_ids[0], stop, effect)
+            return stop
         is_flagged = (cells[scan.FLAGS] & _WAIT_ACK != 0).tolist()
         steps = self._plain.waiting_steps(slab, first, stop)
         if steps is None or (self._queue.is_empty and not (is_flagged[0] or steps[0][1].space.definition.is_sync)):
@@ -271,6 +275,23 @@ class Applying:
                 raise
         batch.go_on(behind)
         return behind
+
+    def _let_run(self, batch: Batch, origin_id: int, stop: int, effect: BulkWrite) -> None:
+        """Rows up to `stop` were applied, each a synchronous transaction; they wait as one until a verdict comes."""
+        self._submit(batch)
+        cells, first, last = batch.slab.cells, batch.stop, stop - 1
+        lsn, size = int(cells[scan.LSN, last]), int(cells[scan.ROW_END, last]) - int(cells[scan.ROW_AT, first])
+        entry = self._queue.limbo.receive(
+            Waiting(effect, NOBODY, is_promised=False),
+            origin_id=origin_id,
+            lsn=lsn,
+            is_synchronous=True,
+            size=size,
+            count=stop - first,
+        )
+        assert entry is not None, "it is synchronous"
+        batch.add(stop, effect)
+        self._submit(batch, entry=entry)
 
     def _enter_many(
         self, origin_id: int, steps: Sequence[Step], lsns: Sequence[int], is_flagged: Sequence[bool]

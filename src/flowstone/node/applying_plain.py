@@ -91,6 +91,24 @@ class PlainRows:
         """What rows that may wait do, in their order; None if one of them needs a closer look."""
         return self._steps(slab, first, _codes(slab.cells[:, first:stop]), self._waiting_lane)
 
+    def apply_run(self, slab: Slab, first: int, stop: int) -> BulkWrite | None:
+        """What rows that may wait did, if all are of one kind, put tuples into one synchronous space, and have their
+        LSNs without gaps; None, with nothing done, if they are not like that or need a closer look."""
+        cells = slab.cells[:, first:stop]
+        kind, space_id, lsn = (int(cells[line, 0]) for line in (scan.TYPE, scan.SPACE_ID, scan.LSN))
+        lane = self._waiting_lane(space_id)
+        if lane is None or kind == _DELETE or not lane.space.definition.is_sync:
+            return None
+        codes = _codes(cells)
+        if not (codes == codes[0]).all() or int(cells[scan.LSN, -1]) - lsn != stop - first - 1:
+            return None
+        found = _keys(lane, kind, slab, cells)
+        if found is None or len(set(found[0])) < stop - first:
+            return None  # of a key that stands there twice, a part would take back what stood there before both
+        written = BulkWrite()
+        put = bulk.insert_many if kind == _INSERT else bulk.replace_many
+        return written if put(lane, *found, written) else None
+
     def _waiting_lane(self, space_id: int) -> Lane | None:
         space = self._box.spaces.get(space_id)
         lane = bulk.lane_of(space) if space is not None else None

@@ -191,8 +191,8 @@ class Connection:
         if self.in_flight >= self._server.limits.net_msg_max:
             self._is_held = True
 
-    def send_late(self, packets: Sequence[bytes]) -> None:
-        self.in_flight -= len(packets)
+    def send_late(self, packets: Sequence[bytes], count: int) -> None:
+        self.in_flight -= count
         self.write(packets[0] if len(packets) == 1 else b"".join(packets))
         if self._is_held:
             self._continue()

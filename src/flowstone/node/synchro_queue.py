@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self, cast
 
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
@@ -39,7 +39,7 @@ from flowstone.replication.limbo_actions import (
     quorum_timeout,
     sync_rollback,
 )
-from flowstone.replication.limbo_queue import Entry, Pending, State
+from flowstone.replication.limbo_queue import Entry, Pending, Run, State
 from flowstone.replication.split_brain import Body, Fate, Request
 from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
 from flowstone.replication.tenures import Tenures
@@ -81,11 +81,37 @@ class Waiting(NamedTuple):
     """A transaction in the queue: what takes it back, and who is told of the verdict (None: it is a fact).
 
     `is_promised`: a client takes that for a promise, so it has to be proven (see `limbo_actions.Proven`).
+    Also a run of many, if both can be divided: a `BulkWrite`, and replies to all of them or `NOBODY`.
     """
 
     effect: Revocable
     told: Told
     is_promised: bool = True
+
+    def take_first(self, count: int) -> Waiting:
+        effect, told = cast("Run", self.effect), cast("Run", self.told)
+        parts = cast(Revocable, effect.take_first(count)), cast(Told, told.take_first(count))
+        return Waiting(*parts, self.is_promised)
+
+    def take_last(self, count: int) -> Waiting:
+        effect, told = cast("Run", self.effect), cast("Run", self.told)
+        parts = cast(Revocable, effect.take_last(count)), cast(Told, told.take_last(count))
+        return Waiting(*parts, self.is_promised)
+
+
+class _Nobody:
+    """Who wrote it is gone, or is another instance."""
+
+    def __call__(self, error: FlowstoneError | None) -> None: ...
+
+    def take_first(self, count: int) -> Self:
+        return self
+
+    def take_last(self, count: int) -> Self:
+        return self
+
+
+NOBODY: Final = _Nobody()
 
 
 class Received(NamedTuple):
@@ -202,6 +228,15 @@ class SynchroQueue:
     ) -> Entry[Waiting] | None:
         """As `Limbo.receive`, when the transaction has taken effect."""
         return self.limbo.receive(waiting, origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size)
+
+    def submit_run(self, run: Waiting, count: int, size: int) -> Entry[Waiting] | None:
+        """As `submit`, for so many synchronous ones; None if one of them may be refused."""
+        if self._max_size and self.limbo.size + size > self._max_size:
+            return None
+        try:
+            return self.limbo.submit(run, is_synchronous=True, size=size, count=count)
+        except TarantoolError:
+            return None
 
     def takes(self, origin_id: int) -> bool:
         """Whether what `origin_id` writes now may wait here."""
@@ -376,7 +411,8 @@ class SynchroQueue:
     def _commit(self, entries: Sequence[Entry[Waiting]], *, is_proven: bool) -> None:
         popleft = self._box.in_flight.popleft
         for entry in entries:
-            popleft()
+            if not entry.is_part:
+                popleft()
             if is_proven or not entry.transaction.is_promised:
                 _tell(entry.transaction.told, None)
             else:
@@ -391,7 +427,8 @@ class SynchroQueue:
                 _tell(entry.transaction.told, None)
 
     def _undo(self, entry: Entry[Waiting], error: TarantoolError) -> None:
-        self._box.in_flight.pop()
+        if not entry.is_part:
+            self._box.in_flight.pop()
         entry.transaction.effect.rollback()
         _tell(entry.transaction.told, error)
         if self._watched:

@@ -108,8 +108,8 @@ class Peer(Protocol):
         """Told of replies that have to wait for others than us; who has many of them has to wait with its next."""
         ...
 
-    def send_late(self, packets: Sequence[bytes]) -> None:
-        """Sends replies that were postponed."""
+    def send_late(self, packets: Sequence[bytes], count: int) -> None:
+        """Sends `count` replies that were postponed."""
         ...
 
     def refuse(self, reason: str) -> None:
@@ -279,6 +279,8 @@ class Turns:
         index, queue = lane.primary, self._commits.queue
         if kind == INSERT and (not index.map.keys().isdisjoint(keys) or len(set(keys)) < len(keys)):
             return False
+        if kind != DELETE and lane.space.definition.is_sync and self._run_together(lane, keys, part):
+            return True
         tuples: Sequence[bytes | None] = [None] * len(keys)
         if kind != DELETE:
             tuples = bulk.slices(part.data, part.line(scan.TUPLE_AT), part.line(scan.TUPLE_END))
@@ -308,21 +310,41 @@ class Turns:
         for late, packet in zip(lates, self._packets(part, results), strict=False):
             late.packet = packet
         if entries:
-            self._log_waiting(part, entries, lsn)
+            self._log_waiting(part, entries, lsn, len(entries))
         if refusal is not None:
             for late in lates[len(entries) :]:
                 late(refusal)
         return True
 
-    def _log_waiting(self, part: _Part, entries: list[Entry[Waiting]], lsn: int) -> None:
+    def _run_together(self, lane: Lane, keys: list[Key], part: _Part) -> bool:
+        """Puts tuples as a run of transactions; False, with nothing done, if that cannot be for all of them."""
+        if len(set(keys)) < len(keys):  # a part of the run would take back what stood at a key before both
+            return False
+        ats, ends, count, written = part.line(scan.TUPLE_AT), part.line(scan.TUPLE_END), len(keys), BulkWrite()
+        out, edges = self._build_replies(part, count, part.buf, ats, ends - ats)
+        syncs = part.syncs.astype(np.uint64).tolist()
+        late = self._late.run(part.by_peer(), syncs, out[: edges[-1]].tobytes(), edges.tolist())
+        bulk.replace_many(lane, keys, bulk.slices(part.data, ats, ends), written)
+        entry = self._commits.queue.submit_run(Waiting(written, late), count, int((ends - ats).sum()))
+        if entry is None:
+            written.rollback()
+            return False
+        for peer, first, behind in part.by_peer():
+            peer.postponed(behind - first)
+        lsn = self._journal.next_lsn(self._journal.replica_id)
+        entry.lsn = lsn + count - 1
+        self._log_waiting(part, [entry], lsn, count)
+        return True
+
+    def _log_waiting(self, part: _Part, entries: list[Entry[Waiting]], lsn: int, count: int) -> None:
         journal, flags = self._journal, self._commits.queue.limbo.row_flags(entries[0])
-        start, end = part.start, part.start + len(entries)
+        start, end = part.start, part.start + count
         content = int((part.cells[scan.PACKET_END, start:end] - part.cells[scan.PACKET_AT, start:end]).sum())
-        out: Bytes = np.empty(batches.rows_bound(len(entries), content), np.uint8)
+        out: Bytes = np.empty(batches.rows_bound(count, content), np.uint8)
         now = batches.float_bits(self._clock.wall())
         size, _ = batches.build_rows(part.buf, part.cells, start, end, out, journal.replica_id, lsn, now, flags)
         rows = out[:size].tobytes()
-        self._commits.submit_waiting(entries, lambda done: journal.submit(rows, len(entries), done))
+        self._commits.submit_waiting(entries, lambda done: journal.submit(rows, count, done))
 
     def _error(self, sync: int, error: TarantoolError) -> bytes:
         return encode_error(sync, self._box.schema_version, error, self._wide)

@@ -116,7 +116,7 @@ class _Client:
 
     def postponed(self, count: int) -> None: ...
 
-    def send_late(self, packets: Sequence[bytes]) -> None:
+    def send_late(self, packets: Sequence[bytes], count: int) -> None:
         self.send(packets)
 
     def refuse(self, reason: str) -> None:

@@ -127,10 +127,13 @@ class Limbo(LimboState[T]):
 
     # --- transactions ---
 
-    def submit(self, transaction: T, *, is_synchronous: bool, is_local: bool = False, size: int = 0) -> Entry[T] | None:
+    def submit(
+        self, transaction: T, *, is_synchronous: bool, is_local: bool = False, size: int = 0, count: int = 1
+    ) -> Entry[T] | None:
         """A transaction of our own, before it goes to the journal. None: it has nothing to wait for but its write.
 
-        Raises the error for its client; then it must be undone. `is_local`: no row of it is ever replicated.
+        Raises the error for its client; then it must be undone. `is_local`: no row of it is ever replicated. `count`
+        of more than one: a `Run` of so many, all synchronous, one row each.
         """
         if not is_synchronous and not self._queue:
             if not is_local:
@@ -143,7 +146,7 @@ class Limbo(LimboState[T]):
             if self._max_size and self._queue.size >= self._max_size:
                 raise queue_full()
         origin_id = 0 if is_local else self.instance_id
-        entry = Entry(transaction, origin_id, is_synchronous=is_synchronous, size=size)
+        entry = Entry(transaction, origin_id, is_synchronous=is_synchronous, size=size, count=count)
         self._queue.append(entry)
         return entry
 
@@ -170,7 +173,7 @@ class Limbo(LimboState[T]):
         return filter_transaction(origin_id, lsn, self.history, waits_for_verdict=waits, has_effect=has_effect)
 
     def receive(
-        self, transaction: T, *, origin_id: int, lsn: int, is_synchronous: bool, size: int = 0
+        self, transaction: T, *, origin_id: int, lsn: int, is_synchronous: bool, size: int = 0, count: int = 1
     ) -> Entry[T] | None:
         """A transaction of another instance, admitted and applied, before it goes to the journal. As `submit`."""
         self._check_not_busy()
@@ -178,7 +181,7 @@ class Limbo(LimboState[T]):
             self._tenures.made_fact()
             return None
         self._claim(origin_id)
-        entry = Entry(transaction, origin_id, is_synchronous=is_synchronous, lsn=lsn, size=size)
+        entry = Entry(transaction, origin_id, is_synchronous=is_synchronous, lsn=lsn, size=size, count=count)
         self._queue.append(entry)
         return entry
 
@@ -324,7 +327,15 @@ class Limbo(LimboState[T]):
         undone = self._queue.rollback(lsn)
         newest = self._queue.last_synchronous
         self._reached_lsn = min(self._reached_lsn, newest.lsn if newest else self.confirmed_lsn)
-        return [Undo(entry, quorum_timeout() if entry is overdue else sync_rollback()) for entry in undone]
+        if overdue is None or overdue not in undone:
+            return [Undo(entry, sync_rollback()) for entry in undone]
+        actions = [Undo(entry, sync_rollback()) for entry in undone if entry is not overdue]
+        first = overdue
+        if overdue.count > 1:
+            first = overdue.take_others(1)
+            first.state = State.UNDONE
+            actions.append(Undo(overdue, sync_rollback()))
+        return [*actions, Undo(first, quorum_timeout())]
 
     def _change_owner(self, request: Request, body: Promote | Demote, own_lsn: int) -> list[Action[T]]:
         if body.term <= self._term:
@@ -448,7 +459,7 @@ class Limbo(LimboState[T]):
         first = self._first_undecided()
         if first is not None and first.written_at is not None and now >= first.written_at + self._timeout:
             self._overdue = first
-            actions.append(self._write(Rollback(self._owner_id, first.lsn)))
+            actions.append(self._write(Rollback(self._owner_id, first.first_lsn)))
         return actions
 
     def _first_undecided(self) -> Entry[T] | None:
@@ -563,6 +574,6 @@ class Limbo(LimboState[T]):
         if self._clear_lsn is None or self._retry_at is not None or not self._queue.is_written:
             return []
         limit = self._clear_lsn
-        covered = [entry.lsn for entry in self._queue if entry.is_synchronous and entry.lsn <= limit]
-        verdict = Confirm(self._owner_id, covered[-1]) if covered else Rollback(self._owner_id, first.lsn)
+        covered = [min(limit, entry.lsn) for entry in self._queue if entry.is_synchronous and entry.first_lsn <= limit]
+        verdict = Confirm(self._owner_id, covered[-1]) if covered else Rollback(self._owner_id, first.first_lsn)
         return [self._write(verdict)]

@@ -131,7 +131,7 @@ class LimboState(Generic[T]):
     @property
     def history(self) -> History:
         ends = self._queue.first, self._queue.last_synchronous
-        first, last = (entry.lsn if entry else 0 for entry in ends)
+        first, last = ends[0].first_lsn if ends[0] else 0, ends[1].lsn if ends[1] else 0
         terms, former = self._tenures.promote_terms, self._tenures.former
         return History(self._owner_id, self._term, self.confirmed_vclock, terms, first, last, former)
 
