@@ -456,7 +456,7 @@ async def test_triggers_are_told_of_elections_and_programs_wait_for_their_outcom
         await node.promote()
         await node.wait_rw(5)
         assert node.info()["election"]["state"] == "leader"
-    assert seen[-1] == "leader"
+    assert "leader" in seen
 
 
 async def test_temporary_and_local_spaces(node: flowstone.Node) -> None:

@@ -265,7 +265,7 @@ class Elections:
 
     def _carry_out(self, ready: Ready) -> None:
         for note in ready.notes:
-            LOG.info("RAFT: %s", note)
+            LOG.info("RAFT, %d in term %d: %s", self.replica_id, self.raft.volatile_term, note)
         self._fence(ready)
         if ready.write is not None:
             self._write(ready.write)

@@ -6,6 +6,7 @@ request, so that whoever changes a fact here need tell nobody. Holds no logic bu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ from flowstone.node.journal import Journal
 from flowstone.node.synchro_queue import SynchroQueue
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
+
+LOG = logging.getLogger("flowstone.node")
 
 Function = Callable[..., Any]
 """A Python function that clients may CALL, plain or async. What it returns as a tuple are several results."""
@@ -177,8 +180,10 @@ class Instance:
         Without an id it never is: rows that nobody could tell from local ones would reach nobody.
         """
         is_held_back = self.id == 0 or self.is_orphan or self.queue.limbo.is_read_only or self.elections.is_read_only
-        self.box.is_read_only = self.configuration.read_only or is_held_back
+        was_read_only, self.box.is_read_only = self.box.is_read_only, self.configuration.read_only or is_held_back
         self.box.read_only_reason = self._read_only_text()
+        if self.is_read_only != was_read_only and self.status != "loading":
+            LOG.info("now %s", f"read-only: {self.box.read_only_reason}" if self.is_read_only else "writable")
         if self.status != "loading":
             self.status = "orphan" if self.is_orphan else "running"
 

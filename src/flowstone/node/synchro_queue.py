@@ -319,6 +319,8 @@ class SynchroQueue:
 
     def fence(self) -> None:
         """No verdicts any more: a quorum is out of reach, and may elect another."""
+        if self.limbo and not self.limbo.is_fenced:
+            LOG.warning("%d transactions wait: nobody decides about them until there is a leader", len(self.limbo))
         self.limbo.fence()
         self._look_around()
 
@@ -398,6 +400,7 @@ class SynchroQueue:
                 case Reject(request, error):
                     self._reject(request, error)
                 case Transferred(request):
+                    self._say_owner(request)
                     if request.origin_id == self.limbo.instance_id:
                         self._end_transfer(None)
                 case TransferFailed(error):
@@ -443,6 +446,12 @@ class SynchroQueue:
             else:
                 decided.set_exception(sync_rollback())
 
+    def _say_owner(self, request: Request) -> None:
+        body, limbo = request.body, self.limbo
+        whose = f"is that of replica {limbo.owner_id}" if limbo.owner_id else "is nobody's"
+        taken = f"; of replica {body.owner_id} stands what is up to {body.lsn}" if body.owner_id else ""
+        LOG.info("the queue %s in term %d%s", whose, limbo.term, taken)
+
     def _reject(self, request: Request, error: TarantoolError) -> None:
         """What `decide` has just been given it refuses itself; of what had to wait nobody would hear otherwise."""
         received = self._received.pop(request, None)
@@ -454,6 +463,9 @@ class SynchroQueue:
         if received is not None:
             self._log(request, received, received.rows)
             return
+        if isinstance(request.body, Rollback):
+            need = f"no quorum of {self.limbo.quorum} within {self.timeout:g} s"
+            LOG.warning("%s: transactions from %d on are taken back, %d wait", need, request.body.lsn, len(self.limbo))
         journal = self._journal
         lsn = journal.next_lsn(journal.replica_id)
         rows = _encode(request.body, journal.replica_id, lsn, self._clock.wall())
