@@ -13,7 +13,7 @@ def test_the_demo_shows_commands_and_their_output(flowstone: Command) -> None:
     shown = flowstone("demo")
     assert shown.code == 0
     commands = re.findall(r"^\$ flowstone (.*)$", shown.text, re.MULTILINE)
-    assert len(commands) == 10
+    assert len(commands) == 11
     assert all(command.startswith("cat ") for command in commands)
     assert "orders.parquet: 1 rows, read back with pyarrow" in shown.text
     assert any("torn at byte" in line for line in shown.errors)
