@@ -17,6 +17,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
+from flowstone.node.relay_join import Join
 from flowstone.node.synchro_queue import OutcomeUnknown
 from flowstone.outside import production
 from flowstone.replication.synchro import Promote
@@ -215,6 +216,19 @@ class TestSnapshotWhileARowIsOnItsWayToTheDisk:
             limbo = node._instance.queue.limbo
             assert (limbo.owner_id, limbo.term) == (1, term)
 
+    async def test_a_replica_that_joins_then_is_told_the_owner(self, tmp_path: Path) -> None:
+        async with flowstone.Node(tmp_path, wal_mode="fsync") as node:
+            instance = node._instance
+            term = instance.elections.begin_term()
+            await instance.elections.until(lambda: instance.elections.raft.term >= term)
+            promoting = asyncio.ensure_future(instance.queue.promote(term))
+            await asyncio.sleep(0)
+            link = Link()
+            vclock = await Join(instance, str(tmp_path), link, 1, version=2 << 16 | 11 << 8 | 9).send_snapshot()
+            await promoting
+            assert vclock.get(1) == instance.vclock.get(1)
+            assert instance.queue.checkpoint().encode() in link.sent
+
     async def test_what_is_confirmed(self, tmp_path: Path) -> None:
         async with flowstone.Node(tmp_path, wal_mode="fsync") as node:
             synced = await node.create_space("synced", is_sync=True)
@@ -230,6 +244,21 @@ class TestSnapshotWhileARowIsOnItsWayToTheDisk:
             lsn = queue.limbo.confirmed_lsn
         async with flowstone.Node(tmp_path) as node:
             assert node._instance.queue.limbo.confirmed_lsn == lsn
+
+
+class Link:
+    """A replica that takes whatever it is sent."""
+
+    peer, user = "somewhere", 1
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    async def flushed(self) -> None:
+        return
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -46,7 +46,7 @@ async def test_what_is_undecided_when_a_replica_joins_is_in_none_of_its_snapshot
     async def and_write(join: Join, *who: Any) -> None:
         await register(join, *who)
         writing.append(asyncio.ensure_future(master.space("synced").replace((1, "undecided"))))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(master._instance.queue.limbo) == 1)
 
     async def at_once(queue: SynchroQueue, timeout: float | None = None) -> None:
         return

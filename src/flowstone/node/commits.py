@@ -22,7 +22,7 @@ from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.row import Row, encode_header, encode_uint
 from flowstone.node.journal import Journal, JournalClosed
-from flowstone.node.synchro_queue import OutcomeUnknown, Revocable, SynchroQueue, Told, Waiting
+from flowstone.node.synchro_queue import NOBODY, OutcomeUnknown, Revocable, SynchroQueue, Told, Waiting
 from flowstone.outside import Clock
 from flowstone.replication.limbo_queue import Entry
 from flowstone.xlog.transactions import make_transaction
@@ -123,7 +123,7 @@ class Commits:
         is what `Queue.receive` gave, for a transaction that waits there. Otherwise as `submit`.
         """
         submit = lambda done: self._journal.submit_replicated(rows, lsns, done)  # noqa: E731
-        waiting = Waiting(effect, self._teller(statements, _nobody)) if entry is None else entry.transaction
+        waiting = Waiting(effect, self._teller(statements, NOBODY)) if entry is None else entry.transaction
         self._send(waiting, submit, entry, entry.lsn if entry is not None else 0, logged)
 
     def submit_waiting(
@@ -151,7 +151,7 @@ class Commits:
 
     def teller(self, statements: tuple[Statement, ...]) -> Told:
         """Tells who listens what became of a transaction that nobody waits for."""
-        return self._teller(statements, _nobody)
+        return self._teller(statements, NOBODY)
 
     def _teller(self, statements: tuple[Statement, ...], done: Told) -> Told:
         if not self.has_listeners and self.on_members is None:
@@ -302,7 +302,3 @@ def client_error(cause: FlowstoneError) -> TarantoolError:
     error = errors.WalIo("Failed to write to disk")
     error.__cause__ = cause
     return error
-
-
-def _nobody(error: FlowstoneError | None) -> None:
-    """Nobody waits for it."""

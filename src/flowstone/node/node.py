@@ -218,7 +218,8 @@ class Node:
     # --- who leads ---
 
     async def promote(self) -> None:
-        """As `box.ctl.promote()`: returns when this node leads, and the queue of synchronous transactions is its own.
+        """As `box.ctl.promote()`: stands for election, and returns when this node leads; it takes writes soon after
+        (`wait_rw`), when the queue of synchronous transactions is its own.
 
         Without elections it just takes the queue over, as soon as a quorum has what waits in it.
         """

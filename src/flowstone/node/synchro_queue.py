@@ -100,7 +100,7 @@ class Waiting(NamedTuple):
 
 
 class _Nobody:
-    """Who wrote it is gone, or is another instance."""
+    """Nobody waits for it here: who wrote it is gone, or is another instance."""
 
     def __call__(self, error: FlowstoneError | None) -> None: ...
 
@@ -178,7 +178,7 @@ class SynchroQueue:
         self.limbo.configure(member_count=self._member_count)
         self._box.in_flight.extend(each.transaction for each in pending)
         waiting = [
-            Pending(Waiting(each.transaction, _nobody, is_promised=False), each.lsn, each.is_synchronous)
+            Pending(Waiting(each.transaction, NOBODY, is_promised=False), each.lsn, each.is_synchronous)
             for each in pending
         ]
         if pending and self._box.dialect is Dialect.V2_6:  # since 2.11, a queue waits for the next promotion
@@ -545,7 +545,3 @@ def _tell(told: Told, error: FlowstoneError | None) -> None:
     except Exception:
         # One listener's mistake must not keep the others waiting for ever.
         LOG.exception("after a verdict")
-
-
-def _nobody(error: FlowstoneError | None) -> None:
-    """Who wrote it is gone, or is another instance."""
