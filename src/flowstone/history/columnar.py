@@ -164,7 +164,7 @@ def text_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     arrays = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_binary(column.type):
-            column = _json(column) if name in MESSAGEPACK_COLUMNS else _base64(column)
+            column = json_of_messagepack(column) if name in MESSAGEPACK_COLUMNS else _base64(column)
         arrays.append(column.cast(_text_type(column.type)))
     return pa.RecordBatch.from_arrays(arrays, schema=text_schema(batch.schema))
 
@@ -177,7 +177,8 @@ def _base64(column: pa.Array) -> pa.Array:
     return pa.array([None if each is None else b64encode(each).decode() for each in column.to_pylist()], pa.string())
 
 
-def _json(column: pa.Array) -> pa.Array:
+def json_of_messagepack(column: pa.Array) -> pa.Array:
+    """A binary column of MessagePack as JSON text; a nil is null, as what is missing."""
     if column.null_count == len(column):
         return pa.nulls(len(column), pa.string())
     _, offsets_buffer, data = column.buffers()

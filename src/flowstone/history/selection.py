@@ -55,7 +55,7 @@ class Selection:
             in_space = self._in_space(cells[SPACE_ID], schema)
             if self.truncates:
                 for number in np.flatnonzero(cells[SPACE_ID] == TRUNCATE_ID).tolist():
-                    target = np.array([_truncated(slab, rows[number : number + 1])])
+                    target = np.array([truncated_space(slab, rows[number : number + 1])])
                     in_space[number] |= target[0] >= 0 and self._in_space(target, schema)[0]
             wanted &= in_space
         return wanted
@@ -72,7 +72,7 @@ class Selection:
         return [space if isinstance(space, int) else space.id for space in found if space is not None]
 
 
-def _truncated(slab: Slab, row: Cells) -> int:
+def truncated_space(slab: Slab, row: Cells) -> int:
     """The space that a row of `_truncate` empties; -1 if it does not say."""
     (found,) = slab.rows(row)
     body = unpack_body(found.body)

@@ -1,0 +1,138 @@
+"""Where rows stand in a stream of changes: the version and the time of their transaction, and which rows a batch has.
+
+Pure: tables of the row scanner in, arrays out, a stretch of whole transactions at a time. Versions and times are
+counted over all rows of the log, those that were withdrawn and the verdicts among them, from the position before the
+stretch. So they depend on the log alone, never on where a batch was cut, and are the same when it is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowstone.errors import FlowstoneError
+from flowstone.history.selection import Mask
+from flowstone.iproto import scan
+from flowstone.iproto.scan import Cells
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.errors import DamagedFile
+
+Range = tuple[int, int, int]
+"""Originator, first and last LSN."""
+
+
+class SplitTransaction(FlowstoneError):
+    """A position that lies inside a transaction was given as the beginning or the end of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """Per row its transaction's `_commit_version` and `_commit_timestamp`, the latter in microseconds since 1970."""
+
+    versions: Cells
+    times: Cells
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place between two transactions of a log: its position, and the greatest commit time up to it."""
+
+    vclock: VClock
+    time: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The rows of a batch: behind `start`, up to `end`, without what was withdrawn."""
+
+    start: VClock
+    end: VClock
+    rolled_back: tuple[Range, ...] = ()
+
+
+def stamp(cells: Cells, before: Place, path: str) -> tuple[Stamps, Place]:
+    """The stamps of a stretch of whole transactions that follows `before`, and the place behind it."""
+    if not cells.shape[1]:
+        return Stamps(np.empty(0, np.int64), np.empty(0, np.int64)), before
+    if not cells[scan.FLAGS, -1] & scan.COMMIT:
+        raise DamagedFile(path, 0, f"rows end inside the transaction of LSN {cells[scan.LSN, -1]}")
+    last = _last_rows(cells)
+    steps, newest = _steps(cells, before.vclock)
+    versions = before.vclock.signature + np.cumsum(steps)
+    seconds = np.ascontiguousarray(cells[scan.TIMESTAMP]).view(np.float64)
+    micros = np.rint(np.clip(seconds, 0.0, 9e12) * 1e6).astype(np.int64)
+    times = np.maximum.accumulate(np.maximum(micros, before.time))
+    return Stamps(versions[last], times[last]), Place(before.vclock.merged(newest), int(times[-1]))
+
+
+def rows_between(cells: Cells, window: Window) -> Mask:
+    """Which rows of a stretch of whole transactions the window has."""
+    inside = _later_than(cells, window.start) & ~_later_than(cells, window.end)
+    if not len(inside) or not inside.any():
+        return inside
+    if not inside.all():
+        _check_whole(cells, inside)
+    for origin, first, last in window.rolled_back:
+        lsns = cells[scan.LSN]
+        inside &= ~((cells[scan.REPLICA_ID] == origin) & (lsns >= first) & (lsns <= last))
+    return inside
+
+
+def within(ranges: Sequence[Range], before: VClock, end: VClock) -> tuple[Range, ...]:
+    """Those of the ranges that have rows behind `before` up to `end`; neighbours become one."""
+    found: list[Range] = []
+    for origin, first, last in sorted(ranges):
+        if last <= before.get(origin) or first > end.get(origin):
+            continue
+        if found and found[-1][0] == origin and first <= found[-1][2] + 1:
+            found[-1] = origin, found[-1][1], max(last, found[-1][2])
+        else:
+            found.append((origin, first, last))
+    return tuple(found)
+
+
+def _last_rows(cells: Cells) -> Cells:
+    """Per row the number of its transaction's last row."""
+    commits = np.flatnonzero(cells[scan.FLAGS] & scan.COMMIT)
+    last: Cells = commits[np.searchsorted(commits, np.arange(cells.shape[1]))]
+    return last
+
+
+def _steps(cells: Cells, before: VClock) -> tuple[Cells, VClock]:
+    """By how much each row moves the signature, and the newest LSN of each originator."""
+    origins, lsns = cells[scan.REPLICA_ID], cells[scan.LSN]
+    steps: Cells = np.zeros(len(lsns), np.int64)
+    newest: dict[int, int] = {}
+    for origin in _distinct(origins):
+        mine = np.flatnonzero(origins == origin)
+        reached = np.maximum.accumulate(np.maximum(lsns[mine], before.get(origin)))
+        steps[mine] = np.diff(reached, prepend=before.get(origin))
+        newest[origin] = int(reached[-1])
+    return steps, VClock(newest)
+
+
+def _later_than(cells: Cells, vclock: VClock) -> Mask:
+    origins, lsns = cells[scan.REPLICA_ID], cells[scan.LSN]
+    limits: Cells = np.zeros(len(lsns), np.int64)
+    for origin in _distinct(origins):
+        limits[origins == origin] = vclock.get(origin)
+    later: Mask = lsns > limits
+    return later
+
+
+def _distinct(origins: Cells) -> Sequence[int]:
+    is_one = len(origins) > 0 and origins.min() == origins.max()
+    found: list[int] = (origins[:1] if is_one else np.unique(origins)).tolist()
+    return found
+
+
+def _check_whole(cells: Cells, inside: Mask) -> None:
+    split = np.flatnonzero(inside != inside[_last_rows(cells)])
+    if len(split):
+        origin, lsn, tsn = cells[[scan.REPLICA_ID, scan.LSN, scan.TSN], split[0]].tolist()
+        raise SplitTransaction(
+            f"a batch would begin or end inside the transaction of LSN {tsn} of replica {origin}, at its row {lsn}",
+            hint="give a position between two transactions, such as one that a stream reported",
+        )
