@@ -1,0 +1,94 @@
+"""Changes of a slice of the log as record batches of a contract: what executors run.
+
+Relies on `archive_index` for what holds before the slice; reads its blocks and nothing else. Whole chunks are decoded
+by kernels; only rows that define spaces are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.errors import FlowstoneError
+from flowstone.history.reading import Piece
+from flowstone.history.secrets import hide_secrets
+from flowstone.iproto import scan
+from flowstone.iproto.scan import Cells
+from flowstone.outside.disk import Disk
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import Slice, defining
+from flowstone.spark.contract import ChangeContract, shape_of
+from flowstone.spark.stream_order import Stamps, Window, rows_between, stamp
+from flowstone.xlog.meta import Meta
+from flowstone.xlog.reader import LogFile, Slab
+
+
+class FormatChanged(FlowstoneError):
+    """The definition of a space is another than that which a query began with."""
+
+
+def read_slice(
+    disk: Disk,
+    part: Slice,
+    start: VClock,
+    end: VClock,
+    contract: ChangeContract,
+    *,
+    show_secrets: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """The settled changes behind `start` up to `end`, both settled, that the slice holds."""
+    window = Window(start, end, part.rolled_back)
+    place, tracker = part.before, part.definitions
+    with LogFile.open(disk, part.path) as log:
+        for slab in log.slabs(part.offset, part.end):
+            stamps, place = stamp(slab.cells, place, part.path)
+            # Definitions count from the slice's beginning on, also where the window begins later.
+            settled = rows_between(slab.cells, Window(VClock(), end, part.rolled_back))
+            rows = np.flatnonzero(settled & rows_between(slab.cells, window))
+            definitions = defining(slab, np.flatnonzero(settled))
+            if len(definitions):
+                tracker = deepcopy(tracker)
+            yield from _by_schema(log.meta, slab, rows, definitions, stamps, tracker, contract, show_secrets)
+
+
+def _by_schema(
+    meta: Meta,
+    slab: Slab,
+    rows: Cells,
+    definitions: Cells,
+    stamps: Stamps,
+    tracker: SchemaTracker,
+    contract: ChangeContract,
+    show_secrets: bool,
+) -> Iterator[pa.RecordBatch]:
+    """The rows in parts that share a schema; `tracker` follows the definitions."""
+    shown = slab if show_secrets else next(hide_secrets([Piece(meta, slab, rows, tracker.schema)])).slab
+    cuts = np.searchsorted(rows, definitions, side="right")
+    edges = [0, *cuts.tolist(), len(rows)]
+    applied = 0
+    for number, (first, stop) in enumerate(pairwise(edges)):
+        if number:
+            (row,) = slab.rows(definitions[applied : applied + 1])
+            tracker.apply(row.type, row.body)
+            applied += 1
+        if first < stop:
+            _check_format(contract.space, tracker.schema, slab, rows[first:stop])
+            yield from contract.batches(shown, rows[first:stop], stamps, tracker.schema)
+
+
+def _check_format(space: SpaceDefinition | None, schema: Schema, slab: Slab, rows: Cells) -> None:
+    """A row under other columns than those of the contract would be read as something that it is not."""
+    if space is None:
+        return
+    now = schema.get(space.id)
+    if shape_of(now) != shape_of(space) and (slab.cells[scan.SPACE_ID, rows] == space.id).any():
+        raise FormatChanged(
+            f"the format of space {space.name!r} changed while a query with its former columns was running",
+            hint="restart the query: it goes on with the new columns where it stopped",
+        )

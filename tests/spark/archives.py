@@ -1,0 +1,58 @@
+"""Archives for the tests of changes: written by the archive's own log, on a disk in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowstone.node.archive_log import ArchiveLog
+from flowstone.node.archive_manifest import Gap, Manifest, save
+from flowstone.node.archive_verdicts import Verdicts
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.meta import FileType, Meta
+from flowstone.xlog.writer import SnapWriter
+from tests.node.archived_rows import INSTANCE, new_disk
+from tests.spark.change_rows import UUID, define, define_key, whole
+
+DIRECTORY = "archive"
+
+
+class WrittenArchive:
+    """An archive that begins with an empty snapshot at `{}`; `write` adds blocks, `save` makes them known."""
+
+    def __init__(self, **options: Any) -> None:
+        self.disk = new_disk()
+        self.disk.make_directory(DIRECTORY)
+        self.options = options
+        self.gaps: list[Gap] = []
+        self.log = self._begin(VClock())
+
+    def _begin(self, start: VClock) -> ArchiveLog:
+        meta = Meta(FileType.SNAP, INSTANCE, start.to_mapping(), version="2.11.9")
+        SnapWriter(self.disk, DIRECTORY, meta, 1.0).finish()
+        verdicts = Verdicts()
+        verdicts.start(start)
+        how = {"instance_uuid": INSTANCE, "vclock": start, "verdicts": verdicts, "version": "2.11.9", **self.options}
+        return ArchiveLog(self.disk, DIRECTORY, **how)
+
+    def define_orders(self) -> None:
+        """Space `orders` of `change_rows.ORDERS`, in the rows of LSN 1 and 2."""
+        self.write(whole(define(1, 512, "orders", ("id", "unsigned"), ("name", "string")), define_key(2, 512)))
+
+    def write(self, *transactions: bytes) -> None:
+        """One block, and a line of the index."""
+        self.log.write(b"".join(transactions))
+        self.log.flush()
+
+    def lose(self, until: VClock) -> None:
+        """A gap up to `until`, where the log goes on."""
+        after = self.log.vclock
+        self.log.close()
+        missing = tuple((number, after.get(number) + 1, lsn) for number, lsn in until)
+        self.gaps.append(Gap(after.to_mapping(), until.to_mapping(), missing, 1.0, "they were collected"))
+        self.log = self._begin(until)
+
+    def save(self) -> None:
+        manifest = Manifest("dddddddd-0000-4000-8000-000000000000", INSTANCE, UUID, gaps=self.gaps)
+        manifest.position = self.log.vclock.to_mapping()
+        manifest.settled = self.log.verdicts.settled.to_mapping()
+        save(self.disk, DIRECTORY, manifest)
