@@ -1,0 +1,289 @@
+"""Options of the data sources, under the names that Kafka's users expect: read, checked, and explained when wrong.
+
+Pure. Spark hands options over as texts, with names in any case. Whatever is wrong is one error, before anything is
+opened, connected or written. What can only be known at the source (is there such a space, such a column) is checked
+there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeVar
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri, parse_uri
+from flowstone.replication.vclock import VClock, VClockError
+from flowstone.spark.offsets import Named, parse_offsets
+from flowstone.xlog.columns import ColumnOptions
+
+Images = Literal["ops", "post", "full"]
+Starting = Named | dict[str | None, VClock]
+T = TypeVar("T")
+
+
+class WrongOption(FlowstoneError):
+    """An option of a data source is missing, unknown, or has a value that it cannot have."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """A moment of the past: one of a time (seconds since 1970), a position, or an LSN of the log's only originator."""
+
+    time: float | None = None
+    vclock: VClock | None = None
+    lsn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeOptions:
+    """What every source of changes knows."""
+
+    space: int | str | None = None
+    wanted: tuple[str, ...] | None = None
+    images: Images = "ops"
+    columns: ColumnOptions = field(default_factory=ColumnOptions)
+    show_system: bool = False
+    show_secrets: bool = False
+    starting: Starting | None = None
+    ending: Starting | None = None
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    fail_on_data_loss: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class XlogOptions:
+    """Source `xlog`: the directories, and what of them."""
+
+    paths: tuple[str, ...]
+    changes: ChangeOptions
+    mode: Literal["changes", "state"] = "changes"
+    as_of: AsOf | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TarantoolOptions:
+    """Source `tarantool`: the members of each replica set, and for streams where promises are kept."""
+
+    members: tuple[tuple[Uri, ...], ...]
+    changes: ChangeOptions
+    spool_location: str | None = None
+    transport: Literal["auto", "file", "inline", "tcp"] = "auto"
+    register: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """Writer `tarantool`."""
+
+    uri: Uri
+    space: int | str
+    on_conflict: Literal["replace", "insert", "skip"] = "replace"
+
+
+CHANGE_OPTIONS: Final = tuple(
+    (
+        "space columns images unsignedAs decimalScale stringsAs showSystem showSecrets startingOffsets endingOffsets "
+        "maxRowsPerTrigger maxBytesPerTrigger failOnDataLoss"
+    ).split()
+)
+XLOG_OPTIONS: Final = ("path", "mode", "asOf", *CHANGE_OPTIONS)
+TARANTOOL_OPTIONS: Final = ("uri", "spoolLocation", "transport", "register", *CHANGE_OPTIONS)
+WRITER_OPTIONS: Final = ("uri", "space", "onConflict")
+
+_SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.ASCII)
+_NUMBER: Final = re.compile(r"\d+", re.ASCII)
+_SECONDS: Final = re.compile(r"\d+\.\d+", re.ASCII)
+_STREAM_ONLY: Final = ("maxRowsPerTrigger", "maxBytesPerTrigger", "spoolLocation")
+
+
+def xlog_options(given: Mapping[str, str], *, streaming: bool = False) -> XlogOptions:
+    """The options of source `xlog`."""
+    options = _Options(given, XLOG_OPTIONS, "xlog", streaming)
+    mode: Literal["changes", "state"] = options.choice("mode", "changes", ("changes", "state"))
+    as_of = options.read("asOf", _as_of)
+    if as_of is not None and mode != "state":
+        raise WrongOption("asOf is given without mode=state", hint="changes are cut with endingOffsets")
+    if mode == "state" and streaming:
+        raise WrongOption("mode=state cannot be streamed", hint="stream mode=changes, or use spark.read")
+    if mode == "state" and options.space() is None:
+        raise WrongOption("mode=state needs a space", hint="add option space")
+    return XlogOptions(_listed(options.required("path")), _changes(options), mode, as_of)
+
+
+def tarantool_options(given: Mapping[str, str], *, streaming: bool = False) -> TarantoolOptions:
+    """The options of source `tarantool`: `uri` has members of a replica set behind `,`, replica sets behind `;`."""
+    options = _Options(given, TARANTOOL_OPTIONS, "tarantool", streaming)
+    members = tuple(tuple(map(parse_uri, _listed(part))) for part in options.required("uri").split(";"))
+    if not all(members):
+        raise WrongOption("uri has a replica set without members", hint="write it as a:3301,b:3301;c:3301")
+    spool = options.read("spoolLocation", str)
+    if streaming and spool is None:
+        raise WrongOption(
+            "option spoolLocation is missing", hint="name a directory that outlives the driver, beside the checkpoint"
+        )
+    transport: Literal["auto", "file", "inline", "tcp"] = options.choice(
+        "transport", "auto", ("auto", "file", "inline", "tcp")
+    )
+    return TarantoolOptions(members, _changes(options), spool, transport, options.flag("register", default=False))
+
+
+def writer_options(given: Mapping[str, str]) -> WriterOptions:
+    """The options of writer `tarantool`."""
+    options = _Options(given, WRITER_OPTIONS, "tarantool", False)
+    space = options.space()
+    if space is None:
+        raise WrongOption("option space is missing", hint="name the space to write to")
+    on_conflict: Literal["replace", "insert", "skip"] = options.choice(
+        "onConflict", "replace", ("replace", "insert", "skip")
+    )
+    return WriterOptions(parse_uri(options.required("uri")), space, on_conflict)
+
+
+def _changes(options: _Options) -> ChangeOptions:
+    images: Images = options.choice("images", "ops", ("ops", "post", "full"))
+    starting, ending = options.read("startingOffsets", parse_offsets), options.read("endingOffsets", parse_offsets)
+    if ending is not None and options.streaming:
+        raise WrongOption(
+            "endingOffsets is given to a stream", hint="it is for spark.read; end a stream by its trigger"
+        )
+    if ending in ("earliest", "snapshot"):
+        raise WrongOption(f"endingOffsets is {ending!r}", hint="it can be latest or a vclock")
+    return ChangeOptions(
+        options.space(),
+        options.read("columns", _columns),
+        images,
+        options.column_options(),
+        options.flag("showSystem", default=False),
+        options.flag("showSecrets", default=False),
+        starting,
+        ending,
+        options.read("maxRowsPerTrigger", _positive),
+        options.read("maxBytesPerTrigger", _size),
+        options.flag("failOnDataLoss", default=True),
+    )
+
+
+class _Options:
+    """Texts by name, in any case; every one that is given must be known."""
+
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...], source: str, streaming: bool) -> None:
+        names = {name.lower(): name for name in known}
+        self.streaming = streaming
+        self._values: dict[str, str] = {}
+        for name, value in given.items():
+            if name.lower() not in names:
+                near = get_close_matches(name.lower(), names, n=1)
+                hint = f"did you mean {names[near[0]]}?" if near else f"there are: {', '.join(sorted(known))}"
+                raise WrongOption(f"source {source!r} has no option {name!r}", hint=hint)
+            self._values[names[name.lower()]] = str(value)
+        for name in _STREAM_ONLY:
+            if name in self._values and not streaming:
+                raise WrongOption(f"{name} is given to a batch query", hint="it is for spark.readStream")
+
+    def read(self, name: str, reader: Callable[[str], T]) -> T | None:
+        """The value, None where it is not given; what the reader refuses is told with the option's name."""
+        if name not in self._values:
+            return None
+        try:
+            return reader(self._values[name])
+        except WrongOption:
+            raise
+        except FlowstoneError as error:
+            raise WrongOption(f"{name}: {error.message}", hint=error.hint) from None
+        except ValueError as error:
+            raise WrongOption(f"{name} is {self._values[name]!r}", hint=str(error)) from None
+
+    def required(self, name: str) -> str:
+        value = self._values.get(name, "").strip()
+        if not value:
+            raise WrongOption(f"option {name} is missing")
+        return value
+
+    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> Any:
+        value = self._values.get(name, default).strip().lower()
+        if value not in choices:
+            raise WrongOption(
+                f"{name} is {self._values[name]!r}", hint=f"it can be {', '.join(choices[:-1])} or {choices[-1]}"
+            )
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        return bool(self.choice(name, str(default).lower(), ("true", "false")) == "true")
+
+    def space(self) -> int | str | None:
+        """A number is an id, anything else a name; a name of digits in quotes."""
+        text = self._values.get("space")
+        if text is None:
+            return None
+        if not text:
+            raise WrongOption("space is empty", hint="give a name or an id, or leave it out for all spaces")
+        if len(text) > 2 and text[0] == text[-1] == '"':
+            return text[1:-1]
+        return int(text) if _NUMBER.fullmatch(text) else text
+
+    def column_options(self) -> ColumnOptions:
+        unsigned_as: Literal["int64", "decimal", "double"] = self.choice(
+            "unsignedAs", "int64", ("int64", "decimal", "double")
+        )
+        strings_as: Literal["string", "binary"] = self.choice("stringsAs", "string", ("string", "binary"))
+        return ColumnOptions(unsigned_as, self.read("decimalScale", _scale), strings_as)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = _listed(text)
+    twice = [name for number, name in enumerate(names) if name in names[:number]]
+    if not names or twice:
+        raise ValueError(f"{twice[0]!r} is there twice" if twice else "name columns, with commas between them")
+    return names
+
+
+def _positive(text: str) -> int:
+    if not _NUMBER.fullmatch(text.strip()) or not int(text):
+        raise ValueError("it must be a whole number above 0")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or not int(match[1]):
+        raise ValueError("it must be a number of bytes above 0, such as 1048576, 64m or 1g")
+    return int(match[1]) * _SIZES[match[2]]
+
+
+def _scale(text: str) -> int:
+    if not _NUMBER.fullmatch(text.strip()) or int(text) > 38:
+        raise ValueError("it can be 0 to 38")
+    return int(text)
+
+
+def _as_of(text: str) -> AsOf:
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        return AsOf(lsn=int(text))
+    if _SECONDS.fullmatch(text):
+        return AsOf(time=float(text))
+    if text.startswith("{"):
+        try:
+            return AsOf(vclock=VClock.parse(text.replace('"', "")))
+        except VClockError as error:
+            raise ValueError(str(error)) from None
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError(
+            "it can be a time with its zone (2026-05-01T12:00:00Z), seconds with a fraction (1777636800.0), "
+            "a vclock ({1: 500}) or an LSN"
+        )
+    return AsOf(time=moment.timestamp())
