@@ -8,7 +8,7 @@ import pytest
 
 from flowstone.node.archive_manifest import NotAnArchive
 from flowstone.replication.vclock import VClock
-from flowstone.spark.archive_index import ArchiveIndex, DataLoss
+from flowstone.spark.archive_index import ArchiveIndex, DataLoss, NoImages
 from flowstone.spark.stream_order import Place
 from tests.node.archived_rows import SYNC, confirm, new_disk, rollback
 from tests.spark.archives import DIRECTORY, WrittenArchive
@@ -125,3 +125,13 @@ def test_rows_that_are_not_there_are_named(archive: WrittenArchive) -> None:
         archive.disk.unlink(f"{DIRECTORY}/{name}{extension}")
     with pytest.raises(DataLoss, match=r"LSN 4 to 20 of replica 1 behind \{1: 3\} came before its oldest log"):
         opened(archive).slices(VClock({1: 3}), index.settled)
+
+
+def test_images_are_asked_for_only_where_they_are(archive: WrittenArchive) -> None:
+    index = opened(archive)
+    with pytest.raises(NoImages, match="it has none; set images=ops"):
+        index.check_images(VClock())
+    index.manifest.images_since = {1: 4}
+    with pytest.raises(NoImages, match=r"no images of the rows behind \{1: 3\}: it has them behind \{1: 4\}"):
+        index.check_images(VClock({1: 3}))
+    index.check_images(VClock({1: 4}))

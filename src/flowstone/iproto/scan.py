@@ -284,6 +284,30 @@ def scan_spans(buf: Bytes, spans: Cells, span: int, at: int, cells: Cells, row: 
     return span, at, row, DONE
 
 
+IMAGE_LINES = 4
+"""Lines of the table of images: where the old tuple begins and ends, and the new one; -1 where there is none."""
+
+
+@kernel
+def scan_images(buf: Bytes, cells: Cells, rows: Cells, out: Cells) -> None:
+    """Where the bodies of scanned rows have OLD_TUPLE and NEW_TUPLE, which few logs have: a second look at them."""
+    for i in range(rows.shape[0]):
+        out[0, i] = out[1, i] = out[2, i] = out[3, i] = -1
+        at, end = cells[BODY_AT, rows[i]], cells[ROW_END, rows[i]]
+        if at >= end:
+            continue
+        pairs, at = read_map(buf, at, end)
+        for _ in range(pairs):
+            key, value_at = read_unsigned(buf, at, end)
+            if value_at < 0:
+                key, value_at = -1, value_end(buf, at, end)
+            at = value_end(buf, value_at, end)
+            if key == Key.OLD_TUPLE:
+                out[0, i], out[1, i] = value_at, at
+            elif key == Key.NEW_TUPLE:
+                out[2, i], out[3, i] = value_at, at
+
+
 @dataclass(frozen=True, slots=True)
 class Scan:
     """The rows of a buffer, and what is none of them.

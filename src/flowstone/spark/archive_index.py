@@ -36,6 +36,10 @@ class DataLoss(FlowstoneError):
     """Rows behind a position are not there any more, or never came."""
 
 
+class NoImages(FlowstoneError):
+    """Tuples before and after changes were asked for where the archive does not have them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """Bytes `offset` to `end` of the log `path`, both block boundaries. `before` is the place before its first row.
@@ -141,6 +145,16 @@ class ArchiveIndex:
                     f"{self.directory}: {gap} behind {start}: {gap.why}",
                     hint="begin with the snapshot behind the gap, or set failOnDataLoss=false",
                 )
+
+    def check_images(self, start: VClock) -> None:
+        """Raises NoImages unless the rows behind `start` have the tuples that they changed."""
+        since = self.manifest.images_since
+        if since is None or not VClock(since) <= start:
+            known = "it has none" if since is None else f"it has them behind {VClock(since)}"
+            raise NoImages(
+                f"{self.directory}: there are no images of the rows behind {start}: {known}",
+                hint="set images=ops, or archive with --images",
+            )
 
     def cut(self, start: VClock, *, max_rows: int | None = None, max_bytes: int | None = None) -> VClock:
         """The end of a batch that begins at `start`: settled, and about as large as is allowed; at least one run.

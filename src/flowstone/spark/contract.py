@@ -24,6 +24,7 @@ from flowstone.history.tables import UnknownColumn
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.scan import Cells
+from flowstone.spark.images import Images, with_images
 from flowstone.spark.stream_order import Stamps
 from flowstone.xlog.columns import INT32_MAX, MOMENT, Column, ColumnOptions, TypedDecoder, generic_batch
 from flowstone.xlog.reader import Slab
@@ -77,8 +78,9 @@ class ColumnClash(FlowstoneError):
 class ChangeContract:
     """The columns of one source. `space` is the definition that typed columns follow; None for rows of any space.
 
-    `wanted` limits the columns by name, in that order; `show_system` takes in the rows of system spaces. Picklable:
-    executors get it with their part of the work.
+    `wanted` limits the columns by name, in that order; `show_system` takes in the rows of system spaces;
+    `images` says what stands in the columns of a row that changed a tuple. Picklable: executors
+    get it with their part of the work.
     """
 
     replicaset_uuid: str
@@ -86,10 +88,18 @@ class ChangeContract:
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     wanted: tuple[str, ...] | None = None
     show_system: bool = False
+    images: Images = "ops"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Decoders are made again where they are needed.
-        return ChangeContract, (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system)
+        given = (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system, self.images)
+        return ChangeContract, given
+
+    @property
+    def _leading_fields(self) -> tuple[pa.Field, ...]:
+        if self.images == "ops":
+            return LEADING_FIELDS
+        return (*LEADING_FIELDS[:1], CHANGE_TYPE, *LEADING_FIELDS[1:])
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -98,7 +108,7 @@ class ChangeContract:
         if self.space is not None:
             decoded = _decoder(self.space, self.columns, None).schema
             fields = [decoded.field(name) for name in (*self.space.field_names, EXTRA.name)]
-        whole = pa.schema([*LEADING_FIELDS, *fields, *TRAILING_FIELDS])
+        whole = pa.schema([*self._leading_fields, *fields, *TRAILING_FIELDS])
         if self.wanted is None:
             return whole
         unknown = [name for name in self.wanted if name not in whole.names]
@@ -153,8 +163,17 @@ class ChangeContract:
     def _plain(self, slab: Slab, rows: Cells, stamps: Stamps, schema: Schema) -> Iterator[pa.RecordBatch]:
         if not len(rows):
             return
-        kinds = pa.array(slab.cells[scan.TYPE, rows])
-        found = self._leading(slab, rows, stamps, _NAMES.take(kinds), _space_names(slab, rows, schema))
+        change_types = None
+        kinds = slab.cells[scan.TYPE, rows]
+        if self.images != "ops":
+            slab, places, change_types = with_images(slab, rows, preimages=self.images == "full")
+            stamps = Stamps(stamps.versions[rows[places]], stamps.times[rows[places]])
+            kinds, rows = kinds[places], np.arange(len(places), dtype=np.int64)
+            if not len(rows):
+                return
+        found = self._leading(slab, rows, stamps, _NAMES.take(pa.array(kinds)), _space_names(slab, rows, schema))
+        if change_types is not None:
+            found[CHANGE_TYPE.name] = change_types
         if self._decoder is not None:
             decoded = self._decoder.batch(slab, rows)
             names = {"_key": "_key_msgpack", "_operations": "_operations_msgpack"}
@@ -172,6 +191,7 @@ class ChangeContract:
         space = schema.get(target)
         name = pa.array([space.name if space is not None else None], pa.string())
         found = self._leading(slab, row, stamps, pa.array([_TRUNCATE]), name)
+        found[CHANGE_TYPE.name] = pa.array(["delete"])
         found |= {"_index_id": pa.array([0], pa.int32()), "_index_base": pa.array([0], pa.int32())}
         found |= {name: pa.nulls(1, self.schema.field(name).type) for name in self.schema.names if name not in found}
         yield self._batch(slab, row, found)

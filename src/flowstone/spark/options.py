@@ -17,10 +17,10 @@ from typing import Any, Final, Literal, TypeVar
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.replication.vclock import VClock, VClockError
+from flowstone.spark.images import Images
 from flowstone.spark.offsets import Named, parse_offsets
 from flowstone.xlog.columns import ColumnOptions
 
-Images = Literal["ops", "post", "full"]
 Starting = Named | dict[str | None, VClock]
 T = TypeVar("T")
 

@@ -96,6 +96,8 @@ def within(ranges: Sequence[Range], before: VClock, end: VClock) -> tuple[Range,
 def _last_rows(cells: Cells) -> Cells:
     """Per row the number of its transaction's last row."""
     commits = np.flatnonzero(cells[scan.FLAGS] & scan.COMMIT)
+    if len(commits) == cells.shape[1]:
+        return commits
     last: Cells = commits[np.searchsorted(commits, np.arange(cells.shape[1]))]
     return last
 
