@@ -1,4 +1,4 @@
-"""Archives for the tests of changes: written by the archive's own log, on a disk in memory."""
+"""Archives for the tests of changes: written by the archive's own log, on a disk in memory unless another is given."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ DIRECTORY = "archive"
 class WrittenArchive:
     """An archive that begins with an empty snapshot at `{}`; `write` adds blocks, `save` makes them known."""
 
-    def __init__(self, **options: Any) -> None:
-        self.disk = new_disk()
-        self.disk.make_directory(DIRECTORY)
+    def __init__(self, disk: Any = None, directory: str = DIRECTORY, **options: Any) -> None:
+        self.disk = new_disk() if disk is None else disk
+        self.directory = directory
+        self.disk.make_directory(directory)
         self.options = options
         self.gaps: list[Gap] = []
         self.log = self._begin(VClock())
 
     def _begin(self, start: VClock) -> ArchiveLog:
         meta = Meta(FileType.SNAP, INSTANCE, start.to_mapping(), version="2.11.9")
-        SnapWriter(self.disk, DIRECTORY, meta, 1.0).finish()
+        SnapWriter(self.disk, self.directory, meta, 1.0).finish()
         verdicts = Verdicts()
         verdicts.start(start)
         how = {"instance_uuid": INSTANCE, "vclock": start, "verdicts": verdicts, "version": "2.11.9", **self.options}
-        return ArchiveLog(self.disk, DIRECTORY, **how)
+        return ArchiveLog(self.disk, self.directory, **how)
 
     def define_orders(self) -> None:
         """Space `orders` of `change_rows.ORDERS`, in the rows of LSN 1 and 2."""
@@ -55,4 +56,4 @@ class WrittenArchive:
         manifest = Manifest("dddddddd-0000-4000-8000-000000000000", INSTANCE, UUID, gaps=self.gaps)
         manifest.position = self.log.vclock.to_mapping()
         manifest.settled = self.log.verdicts.settled.to_mapping()
-        save(self.disk, DIRECTORY, manifest)
+        save(self.disk, self.directory, manifest)

@@ -58,9 +58,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class FormatChange:
-    """The definition of a space changes so that its typed columns do: they end at `before`, `space` holds behind it."""
+    """The definition of a space changes so that its typed columns do: it is `was` up to `before`, `space` behind it."""
 
     before: VClock
+    was: SpaceDefinition | None
     space: SpaceDefinition | None
 
 
@@ -220,7 +221,7 @@ class ArchiveIndex:
                 _apply(tracker, slab, rows)
                 now = tracker.schema.get(space_id)
                 if shape_of(was) != shape_of(now) and start <= before and before < end:
-                    found.append(FormatChange(before, now))
+                    found.append(FormatChange(before, was, now))
         return found
 
     def definition_at(self, position: VClock, space: int | str) -> SpaceDefinition | None:

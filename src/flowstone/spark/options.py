@@ -102,8 +102,8 @@ _SECONDS: Final = re.compile(r"\d+\.\d+", re.ASCII)
 _STREAM_ONLY: Final = ("maxRowsPerTrigger", "maxBytesPerTrigger", "spoolLocation")
 
 
-def xlog_options(given: Mapping[str, str], *, streaming: bool = False) -> XlogOptions:
-    """The options of source `xlog`."""
+def xlog_options(given: Mapping[str, str], *, streaming: bool | None = False) -> XlogOptions:
+    """The options of source `xlog`; `streaming` is None where that is not known yet, as when a schema is asked for."""
     options = _Options(given, XLOG_OPTIONS, "xlog", streaming)
     mode: Literal["changes", "state"] = options.choice("mode", "changes", ("changes", "state"))
     as_of = options.read("asOf", _as_of)
@@ -116,7 +116,7 @@ def xlog_options(given: Mapping[str, str], *, streaming: bool = False) -> XlogOp
     return XlogOptions(_listed(options.required("path")), _changes(options), mode, as_of)
 
 
-def tarantool_options(given: Mapping[str, str], *, streaming: bool = False) -> TarantoolOptions:
+def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = False) -> TarantoolOptions:
     """The options of source `tarantool`: `uri` has members of a replica set behind `,`, replica sets behind `;`."""
     options = _Options(given, TARANTOOL_OPTIONS, "tarantool", streaming)
     members = tuple(tuple(map(parse_uri, _listed(part))) for part in options.required("uri").split(";"))
@@ -172,7 +172,7 @@ def _changes(options: _Options) -> ChangeOptions:
 class _Options:
     """Texts by name, in any case; every one that is given must be known."""
 
-    def __init__(self, given: Mapping[str, str], known: tuple[str, ...], source: str, streaming: bool) -> None:
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...], source: str, streaming: bool | None) -> None:
         names = {name.lower(): name for name in known}
         self.streaming = streaming
         self._values: dict[str, str] = {}
@@ -183,7 +183,7 @@ class _Options:
                 raise WrongOption(f"source {source!r} has no option {name!r}", hint=hint)
             self._values[names[name.lower()]] = str(value)
         for name in _STREAM_ONLY:
-            if name in self._values and not streaming:
+            if name in self._values and streaming is False:
                 raise WrongOption(f"{name} is given to a batch query", hint="it is for spark.readStream")
 
     def read(self, name: str, reader: Callable[[str], T]) -> T | None:
