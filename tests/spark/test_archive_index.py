@@ -8,7 +8,7 @@ import pytest
 
 from flowstone.node.archive_manifest import NotAnArchive
 from flowstone.replication.vclock import VClock
-from flowstone.spark.archive_index import ArchiveIndex, DataLoss, NoImages
+from flowstone.spark.archive_index import ArchiveIndex, DataLoss, NoImages, NotSettled
 from flowstone.spark.stream_order import Place
 from tests.node.archived_rows import SYNC, confirm, new_disk, rollback
 from tests.spark.archives import DIRECTORY, WrittenArchive
@@ -51,6 +51,8 @@ def test_what_waits_for_a_verdict_is_in_no_batch(archive: WrittenArchive) -> Non
     archive.write(whole(insert(8, 8, "x"), flags=SYNC))
     archive.save()
     assert opened(archive).cut(VClock({1: 6})) == VClock({1: 6})
+    with pytest.raises(NotSettled, match=r"\{1: 7\} is not settled; settled is what lies up to \{1: 6\}"):
+        opened(archive).slices(VClock(), VClock({1: 7}))
     archive.write(confirm(9, 7), rollback(10, 8))
     index = opened(archive)  # the index may be ahead of the manifest
     assert index.cut(VClock({1: 6}), max_rows=1) == index.settled == VClock({1: 10})

@@ -36,6 +36,10 @@ class DataLoss(FlowstoneError):
     """Rows behind a position are not there any more, or never came."""
 
 
+class NotSettled(FlowstoneError):
+    """A batch was to end where rows may still be withdrawn, or have not come yet."""
+
+
 class NoImages(FlowstoneError):
     """Tuples before and after changes were asked for where the archive does not have them."""
 
@@ -133,7 +137,11 @@ class ArchiveIndex:
         return settled.merged(VClock(self._runs[-1].run.settled)) if self._runs else settled
 
     def check(self, start: VClock, end: VClock) -> None:
-        """Raises DataLoss unless every row behind `start` up to `end` was archived and is there."""
+        """Raises NotSettled or DataLoss unless every row behind `start` up to `end` is settled, archived and there."""
+        if not end <= self.settled:
+            raise NotSettled(
+                f"{self.directory}: {end} is not settled", hint=f"settled is what lies up to {self.settled}"
+            )
         missing = missing_rows(start, self.earliest.common(end))
         if missing:
             raise DataLoss(
