@@ -1,38 +1,34 @@
-"""A Spark session for the tests that need one: local, one core, nothing left behind."""
+"""The Spark session of the tests: one for each worker process of pytest, as the commands start theirs."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from flowstone.spark.session import SparkUnavailable, check_java, session
+
+CORES = 2
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def java() -> None:
     """Absent Java: a failure where CI=true, else a skip that says so."""
-    if shutil.which("java") is None:
-        message = "Java is not installed (Debian package `openjdk-17-jre-headless`)"
-        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
-    directory = tmp_path_factory.mktemp("spark")
-    root = Path(__file__).resolve().parents[2]
-    patched = pytest.MonkeyPatch()
-    patched.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    patched.setenv("PYSPARK_PYTHON", sys.executable)
-    patched.setenv("PYTHONPATH", os.pathsep.join([str(root / "src"), str(root)]))
-    session = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "600m")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.warehouse.dir", str(directory))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
-    patched.undo()
+    try:
+        check_java()
+    except SparkUnavailable as error:
+        pytest.fail(str(error)) if os.environ.get("CI") == "true" else pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark(java: None) -> Iterator[SparkSession]:
+    """A command that a test runs in its own process takes this one, too."""
+    with pytest.MonkeyPatch.context() as patched:
+        # Functions of test modules are pickled by name.
+        patched.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+        with session("tests", master=f"local[{CORES}]") as started:
+            yield started

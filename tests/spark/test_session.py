@@ -1,0 +1,77 @@
+"""The session of the commands: it starts, leaves nothing behind, and says what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from flowstone.spark.session import SparkUnavailable, check_java, is_local, session
+
+OWN_SESSION = """
+import os, sys, tempfile
+from pathlib import Path
+from flowstone.spark.session import session
+
+with session("own", master="local[1]", memory="512m", conf={"spark.sql.shuffle.partitions": "7"}) as spark:
+    java = spark.sparkContext._gateway.proc.pid
+    settings = spark.sparkContext.getConf()
+    print(settings.get("spark.driver.memory"), spark.conf.get("spark.sql.shuffle.partitions"))
+    print(settings.get("spark.driver.host"), spark.sparkContext.pythonExec == sys.executable)
+    spark.sql("CREATE TABLE numbers USING parquet AS SELECT 1 AS number")
+    print(spark.table("numbers").count())
+print(Path(f"/proc/{java}").exists(), os.listdir("."), os.listdir(os.environ["TMPDIR"]))
+"""
+
+
+def test_a_session_of_its_own_is_quiet_and_leaves_nothing_behind(java: None, tmp_path: Path) -> None:
+    work, scratch = tmp_path / "work", tmp_path / "scratch"
+    work.mkdir()
+    scratch.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_SESSION],
+        cwd=work,
+        env={"TMPDIR": str(scratch), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["512m 7", "127.0.0.1 True", "1", "False [] []"]
+    assert done.stderr == ""
+
+
+def test_a_session_that_runs_is_taken_and_left_running(spark: SparkSession) -> None:
+    with session("another", master="local[1]") as taken:
+        assert taken is spark
+    assert spark.range(3).count() == 3
+
+
+def test_absent_java_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(SparkUnavailable, match="Java, which is not installed") as caught:
+        check_java()
+    assert "openjdk-17-jre-headless" in str(caught.value.hint)
+
+
+def test_a_java_that_cannot_start_spark_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin/java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho this Java is from long ago >&2\nexit 1\n")
+    java.chmod(0o755)
+    code = "from flowstone.spark.session import session\nwith session('none'): pass"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "Spark did not start: this Java is from long ago" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("master", "local"),
+    [("local", True), ("local[*]", True), ("local-cluster[2,1,1024]", True), ("spark://db1:7077", False)],
+)
+def test_only_a_master_elsewhere_hears_the_network(master: str, local: bool) -> None:
+    assert is_local(master) is local
