@@ -125,12 +125,26 @@ class SchemaTracker:
         for space_id, *_ in list(self._rows[system.SPACE_ID].values()):
             self._define(space_id)
 
+    def copy(self) -> SchemaTracker:
+        """One that goes its own way from here. Rows and definitions never change, so they are shared."""
+        other = SchemaTracker.__new__(SchemaTracker)
+        other._rows = {table_id: dict(rows) for table_id, rows in self._rows.items()}
+        other._index_keys = dict(self._index_keys)
+        other._spaces = dict(self._spaces)
+        other._problems = dict(self._problems)
+        other._schema = self._schema
+        return other
+
     @property
     def schema(self) -> Schema:
         """The schema now. Made when asked for, and the same object until something changes."""
         if self._schema is None:
             self._schema = Schema(self._spaces, self._problems)
         return self._schema
+
+    def rows(self) -> list[tuple[int, Row]]:
+        """The rows of `_space` and `_index`, each with the id of its space: what another tracker would start from."""
+        return [(table_id, row) for table_id, rows in self._rows.items() for row in rows.values()]
 
     def apply(self, row_type: int, body: bytes) -> int | None:
         """Takes a row of the log; the id of the space whose definition it changed, or None.
