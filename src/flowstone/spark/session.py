@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.errors import FlowstoneError
 
@@ -118,10 +118,9 @@ def _start(app_name: str, settings: Mapping[str, str], directory: Path) -> Spark
     output = directory / "java.log"
     with _environment(settings["spark.master"]), output.open("wb") as file:
         try:
-            # A session of processes of its own: Ctrl-C is for us, who then stop it. It ends with us in any case, because
-            # it reads from a pipe that we hold.
+            # Ctrl-C is for us alone, who then stop it. It ends with us in any case: it reads from a pipe that we hold.
             how = {"stdout": subprocess.DEVNULL, "stderr": None if loud else file, "start_new_session": True}
-            gateway = launch_gateway(conf, how)
+            gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             said = " ".join(output.read_text(errors="replace")[-OUTPUT_TAIL:].split())
             raise SparkUnavailable(
@@ -157,7 +156,7 @@ def _stop(started: SparkSession) -> None:
     """Ends the JVM, too: another session in this process may want other memory."""
     from pyspark import SparkContext
 
-    gateway = started.sparkContext._gateway
+    gateway: Any = started.sparkContext._gateway
     started.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
