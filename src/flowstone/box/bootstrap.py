@@ -66,6 +66,11 @@ def bootstrap_rows(
             yield space_id, pack(row)
 
 
+def collation_rows() -> list[tuple[Any, ...]]:
+    """The tuples of `_collation` that every server is born with, the same in all dialects."""
+    return [tuple(row) for row in _tables(Dialect.V2_6)[system.COLLATION_ID]]
+
+
 def _tables(dialect: Dialect) -> dict[int, list[list[Any]]]:
     text = files("flowstone.box").joinpath(f"bootstrap-{dialect.value}.json").read_text("utf-8")
     return {int(space_id): rows for space_id, rows in json.loads(text).items()}
