@@ -14,7 +14,7 @@ from flowstone.box import sysview
 from flowstone.box.access import Privilege
 from flowstone.box.index import Index
 from flowstone.box.keys import Key, KeyKind, Span
-from flowstone.box.paths import parse_path
+from flowstone.box.paths import find, parse_path
 from flowstone.box.read_view import contains, successor
 from flowstone.box.sequence import SpaceSequence, check_sequence
 from flowstone.box.space import Space, Values
@@ -134,6 +134,7 @@ def delete(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes |
     old = txn.find(index, _exact(space, index, key))
     if old is not None:
         txn.write(space, old, None, None, None)
+    index, key = _logged_key(space, index, key, old)
     txn.log(Statement(DELETE, space, key_body(space, index, 0, key)))
     return old
 
@@ -162,6 +163,7 @@ def update(
                 f" in space '{space.name}'"
             )
         txn.write(space, old, new, old_values, new_values)
+    index, key = _logged_key(space, index, key, old)
     txn.log(Statement(UPDATE, space, key_body(space, index, index_base, key, operations)))
     return new
 
@@ -349,6 +351,15 @@ def _find_visible(txn: Transaction, space: Space, index: Index, key: Key) -> byt
 def tuple_body(space: Space, raw: bytes) -> bytes:
     """The body of an INSERT or REPLACE row."""
     return b"\x82\x10" + encode_uint(space.id) + b"\x21" + raw
+
+
+def _logged_key(space: Space, index: Index, key: bytes, old: bytes | None) -> tuple[Index, bytes]:
+    """By what a row of the log names the tuple: its primary key, as servers do; what found none is logged as it came."""
+    if old is None or not index.definition.id:
+        return index, key
+    primary, values = _primary(space), unpack(old)
+    parts = [find(values, (part.field, *parse_path(part.path or ""))) for part in primary.definition.parts]
+    return primary, pack(parts)
 
 
 def key_body(space: Space, index: Index, index_base: int, key: bytes, operations: bytes = b"") -> bytes:
