@@ -1,0 +1,123 @@
+"""Which spaces a mirror has tables of, with which columns, and what a change of definitions means for the tables.
+
+Pure. A space is mirrored if it is a user's, keeps its data in the log (it is neither temporary nor local nor a view),
+has a primary key, and is chosen. Once it has a table, it is known by its id: a new name is one of the table, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.schema import Schema, UnknownSpace
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.errors import FlowstoneError
+from flowstone.history.tables import UnknownColumn
+from flowstone.spark.contract import shape_of
+
+Spaces = Mapping[int, SpaceDefinition]
+"""Mirrored spaces by id."""
+
+
+class WrongChoice(FlowstoneError):
+    """What was chosen cannot be, or contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Names or ids of spaces, all where there are none; those left out; columns by the space's name, else all."""
+
+    spaces: tuple[int | str, ...] = ()
+    excluded: tuple[int | str, ...] = ()
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, spaces: Sequence[str], excluded: Sequence[str], columns: Sequence[str]) -> Choice:
+        """As they are written on the command line; columns as `users=id,name`."""
+        both = [name for name in spaces if name in excluded]
+        if both:
+            raise WrongChoice(f"space {both[0]!r} is both chosen and excluded", hint="leave one of them out")
+        found: dict[str, tuple[str, ...]] = {}
+        for text in columns:
+            space, equals, listed = text.partition("=")
+            names = tuple(name.strip() for name in listed.split(",") if name.strip())
+            if not (space and equals and names):
+                raise WrongChoice(f"{text!r} chooses no columns", hint="write it as SPACE=COLUMN,…, as users=id,name")
+            if space in found or len(set(names)) < len(names):
+                raise WrongChoice(f"{text!r} names something twice", hint="name each space and each column once")
+            found[space] = names
+        return cls(tuple(map(_space, spaces)), tuple(map(_space, excluded)), found)
+
+    def takes(self, space: SpaceDefinition) -> bool:
+        """Whether the space is chosen, and one that can have a table."""
+        if space.id < FIRST_USER_SPACE_ID or space.is_local or space.is_temporary or space.is_view:
+            return False
+        if space.primary_key is None or space.id in self.excluded or space.name in self.excluded:
+            return False
+        return not self.spaces or space.id in self.spaces or space.name in self.spaces
+
+    def columns_of(self, space: SpaceDefinition) -> tuple[str, ...] | None:
+        """Names of its typed columns; None: all. UnknownColumn where the space has none of that name."""
+        wanted = self.columns.get(space.name)
+        for name in wanted or ():
+            if name not in space.field_names:
+                known = ", ".join(space.field_names) or "no named fields"
+                raise UnknownColumn(f"space {space.name!r} has no field {name!r}", hint=f"it has {known}")
+        return wanted
+
+    def check(self, schema: Schema) -> None:
+        """Raises UnknownSpace for a chosen space that is not there, and why one that is there cannot be mirrored."""
+        for name in (*self.spaces, *self.columns):
+            space = schema.space(name)
+            if space.primary_key is None or space.is_local or space.is_temporary or space.is_view:
+                why = next(
+                    why
+                    for why, holds in (
+                        ("a view", space.is_view),
+                        ("local to its instance", space.is_local),
+                        ("temporary", space.is_temporary),
+                        ("without a primary key", True),
+                    )
+                    if holds
+                )
+                raise WrongChoice(f"space {name!r} is {why}: it has no rows in the log", hint="choose another")
+            if space.id < FIRST_USER_SPACE_ID:
+                raise UnknownSpace(f"space {name!r} is one of the server's own", hint="only users' spaces are mirrored")
+
+    def spaces_of(self, schema: Schema, known: Spaces) -> dict[int, SpaceDefinition]:
+        """What is mirrored where `schema` holds and `known` was mirrored before."""
+        found: dict[int, SpaceDefinition] = {}
+        for space in schema:
+            is_known = space.id in known and space.primary_key is not None
+            if is_known or self.takes(space):
+                found[space.id] = space
+        return found
+
+
+def _space(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed between two positions, by what it means for the tables."""
+
+    dropped: tuple[SpaceDefinition, ...] = ()
+    renamed: tuple[tuple[SpaceDefinition, SpaceDefinition], ...] = ()
+    altered: tuple[tuple[SpaceDefinition, SpaceDefinition], ...] = ()
+    created: tuple[SpaceDefinition, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.dropped or self.renamed or self.altered or self.created)
+
+
+def changes_between(before: Spaces, after: Spaces) -> Changes:
+    """The difference of what is mirrored. A space under another id is another space."""
+    both = [(before[space_id], after[space_id]) for space_id in sorted(before.keys() & after.keys())]
+    return Changes(
+        tuple(before[space_id] for space_id in sorted(before.keys() - after.keys())),
+        tuple((was, now) for was, now in both if was.name != now.name),
+        tuple((was, now) for was, now in both if shape_of(was) != shape_of(now)),
+        tuple(after[space_id] for space_id in sorted(after.keys() - before.keys())),
+    )
