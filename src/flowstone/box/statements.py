@@ -354,7 +354,7 @@ def tuple_body(space: Space, raw: bytes) -> bytes:
 
 
 def _logged_key(space: Space, index: Index, key: bytes, old: bytes | None) -> tuple[Index, bytes]:
-    """By what a row of the log names the tuple: its primary key, as servers do; what found none is logged as it came."""
+    """By what a row of the log names a tuple: its primary key, as servers do; what found none is logged as it came."""
     if old is None or not index.definition.id:
         return index, key
     primary, values = _primary(space), unpack(old)
