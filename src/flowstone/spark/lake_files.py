@@ -1,0 +1,395 @@
+"""The Parquet files of a lake's tables: written, read and looked up, on the driver and in executors alike.
+
+Each file is sorted by `_key`, and its name says from where to where its keys go, so that nobody opens a file in which a
+key cannot be. Files of other writers (a compaction by Spark, say) have other names: their ranges are read from their
+footers. Nothing here knows of Delta's log.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any, Final
+from urllib.parse import unquote
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from flowstone.spark.lake_schema import IS_CURRENT, KEY, TUPLE, LakeError, LakeSchema
+
+FILE_SIZE: Final = 48 << 20
+"""Bytes in memory of a file's rows, about. A merge reads and writes whole files, some of them at a time."""
+
+ROW_GROUP_ROWS: Final = 1 << 17
+RANGE_BYTES: Final = 40
+"""Of a key, so many bytes are in a file's name: with the UUID of the set in front there are 24 of the key itself."""
+
+TEXT_STATISTICS_SIZE: Final = 32
+"""Delta's statistics hold no longer texts."""
+
+_NAME: Final = re.compile(r"part-([0-9a-f]*)-([0-9a-f]*)-[0-9a-f]{32}\.parquet")
+_LOCAL: Final = re.compile(r"(file://)?(/.*)")
+LOOKED_UP: Final = pa.schema([pa.field("sort_key", pa.binary()), pa.field("tuple", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """First and last key, the last one cut to RANGE_BYTES; `last` None: no end is known."""
+
+    first: bytes
+    last: bytes | None
+
+    def places(self, keys: SortedKeys) -> range:
+        """Which of the keys can be in it."""
+        start = keys.place(self.first)
+        return range(start, len(keys) if self.last is None else max(start, keys.place_behind(self.last)))
+
+
+class SortedKeys:
+    """Ascending keys without nulls, and where in them a key has its place."""
+
+    def __init__(self, keys: pa.Array) -> None:
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def place(self, key: bytes) -> int:
+        """The first that is not below `key`."""
+        return self._bisect(lambda each: each < key)
+
+    def place_behind(self, last: bytes) -> int:
+        """The first that is above `last`, of which only RANGE_BYTES are known."""
+        return self._bisect(lambda each: each[:RANGE_BYTES] <= last)
+
+    def _bisect(self, is_before: Any) -> int:
+        low, high = 0, len(self.keys)
+        while low < high:
+            middle = (low + high) // 2
+            if is_before(self.keys[middle].as_py()):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file as the table's log has it; `path` is relative to the table."""
+
+    path: str
+    size: int
+    row_count: int
+    is_current: bool | None = None
+    """Of a history table: whether its rows are the current ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that is there, and that no commit has named yet."""
+
+    entry: FileEntry
+    statistics: str
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """Where the files of one table are, and how to reach them. Picklable."""
+
+    path: str
+    storage_options: dict[str, str] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableFiles, (self.path, self.storage_options)
+
+    @cached_property
+    def _place(self) -> tuple[pyarrow.fs.FileSystem, str]:
+        local = _LOCAL.fullmatch(self.path)
+        if local:
+            return pyarrow.fs.LocalFileSystem(use_mmap=True), local[2].rstrip("/") + "/"
+        from deltalake.fs import DeltaStorageHandler
+
+        handler = DeltaStorageHandler(self.path, self.storage_options or None)
+        return pyarrow.fs.PyFileSystem(handler), ""
+
+    def write(self, rows: pa.Table, is_current: bool | None = None) -> WrittenFile:
+        """Rows in the order of their keys as one file."""
+        keys = rows.column(KEY.name)
+        first, last = keys[0].as_py()[:RANGE_BYTES].hex(), keys[-1].as_py()[:RANGE_BYTES].hex()
+        name = f"part-{first}-{last}-{uuid4().hex}.parquet"
+        system, root = self._place
+        collected: list[pq.FileMetaData] = []
+        # Keys and tuples hardly repeat, so dictionaries only cost; of their statistics, footers need those of keys.
+        pq.write_table(
+            rows,
+            root + name,
+            filesystem=system,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=False,
+            column_encoding={KEY.name: "DELTA_BYTE_ARRAY"},
+            write_statistics=[each for each in rows.schema.names if each != TUPLE.name],
+            row_group_size=ROW_GROUP_ROWS,
+            coerce_timestamps="us",
+            metadata_collector=collected,
+            store_schema=False,
+        )
+        size = system.get_file_info(root + name).size
+        return WrittenFile(FileEntry(name, size, rows.num_rows, is_current), statistics_json(collected[0], rows.schema))
+
+    def write_split(self, rows: pa.Table, is_current: bool | None = None, size: int = FILE_SIZE) -> list[WrittenFile]:
+        """The same as one file or several, where one would be half as large again as `size`."""
+        if not rows.num_rows:
+            return []
+        parts = 1 if rows.nbytes <= size * 3 // 2 else math.ceil(rows.nbytes / size)
+        step = math.ceil(rows.num_rows / parts)
+        return [self.write(rows.slice(at, step), is_current) for at in range(0, rows.num_rows, step)]
+
+    def open(self, path: str) -> pq.ParquetFile:
+        system, root = self._place
+        try:
+            return pq.ParquetFile(system.open_input_file(root + unquote(path)))
+        except FileNotFoundError:
+            raise LakeError(
+                f"{self.path}: file {path} is in the table's log and not there",
+                hint="a vacuum with a short retention removed it: read a newer version",
+            ) from None
+
+    def read(self, path: str, schema: pa.Schema) -> pa.Table:
+        """All rows of a file, in the order of their keys, with exactly the columns of `schema`."""
+        with self.open(path) as file:
+            rows = file.read(use_threads=False)
+        rows = rows.select(schema.names).cast(schema)
+        return rows if _NAME.fullmatch(PurePosixPath(path).name) else rows.sort_by(KEY.name)
+
+    def read_exact(self, path: str) -> Iterator[pa.RecordBatch]:
+        """Keys and tuples of a file, as much as fits in memory at a time, in the file's order."""
+        with self.open(path) as file:
+            yield from file.iter_batches(columns=[KEY.name, TUPLE.name], use_threads=False)
+
+    def range_of(self, path: str) -> KeyRange:
+        """Of a file of ours by its name, else by its footer."""
+        named = _NAME.fullmatch(PurePosixPath(path).name)
+        if named:
+            return KeyRange(bytes.fromhex(named[1]), bytes.fromhex(named[2]))
+        with self.open(path) as file:
+            return _range_in_footer(file.metadata)
+
+    def copy_to(self, other: TableFiles, path: str) -> None:
+        """The file under the same name in another table of the same lake."""
+        system, root = self._place
+        other_system, other_root = other._place
+        if isinstance(system, pyarrow.fs.LocalFileSystem):
+            other_system.create_dir(other_root, recursive=True)
+        pyarrow.fs.copy_files(
+            root + unquote(path), other_root + unquote(path), source_filesystem=system, destination_filesystem=other_system
+        )
+
+
+@dataclass(frozen=True)
+class PinnedTable:
+    """The current rows of a table at one version, for look-ups in executors: it needs no log. Picklable."""
+
+    files: TableFiles
+    paths: tuple[str, ...]
+    prefix: bytes = b""
+
+    def lookup(self, keys: pa.Array, *, threads: int = 1) -> pa.Table:
+        """`sort_key` and `tuple` of those of the given sort keys that the table has, in no order."""
+        from flowstone.spark.lake_schema import prefixed
+
+        distinct = pc.unique(prefixed(self.prefix, keys)).drop_null()
+        ordered = SortedKeys(distinct.take(pc.sort_indices(distinct)))
+        wanted = [(path, places) for path in self.paths if (places := self.files.range_of(path).places(ordered))]
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(pool.map(lambda each: self._lookup_in(each[0], ordered, each[1]), wanted))
+        return pa.concat_tables([LOOKED_UP.empty_table(), *found])
+
+    def _lookup_in(self, path: str, ordered: SortedKeys, places: range) -> pa.Table:
+        keys = ordered.keys.slice(places.start, len(places))
+        chosen = SortedKeys(keys)
+        with self.files.open(path) as file:
+            groups = [
+                number
+                for number in range(file.metadata.num_row_groups)
+                if _group_range(file.metadata, number).places(chosen)
+            ]
+            rows = file.read_row_groups(groups, columns=[KEY.name, TUPLE.name], use_threads=False)
+        rows = rows.filter(pc.is_in(rows.column(KEY.name), value_set=keys))
+        found = rows.column(KEY.name)
+        if self.prefix:
+            found = pc.binary_slice(found, len(self.prefix))
+        return pa.Table.from_arrays([found.cast(pa.binary()), rows.column(TUPLE.name)], schema=LOOKED_UP)
+
+
+# --- what files say about themselves ------------------------------------------------------------------------------
+
+
+def _key_column(metadata: pq.FileMetaData) -> int:
+    names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    return names.index(KEY.name)
+
+
+def _group_range(metadata: pq.FileMetaData, group: int) -> KeyRange:
+    statistics = metadata.row_group(group).column(_key_column(metadata)).statistics
+    if statistics is None or not statistics.has_min_max:
+        return KeyRange(b"", None)
+    # Writers may cut the greatest key and count it up by one, so it is not below any: what is left of it still is not.
+    return KeyRange(bytes(statistics.min), bytes(statistics.max)[:RANGE_BYTES])
+
+
+def _range_in_footer(metadata: pq.FileMetaData) -> KeyRange:
+    ranges = [_group_range(metadata, group) for group in range(metadata.num_row_groups)]
+    lasts = [each.last for each in ranges if each.last is not None]
+    return KeyRange(
+        min((each.first for each in ranges), default=b""), max(lasts) if ranges and len(lasts) == len(ranges) else None
+    )
+
+
+def statistics_json(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
+    """Delta's statistics of a file: readers that look for values of a column leave files out by them."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for number, each in enumerate(schema):
+        found = [metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)]
+        if any(one is None or not one.has_null_count for one in found):
+            continue
+        nulls[each.name] = sum(one.null_count for one in found)
+        bounded = [one for one in found if one.has_min_max]
+        if bounded and (pa.types.is_integer(each.type) or pa.types.is_timestamp(each.type)):
+            least[each.name] = _bound(min(one.min for one in bounded), up=False)
+            greatest[each.name] = _bound(max(one.max for one in bounded), up=True)
+        elif bounded and pa.types.is_string(each.type):
+            lower, upper = min(one.min for one in bounded), max(one.max for one in bounded)
+            least[each.name] = lower[:TEXT_STATISTICS_SIZE]
+            if len(upper) <= TEXT_STATISTICS_SIZE:
+                greatest[each.name] = upper
+    rows = sum(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+    return json.dumps({"numRecords": rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
+
+
+def _bound(value: Any, *, up: bool) -> Any:
+    """A time as Delta writes it in statistics, to the millisecond, never inside what it bounds."""
+    if not hasattr(value, "isoformat"):
+        return value
+    if up and value.microsecond % 1000:
+        value += timedelta(milliseconds=1)
+    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def milliseconds_now() -> int:
+    """For actions of Delta's log."""
+    return int(time.time() * 1000)
+
+
+# --- rows of executors as files -----------------------------------------------------------------------------------
+
+LOADED: Final = pa.schema(
+    [
+        pa.field("space_id", pa.int32()),
+        pa.field("path", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("row_count", pa.int64()),
+        pa.field("statistics", pa.string()),
+    ]
+)
+LOADED_DDL: Final = "space_id INT, path STRING, size BIGINT, row_count BIGINT, statistics STRING"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """Where rows of one space go at a first load. `states` are the columns of a history, the same in all rows."""
+
+    files: TableFiles
+    schema: LakeSchema
+    prefix: bytes
+    states: dict[str, Any] | None = None
+
+
+class RowsToFiles:
+    """The function of executors in a first load: rows in (space id, sort key, tuple), files out (`LOADED`).
+
+    Nothing passes through the driver but the names of files; those of a task that was tried twice are orphans.
+    """
+
+    def __init__(self, targets: dict[int, LoadTarget], size: int = FILE_SIZE) -> None:
+        self.targets = targets
+        self.size = size
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        kept: dict[int, list[pa.Table]] = {}
+        sizes: dict[int, int] = {}
+        for batch in batches:
+            for space_id, rows in _by_space(batch):
+                if space_id in self.targets:
+                    kept.setdefault(space_id, []).append(rows)
+                    sizes[space_id] = sizes.get(space_id, 0) + rows.nbytes
+            # Typed columns take about as much again as keys and tuples.
+            while sizes and (max(sizes.values()) > self.size // 2 or sum(sizes.values()) > 2 * self.size):
+                largest = max(sizes, key=sizes.__getitem__)
+                del sizes[largest]
+                yield self._write(largest, kept.pop(largest))
+        for space_id, parts in kept.items():
+            yield self._write(space_id, parts)
+
+    def _write(self, space_id: int, parts: list[pa.Table]) -> pa.RecordBatch:
+        target = self.targets[space_id]
+        rows = pa.concat_tables(parts).combine_chunks()
+        rows = rows.take(pc.sort_indices(rows.column("sort_key")))
+        states = None
+        if target.states is not None:
+            kinds = target.schema.file_schema
+            states = {
+                name: pa.repeat(pa.scalar(value, kinds.field(name).type), len(rows))
+                for name, value in target.states.items()
+            }
+        from flowstone.spark.lake_schema import prefixed
+
+        filled = target.schema.rows(prefixed(target.prefix, rows.column("sort_key")), rows.column("tuple"), states)
+        written = target.files.write_split(filled, None if states is None else True, self.size)
+        return pa.RecordBatch.from_pylist(
+            [
+                {
+                    "space_id": space_id,
+                    "path": each.entry.path,
+                    "size": each.entry.size,
+                    "row_count": each.entry.row_count,
+                    "statistics": each.statistics,
+                }
+                for each in written
+            ],
+            schema=LOADED,
+        )
+
+
+def _by_space(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.Table]]:
+    rows = pa.Table.from_batches([batch]).rename_columns(["space_id", "sort_key", "tuple"])
+    space_ids = rows.column("space_id")
+    for space_id in pc.unique(space_ids).to_pylist():
+        chosen = rows if rows.num_rows and pc.all(pc.equal(space_ids, space_id)).as_py() else None
+        if chosen is None:
+            chosen = rows.filter(pc.equal(space_ids, space_id))
+        yield space_id, chosen.select(["sort_key", "tuple"])
+
+
+def is_current_value(entry: FileEntry) -> dict[str, str | None]:
+    """The file's partition as Delta's log writes it."""
+    return {} if entry.is_current is None else {IS_CURRENT.name: "true" if entry.is_current else "false"}
+
+
+def in_order(entries: Sequence[FileEntry], files: TableFiles) -> list[tuple[FileEntry, KeyRange]]:
+    """The files and their ranges, by their first keys."""
+    ranged = [(each, files.range_of(each.path)) for each in entries]
+    return sorted(ranged, key=lambda pair: pair[1].first)
