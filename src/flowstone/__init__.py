@@ -15,6 +15,7 @@ from flowstone.errors import FlowstoneError
 if TYPE_CHECKING:
     import pyarrow
 
+    from flowstone import spark
     from flowstone.history.reading import Report
     from flowstone.iproto.errors import TarantoolError
     from flowstone.node.changes import Change, SettledChange
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "follow",
     "read_log",
+    "spark",
 ]
 
 _LATER = {
@@ -68,10 +70,12 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LATER:
+    if name not in _LATER and name != "spark":
         raise AttributeError(f"module 'flowstone' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "spark":
+        return import_module("flowstone.spark")
     return getattr(import_module(f"flowstone.{_LATER[name]}"), name)
 
 

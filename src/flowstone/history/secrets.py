@@ -19,7 +19,7 @@ from flowstone.history.reading import Piece
 from flowstone.history.selection import Mask
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Key, RequestType
-from flowstone.iproto.msgpack import pack, unpack_body
+from flowstone.iproto.msgpack import pack, unpack, unpack_body
 from flowstone.iproto.scan import Bytes
 from flowstone.xlog.reader import Slab
 
@@ -46,12 +46,13 @@ def hide_secrets(pieces: Iterable[Piece]) -> Iterator[Piece]:
     for piece in pieces:
         shown = next((shown for slab, shown in seen if slab is piece.slab), None)
         if shown is None:
-            shown = _shown(piece.slab)
+            shown = without_secrets(piece.slab)
             seen.append((piece.slab, shown))
         yield piece if shown is piece.slab else Piece(piece.meta, shown, piece.rows, piece.schema)
 
 
-def _shown(slab: Slab) -> Slab:
+def without_secrets(slab: Slab) -> Slab:
+    """The slab itself where it has no rows of users."""
     secret: Mask = np.isin(slab.cells[rows_of.SPACE_ID], USER_SPACES)
     return _rewritten(slab, secret) if secret.any() else slab
 
@@ -73,6 +74,12 @@ def _rewritten(slab: Slab, secret: Mask) -> Slab:
     cells = rows_of.scan(buf, np.array([[0, len(payload)]], np.int64)).cells
     cells[rows_of.SPAN] = slab.cells[rows_of.SPAN]
     return Slab(slab.path, payload, buf, cells, slab.offsets, slab.skipped)
+
+
+def hidden_tuple(raw: bytes) -> bytes:
+    """A tuple of `_user`, as MessagePack, for showing."""
+    value = unpack(raw)
+    return pack(_hidden_value({Key.TUPLE: value}, Key.TUPLE, RequestType.INSERT))
 
 
 def _hidden_body(body: bytes, kind: int) -> bytes:

@@ -86,16 +86,16 @@ class IncomingSnapshot:
 
     def _learn(self, slab: Slab) -> None:
         if self.replicaset_uuid is None:
-            self.replicaset_uuid = _replicaset_uuid(slab)
+            self.replicaset_uuid = replicaset_uuid_in(slab)
 
 
 def replicaset_uuid_of(disk: Disk, path: str) -> UUID | None:
     """What a snapshot says about whose data it is."""
     with LogFile.open(disk, path) as log:
-        return next((uuid for slab in log.slabs() if (uuid := _replicaset_uuid(slab)) is not None), None)
+        return next((uuid for slab in log.slabs() if (uuid := replicaset_uuid_in(slab)) is not None), None)
 
 
-def _replicaset_uuid(slab: Slab) -> UUID | None:
+def replicaset_uuid_in(slab: Slab) -> UUID | None:
     for number in np.flatnonzero(slab.cells[scan.SPACE_ID] == SCHEMA_ID).tolist():
         at, end = int(slab.cells[scan.TUPLE_AT, number]), int(slab.cells[scan.TUPLE_END, number])
         pair = unpack(slab.payload[at:end]) if at >= 0 else ()

@@ -4,3 +4,26 @@ What says which columns there are, which options, which offsets, and what turns 
 JVM; only the modules of the data sources themselves import pyspark. Rows are never handled one by one in Python where
 a batch can be.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Lets `spark` read and write formats `xlog` and `tarantool`, and sets what they need. Twice does no harm.
+
+        flowstone.spark.register(spark)
+        spark.read.format("tarantool").option("uri", "db1:3301").option("space", "orders").load()
+
+    Of a session on this machine whose Python was left open, executors get the Python that calls this. Elsewhere they
+    need flowstone installed in the Python that `PYSPARK_PYTHON` or `spark.pyspark.python` names.
+    """
+    from flowstone.spark.registration import register_sources
+
+    register_sources(spark)

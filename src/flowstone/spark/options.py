@@ -74,6 +74,7 @@ class TarantoolOptions:
     spool_location: str | None = None
     transport: Literal["auto", "file", "inline", "tcp"] = "auto"
     register: bool = False
+    read_mode: Literal["auto", "snapshot", "select"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,16 @@ CHANGE_OPTIONS: Final = tuple(
     ).split()
 )
 XLOG_OPTIONS: Final = ("path", "mode", "asOf", *CHANGE_OPTIONS)
-TARANTOOL_OPTIONS: Final = ("uri", "spoolLocation", "transport", "register", *CHANGE_OPTIONS)
+TARANTOOL_OPTIONS: Final = ("uri", "readMode", "spoolLocation", "transport", "register", *CHANGE_OPTIONS)
 WRITER_OPTIONS: Final = ("uri", "space", "onConflict")
 
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.ASCII)
 _NUMBER: Final = re.compile(r"\d+", re.ASCII)
 _SECONDS: Final = re.compile(r"\d+\.\d+", re.ASCII)
+_OF_CHANGES: Final = ("images", "startingOffsets", "endingOffsets", "failOnDataLoss", "transport", "register")
+"""What a batch of `tarantool`, which is a state, has no use for."""
+
 _STREAM_ONLY: Final = ("maxRowsPerTrigger", "maxBytesPerTrigger", "spoolLocation")
 
 
@@ -119,10 +123,19 @@ def xlog_options(given: Mapping[str, str], *, streaming: bool | None = False) ->
 def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = False) -> TarantoolOptions:
     """The options of source `tarantool`: `uri` has members of a replica set behind `,`, replica sets behind `;`."""
     options = _Options(given, TARANTOOL_OPTIONS, "tarantool", streaming)
-    members = tuple(tuple(map(parse_uri, _listed(part))) for part in options.required("uri").split(";"))
+    members = options.read("uri", _members) or ()
+    if not members:
+        options.required("uri")
     if not all(members):
         raise WrongOption("uri has a replica set without members", hint="write it as a:3301,b:3301;c:3301")
     spool = options.read("spoolLocation", str)
+    options.refuse(("readMode",) if streaming or spool is not None else (), "a stream", "it is for spark.read")
+    options.refuse(_OF_CHANGES if streaming is False else (), "a batch query", "it is for spark.readStream")
+    read_mode: Literal["auto", "snapshot", "select"] = options.choice(
+        "readMode", "auto", ("auto", "snapshot", "select")
+    )
+    if read_mode == "select" and options.space() is None:
+        raise WrongOption("readMode=select needs a space", hint="add option space")
     if streaming and spool is None:
         raise WrongOption(
             "option spoolLocation is missing", hint="name a directory that outlives the driver, beside the checkpoint"
@@ -130,7 +143,8 @@ def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = Fals
     transport: Literal["auto", "file", "inline", "tcp"] = options.choice(
         "transport", "auto", ("auto", "file", "inline", "tcp")
     )
-    return TarantoolOptions(members, _changes(options), spool, transport, options.flag("register", default=False))
+    register = options.flag("register", default=False)
+    return TarantoolOptions(members, _changes(options), spool, transport, register, read_mode)
 
 
 def writer_options(given: Mapping[str, str]) -> WriterOptions:
@@ -182,9 +196,12 @@ class _Options:
                 hint = f"did you mean {names[near[0]]}?" if near else f"there are: {', '.join(sorted(known))}"
                 raise WrongOption(f"source {source!r} has no option {name!r}", hint=hint)
             self._values[names[name.lower()]] = str(value)
-        for name in _STREAM_ONLY:
-            if name in self._values and streaming is False:
-                raise WrongOption(f"{name} is given to a batch query", hint="it is for spark.readStream")
+        self.refuse(_STREAM_ONLY if streaming is False else (), "a batch query", "it is for spark.readStream")
+
+    def refuse(self, names: tuple[str, ...], what: str, hint: str) -> None:
+        for name in names:
+            if name in self._values:
+                raise WrongOption(f"{name} is given to {what}", hint=hint)
 
     def read(self, name: str, reader: Callable[[str], T]) -> T | None:
         """The value, None where it is not given; what the reader refuses is told with the option's name."""
@@ -233,6 +250,10 @@ class _Options:
         )
         strings_as: Literal["string", "binary"] = self.choice("stringsAs", "string", ("string", "binary"))
         return ColumnOptions(unsigned_as, self.read("decimalScale", _scale), strings_as)
+
+
+def _members(text: str) -> tuple[tuple[Uri, ...], ...]:
+    return tuple(tuple(map(parse_uri, _listed(part))) for part in text.split(";")) if text.strip() else ()
 
 
 def _listed(text: str) -> tuple[str, ...]:

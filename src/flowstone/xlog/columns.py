@@ -169,7 +169,7 @@ class _Selection:
         return pa.DictionaryArray.from_arrays(pa.array(indexes), names)
 
     def key(self) -> pa.Array:
-        return _span_column(self.slab.buf, self.line(KEY_AT), self.line(KEY_END))
+        return span_column(self.slab.buf, self.line(KEY_AT), self.line(KEY_END))
 
     def operations(self) -> pa.Array:
         """An UPDATE keeps its operations where other rows keep their tuple."""
@@ -178,11 +178,11 @@ class _Selection:
         if is_update.any():
             starts = np.where(is_update, self.line(TUPLE_AT), starts)
             ends = np.where(is_update, self.line(TUPLE_END), ends)
-        return _span_column(self.slab.buf, starts, ends)
+        return span_column(self.slab.buf, starts, ends)
 
     def tuple(self) -> pa.Array:
         starts = np.where(self.line(TYPE) == RequestType.UPDATE, -1, self.line(TUPLE_AT))
-        return _span_column(self.slab.buf, starts, self.line(TUPLE_END))
+        return span_column(self.slab.buf, starts, self.line(TUPLE_END))
 
 
 def generic_batch(slab: Slab, rows: Cells) -> pa.RecordBatch:
@@ -203,7 +203,7 @@ def generic_batch(slab: Slab, rows: Cells) -> pa.RecordBatch:
     )
 
 
-def _span_column(buf: Bytes, starts: Cells, ends: Cells) -> pa.Array:
+def span_column(buf: Bytes, starts: Cells, ends: Cells) -> pa.Array:
     """Binary column of raw spans; a start of -1 is null."""
     present = starts >= 0
     if not present.any():

@@ -1,0 +1,195 @@
+"""Rows of a live server by its primary key: ranges of keys as SELECTs, several under way at once, page by page.
+
+Each answer is what the server has at that moment: rows that change between two pages may be there in their new form,
+or be missed or seen as they move. Tuples stay MessagePack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from flowstone.box import keys
+from flowstone.box.definitions import IndexDefinition, SpaceDefinition
+from flowstone.errors import FlowstoneError, RemoteProtocolError
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.packet import Response
+from flowstone.iproto.scan import Bytes, Cells, read_map, read_uint, skip_value, value_end
+from flowstone.iproto.uri import Uri
+from flowstone.kernels import kernel
+from flowstone.kernels.wide import big16, big32, byte
+from flowstone.node.connection import REQUEST_SECONDS, Connection
+from flowstone.outside.loop_thread import LoopThread
+from flowstone.spark.key_filters import KeyRange
+from flowstone.spark.live_node import connect, explained, select_body
+from flowstone.spark.state_contract import slab_of_spans
+from flowstone.xlog.reader import Slab
+
+PAGE_SIZE: Final = 4 * 1024 * 1024
+"""Bytes that a page should have; the first of a range is small, because nobody knows how large tuples are."""
+
+FIRST_PAGE_ROWS: Final = 256
+PAGE_ROWS_MAX: Final = 20_000
+UNDER_WAY: Final = 64
+"""Ranges whose first page is asked for at the same time."""
+
+DATA: Final = Key.DATA.value
+
+
+@kernel
+def tuple_spans(buf: Bytes, edges: Cells) -> int:
+    """Finds the tuples in the body of an answer: `edges` gets the offset of each and of the end; their number.
+
+    -1: it is no answer with data; -2 - n: there are n tuples, and `edges` has not the room.
+    """
+    end = buf.size
+    pairs, at = read_map(buf, 0, end)
+    if at < 0:
+        return -1
+    for _ in range(pairs):
+        key, at = read_uint(buf, at, end)
+        if at < 0 or at >= end:
+            return -1
+        if key != DATA:
+            at = value_end(buf, at, end)
+            if at < 0:
+                return -1
+            continue
+        marker = byte(buf, at)
+        if 0x90 <= marker <= 0x9F:
+            count, at = marker & 0x0F, at + 1
+        elif marker == 0xDC and at + 3 <= end:
+            count, at = big16(buf, at + 1), at + 3
+        elif marker == 0xDD and at + 5 <= end:
+            count, at = big32(buf, at + 1), at + 5
+        else:
+            return -1
+        if count >= edges.size:
+            return -2 - count
+        for number in range(count):
+            edges[number] = at
+            at = value_end(buf, at, end)
+            if at < 0:
+                return -1
+        edges[count] = at
+        return count
+    return -1
+
+
+def scan_ranges(members: Sequence[Uri], space: SpaceDefinition, ranges: Sequence[KeyRange]) -> Iterator[Slab]:
+    """The tuples of the ranges, as slabs of rows that insert them; at the first of `members` that can be reached."""
+    if not ranges:
+        return
+    thread = LoopThread("flowstone-select")
+    try:
+        connection, uri = thread.run(connect(members))
+        try:
+            scan = _Scan(connection, space, ranges)
+            while (slab := thread.run(_words(scan.page(), uri))) is not None:
+                if len(slab):
+                    yield slab
+        finally:
+            thread.run(connection.close())
+    finally:
+        thread.close()
+
+
+async def _words(work: Any, uri: Uri) -> Any:
+    try:
+        return await work
+    except FlowstoneError as error:
+        raise explained(error, uri, "read from") from error
+
+
+class _Scan:
+    """Pages of one range after another; first pages are asked for ahead of time."""
+
+    def __init__(self, connection: Connection, space: SpaceDefinition, ranges: Sequence[KeyRange]) -> None:
+        assert space.primary_key is not None
+        self._connection = connection
+        self._space = space
+        self._key: IndexDefinition = space.primary_key
+        self._waiting = deque(ranges)
+        self._sent: deque[tuple[KeyRange, int, asyncio.Future[Response]]] = deque()
+        self._edges: Cells = np.empty(PAGE_ROWS_MAX + 1, np.int64)
+
+    async def page(self) -> Slab | None:
+        """The next page, perhaps an empty one; None at the end."""
+        while self._waiting and len(self._sent) < UNDER_WAY:
+            wanted = self._waiting.popleft()
+            limit = 1 if len(wanted.prefix) == len(self._key.parts) else FIRST_PAGE_ROWS
+            self._sent.append((wanted, limit, self._ask(_first(wanted), limit)))
+        if not self._sent:
+            return None
+        wanted, limit, future = self._sent.popleft()
+        response = await self._connection.answer(future, timeout=REQUEST_SECONDS)
+        if response.is_error:
+            raise response.error()
+        buf: Bytes = np.frombuffer(response.body, np.uint8)
+        count = tuple_spans(buf, self._edges)
+        if count < 0:
+            raise RemoteProtocolError(f"{self._connection.address} sent a broken answer to a SELECT")
+        edges = self._edges[: count + 1].copy()
+        if count == limit and len(wanted.prefix) < len(self._key.parts):
+            self._go_on(wanted, response.body, edges)
+        return slab_of_spans(buf, edges[:-1], edges[1:], self._space.id, self._connection.address)
+
+    def _go_on(self, wanted: KeyRange, body: bytes, edges: Cells) -> None:
+        """Behind the last tuple, unless that is past the range already."""
+        size = int(edges[-1] - edges[0])
+        last = body[int(edges[-2]) : int(edges[-1])]
+        key = key_of(last, self._key)
+        if not _is_inside(wanted, [unpack(part) for part in key]):
+            return
+        count = len(edges) - 1
+        limit = max(1, min(PAGE_ROWS_MAX, PAGE_SIZE * count // max(size, 1)))
+        raw_key = bytes([0x90 + len(key)]) + b"".join(key) if len(key) < 16 else _long_key(key)
+        self._sent.appendleft((wanted, limit, self._ask((keys.GT, raw_key), limit)))
+
+    def _ask(self, start: tuple[int, bytes], limit: int) -> asyncio.Future[Response]:
+        iterator, key = start
+        body = select_body(self._space.id, iterator=iterator, limit=limit, raw_key=key)
+        return self._connection.send(RequestType.SELECT, body)
+
+
+def key_of(raw: bytes, index: IndexDefinition) -> list[bytes]:
+    """The parts of a tuple's key, each as its MessagePack; none of them lies inside of a document."""
+    buf: Bytes = np.frombuffer(raw, np.uint8)
+    at = {0xDC: 3, 0xDD: 5}.get(raw[0], 1)
+    spans = []
+    for _ in range(max(part.field for part in index.parts) + 1):
+        end = skip_value(buf, at, len(raw))
+        spans.append((at, end))
+        at = end
+    return [raw[slice(*spans[part.field])] for part in index.parts]
+
+
+def _first(wanted: KeyRange) -> tuple[int, bytes]:
+    if wanted.lower is not None:
+        value, is_in = wanted.lower
+        return keys.GE if is_in else keys.GT, pack((*wanted.prefix, value))
+    if wanted.prefix and wanted.upper is None:
+        return keys.EQ, pack(wanted.prefix)
+    return keys.GE if wanted.prefix else keys.ALL, pack(wanted.prefix)
+
+
+def _is_inside(wanted: KeyRange, key: Sequence[Any]) -> bool:
+    """Whether more of the range may follow a tuple with this key."""
+    prefix, upper = wanted.prefix, wanted.upper
+    if tuple(key[: len(prefix)]) != prefix:
+        return False
+    if upper is None:
+        return True
+    value, bound = key[len(prefix)], upper[0]
+    if isinstance(bound, str):
+        value, bound = value.encode("utf-8", "surrogateescape"), bound.encode("utf-8", "surrogateescape")
+    return bool(value <= bound)
+
+
+def _long_key(key: Sequence[bytes]) -> bytes:
+    return b"\xdc" + len(key).to_bytes(2, "big") + b"".join(key)

@@ -1,0 +1,179 @@
+"""A live server as its client: who of a replica set's members answers, what its spaces are, and its errors in words.
+
+Calls wait: Spark's workers have no event loop. What is read in bulk is in `live_snapshot` and `index_scan`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from flowstone.box import keys
+from flowstone.box.definitions import DefinitionError, SpaceDefinition, read_index, read_space, with_indexes
+from flowstone.box.schema import Schema
+from flowstone.box.system import SCHEMA_ID
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.uri import Uri
+from flowstone.node.archive_snapshot import REPLICASET_KEYS
+from flowstone.node.connection import Connection, ConnectionFailed
+from flowstone.outside import production
+from flowstone.replication.applier import ConnectionLost
+
+T = TypeVar("T")
+
+VSPACE_ID: Final = 281
+VINDEX_ID: Final = 289
+NO_LIMIT: Final = 0xFFFFFFFF
+
+_LOGIN: Final = (errors.NoSuchUser, errors.CredsMismatch)
+
+
+class CannotUse(FlowstoneError):
+    """A server cannot be reached, does not let us in, or does not let us do what we want there."""
+
+
+class UnknownSpaceThere(FlowstoneError):
+    """The server has no such space, or does not show it to this user."""
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """What a server's spaces are, as far as the user may see them. `replicaset_uuid` is empty where that is hidden."""
+
+    address: str
+    user: str | None
+    replicaset_uuid: str
+    schema: Schema
+
+    def space(self, wanted: int | str) -> SpaceDefinition:
+        found = self.schema.get(wanted)
+        if found is not None:
+            return found
+        names = [space.name for space in self.schema if not space.name.startswith("_")]
+        some = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+        raise UnknownSpaceThere(
+            f"no space {wanted!r} at {self.address}, or user {self.user or 'guest'!r} may not see it",
+            hint=f"there are: {some}" if names else "no space of a user can be seen there",
+        )
+
+
+def definitions(members: Sequence[Uri]) -> Definitions:
+    """Of the first of `members` that answers."""
+    return at_first(members, _definitions)
+
+
+def at_first(members: Sequence[Uri], work: Callable[[Connection, Uri], Awaitable[T]]) -> T:
+    """What `work` makes of a connection to the first of `members` that can be reached; its errors in words."""
+    return asyncio.run(_at_first(members, work))
+
+
+async def _at_first(members: Sequence[Uri], work: Callable[[Connection, Uri], Awaitable[T]]) -> T:
+    connection, uri = await connect(members)
+    async with connection:
+        try:
+            return await work(connection, uri)
+        except FlowstoneError as error:
+            raise explained(error, uri, "read") from error
+
+
+async def connect(members: Sequence[Uri]) -> tuple[Connection, Uri]:
+    """A connection to the first of `members` that answers, and which that is."""
+    failures = []
+    for uri in members:
+        try:
+            return await Connection.open(production(), uri), uri
+        except ConnectionFailed as error:
+            failures.append(error)
+        except FlowstoneError as error:
+            raise explained(error, uri, "log in to") from error
+    raise unreachable(failures)
+
+
+def unreachable(failures: Sequence[FlowstoneError]) -> CannotUse:
+    """Of all members that were tried, each with its reason."""
+    return CannotUse("; ".join(error.message for error in failures), hint=failures[0].hint or "see whether it is up")
+
+
+def explained(error: FlowstoneError, uri: Uri, what: str) -> FlowstoneError:
+    """An error of the server at `uri` as whoever runs the query can use it; `what` we wanted to do to it."""
+    if isinstance(error, (CannotUse, UnknownSpaceThere)):
+        return error
+    if isinstance(error, ConnectionFailed | ConnectionLost):
+        return CannotUse(error.message, hint=error.hint)
+    if not isinstance(error, TarantoolError):
+        return error
+    user = uri.user or "guest"
+    if isinstance(error, _LOGIN):
+        return CannotUse(
+            f"{uri.address} refuses the login of user {user!r}: {error.message}",
+            hint="check the user and the password in uri",
+        )
+    hint = error.hint
+    if isinstance(error, errors.AccessDenied):
+        hint = f"let the user do it: box.schema.user.grant('{user}', …)"
+    return CannotUse(f"cannot {what} {uri.address}: {error.message} ({error.name}, {error.code})", hint=hint)
+
+
+def select_body(
+    space_id: int,
+    key: tuple[Any, ...] = (),
+    *,
+    iterator: int = keys.EQ,
+    limit: int = NO_LIMIT,
+    raw_key: bytes | None = None,
+) -> bytes:
+    """The body of a SELECT by the primary key; `raw_key` is a key as MessagePack."""
+    values = {
+        Key.SPACE_ID.value: space_id,
+        Key.INDEX_ID.value: 0,
+        Key.LIMIT.value: limit,
+        Key.OFFSET.value: 0,
+        Key.ITERATOR.value: iterator,
+    }
+    pairs = b"".join(map(pack, [each for pair in values.items() for each in pair]))
+    return (
+        bytes([0x80 + len(values) + 1]) + pairs + pack(Key.KEY.value) + (raw_key if raw_key is not None else pack(key))
+    )
+
+
+async def _definitions(connection: Connection, uri: Uri) -> Definitions:
+    spaces = await _rows(connection, VSPACE_ID)
+    indexes: dict[int, list[tuple[Any, ...]]] = {}
+    for row in await _rows(connection, VINDEX_ID):
+        indexes.setdefault(row[0], []).append(row)
+    found: dict[int, SpaceDefinition] = {}
+    problems: dict[int, str] = {}
+    for row in spaces:
+        try:
+            space = read_space(row)
+            found[space.id] = with_indexes(
+                space, [read_index(each, space.fields) for each in indexes.get(space.id, ())]
+            )
+        except DefinitionError as error:
+            problems[row[0]] = error.message
+    return Definitions(connection.address, uri.user, await _replicaset_uuid(connection), Schema(found, problems))
+
+
+async def _rows(connection: Connection, space_id: int) -> tuple[tuple[Any, ...], ...]:
+    answer = await connection.request(RequestType.SELECT, select_body(space_id, iterator=keys.ALL))
+    rows: tuple[tuple[Any, ...], ...] = answer.get(Key.DATA, ())
+    return rows
+
+
+async def _replicaset_uuid(connection: Connection) -> str:
+    """Only who may read `_schema` is told."""
+    for name in REPLICASET_KEYS:
+        try:
+            answer = await connection.request(RequestType.SELECT, select_body(SCHEMA_ID, (name,)))
+        except errors.AccessDenied:
+            return ""
+        match answer.get(Key.DATA):
+            case ((_, uuid, *_),):
+                return str(uuid)
+    return ""

@@ -1,0 +1,79 @@
+"""What a Spark session needs to know before it can use the data sources: their classes, settings, and a Python.
+
+Works with classic sessions and with Spark Connect, where the server has its own Python and only settings can be made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Final
+
+from flowstone.errors import FlowstoneError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS: Final = {
+    # A source that can use filters is refused by Spark unless this is on.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+PYTHON_CONF: Final = "spark.pyspark.python"
+PYTHON_ENVIRONMENT: Final = "PYSPARK_PYTHON"
+
+
+class CannotRegister(FlowstoneError):
+    """The session does not take the data sources."""
+
+
+def register_sources(spark: SparkSession) -> None:
+    """See `flowstone.spark.register`."""
+    from flowstone.spark.tarantool_source import TarantoolSource
+    from flowstone.spark.xlog_source import XlogSource
+
+    for name, value in SETTINGS.items():
+        _set(spark, name, value)
+    if not _is_connect(spark):
+        _choose_python(spark)
+    for source in (XlogSource, TarantoolSource):
+        spark.dataSource.register(source)
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    """Told by its module: importing the class takes packages that classic sessions do without."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _set(spark: SparkSession, name: str, value: str) -> None:
+    from pyspark.errors import PySparkException
+
+    if spark.conf.get(name, None) == value:
+        return
+    try:
+        spark.conf.set(name, value)
+    except PySparkException as error:
+        raise CannotRegister(
+            f"the Spark session does not let {name} be set to {value}: {str(error).splitlines()[0]}",
+            hint="set it where the session is made",
+        ) from error
+
+
+def _choose_python(spark: SparkSession) -> None:
+    """Spark's workers run the system's python3 unless told otherwise, which rarely has what this Python has."""
+    context = spark.sparkContext
+    named = context.getConf().get(PYTHON_CONF)
+    if os.environ.get(PYTHON_ENVIRONMENT) or context.pythonExec == sys.executable:
+        return
+    if named:
+        context.pythonExec = named  # Spark itself looks at this setting only in spark-submit
+        return
+    if str(context.master).startswith(("local", "local-cluster")):
+        context.pythonExec = sys.executable
+        return
+    warnings.warn(
+        f"executors of {context.master} will run {context.pythonExec!r}, which must have flowstone installed; "
+        f"set {PYTHON_ENVIRONMENT} or {PYTHON_CONF} before the session is made",
+        stacklevel=4,
+    )

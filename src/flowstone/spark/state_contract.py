@@ -1,0 +1,163 @@
+"""The state contract: which columns the rows of spaces have, as they are at one moment, and how tuples fill them.
+
+Pure: slabs, tuples and definitions in, record batches out. With a space its fields are typed columns; without, tuples
+are JSON text and MessagePack. `tarantool` as a batch and `xlog` with mode=state have these columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.schema import Schema
+from flowstone.errors import FlowstoneError
+from flowstone.history.columnar import json_of_messagepack
+from flowstone.history.tables import UnknownColumn
+from flowstone.iproto import scan
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.scan import Bytes, Cells
+from flowstone.spark.contract import EXTRA, ColumnClash, spark_ddl
+from flowstone.xlog.columns import Column, ColumnOptions, TypedDecoder, span_column
+from flowstone.xlog.reader import Slab
+
+SPACE: Final = pa.field("_space", pa.string())
+SPACE_ID: Final = pa.field("_space_id", pa.int32(), nullable=False)
+TUPLE: Final = pa.field("_tuple", pa.string())
+TUPLE_MSGPACK: Final = pa.field("_tuple_msgpack", pa.binary())
+REPLICASET_UUID: Final = pa.field("_replicaset_uuid", pa.string(), nullable=False)
+GENERIC_FIELDS: Final = (SPACE, SPACE_ID, TUPLE, TUPLE_MSGPACK, REPLICASET_UUID)
+"""Without a space, the columns; with one, what can be asked for besides its fields."""
+
+
+class FormatDiffers(FlowstoneError):
+    """A space has other fields than those that a query was planned with."""
+
+
+@dataclass(frozen=True)
+class StateContract:
+    """The columns of one state. `space` is the definition that typed columns follow; None for rows of any space.
+
+    `wanted` limits the columns by name, in that order. Picklable: executors get it with their part of the work.
+    """
+
+    replicaset_uuid: str
+    space: SpaceDefinition | None = None
+    columns: ColumnOptions = field(default_factory=ColumnOptions)
+    wanted: tuple[str, ...] | None = None
+    show_system: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Decoders are made again where they are needed.
+        return StateContract, (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns, as Arrow has them. Raises ColumnClash and UnknownColumn: make it before a query starts."""
+        default = [*GENERIC_FIELDS]
+        if self.space is not None:
+            decoded = self._decoder_of(None).schema
+            default = [decoded.field(name) for name in (*self.space.field_names, EXTRA.name)]
+        if self.wanted is None:
+            return pa.schema(default)
+        known = {each.name: each for each in (*default, *GENERIC_FIELDS)}
+        unknown = [name for name in self.wanted if name not in known]
+        if unknown:
+            raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(known)}")
+        return pa.schema([known[name] for name in self.wanted])
+
+    @property
+    def spark_schema(self) -> str:
+        """The same in Spark's DDL."""
+        return spark_ddl(self.schema)
+
+    @cached_property
+    def _decoder(self) -> TypedDecoder | None:
+        if self.space is None:
+            return None
+        return self._decoder_of([name for name in (*self.space.field_names, EXTRA.name) if name in self.schema.names])
+
+    def _decoder_of(self, wanted: Sequence[str] | None) -> TypedDecoder:
+        assert self.space is not None
+        ours = {each.name for each in (EXTRA, *GENERIC_FIELDS)}
+        clash = [each.name for each in self.space.fields if each.name in ours]
+        if clash:
+            raise ColumnClash(
+                f"space {self.space.name!r} has a field {clash[0]!r}, which is the name of a column of every state",
+                hint="read it without `space`, as JSON, or rename the field",
+            )
+        columns = [Column(each.name, each.type, each.is_nullable) for each in self.space.fields]
+        return TypedDecoder(columns, options=self.columns, wanted=wanted)
+
+    def batch(self, slab: Slab, rows: Cells, schema: Schema) -> pa.RecordBatch:
+        """The rows of the given numbers, ascending, all with a tuple; with a space all of it.
+
+        `schema` names the spaces where they are not known by the contract.
+        """
+        found: dict[str, pa.Array] = {}
+        if self._decoder is not None:
+            decoded = self._decoder.batch(slab, rows)
+            found = dict(zip(decoded.schema.names, decoded.columns, strict=True))
+        for name in self.schema.names:
+            if name not in found:
+                found[name] = self._generic(name, slab, rows, schema)
+        # By way of a struct, because a batch without columns still has rows to be counted.
+        children = [found[name] for name in self.schema.names]
+        struct = pa.Array.from_buffers(pa.struct(self.schema), len(rows), [None], children=children)
+        return pa.RecordBatch.from_struct_array(struct)
+
+    def of_tuples(self, tuples: pa.Array) -> pa.RecordBatch:
+        """Tuples of the space, as MessagePack; none of them null."""
+        assert self.space is not None
+        slab = slab_of_tuples(tuples, self.space.id, self.space.name)
+        return self.batch(slab, np.arange(len(slab), dtype=np.int64), Schema({self.space.id: self.space}))
+
+    def _generic(self, name: str, slab: Slab, rows: Cells, schema: Schema) -> pa.Array:
+        cells = slab.cells
+        match name:
+            case "_replicaset_uuid":
+                return pa.repeat(pa.scalar(self.replicaset_uuid, pa.string()), len(rows))
+            case "_space_id":
+                return pa.array(cells[scan.SPACE_ID, rows].astype(np.int32))
+            case "_space":
+                return _space_names(cells[scan.SPACE_ID, rows], schema)
+        tuples = span_column(slab.buf, cells[scan.TUPLE_AT, rows], cells[scan.TUPLE_END, rows])
+        return tuples if name == TUPLE_MSGPACK.name else json_of_messagepack(tuples)
+
+
+def slab_of_tuples(tuples: pa.Array, space_id: int, path: str) -> Slab:
+    """Tuples as a table of rows that insert them, without a copy. `path` is named in errors."""
+    count = len(tuples)
+    _, offsets, data = tuples.buffers()
+    edges: Cells = np.zeros(count + 1, np.int64)
+    if count:
+        edges[:] = np.frombuffer(offsets, np.int32, count + 1, 4 * tuples.offset)
+    buf: Bytes = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    return slab_of_spans(buf, edges[:-1], edges[1:], space_id, path)
+
+
+def slab_of_spans(buf: Bytes, starts: Cells, ends: Cells, space_id: int, path: str) -> Slab:
+    """Tuples that lie at these places as a table of rows that insert them."""
+    count = len(starts)
+    # One column too many, so that kernels see tables of the layout that those of files have.
+    cells: Cells = np.zeros((scan.LINES, count + 1), np.int64)
+    cells[scan.TYPE] = RequestType.INSERT.value
+    cells[scan.SPACE_ID] = space_id
+    for line in (scan.KEY_AT, scan.KEY_END, scan.OPS_AT, scan.OPS_END):
+        cells[line] = -1
+    cells[scan.LSN, :count] = np.arange(1, count + 1)
+    cells[scan.TUPLE_AT, :count] = cells[scan.ROW_AT, :count] = cells[scan.BODY_AT, :count] = starts
+    cells[scan.TUPLE_END, :count] = cells[scan.ROW_END, :count] = ends
+    return Slab(path, b"", buf, cells[:, :count], np.zeros(1, np.int64))
+
+
+def _space_names(space_ids: Cells, schema: Schema) -> pa.Array:
+    distinct, places = np.unique(space_ids, return_inverse=True)
+    spaces = [schema.get(space_id) for space_id in distinct.tolist()]
+    names = pa.array([space.name if space is not None else None for space in spaces], pa.string())
+    return names.take(pa.array(places))

@@ -1,0 +1,241 @@
+"""Source and writer `tarantool`: a live server's spaces as they are, its settled changes as a stream, and rows into it.
+
+A batch is one snapshot of each replica set, of one moment, which a task takes and decodes as it comes; where filters
+name keys, rows are looked up by the primary key instead. Imports pyspark; streams and writing are modules of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.box.system import FIRST_USER_SPACE_ID, SCHEMA_SPACE_IDS
+from flowstone.history.secrets import USER_SPACES, hidden_tuple, without_secrets
+from flowstone.iproto import scan
+from flowstone.iproto.uri import Uri
+from flowstone.node.archive_snapshot import replicaset_uuid_in
+from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.contract import shape_of
+from flowstone.spark.index_scan import scan_ranges
+from flowstone.spark.key_filters import WHOLE, KeyRange, can_walk, key_ranges
+from flowstone.spark.live_node import CannotUse, Definitions, definitions
+from flowstone.spark.live_snapshot import snapshot_slabs
+from flowstone.spark.options import TarantoolOptions, tarantool_options, writer_options
+from flowstone.spark.state_contract import REPLICASET_UUID, FormatDiffers, StateContract, slab_of_tuples
+from flowstone.xlog.reader import Slab
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from flowstone.spark.tarantool_stream import TarantoolStreamReader
+    from flowstone.spark.tarantool_writer import TarantoolStreamWriter, TarantoolWriter
+
+
+@dataclass
+class StatePart(InputPartition):
+    """What one task reads: a whole replica set by a snapshot, or ranges of its primary key."""
+
+    members: tuple[Uri, ...]
+    contract: StateContract
+    ranges: tuple[KeyRange, ...] | None = None
+
+
+class TarantoolSource(DataSource):
+    """A live Tarantool server, or a node of ours.
+
+    As a batch, options: `uri` (required): members of a replica set with `,` between them, replica sets with `;`;
+    `space`: a name or an id, all spaces of users without it; `readMode`: auto (default: SELECT where filters name keys
+    of the primary key, else a snapshot), snapshot, select; `columns`, `unsignedAs`, `decimalScale`, `stringsAs`,
+    `showSystem`, `showSecrets`. As a stream it has those of `tarantool_stream`; `spoolLocation` says that it is one.
+    To write: `uri`, `space`, `onConflict`. docs/spark.md has them all.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "tarantool"
+
+    @clear_errors()
+    def schema(self) -> str:
+        options = tarantool_options(self.options, streaming=None)
+        if options.spool_location is not None:
+            from flowstone.spark.tarantool_stream import stream_schema
+
+            return stream_schema(options)
+        return _contracts(options)[0][1].spark_schema
+
+    @clear_errors()
+    def reader(self, schema: StructType) -> TarantoolReader:
+        return TarantoolReader(tarantool_options(self.options))
+
+    @clear_errors()
+    def streamReader(self, schema: StructType) -> TarantoolStreamReader:  # noqa: N802
+        from flowstone.spark.tarantool_stream import TarantoolStreamReader
+
+        return TarantoolStreamReader(tarantool_options(self.options, streaming=True))
+
+    @clear_errors()
+    def writer(self, schema: StructType, overwrite: bool) -> TarantoolWriter:
+        from flowstone.spark.tarantool_writer import TarantoolWriter
+
+        return TarantoolWriter(writer_options(self.options), schema, overwrite)
+
+    @clear_errors()
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TarantoolStreamWriter:  # noqa: N802
+        from flowstone.spark.tarantool_writer import TarantoolStreamWriter
+
+        return TarantoolStreamWriter(writer_options(self.options), schema, overwrite)
+
+
+class TarantoolReader(DataSourceReader):
+    """The rows of one space, or of all, as they are at one moment."""
+
+    def __init__(self, options: TarantoolOptions) -> None:
+        self._options = options
+        self._contracts = _contracts(options)
+        self._filters: tuple[Filter, ...] = ()
+
+    @clear_errors()
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """All stay with Spark, too: what they ask for is read, and perhaps a little more."""
+        self._filters = tuple(filters)
+        return filters
+
+    @clear_errors()
+    def partitions(self) -> Sequence[InputPartition]:
+        return [StatePart(members, contract, self._ranges(contract)) for members, contract in self._contracts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StatePart)
+        with clear_errors():
+            show_secrets = self._options.changes.show_secrets
+            if partition.ranges is None:
+                yield from read_snapshot(partition.members, partition.contract, show_secrets=show_secrets)
+            else:
+                yield from read_ranges(
+                    partition.members, partition.contract, partition.ranges, show_secrets=show_secrets
+                )
+
+    def _ranges(self, contract: StateContract) -> tuple[KeyRange, ...] | None:
+        """None for a snapshot."""
+        space, mode = contract.space, self._options.read_mode
+        if space is None:
+            return None
+        if mode == "snapshot":
+            _check_is_in_snapshots(space)
+            return None
+        if mode == "auto" and not contract.replicaset_uuid and REPLICASET_UUID.name in contract.schema.names:
+            return None  # only a snapshot tells this user whose it is
+        ranges = key_ranges(space, contract.columns, self._filters)
+        if ranges is not None:
+            return ranges
+        if mode == "auto" and _is_in_snapshots(space):
+            return None
+        if not can_walk(space.primary_key):
+            raise CannotUse(
+                f"space {space.name!r} cannot be read by SELECT: that takes a primary key of type tree on plain fields",
+                hint="name whole keys in filters, or read it with readMode=snapshot",
+            )
+        return WHOLE
+
+
+def read_snapshot(
+    members: Sequence[Uri], contract: StateContract, *, show_secrets: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a snapshot that the contract asks for; those of other spaces are passed over by their headers."""
+    tracker = SchemaTracker()
+    is_checked = False
+    for slab in snapshot_slabs(members):
+        space_ids = slab.cells[scan.SPACE_ID]
+        uuid = replicaset_uuid_in(slab) if not contract.replicaset_uuid else None
+        if uuid is not None:
+            contract = replace(contract, replicaset_uuid=str(uuid))
+        for row in slab.rows(np.flatnonzero(np.isin(space_ids, (*SCHEMA_SPACE_IDS,)))):
+            tracker.apply(row.type, row.body)
+        if contract.space is not None:
+            rows = np.flatnonzero(space_ids == contract.space.id)
+        else:
+            rows = np.flatnonzero(space_ids >= (0 if contract.show_system else FIRST_USER_SPACE_ID))
+        if not len(rows):
+            continue
+        if contract.space is not None and not is_checked and contract.space.id >= FIRST_USER_SPACE_ID:
+            _check_shape(contract.space, tracker.schema)
+            is_checked = True
+        shown = slab if show_secrets else without_secrets(slab)
+        yield contract.batch(shown, rows, tracker.schema)
+
+
+def read_ranges(
+    members: Sequence[Uri], contract: StateContract, ranges: Sequence[KeyRange], *, show_secrets: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The rows in the ranges of the primary key."""
+    space = contract.space
+    assert space is not None
+    for slab in scan_ranges(members, space, ranges):
+        if space.id in USER_SPACES and not show_secrets:
+            slab = _hidden(slab, space)
+        yield contract.batch(slab, np.arange(len(slab), dtype=np.int64), Schema({space.id: space}))
+
+
+def _hidden(slab: Slab, space: SpaceDefinition) -> Slab:
+    spans = zip(slab.cells[scan.TUPLE_AT].tolist(), slab.cells[scan.TUPLE_END].tolist(), strict=True)
+    tuples = [hidden_tuple(slab.buf[at:end].tobytes()) for at, end in spans]
+    return slab_of_tuples(pa.array(tuples, pa.binary()), space.id, slab.path)
+
+
+def _check_shape(space: SpaceDefinition, schema: Schema) -> None:
+    if shape_of(schema.get(space.id)) != shape_of(space):
+        raise FormatDiffers(
+            f"the format of space {space.name!r} has changed since this query was planned",
+            hint="run it again: it will have the new columns",
+        )
+
+
+def _is_in_snapshots(space: SpaceDefinition) -> bool:
+    return not (space.is_local or space.is_temporary or space.engine == "sysview")
+
+
+def _check_is_in_snapshots(space: SpaceDefinition) -> None:
+    if not _is_in_snapshots(space):
+        raise CannotUse(
+            f"space {space.name!r} is local, temporary or a view: no snapshot has its rows",
+            hint="read it with readMode=select",
+        )
+
+
+def _contracts(options: TarantoolOptions) -> list[tuple[tuple[Uri, ...], StateContract]]:
+    """Of each replica set; raises what is wrong with space and columns."""
+    changes = options.changes
+    found: list[tuple[tuple[Uri, ...], StateContract]] = []
+    first: Definitions | None = None
+    for members in options.members:
+        there = definitions(members)
+        space = there.space(changes.space) if changes.space is not None else None
+        if space is not None and space.is_view:
+            raise CannotUse(f"{space.name!r} at {there.address} is a view of SQL", hint="read the spaces under it")
+        contract = StateContract(there.replicaset_uuid, space, changes.columns, changes.wanted, changes.show_system)
+        _check_uuid(contract, options, there)
+        if first is not None and contract.schema != found[0][1].schema:
+            raise FormatDiffers(
+                f"space {changes.space!r} has other columns at {there.address} than at {first.address}",
+                hint="give it one format everywhere, or read each replica set by itself",
+            )
+        first = first or there
+        found.append((members, contract))
+    return found
+
+
+def _check_uuid(contract: StateContract, options: TarantoolOptions, there: Definitions) -> None:
+    """A snapshot tells whose it is; a SELECT has to ask."""
+    is_wanted = REPLICASET_UUID.name in contract.schema.names
+    if is_wanted and not there.replicaset_uuid and options.read_mode == "select":
+        raise CannotUse(
+            f"user {there.user or 'guest'!r} may not read _schema at {there.address}, which names the replica set",
+            hint=f"leave out column {REPLICASET_UUID.name}, or grant it the right to read",
+        )
