@@ -1,0 +1,115 @@
+"""Where two sides can be compared: the position at which both are shown, or what one of them lacks for it.
+
+Two sides of one replica set meet at the newest settled position that either had in the beginning. Who has not come
+there in time lacks rows: that is a difference, and they are named. Sides of different replica sets have no position in
+common, and are compared as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from flowstone.node.archive_manifest import missing_rows, rows_text
+from flowstone.replication.vclock import VClock
+from flowstone.spark.options import AsOf
+from flowstone.spark.sides import Side, SideError
+
+POLL_SECONDS: Final = 0.2
+COMMON: Final = "common"
+
+Rows = tuple[tuple[int, int, int], ...]
+"""Replica id, first and last LSN each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """At which position each side is shown, and which rows it lacks that the other has."""
+
+    a: VClock
+    b: VClock
+    lacks_a: Rows = ()
+    lacks_b: Rows = ()
+    is_one_set: bool = True
+
+    @property
+    def is_same_position(self) -> bool:
+        return self.is_one_set and self.a == self.b
+
+
+def meet(
+    a: Side,
+    b: Side,
+    *,
+    at: AsOf | Literal["common"] | None = None,
+    wait: float = 0.0,
+    sleep: Callable[[float], None],
+    monotonic: Callable[[], float],
+    tell: Callable[[str], None] = lambda text: None,
+) -> Meeting:
+    """Refreshes both sides until they can be shown at one position, for at most `wait` seconds.
+
+    `at` is that position, or `common`: the newest that both have now, so that rows behind it are no difference.
+    """
+    ends_at = monotonic() + wait
+    for side in (a, b):
+        tell(f"reading {side.name}")
+        side.refresh()
+    is_one_set = bool(a.replicaset_uuid) and a.replicaset_uuid == b.replicaset_uuid
+    if not is_one_set:
+        if at is not None:
+            raise SideError(
+                f"{a.name} and {b.name} are of different replica sets, which have no position in common",
+                hint="leave --at out: each is then compared as it is",
+            )
+        return Meeting(a.reach, b.reach, is_one_set=False)
+    if at == COMMON:
+        return _in_common(a, b)
+    fixed = a.resolve(at).without_zero() if at is not None else None
+    target = a.reach.merged(b.reach)
+    while True:
+        position = fixed if fixed is not None else _shown_by_both(a, b, target)
+        behind = [side for side in (a, b) if not side.can_show(position)]
+        if not behind:
+            return Meeting(position, position)
+        if monotonic() >= ends_at:
+            break
+        tell(f"waiting for {' and '.join(side.name for side in behind)} to come to {position}")
+        sleep(POLL_SECONDS)
+        for side in behind:
+            side.refresh()
+    if fixed is not None:
+        raise _cannot_show(behind[0], fixed)
+    return _late(a, b, position)
+
+
+def _shown_by_both(a: Side, b: Side, target: VClock) -> VClock:
+    """At or behind `target`; who has no past decides where."""
+    for side in (a, b):
+        if not side.has_past:
+            target = target.merged(side.reach)
+    return target
+
+
+def _late(a: Side, b: Side, position: VClock) -> Meeting:
+    """One did not come to `position`. What both have is compared all the same, at one position if there is one."""
+    lacks_a, lacks_b = missing_rows(a.reach, position), missing_rows(b.reach, position)
+    common = a.reach.common(b.reach)
+    if a.can_show(common) and b.can_show(common):
+        return Meeting(common, common, lacks_a, lacks_b)
+    return Meeting(a.reach, b.reach, lacks_a, lacks_b)
+
+
+def _in_common(a: Side, b: Side) -> Meeting:
+    common = a.reach.common(b.reach)
+    for side in (a, b):
+        if not side.can_show(common):
+            raise _cannot_show(side, common)
+    return Meeting(common, common)
+
+
+def _cannot_show(side: Side, position: VClock) -> SideError:
+    lacks = missing_rows(side.reach, position)
+    why = f"it lacks {rows_text(lacks)}" if lacks else "it has no snapshot and no version that is old enough"
+    return SideError(f"{side.name} cannot show {position}: {why}", hint=f"its newest position is {side.reach}")
