@@ -18,7 +18,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node import archive_events as events
-from flowstone.node.applier import Applier
+from flowstone.node.applier import SILENCE_MAX, Applier
 from flowstone.node.archive_events import Event
 from flowstone.node.archive_log import WAL_MAX_SIZE, version_of
 from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Upstream
@@ -50,6 +50,9 @@ HOLD_SECONDS: Final = 2.0
 STALL_SECONDS: Final = 60.0
 """After so long a silence in a snapshot nobody is there any more; before it a server may wait for a quorum."""
 
+SEARCH_SECONDS: Final = 120.0
+"""So long a server may be silent after SUBSCRIBE."""
+
 RETRY_SECONDS: Final = 1.0
 
 _FOLLOWING: Final = frozenset({ApplierState.SYNC, ApplierState.FOLLOW})
@@ -67,6 +70,8 @@ class Archive:
     `register` makes it a member of the replica set, for which the upstream keeps its logs; `images` adds to each row
     the tuples that it changed; `on_event` is told what happens, `archive_events.py` has what.
     """
+
+    _store_type: type[Store] = Store
 
     def __init__(
         self,
@@ -99,6 +104,7 @@ class Archive:
         self._is_once = False
         self._has_opened = False
         self._has_followed = False
+        self._is_searching = False
         self._failures = 0
         self._target: VClock | None = None
         self._ended: asyncio.Future[FlowstoneError | None] | None = None
@@ -174,7 +180,7 @@ class Archive:
         new_uuid = outside.random.uuid()
 
         def open_store() -> Store:
-            return Store.open(
+            return self._store_type.open(
                 outside.disk, self._directory, new_uuid, outside.clock.wall, wal_max_size=self._wal_max_size
             )
 
@@ -204,12 +210,13 @@ class Archive:
             self._sink,
             replication_timeout=self._replication_timeout,
             on_state=self._state_changed,
+            on_alive=self._note_alive,
+            silence_max=self._silence_max,
         )
         saving: asyncio.Task[None] | None = None
         try:
-            if store.log is None and is_anonymous:
-                await self._begin_from_snapshot(FIRST, "")
-            elif store.log is not None:
+            await self._begin(is_anonymous=is_anonymous)
+            if store.log is not None:
                 await self._load_images()
             saving = self._start(self._keep_saving())
             await self._follow()
@@ -218,6 +225,12 @@ class Archive:
                 await _end_task(task)
             await self._applier.stop()
             await self._sink.abandon()
+
+    async def _begin(self, *, is_anonymous: bool) -> None:
+        """There is a log to go on with, or, for who registers, will be when it has joined."""
+        store, _ = self._open_store()
+        if store.log is None and is_anonymous:
+            await self._begin_from_snapshot(FIRST, "")
 
     async def _follow(self) -> None:
         """Until the target is reached, or an error is the end; over gaps it goes on."""
@@ -237,12 +250,17 @@ class Archive:
                 return
             if intake.failure is not None:
                 raise self._explained(intake.failure) from intake.failure
-            if self._is_registration_known(error):
-                continue
-            if not is_gap(error):
+            if not self._is_registration_known(error) and not await self._overcome(error):
                 raise self._explained(error) from error
-            await intake.drain()
-            await self._begin_from_snapshot(GAP, error.message)
+
+    async def _overcome(self, error: FlowstoneError) -> bool:
+        """Whether what ended the connection for good is no reason to end: then it is tried again."""
+        _, intake = self._open_store()
+        if not is_gap(error):
+            return False
+        await intake.drain()
+        await self._begin_from_snapshot(GAP, error.message)
+        return True
 
     async def _close(self, *, is_sound: bool) -> None:
         store, intake = self._store, self._intake
@@ -303,7 +321,7 @@ class Archive:
             return
         version = ".".join(map(str, applier.version))
         store.follow(Upstream(str(applier.uuid), self._uri.address, version))
-        self._has_followed = True
+        self._has_followed = self._is_searching = True
         self._failures = 0
         self._told = ""
         if self._target is None:
@@ -312,8 +330,16 @@ class Archive:
         self._tell(events.Connected(address, uuid, version, position, theirs.to_mapping()))
         self._check_target()
 
+    def _note_alive(self, applier: Applier) -> None:
+        self._is_searching = False
+
+    def _silence_max(self) -> float:
+        """A server of 2.6 that looks for our place in a large log sends no heartbeats meanwhile."""
+        return SEARCH_SECONDS if self._is_searching else SILENCE_MAX * self._replication_timeout
+
     def _failed(self, error: FlowstoneError) -> None:
         """The applier would try again: that is no use where only somebody can help."""
+        self._is_searching = False
         is_final = is_gap(error) or (code_of(error) in FOR_OPERATORS and not self._has_followed)
         self._failures += 1
         # A connection that breaks is made again; who cannot be reached is away.
@@ -397,7 +423,8 @@ class Archive:
             raise UpstreamLostTail(self._uri.address, snapshot.vclock, store.vclock)
         gap = await intake.alone(store.begin_from, snapshot, why)
         intake.begin_anew()
-        await self._load_images()
+        if reason == GAP:
+            await self._load_images()
         if gap is not None:
             self._tell(events.GapFound(gap.missing, gap.after, gap.until, why))
         self._tell_snapshot(snapshot, reason)

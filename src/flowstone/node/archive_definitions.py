@@ -1,8 +1,8 @@
 """What is defined where a log begins, in a file of its own: an archive that has no snapshot there goes by it.
 
 `N.definitions` stands beside the log that begins at signature N and holds the rows of `_space` and `_index` as of then,
-and whose the queue of synchronous transactions is; no data. Spools have them: they may begin in the middle of a log, and
-drop snapshots and logs that nobody asks for again. Replaced as a whole, never changed.
+and whose the queue of synchronous transactions is; no data. Spools have them: they may begin in the middle of a log,
+and drop snapshots and logs that nobody asks for again. Replaced as a whole, never changed.
 """
 
 from __future__ import annotations

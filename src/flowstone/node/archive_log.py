@@ -8,7 +8,7 @@ a server that starts from a snapshot takes what is in the middle of a file for s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.node.archive_blocks import BlockWriter, blocks_of, read_blocks
+from flowstone.node.archive_definitions import Definitions
 from flowstone.node.archive_verdicts import Verdicts, newest
 from flowstone.outside.disk import Disk
 from flowstone.replication.row_stream import slab_of_rows
@@ -66,7 +67,7 @@ class ArchiveLog:
         """A log that begins at `vclock`, where `verdicts` was started. Its first file is made by the first write."""
         self._disk = disk
         self._directory = directory
-        self._instance_uuid = instance_uuid
+        self.instance_uuid = instance_uuid
         self._open: _Open | None = None
         self._prev_vclock: VClock | None = None
         self.verdicts = verdicts
@@ -80,6 +81,8 @@ class ArchiveLog:
         """Where a file is to end because a snapshot was taken there; None again when the log has come to it."""
         self.was_cut = False
         """Whether it ended just there."""
+        self.before_file: Callable[[], None] = lambda: None
+        """Told that a file is about to begin at `vclock`."""
 
     # --- writing ---
 
@@ -152,9 +155,10 @@ class ArchiveLog:
         return self._create()
 
     def _create(self) -> _Open:
+        self.before_file()
         lsns = self.vclock.to_mapping()
         previous = self._prev_vclock.to_mapping() if self._prev_vclock is not None else None
-        meta = Meta(FileType.XLOG, self._instance_uuid, lsns, prev_vclock=previous, version=self.version)
+        meta = Meta(FileType.XLOG, self.instance_uuid, lsns, prev_vclock=previous, version=self.version)
         self.verdicts.follow_version(version_of(self.version))
         writer = LogWriter.create(self._disk, self._directory, meta)
         blocks = BlockWriter.create(self._disk, writer.path, meta, writer.size, self.verdicts)
@@ -247,6 +251,14 @@ def _add_chunk(blocks: BlockWriter, chunk: Chunk) -> None:
 def logs_behind(directory: LogDirectory, vclock: VClock) -> list[ListedFile]:
     """The logs that begin at `vclock` or behind it."""
     return [log for log in directory.logs if vclock <= VClock(log.meta.vclock)]
+
+
+def verdicts_of(definitions: Definitions) -> Verdicts:
+    """As `start_verdicts`, where there is no snapshot."""
+    verdicts = Verdicts()
+    definitions.apply_to(verdicts.schema)
+    verdicts.start(VClock(definitions.vclock), definitions.promote)
+    return verdicts
 
 
 def start_verdicts(disk: Disk, snapshot: ListedFile) -> Verdicts:

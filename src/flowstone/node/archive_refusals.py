@@ -43,6 +43,7 @@ class UpstreamLostTail(ArchiveRefused):
     """The archive has rows that the upstream no longer has: it was set back. `missing` names them."""
 
     def __init__(self, address: str, theirs: VClock, ours: VClock) -> None:
+        self.theirs = theirs
         self.missing = missing_rows(theirs, ours)
         super().__init__(
             f"{address} has lost rows that are in this archive: {rows_text(self.missing)}"
@@ -54,6 +55,18 @@ class UpstreamLostTail(ArchiveRefused):
 
 class LogsCollected(FlowstoneError):
     """The upstream no longer has rows that the archive needs next."""
+
+
+class RowsMissing(ArchiveRefused):
+    """Rows that were to come next are gone, and going on without them was not allowed."""
+
+    def __init__(self, address: str, why: str, ours: VClock, oldest: VClock | None) -> None:
+        self.missing = missing_rows(ours, oldest) if oldest is not None else ()
+        what = rows_text(self.missing) if self.missing else f"rows behind {ours}"
+        super().__init__(
+            f"{address} no longer has {what}, which come next: {why}",
+            hint="set failOnDataLoss=false to go on with a new snapshot; register=true makes the server keep its logs",
+        )
 
 
 def explained(error: FlowstoneError, uri: str, replicaset_uuid: str | None) -> FlowstoneError:

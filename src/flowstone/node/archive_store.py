@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Self
 from uuid import UUID
 
 from flowstone.node import archive_manifest
@@ -26,9 +26,10 @@ from flowstone.node.archive_manifest import (
 )
 from flowstone.node.archive_rows import log_rows
 from flowstone.node.archive_snapshot import IncomingSnapshot, replicaset_uuid_of
+from flowstone.node.archive_verdicts import Verdicts
 from flowstone.outside.disk import AlreadyLocked, Disk, Lock
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.directory import ListedFile, scan_directory
+from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.reader import Slab
 
 RowFilter = Callable[[bytes], bytes]
@@ -67,7 +68,7 @@ class Store:
     @classmethod
     def open(
         cls, disk: Disk, directory: str, new_uuid: UUID, wall: Callable[[], float], *, wal_max_size: int = WAL_MAX_SIZE
-    ) -> Store:
+    ) -> Self:
         """The archive in `directory`, which is made if need be; `new_uuid` is for a new one."""
         try:
             disk.make_directory(directory)
@@ -88,8 +89,7 @@ class Store:
             store.is_begun = manifest is not None
             for leftover in found.leftovers:
                 disk.unlink(leftover)
-            if found.snapshots:
-                store._resume(found.snapshots[-1])
+            store._recover(found)
         except BaseException:
             lock.release()
             raise
@@ -187,9 +187,7 @@ class Store:
             self.manifest.replicaset_uuid = str(snapshot.replicaset_uuid)
         gap = self._note_gap(before.vclock, snapshot.vclock, why) if before is not None else None
         self._add_snapshot(path, snapshot.vclock, FIRST if before is None else GAP)
-        self._start_log(
-            next(each for each in scan_directory(self._disk, self.directory).snapshots if each.path == path)
-        )
+        self._start_at(next(each for each in scan_directory(self._disk, self.directory).snapshots if each.path == path))
         self.save()
         return gap
 
@@ -217,33 +215,46 @@ class Store:
 
     # --- starting ---
 
-    def _start_log(self, snapshot: ListedFile) -> None:
-        meta = snapshot.meta
+    def _start_log(self, vclock: VClock, verdicts: Verdicts, instance_uuid: str, version: str) -> ArchiveLog:
         self.log = ArchiveLog(
             self._disk,
             self.directory,
-            instance_uuid=meta.instance_uuid,
-            vclock=VClock(meta.vclock),
-            verdicts=start_verdicts(self._disk, snapshot),
-            version=meta.version,
+            instance_uuid=instance_uuid,
+            vclock=vclock,
+            verdicts=verdicts,
+            version=version,
             wal_max_size=self._wal_max_size,
         )
+        return self.log
 
-    def _resume(self, snapshot: ListedFile) -> None:
-        """Goes on behind the newest snapshot and its logs, as a server would that is started here."""
-        start = VClock(snapshot.meta.vclock)
-        self._start_log(snapshot)
-        assert self.log is not None
-        logs = logs_behind(scan_directory(self._disk, self.directory), start)
-        self.log.resume(logs)
+    def _start_at(self, snapshot: ListedFile) -> ArchiveLog:
+        meta = snapshot.meta
+        verdicts = start_verdicts(self._disk, snapshot)
+        return self._start_log(VClock(meta.vclock), verdicts, meta.instance_uuid, meta.version)
+
+    def _recover(self, found: LogDirectory) -> None:
+        """Goes on behind what is there, if there is something."""
+        if found.snapshots:
+            self._resume(found, self._start_at(found.snapshots[-1]))
+
+    def _resume(self, found: LogDirectory, log: ArchiveLog) -> None:
+        """Goes on behind the logs that follow where `log` starts, as a server would that is started here."""
+        log.resume(logs_behind(found, log.vclock))
         manifest = self.manifest
-        manifest.instance_uuid = snapshot.meta.instance_uuid
-        if manifest.replicaset_uuid is None and (found := replicaset_uuid_of(self._disk, snapshot.path)) is not None:
-            manifest.replicaset_uuid = str(found)
+        manifest.instance_uuid = log.instance_uuid
+        if found.snapshots:
+            self._know(found, found.snapshots[-1])
+        if manifest.upstream is not None:
+            log.version = manifest.upstream.version
+
+    def _know(self, found: LogDirectory, snapshot: ListedFile) -> None:
+        """Adds to the manifest what it lacks of the newest snapshot."""
+        manifest = self.manifest
+        if manifest.replicaset_uuid is None and (uuid := replicaset_uuid_of(self._disk, snapshot.path)) is not None:
+            manifest.replicaset_uuid = str(uuid)
         if posixpath.basename(snapshot.path) not in {each.file for each in manifest.snapshots}:
-            self._adopt(snapshot, start, logs)
-        if self.manifest.upstream is not None:
-            self.log.version = self.manifest.upstream.version
+            start = VClock(snapshot.meta.vclock)
+            self._adopt(snapshot, start, logs_behind(found, start))
 
     def _adopt(self, snapshot: ListedFile, start: VClock, logs: Sequence[ListedFile]) -> None:
         """A snapshot that the manifest does not know: the process ended between the two.

@@ -74,6 +74,17 @@ class Verdicts:
     def pending_transactions(self) -> int:
         return len(self._tracker.pending)
 
+    @property
+    def owner(self) -> tuple[int, int, int] | None:
+        """Whose the queue of synchronous transactions is, its last confirmed LSN, and the term; None: nobody's."""
+        tracker = self._tracker
+        return (tracker.owner_id, tracker.confirmed_lsn, tracker.term) if tracker.owner_id else None
+
+    @property
+    def schema(self) -> SchemaTracker:
+        """What is defined behind all that was taken. Only before `start` others may add to it."""
+        return self._schema
+
     def define(self, slab: Slab) -> None:
         """Takes the definitions of spaces from rows of a snapshot."""
         for row in slab.rows(np.flatnonzero(_defining(slab, 0, len(slab)))):

@@ -1,0 +1,175 @@
+"""An archive that is only a buffer: it keeps what was promised to a reader until the reader has it.
+
+Beside what every archive does it may begin in the middle of the log, without a snapshot, shows what is durable at once
+to who reads its index, gives up the unsettled end of its log where the upstream no longer has it, and drops what lies
+behind its reader. What is defined where each of its files begins stands in `N.definitions`, see there.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from flowstone.iproto import scan
+from flowstone.node.archive_blocks import path_of as index_of
+from flowstone.node.archive_blocks import read_blocks
+from flowstone.node.archive_definitions import (
+    DefinitionRow,
+    Definitions,
+    definition_files,
+    path_of,
+    read_definitions,
+    rows_of,
+    write_definitions,
+)
+from flowstone.node.archive_log import ArchiveLog, verdicts_of
+from flowstone.node.archive_manifest import Gap
+from flowstone.node.archive_rows import log_rows
+from flowstone.node.archive_snapshot import IncomingSnapshot
+from flowstone.node.archive_store import Store
+from flowstone.node.archive_upstream import UpstreamFacts
+from flowstone.node.archive_verdicts import Verdicts
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import LogDirectory, scan_directory
+from flowstone.xlog.reader import LogFile, Slab
+
+WAL_MAX_SIZE = 64 * 1024**2
+"""Files are what a spool drops, so they are small."""
+
+
+class SpoolStore(Store):
+    """A store for rows that somebody will fetch."""
+
+    @property
+    def earliest(self) -> VClock:
+        """Where the oldest log that is there begins: rows behind it are here."""
+        logs = scan_directory(self._disk, self.directory).logs
+        return VClock(logs[0].meta.vclock) if logs else self.vclock
+
+    def write(self, slabs: Sequence[Slab]) -> None:
+        super().write(slabs)
+        assert self.log is not None
+        self.log.flush()
+
+    # --- beginning ---
+
+    def begin_at(self, vclock: VClock, facts: UpstreamFacts, rows: Sequence[DefinitionRow]) -> None:
+        """The log begins at `vclock`, where `rows` define what there is; whatever was here is dropped."""
+        if self.log is not None:
+            self.log.close()
+            self.log = None
+        self._drop(scan_directory(self._disk, self.directory), None)
+        manifest = self.manifest
+        manifest.snapshots, manifest.gaps = [], []
+        manifest.instance_uuid, manifest.replicaset_uuid = str(facts.instance_uuid), facts.replicaset_uuid
+        self.is_begun = True
+        self.save()
+        definitions = Definitions(vclock.to_mapping(), str(facts.instance_uuid), facts.version, tuple(rows))
+        write_definitions(self._disk, self.directory, definitions)
+        self._start_log(vclock, verdicts_of(definitions), str(facts.instance_uuid), facts.version)
+        self.save()
+
+    def begin_from(self, snapshot: IncomingSnapshot, why: str) -> Gap | None:
+        gap = super().begin_from(snapshot, why)
+        self._keep_definitions()
+        return gap
+
+    def _start_log(self, vclock: VClock, verdicts: Verdicts, instance_uuid: str, version: str) -> ArchiveLog:
+        log = super()._start_log(vclock, verdicts, instance_uuid, version)
+        log.before_file = self._keep_definitions
+        return log
+
+    def _keep_definitions(self) -> None:
+        """Where nothing waits for a verdict the log can be read from here on alone."""
+        log = self.log
+        assert log is not None
+        if log.verdicts.is_quiet and self._disk.kind(path_of(self.directory, log.vclock)) is None:
+            rows, owner = rows_of(log.verdicts.schema), log.verdicts.owner
+            definitions = Definitions(log.vclock.to_mapping(), log.instance_uuid, log.version, rows, owner)
+            write_definitions(self._disk, self.directory, definitions)
+
+    def _recover(self, found: LogDirectory) -> None:
+        """Goes on behind the newest snapshot or the newest definitions, whichever is newer."""
+        files = definition_files(self._disk, self.directory)
+        newest = found.snapshots[-1].signature if found.snapshots else -1
+        if not files or files[-1].signature < newest:
+            if not found.snapshots:
+                self._drop(found, None)  # logs without a beginning: a new one was about to be made
+            super()._recover(found)
+            return
+        definitions = read_definitions(self._disk, files[-1].path)
+        vclock, server = VClock(definitions.vclock), definitions.server
+        self._resume(found, self._start_log(vclock, verdicts_of(definitions), definitions.instance_uuid, server))
+
+    # --- giving up ---
+
+    def collect(self, position: VClock) -> None:
+        """Drops logs and snapshots that hold nothing behind `position`; what is defined there stays known."""
+        files = definition_files(self._disk, self.directory)
+        covered = [each for each in files if VClock(read_definitions(self._disk, each.path).vclock) <= position]
+        if not covered:
+            return
+        found = scan_directory(self._disk, self.directory)
+        keep = covered[-1].signature
+        snapshots = {posixpath.basename(each.path) for each in found.snapshots if each.signature <= keep}
+        if not snapshots and len(covered) == 1:
+            return
+        self._drop(found, keep)
+        manifest = self.manifest
+        manifest.snapshots = [each for each in manifest.snapshots if each.file not in snapshots]
+        manifest.gaps = [gap for gap in manifest.gaps if VClock(gap.until).signature > keep]
+        self.save()
+
+    def _drop(self, found: LogDirectory, keep: int | None) -> None:
+        """Removes what stands before `keep`, oldest first, so that what is left is whole; None: everything."""
+        for log in found.logs:
+            if keep is None or log.signature < keep:
+                self._disk.unlink(log.path)
+                with suppress(FileNotFoundError):
+                    self._disk.unlink(index_of(log.path))
+        for snapshot in found.snapshots:
+            if keep is None or snapshot.signature <= keep:
+                self._disk.unlink(snapshot.path)
+        for file in definition_files(self._disk, self.directory):
+            if keep is None or file.signature < keep:
+                self._disk.unlink(file.path)
+
+    def take_back(self) -> None:
+        """Gives up the rows behind the settled position, which nobody was promised: the upstream has others."""
+        assert self.log is not None
+        self.log.close()
+        kept = self._cut_log(self.log.verdicts.settled)
+        self._recover(scan_directory(self._disk, self.directory))
+        if kept:
+            self.log.write(kept)
+        self.save()
+
+    def _cut_log(self, settled: VClock) -> bytes:
+        """Cuts the log before the first run with a row behind `settled`; that run's rows up to there."""
+        for listed in reversed(scan_directory(self._disk, self.directory).logs):
+            blocks = read_blocks(self._disk, listed.path)
+            runs = blocks.runs if blocks is not None else ()
+            is_wanted = VClock(listed.meta.vclock) <= settled
+            cut = next((run for run in runs if not VClock(run.vclock) <= settled), None)
+            if is_wanted and cut is None:
+                return b""
+            self._disk.unlink(index_of(listed.path))
+            if is_wanted and cut is not None:
+                with LogFile.open(self._disk, listed.path) as log:
+                    kept = b"".join([_up_to(slab, settled) for slab in log.slabs(cut.offset, cut.end)])
+                with self._disk.append_to(listed.path) as file:
+                    file.truncate(cut.offset)
+                    file.sync()
+                return kept
+            self._disk.unlink(listed.path)
+        return b""
+
+
+def _up_to(slab: Slab, settled: VClock) -> bytes:
+    """The rows of a slab up to a position, which is a place in its order."""
+    origins, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+    limits = np.array([settled.get(number) for number in range(int(origins.max(initial=0)) + 1)], np.int64)
+    return log_rows(slab, 0, int((lsns <= limits[origins]).sum()))

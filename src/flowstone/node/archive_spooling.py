@@ -1,0 +1,223 @@
+"""An archive as the buffer of a reader: begins where it is told to, follows whichever member can be followed.
+
+What differs from an archive that is kept: several members, of which the next is asked when one fails; a beginning in
+the middle of the log; rows that are gone are an error unless that is allowed; no snapshots by interval. Files are
+`archive_spool.py`'s part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.iproto.uri import Uri
+from flowstone.node.applier import Applier
+from flowstone.node.archive import RETRY_SECONDS, Archive
+from flowstone.node.archive_definitions import DefinitionRow, check_rows
+from flowstone.node.archive_events import Event
+from flowstone.node.archive_manifest import GAP
+from flowstone.node.archive_members import Members
+from flowstone.node.archive_refusals import RowsMissing, UpstreamLostTail, is_gap
+from flowstone.node.archive_sink import Intake
+from flowstone.node.archive_spool import WAL_MAX_SIZE, SpoolStore
+from flowstone.node.archive_upstream import UpstreamFacts, ask_facts
+from flowstone.node.connection import ConnectionFailed
+from flowstone.outside import Outside
+from flowstone.replication.applier import ApplierState, ConnectionLost
+from flowstone.replication.vclock import VClock
+
+Beginning = Literal["snapshot", "latest"] | VClock
+
+ROUNDS_AT_START: Final = 3
+"""How often all members are asked before a spool that never began is given up."""
+
+
+class Spooling(Archive):
+    """The spool in `directory`, of the replica set that has `members`; `begin` says where a new one begins.
+
+    With a position as beginning, what is here goes on if it has that position, else it is begun anew there, where
+    `definitions` hold (without them, those that the server has now).
+    """
+
+    _store_type = SpoolStore
+
+    def __init__(
+        self,
+        members: Sequence[Uri],
+        directory: str,
+        *,
+        begin: Beginning,
+        definitions: Sequence[DefinitionRow] | None = None,
+        fail_on_data_loss: bool = True,
+        register: bool = False,
+        wal_max_size: int = WAL_MAX_SIZE,
+        replication_timeout: float = 1.0,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_durable: Callable[[], None] = lambda: None,
+        outside: Outside | None = None,
+    ) -> None:
+        super().__init__(
+            members[0],
+            directory,
+            register=register,
+            snapshot_interval=0,
+            wal_max_size=wal_max_size,
+            replication_timeout=replication_timeout,
+            on_event=on_event,
+            outside=outside,
+        )
+        self._members = Members(members)
+        self._beginning = begin
+        self._definitions = check_rows(definitions) if definitions is not None else None
+        self._fails_on_data_loss = fail_on_data_loss
+        self._on_durable = on_durable
+        self._attempts = 0
+        self._is_right_place = False
+        self.generation = 0
+        """Grows when what is durable is no longer a continuation of what was: an index must be opened anew."""
+
+    @property
+    def is_begun(self) -> bool:
+        """There is a log, with a position that can be asked for."""
+        return self._store is not None and self._store.log is not None and self._is_right_place
+
+    @property
+    def lag(self) -> float | None:
+        """Seconds that the newest row took to come here; None while nobody knows."""
+        applier = self._applier
+        is_following = self.state in (ApplierState.SYNC, ApplierState.FOLLOW)
+        return applier.lag if applier is not None and is_following and applier.lag < 1e9 else None
+
+    def _note_written(self) -> None:
+        super()._note_written()
+        self._on_durable()
+
+    async def collect(self, position: VClock) -> None:
+        """Drops what lies behind the reader."""
+        store, intake = self._spool()
+        if store.log is not None:
+            await intake.alone(store.collect, position)
+
+    # --- beginning ---
+
+    async def _begin(self, *, is_anonymous: bool) -> None:
+        store, _ = self._spool()
+        begin = self._beginning
+        if isinstance(begin, VClock):
+            if store.log is None or not store.earliest <= begin:
+                await self._begin_at(begin)
+        elif begin == "latest" and store.log is None:
+            await self._begin_at(None)
+        else:
+            await super()._begin(is_anonymous=is_anonymous)
+        self._is_right_place = True
+
+    async def _begin_at(self, position: VClock | None) -> None:
+        """The log begins at `position`, without a snapshot; None: where the server is now."""
+        store, intake = self._spool()
+        while True:
+            facts = await self._ask()
+            start = position if position is not None else facts.ballot.vclock.without_zero()
+            problem = self._unfit(facts, start)
+            verdict = await self._next_member(problem) if problem is not None else None
+            if problem is None or isinstance(verdict, RowsMissing):
+                break
+            if verdict is not None:
+                raise verdict
+        self._members.accepted()
+        definitions = self._definitions if self._definitions is not None else facts.definitions
+        await intake.alone(store.begin_at, start, facts, definitions)
+        intake.begin_anew()
+        self.generation += 1
+        if isinstance(verdict, RowsMissing):
+            await self._pass_over(verdict)
+        self._tell_opened()
+
+    def _unfit(self, facts: UpstreamFacts, start: VClock) -> FlowstoneError | None:
+        """Why a member cannot be followed from `start` on."""
+        here, oldest = facts.ballot.vclock.without_zero(), facts.ballot.gc_vclock.without_zero()
+        if not oldest <= start:
+            return RowsMissing(self._uri.address, "its logs were collected", start, oldest)
+        return None if start <= here else UpstreamLostTail(self._uri.address, here, start)
+
+    async def _ask(self) -> UpstreamFacts:
+        known = self._spool()[0].manifest.replicaset_uuid
+        while True:
+            try:
+                facts = await ask_facts(self._outside, self._uri)
+            except FlowstoneError as error:
+                lost = ConnectionLost(error.message, hint=error.hint) if isinstance(error, ConnectionFailed) else error
+                await self._wait_before_retry(lost)
+                continue
+            if known is not None and known != facts.replicaset_uuid:
+                raise self._explained(errors.ReplicasetUuidMismatch(facts.replicaset_uuid))
+            return facts
+
+    # --- members ---
+
+    async def _next_member(self, error: FlowstoneError) -> FlowstoneError | None:
+        """The current member cannot be followed: the next one shall be; the verdict, when none can."""
+        self._pass_on(error, is_final=True)
+        verdict = self._members.verdict(self._outside.clock.monotonic())
+        if verdict is None and self._members.is_round_complete:
+            await self._outside.clock.sleep(RETRY_SECONDS * self._replication_timeout)
+        return verdict
+
+    def _pass_on(self, error: FlowstoneError, *, is_final: bool) -> None:
+        self._members.failed(error, self._outside.clock.monotonic(), is_final=is_final)
+        self._uri = self._members.current
+        if self._applier is not None:
+            self._applier.uri = self._uri
+
+    async def _wait_before_retry(self, error: FlowstoneError) -> None:
+        await super()._wait_before_retry(error)
+        self._attempts += 1
+        if not self._has_followed and self._attempts >= ROUNDS_AT_START * len(self._members):
+            raise self._explained(error)
+        self._pass_on(error, is_final=False)
+
+    def _subscribed(self, applier: Applier) -> None:
+        super()._subscribed(applier)
+        if self._sink is not None and self._sink.refusal is None:
+            self._members.accepted()
+
+    def _failed(self, error: FlowstoneError) -> None:
+        super()._failed(error)
+        if self._ended is not None and not self._ended.done():
+            self._pass_on(error, is_final=False)
+
+    async def _overcome(self, error: FlowstoneError) -> bool:
+        store, intake = self._spool()
+        await intake.drain()
+        assert self._sink is not None
+        self._sink.refusal = None
+        if isinstance(error, UpstreamLostTail) and self._sink.is_anonymous and store.settled <= error.theirs:
+            # Nobody was promised what is not settled: the new leader's log has something else there.
+            await intake.alone(store.take_back)
+            intake.begin_anew()
+            self.generation += 1
+            return True
+        if is_gap(error):
+            ballot = self._applier.ballot if self._applier is not None else None
+            oldest = ballot.gc_vclock.without_zero() if ballot is not None else None
+            error = RowsMissing(self._uri.address, error.message, intake.submitted, oldest)
+        verdict = await self._next_member(error)
+        if isinstance(verdict, RowsMissing):
+            await self._pass_over(verdict)
+        elif verdict is not None:
+            raise self._explained(verdict) from verdict
+        return True
+
+    async def _pass_over(self, missing: RowsMissing) -> None:
+        """Goes on with a new snapshot behind rows that no member has any more, if that is allowed."""
+        if self._fails_on_data_loss:
+            raise missing
+        self._members.accepted()
+        await self._begin_from_snapshot(GAP, missing.message)
+
+    def _spool(self) -> tuple[SpoolStore, Intake]:
+        store, intake = self._open_store()
+        assert isinstance(store, SpoolStore)
+        return store, intake

@@ -1,0 +1,211 @@
+"""The spool of a live source: what was promised to Spark lies in a directory until it is committed.
+
+It is an archive (`node/archive_spooling.py`) that runs in a loop of its own beside the caller, so all here are plain
+calls from one thread. One process at a time writes to a spool: the lock is held from `open` to `close` or to the death
+of the process. Rows are acknowledged to the server as they become durable, whatever their reader does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri
+from flowstone.node.archive_definitions import DefinitionRow
+from flowstone.node.archive_events import Event
+from flowstone.node.archive_spool import WAL_MAX_SIZE
+from flowstone.node.archive_spooling import Beginning, Spooling
+from flowstone.node.archive_upstream import UpstreamFacts, ask_ballot, ask_facts, first_of
+from flowstone.outside import production
+from flowstone.outside.disk import AlreadyLocked
+from flowstone.outside.loop_thread import LoopThread
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import ArchiveIndex
+
+LOCK_SECONDS: Final = 5.0
+"""So long a reader that lost its driver may take to notice and to let go of its spool."""
+
+_POLL_SECONDS: Final = 0.05
+
+
+class SpoolEnded(FlowstoneError):
+    """The spool receives nothing any more, for no reason that it could tell."""
+
+
+class SpoolLocked(AlreadyLocked):
+    """Another process writes to the spool."""
+
+
+class Spool:
+    """Made by `open`. `index` plans over what is durable; `check` raises what ended the receiving."""
+
+    def __init__(self, members: Sequence[Uri], directory: str, make: Callable[[Callable[[], None]], Spooling]) -> None:
+        self._archive = make(self._note_durable)
+        self._members = tuple(members)
+        self._directory = directory
+        self._thread = LoopThread("flowstone-spool")
+        self._moved = threading.Condition()
+        self._durable = self._seen = VClock()
+        self._failure: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._index: ArchiveIndex | None = None
+        self._generation = -1
+        self._pid = os.getpid()
+
+    @classmethod
+    def open(
+        cls,
+        members: Sequence[Uri],
+        directory: str,
+        *,
+        begin: Beginning,
+        definitions: Sequence[DefinitionRow] | None = None,
+        fail_on_data_loss: bool = True,
+        register: bool = False,
+        wal_max_size: int = WAL_MAX_SIZE,
+        replication_timeout: float = 1.0,
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> Spool:
+        """Returns when there is a position to read from: of a new spool, when its snapshot is whole and durable.
+
+        `begin` is for a new spool, see `Spooling`. Raises what somebody has to put right, a server that cannot be
+        reached among it; of a spool that is begun the server may be away.
+        """
+
+        def make(on_durable: Callable[[], None]) -> Spooling:
+            return Spooling(
+                members,
+                directory,
+                begin=begin,
+                definitions=definitions,
+                fail_on_data_loss=fail_on_data_loss,
+                register=register,
+                wal_max_size=wal_max_size,
+                replication_timeout=replication_timeout,
+                on_event=on_event,
+                on_durable=on_durable,
+            )
+
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            spool = cls(members, directory, make)
+            try:
+                spool._start()
+            except AlreadyLocked as error:
+                spool.close()
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_SECONDS * 4)
+                    continue
+                raise SpoolLocked(
+                    f"another process writes to the spool {directory}",
+                    hint="stop the other query, or give this one another spoolLocation",
+                ) from error
+            except BaseException:
+                spool.close()
+                raise
+            return spool
+
+    def _start(self) -> None:
+        async def begin() -> None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+        self._thread.run(begin())
+        with self._moved:
+            while not self._archive.is_begun and self._failure is None:
+                self._moved.wait(_POLL_SECONDS)
+        self.check()
+        self._seen = self._durable
+
+    async def _run(self) -> None:
+        try:
+            await self._archive.run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._failure = error
+        else:
+            self._failure = SpoolEnded(f"the spool {self._directory} was stopped")
+        finally:
+            with self._moved:
+                self._moved.notify_all()
+
+    def _note_durable(self) -> None:
+        """In the loop, while no worker touches the files."""
+        with self._moved:
+            self._durable = self._durable.merged(self._archive.settled)
+            self._moved.notify_all()
+
+    # --- reading ---
+
+    @property
+    def directory(self) -> str:
+        return self._directory
+
+    @property
+    def index(self) -> ArchiveIndex:
+        """What is durable, as of this call."""
+        generation = self._archive.generation
+        if self._index is None or generation != self._generation:
+            self._generation = generation
+            self._index = ArchiveIndex.open(production().disk, self._directory)
+        else:
+            self._index.refresh()
+        return self._index
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until more is settled than at the last call, at most `seconds`; whether it is."""
+        deadline = time.monotonic() + seconds
+        with self._moved:
+            while self._durable == self._seen and self._failure is None:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._moved.wait(left):
+                    break
+            has_moved, self._seen = self._durable != self._seen, self._durable
+        return has_moved
+
+    def check(self) -> None:
+        """Raises what ended the receiving; returns while it goes on, a server that is away included."""
+        if self._failure is not None:
+            raise self._failure
+
+    def target(self) -> VClock:
+        """Where the server is now, by its ballot: a run that ends there has all that there was when it began."""
+        return self._thread.run(
+            first_of(self._members, lambda uri: ask_ballot(production(), uri))
+        ).vclock.without_zero()
+
+    @property
+    def lag(self) -> float | None:
+        """Seconds that the newest row took to come here; None while nobody is followed."""
+        return self._archive.lag
+
+    def collect(self, position: VClock) -> None:
+        """Drops what lies up to `position`, which nobody will ask for again; what is defined there stays known."""
+        if self._failure is None:
+            self._thread.run(self._archive.collect(position))
+
+    def close(self) -> None:
+        """What has come is written, the lock is free. Closing twice is harmless."""
+        if os.getpid() != self._pid:
+            return  # a copy that a fork made has no loop
+
+        async def end() -> None:
+            self._archive.stop()
+            if self._task is not None:
+                with suppress(FlowstoneError, asyncio.CancelledError):
+                    await self._task
+
+        with suppress(FlowstoneError):  # the loop has ended
+            self._thread.run(end())
+        self._thread.close()
+
+
+def facts_of(members: Sequence[Uri]) -> UpstreamFacts:
+    """What the first member that answers says of itself; raises what the last one's error was."""
+    return asyncio.run(first_of(members, lambda uri: ask_facts(production(), uri)))
