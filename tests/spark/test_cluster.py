@@ -1,0 +1,50 @@
+"""The pipeline on a Spark of several processes: nothing relies on a process, or a directory, that is not shared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.spark.clusters import local_cluster, standalone
+
+Found = dict[str, Any]
+SECONDS = 240
+
+
+@pytest.fixture(scope="module", params=[local_cluster, standalone], ids=lambda cluster: cluster.__name__)
+def found(request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
+    """What the jobs of `cluster_driver` found on one cluster, by their names."""
+    directory = tmp_path_factory.mktemp(request.param.__name__)
+    shared, hidden = directory / "shared", directory / "hidden"
+    shared.mkdir()
+    hidden.mkdir()
+    with request.param(directory / "spark", hidden) as (master, environment):
+        command = [sys.executable, "-m", "tests.spark.cluster_driver", master, str(shared), str(hidden)]
+        done = subprocess.run(
+            command, env=environment, cwd=hidden, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    lines = (json.loads(line) for line in done.stdout.splitlines())
+    results = {line["job"]: line["found"] for line in lines}
+    assert done.returncode == 0, f"{done.stderr[-6000:]}\nbehind {list(results)}"
+    yield results
+
+
+def test_executors_are_strangers_to_the_driver(found: Found) -> None:
+    seen = found["processes"]
+    assert seen["driver_sees"] == "seen"
+    assert seen["executors_see"] == ["", ""]
+    assert len(seen["directories"]) == 3
+
+
+def test_an_archive_is_read_by_executors(found: Found) -> None:
+    assert found["xlog_changes"] == [
+        ["delete", 6, 4, None],
+        ["insert", 3, 3, "three"],
+        ["insert", 4, 4, "four"],
+        ["update", 5, 3, None],
+    ]
