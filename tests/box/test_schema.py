@@ -299,3 +299,14 @@ def test_history_answers_by_any_ordered_position_and_lists_the_changes_of_one_sp
     assert history.changes_of(513) == []
     with pytest.raises(ValueError, match=r"\(1, 59\) recorded after the one at \(1, 60\)"):
         history.record((1, 59), 512, tracker.schema)
+
+
+def test_a_copy_goes_its_own_way(tracker: SchemaTracker) -> None:
+    copy = tracker.copy()
+    before = copy.schema
+    assert insert(copy, SPACE, (513, 1, "other", "memtx", 0, {}, ())) == 513
+    assert delete(copy, INDEX, (512, 0)) == 512
+    assert tracker.schema == before
+    assert tracker.schema.get("other") is None
+    assert copy.schema.space("other").id == 513
+    assert not copy.schema.space("orders").indexes

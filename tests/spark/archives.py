@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.msgpack import pack
 from flowstone.node.archive_log import ArchiveLog
 from flowstone.node.archive_manifest import Gap, Manifest, save
 from flowstone.node.archive_verdicts import Verdicts
@@ -43,6 +46,13 @@ class WrittenArchive:
         """One block, and a line of the index."""
         self.log.write(b"".join(transactions))
         self.log.flush()
+
+    def snapshot(self, vclock: VClock, rows: Sequence[tuple[int, Any]], at: float = 1.0) -> None:
+        """A snapshot of these tuples, each with the id of its space."""
+        writer = SnapWriter(self.disk, self.directory, Meta(FileType.SNAP, INSTANCE, vclock.to_mapping()), at)
+        for space_id, values in rows:
+            writer.add_row(RequestType.INSERT, pack({0x10: space_id, 0x21: values}))
+        writer.finish()
 
     def lose(self, until: VClock) -> None:
         """A gap up to `until`, where the log goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -32,7 +33,7 @@ def opened(archive: WrittenArchive) -> ArchiveIndex:
 def test_a_directory_without_a_manifest_is_no_archive() -> None:
     disk = new_disk()
     disk.make_directory(DIRECTORY)
-    with pytest.raises(NotAnArchive, match="there is no archive; name a directory"):
+    with pytest.raises(NotAnArchive, match="there is no archive, and no log of a server; name a directory"):
         ArchiveIndex.open(disk, DIRECTORY)
 
 
@@ -133,7 +134,7 @@ def test_images_are_asked_for_only_where_they_are(archive: WrittenArchive) -> No
     index = opened(archive)
     with pytest.raises(NoImages, match="it has none; set images=ops"):
         index.check_images(VClock())
-    index.manifest.images_since = {1: 4}
+    index.facts = replace(index.facts, images_since=VClock({1: 4}))
     with pytest.raises(NoImages, match=r"no images of the rows behind \{1: 3\}: it has them behind \{1: 4\}"):
         index.check_images(VClock({1: 3}))
     index.check_images(VClock({1: 4}))

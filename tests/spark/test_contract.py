@@ -33,7 +33,7 @@ from tests.spark.change_rows import (
 )
 
 ALWAYS = "_operation _commit_version _commit_timestamp _replica_id _lsn _tsn _space _replicaset_uuid".split()
-BEHIND = "_key _key_msgpack _operations _operations_msgpack _index_id _index_base".split()
+BEHIND = "_key _key_msgpack _operations _operations_msgpack _index_id _index_base _space_id".split()
 MIXED = (
     whole(insert(1, 1, "one"), insert(2, 2, "two", "more", {"deep": [1.5]})),
     whole(update(3, 2, ("=", 2, "zwei"))),

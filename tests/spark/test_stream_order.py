@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowstone.replication.vclock import VClock
-from flowstone.spark.stream_order import Place, SplitTransaction, Window, rows_between, stamp, within
+from flowstone.spark.stream_order import Place, SplitTransaction, Window, Withdrawn, rows_between, stamp
 from flowstone.xlog.errors import DamagedFile
 from tests.node.archived_rows import slab
 from tests.spark.change_rows import insert, whole
@@ -83,5 +85,23 @@ def test_rows_without_the_end_of_their_transaction_are_refused() -> None:
 
 
 def test_ranges_are_those_of_a_stretch_with_neighbours_together() -> None:
-    ranges = ((1, 5, 6), (2, 1, 1), (1, 7, 9), (1, 20, 21), (1, 1, 2))
-    assert within(ranges, VClock({1: 2}), VClock({1: 10, 2: 4})) == ((1, 5, 9), (2, 1, 1))
+    withdrawn = Withdrawn()
+    withdrawn.add([(1, 5, 6), (2, 1, 1), (1, 7, 9)])
+    withdrawn.add([(1, 20, 21), (1, 1, 2)])
+    assert withdrawn.within(VClock({1: 2}), VClock({1: 10, 2: 4})) == ((1, 5, 9), (2, 1, 1))
+    assert withdrawn.within(VClock({1: 7}), VClock({1: 8})) == ((1, 5, 9),)
+    assert withdrawn.within(VClock({1: 9}), VClock({1: 20})) == ((1, 20, 21),)
+    assert not withdrawn.within(VClock({1: 9}), VClock({1: 19}))
+
+
+def test_ranges_found_by_halving_are_those_that_a_look_at_each_finds() -> None:
+    random = Random(3)
+    withdrawn = Withdrawn()
+    starts = random.sample(range(1, 400), 60)
+    ranges = [(random.randint(1, 3), 3 * start, 3 * start + 1) for start in starts]
+    withdrawn.add(ranges)
+    for _ in range(200):
+        before = VClock({number: random.randint(0, 1200) for number in (1, 2, 3)})
+        end = before.merged(VClock({number: random.randint(0, 1200) for number in (1, 2)}))
+        wanted = [each for each in withdrawn.ranges if before.get(each[0]) < each[2] and each[1] <= end.get(each[0])]
+        assert list(withdrawn.within(before, end)) == wanted

@@ -162,6 +162,48 @@ class _Gathered:
         )
 
 
+class RunBuilder:
+    """Makes runs of the blocks of a log, in its order: `add` each, `take` those that are whole."""
+
+    def __init__(self, vclock: VClock, end: int, verdicts: Verdicts) -> None:
+        """The log goes on at byte `end`, where its position is `vclock`."""
+        self.vclock = vclock
+        self._verdicts = verdicts
+        self._runs: list[Run] = []
+        self._run = _Gathered(end, end)
+
+    def add(self, slab: Slab, first: int, stop: int, end: int) -> None:
+        """The next block ends at byte `end` of the log and holds the rows from `first` to `stop` of `slab`."""
+        run, cells = self._run, slab.cells
+        judged = self._verdicts.push(slab, first, stop)
+        run.end = end
+        run.row_count += stop - first
+        stamps = np.ascontiguousarray(cells[scan.TIMESTAMP, first:stop]).view(np.float64)
+        run.first_timestamp = min(run.first_timestamp, float(stamps.min()))
+        run.last_timestamp = max(run.last_timestamp, float(stamps.max()))
+        run.spaces.update(np.unique(cells[scan.SPACE_ID, first:stop]).tolist())
+        run.spaces.discard(-1)
+        run.has_definitions |= judged.has_definitions
+        run.has_synchronous |= judged.has_synchronous
+        run.has_control |= judged.has_control
+        run.rolled_back += judged.rolled_back
+        self.vclock = self.vclock.merged(newest(slab, first, stop))
+        if run.end - run.offset >= RUN_SIZE:
+            self._end_run()
+
+    def take(self, *, unfinished: bool) -> list[Run]:
+        """The runs since the last call; one that more blocks could join only if it is asked for, and ends with it."""
+        if unfinished and self._run.row_count:
+            self._end_run()
+        runs, self._runs = self._runs, []
+        return runs
+
+    def _end_run(self) -> None:
+        run = self._run.run(self.vclock, self._verdicts.settled)
+        self._runs.append(run)
+        self._run = _Gathered(run.end, run.end)
+
+
 class BlockWriter:
     """Writes the index of the log that is being written: `add` each block, `flush` from time to time.
 
@@ -170,10 +212,7 @@ class BlockWriter:
 
     def __init__(self, file: File, vclock: VClock, end: int, verdicts: Verdicts) -> None:
         self._file = file
-        self._verdicts = verdicts
-        self._vclock = vclock
-        self._lines: list[bytes] = []
-        self._run = _Gathered(end, end)
+        self._runs = RunBuilder(vclock, end, verdicts)
 
     @classmethod
     def create(cls, disk: Disk, log_path: str, meta: Meta, first_block: int, verdicts: Verdicts) -> Self:
@@ -197,44 +236,21 @@ class BlockWriter:
     @property
     def vclock(self) -> VClock:
         """The position behind the last block added."""
-        return self._vclock
+        return self._runs.vclock
 
     def add(self, slab: Slab, first: int, stop: int, end: int) -> None:
         """The next block ends at byte `end` of the log and holds the rows from `first` to `stop` of `slab`."""
-        run, cells = self._run, slab.cells
-        judged = self._verdicts.push(slab, first, stop)
-        run.end = end
-        run.row_count += stop - first
-        stamps = np.ascontiguousarray(cells[scan.TIMESTAMP, first:stop]).view(np.float64)
-        run.first_timestamp = min(run.first_timestamp, float(stamps.min()))
-        run.last_timestamp = max(run.last_timestamp, float(stamps.max()))
-        run.spaces.update(np.unique(cells[scan.SPACE_ID, first:stop]).tolist())
-        run.spaces.discard(-1)
-        run.has_definitions |= judged.has_definitions
-        run.has_synchronous |= judged.has_synchronous
-        run.has_control |= judged.has_control
-        run.rolled_back += judged.rolled_back
-        self._vclock = self._vclock.merged(newest(slab, first, stop))
-        if run.end - run.offset >= RUN_SIZE:
-            self._end_run()
+        self._runs.add(slab, first, stop, end)
 
     def flush(self) -> None:
         """Everything added is in the file."""
-        if self._run.row_count:
-            self._end_run()
-        if self._lines:
-            lines, self._lines = self._lines, []
-            self._file.append(*lines)
+        if runs := self._runs.take(unfinished=True):
+            self._file.append(*(msgspec.json.encode(run) + b"\n" for run in runs))
 
     def close(self) -> None:
         self.flush()
         self._file.sync()
         self._file.close()
-
-    def _end_run(self) -> None:
-        run = self._run.run(self._vclock, self._verdicts.settled)
-        self._lines.append(msgspec.json.encode(run) + b"\n")
-        self._run = _Gathered(run.end, run.end)
 
 
 def blocks_of(chunk: Chunk, slab: Slab) -> Iterator[tuple[int, int, int]]:

@@ -1,35 +1,43 @@
-"""What an archive holds, from its manifest and the indexes beside its logs: the plan of every batch over it.
+"""What a directory of logs holds, run by run: the plan of every batch over it.
 
-Reads no rows but definitions: those at the beginning of the snapshot, and of runs of blocks that have some. A batch
-lies between two settled positions; its slices are ranges of whole blocks that executors decode by themselves, each with
-the place in the log and the schema that hold before it. What an archive is, `docs/archive.md` tells.
+Of an archive or a spool the indexes beside the logs say it, of a plain directory a first pass (`directory_index`). No
+row is read here but definitions, and of runs in which somebody looks for an exact place. A batch lies between two
+settled positions; its slices are ranges of whole blocks that executors decode by themselves, each with the place in the
+log and the schema that hold before it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import numpy as np
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import SchemaTracker
-from flowstone.box.system import FIRST_USER_SPACE_ID, INDEX_ID, SPACE_ID
+from flowstone.box.system import INDEX_ID, SPACE_ID, TRUNCATE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
-from flowstone.iproto.scan import Cells
-from flowstone.node.archive_blocks import Run, read_blocks
-from flowstone.node.archive_manifest import Manifest, NotAnArchive, load, missing_rows, rows_text
+from flowstone.node import archive_manifest
+from flowstone.node.archive_blocks import Run
+from flowstone.node.archive_manifest import Gap, missing_rows, rows_text
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_runs import Added, ArchiveRuns, Facts, RunFeed, SnapshotFile, newest_at
 from flowstone.spark.contract import shape_of
-from flowstone.spark.stream_order import Place, Range, Window, rows_between, within
-from flowstone.xlog.directory import scan_directory
-from flowstone.xlog.reader import LogFile, Slab
+from flowstone.spark.directory_index import DirectoryRuns
+from flowstone.spark.options import AsOf
+from flowstone.spark.schema_epochs import SchemaEpochs, newest
+from flowstone.spark.stream_order import Place, Range, Withdrawn, commit_times
+from flowstone.xlog.block import FIXHEADER_SIZE, decode_fixheader
+from flowstone.xlog.reader import LogFile
 
 SLICE_SIZE = 8 * 1024 * 1024
 """Bytes of the log per slice, unless the caller knows better: some 400 000 rows."""
+
+MICROSECONDS = 1e6
 
 
 class DataLoss(FlowstoneError):
@@ -37,7 +45,7 @@ class DataLoss(FlowstoneError):
 
 
 class NotSettled(FlowstoneError):
-    """A batch was to end where rows may still be withdrawn, or have not come yet."""
+    """A position at which rows may still be withdrawn or have not come yet, or that lies inside a transaction."""
 
 
 class NoImages(FlowstoneError):
@@ -46,9 +54,11 @@ class NoImages(FlowstoneError):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Bytes `offset` to `end` of the log `path`, both block boundaries. `before` is the place before its first row.
+    """Bytes `offset` to `end` of the file `path`, both block boundaries. `before` is the place before its first row.
 
-    `definitions` hold there. Picklable: it is what an executor gets.
+    `definitions` hold there. Of a snapshot all rows are at the place `before`. Where executors do not share the
+    file system, `data` are the bytes themselves, or `remote` says who hands them out. Picklable: it is what an
+    executor gets.
     """
 
     path: str
@@ -58,6 +68,9 @@ class Slice:
     before: Place
     definitions: SchemaTracker
     rolled_back: tuple[Range, ...] = ()
+    is_snapshot: bool = False
+    data: bytes | None = None
+    remote: tuple[str, int, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,70 +84,122 @@ class FormatChange:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A run, the log it is of, and the place before it."""
+    """A run, the log it is of, the place before it and the position behind it."""
 
     path: str
     run: Run
     before: Place
+    vclock: VClock
 
 
 @dataclass
 class ArchiveIndex:
-    """The runs of all logs of an archive, in the order of the log. Open it again to see what came since."""
+    """The runs of all logs of a directory, in the order of the log; `refresh` takes in what came since."""
 
     disk: Disk
     directory: str
-    manifest: Manifest
+    _feed: RunFeed
+    facts: Facts = field(default_factory=lambda: Facts("", VClock(), VClock()))
     _runs: list[_Placed] = field(default_factory=list)
-    _snapshots: dict[str, str] = field(default_factory=dict)  # what is defined where a log begins, by path
-    _rolled_back: tuple[Range, ...] = ()
+    _withdrawn: Withdrawn = field(default_factory=Withdrawn)
+    _schema: SchemaEpochs = field(init=False)
+    _settled: VClock = field(default_factory=VClock)
+    _begun_at: VClock | None = None
+    _cuts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._schema = SchemaEpochs(self.disk)
 
     @classmethod
     def open(cls, disk: Disk, directory: str) -> ArchiveIndex:
-        """Reads manifest and indexes."""
-        manifest = load(disk, directory)
-        if manifest is None:
-            raise NotAnArchive(
-                f"{directory}: there is no archive", hint="name a directory that `flowstone archive` writes"
-            )
-        index = cls(disk, directory, manifest)
-        index._read()
+        """Reads the manifest and the indexes of an archive; a directory without a manifest gets a first pass."""
+        is_archive = archive_manifest.load(disk, directory) is not None
+        index = cls(disk, directory, (ArchiveRuns if is_archive else DirectoryRuns)(disk, directory))
+        index.refresh()
         return index
 
-    def _read(self) -> None:
-        listed = scan_directory(self.disk, self.directory)
+    # --- what there is ---
+
+    def refresh(self) -> None:
+        """Takes in what was written since. Cheap where that is nothing."""
+        news = self._feed.poll()
+        facts = self.facts = news.facts
+        gaps = {VClock(gap.until) for gap in facts.gaps}
+        if news.gone:
+            self._runs = [placed for placed in self._runs if placed.path not in news.gone]
+        if not self._is_begun and not news.added and facts.defined_at(facts.reached) is not None:
+            # There is no row behind the snapshot yet.
+            self._begin(facts.reached)
+        for added in news.added:
+            if not self._is_begun or (added.before in gaps and added.before != self._begun_at):
+                self._begin(added.before)
+            self._add(added)
+        settled = VClock(self._runs[-1].run.settled) if self._runs else facts.settled
+        for until in gaps:
+            # Behind a gap there may be a snapshot only, yet.
+            settled = settled.merged(until) if until <= facts.settled else settled
+        self._settled = self._settled.merged(settled)
+        self._schema.settle(self._settled, self._withdrawn.ranges)
+
+    def _begin(self, position: VClock) -> None:
+        """Definitions begin anew."""
+        self._schema.begin(position, self.facts.defined_at(position))
+        self._begun_at = position
+
+    @property
+    def _is_begun(self) -> bool:
+        return self._begun_at is not None
+
+    def _add(self, added: Added) -> None:
+        before = added.before
         time = 0
-        for log in listed.logs:
-            blocks = read_blocks(self.disk, log.path)
-            if blocks is None:
-                continue
-            vclock = VClock(blocks.header.vclock)
-            for run in blocks.runs:
-                self._runs.append(_Placed(log.path, run, Place(vclock, time)))
-                vclock, time = VClock(run.vclock), max(time, round(run.last_timestamp * 1e6))
-        self._rolled_back = tuple(each for placed in self._runs for each in placed.run.rolled_back)
-        gaps = [VClock(gap.until) for gap in self.manifest.gaps]
-        for log in listed.logs:
-            start = VClock(log.meta.vclock)
-            snapshots = [snap.path for snap in listed.snapshots if snap.signature <= log.signature]
-            # Definitions follow the log from its beginning on; behind a gap they begin anew.
-            if snapshots and (not self._snapshots or start in gaps):
-                self._snapshots[log.path] = snapshots[-1]
+        if self._runs:
+            time = max(self._runs[-1].before.time, _micros(self._runs[-1].run.last_timestamp))
+        for run in added.runs:
+            vclock = VClock(run.vclock)
+            self._runs.append(_Placed(added.path, run, Place(before, time), vclock))
+            if run.has_definitions or run.spaces is None or TRUNCATE_ID in run.spaces:
+                self._schema.add(added.path, run.offset, run.end, before)
+            if run.rolled_back:
+                self._withdrawn.add(run.rolled_back)
+            before, time = vclock, max(time, _micros(run.last_timestamp))
 
     @property
     def replicaset_uuid(self) -> str:
-        return self.manifest.replicaset_uuid or ""
+        return self.facts.replicaset_uuid
+
+    @property
+    def gaps(self) -> Sequence[Gap]:
+        """Stretches of the log that are missing."""
+        return self.facts.gaps
+
+    @property
+    def snapshots(self) -> tuple[SnapshotFile, ...]:
+        """Those that are there whole, ascending."""
+        return self.facts.snapshots
 
     @property
     def earliest(self) -> VClock:
         """Where the first log that is there begins."""
-        return self._runs[0].before.vclock if self._runs else VClock(self.manifest.position)
+        return self._runs[0].before.vclock if self._runs else self.facts.reached
 
     @property
     def settled(self) -> VClock:
-        """Up to where nothing can be withdrawn any more. The logs may be ahead of the manifest."""
-        settled = VClock(self.manifest.settled)
-        return settled.merged(VClock(self._runs[-1].run.settled)) if self._runs else settled
+        """Up to where nothing can be withdrawn any more."""
+        return self._settled
+
+    def snapshot_at(self, position: VClock) -> SnapshotFile:
+        """The newest snapshot from which the state at `position` can be made; DataLoss where there is none."""
+        found = newest_at(self.snapshots, position)
+        if found is None:
+            raise DataLoss(
+                f"{self.directory}: it has no snapshot at or before {position}",
+                hint=f"its first is at {self.snapshots[0].vclock}" if self.snapshots else "there is none at all",
+            )
+        self.check(found.vclock, position)
+        return found
+
+    # --- checks ---
 
     def check(self, start: VClock, end: VClock) -> None:
         """Raises NotSettled or DataLoss unless every row behind `start` up to `end` is settled, archived and there."""
@@ -148,39 +213,68 @@ class ArchiveIndex:
                 f"{self.directory}: {rows_text(missing)} behind {start} came before its oldest log",
                 hint="begin with a snapshot, or set failOnDataLoss=false",
             )
-        for gap in self.manifest.gaps:
+        gap = self.first_gap(start, end)
+        if gap is not None:
+            raise self._lost(gap, start)
+
+    def _lost(self, gap: Gap, start: VClock) -> DataLoss:
+        return DataLoss(
+            f"{self.directory}: {gap} behind {start}: {gap.why}",
+            hint="begin with the snapshot behind the gap, or set failOnDataLoss=false",
+        )
+
+    def first_gap(self, start: VClock, end: VClock) -> Gap | None:
+        """The first gap that has rows behind `start` up to `end`."""
+        for gap in self.gaps:
             if not VClock(gap.until) <= start and not end <= VClock(gap.after):
-                raise DataLoss(
-                    f"{self.directory}: {gap} behind {start}: {gap.why}",
-                    hint="begin with the snapshot behind the gap, or set failOnDataLoss=false",
-                )
+                return gap
+        return None
 
     def check_images(self, start: VClock) -> None:
         """Raises NoImages unless the rows behind `start` have the tuples that they changed."""
-        since = self.manifest.images_since
-        if since is None or not VClock(since) <= start:
-            known = "it has none" if since is None else f"it has them behind {VClock(since)}"
+        since = self.facts.images_since
+        if since is None or not since <= start:
+            known = "it has none" if since is None else f"it has them behind {since}"
             raise NoImages(
                 f"{self.directory}: there are no images of the rows behind {start}: {known}",
                 hint="set images=ops, or archive with --images",
             )
 
-    def cut(self, start: VClock, *, max_rows: int | None = None, max_bytes: int | None = None) -> VClock:
+    # --- batches ---
+
+    def cut(
+        self,
+        start: VClock,
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        at_definitions: bool = False,
+    ) -> VClock:
         """The end of a batch that begins at `start`: settled, and about as large as is allowed; at least one run.
 
-        A transaction is in one batch whole, and so is all that was settled together with it.
+        A transaction is in one batch whole, and so is all that was settled together with it. A batch ends before a gap;
+        where it would begin there, that is DataLoss. With `at_definitions` it ends before the first transaction that
+        changes definitions or truncates, or right behind it where it begins with one.
         """
         rows = size = 0
         end = start
-        for placed in self._runs:
-            run = placed.run
-            if VClock(run.vclock) <= start:
-                continue
+        gaps = {VClock(gap.until): gap for gap in self.gaps if not VClock(gap.until) <= start}
+        for number in range(self._behind(start), len(self._runs)):
+            run = self._runs[number].run
+            if gaps and self._runs[number].before.vclock in gaps:
+                break
             rows, size = rows + run.row_count, size + run.end - run.offset
             is_full = (max_rows is not None and rows > max_rows) or (max_bytes is not None and size > max_bytes)
             if is_full and end != start:
                 break
             end = end.merged(VClock(run.settled))
+        if end == start and gaps and start != self.settled:
+            raise self._lost(min(gaps.values(), key=lambda gap: VClock(gap.until).signature), start)
+        if at_definitions and (epochs := self._schema.behind(start)):
+            first = epochs[0]
+            limit = first.before if start != first.before and start <= first.before else first.start
+            if limit <= end:
+                return limit
         return end
 
     def slices(self, start: VClock, end: VClock, *, size: int = SLICE_SIZE, spaces: Sequence[int] = ()) -> list[Slice]:
@@ -191,116 +285,219 @@ class ArchiveIndex:
         self.check(start, end)
         wanted = {*spaces, SPACE_ID, INDEX_ID} if spaces else None
         groups: list[list[_Placed]] = []
-        definitions: list[SchemaTracker] = []
-        for placed, tracker in self._with_definitions():
-            run = placed.run
-            if VClock(run.vclock) <= start or end <= placed.before.vclock:
-                continue
-            if wanted is not None and run.spaces is not None and wanted.isdisjoint(run.spaces):
+        for number in range(self._behind(start), len(self._runs)):
+            placed = self._runs[number]
+            if end <= placed.before.vclock:
+                break
+            if wanted is not None and placed.run.spaces is not None and wanted.isdisjoint(placed.run.spaces):
                 continue
             if groups and _joins(groups[-1], placed, size):
                 groups[-1].append(placed)
             else:
                 groups.append([placed])
-                definitions.append(tracker)
-        return [self._slice(group, tracker) for group, tracker in zip(groups, definitions, strict=True)]
+        return [self._slice(group) for group in groups]
 
-    def _slice(self, group: Sequence[_Placed], definitions: SchemaTracker) -> Slice:
-        first, last = group[0], group[-1].run
+    def _slice(self, group: Sequence[_Placed]) -> Slice:
+        first, last = group[0], group[-1]
         return Slice(
             first.path,
             first.run.offset,
-            last.end,
+            last.run.end,
             sum(placed.run.row_count for placed in group),
             first.before,
-            definitions,
-            within(self._rolled_back, first.before.vclock, VClock(last.vclock)),
+            self._schema.at(first.before.vclock),
+            self._withdrawn.within(first.before.vclock, last.vclock),
         )
+
+    def size_between(self, start: VClock, end: VClock) -> int:
+        """About how many bytes of logs lie between two positions."""
+        behind = bisect_left(self._runs, True, key=lambda placed: end <= placed.before.vclock)
+        return sum(placed.run.end - placed.run.offset for placed in self._runs[self._behind(start) : behind])
+
+    def snapshot_slices(self, snapshot: SnapshotFile, *, size: int = SLICE_SIZE) -> list[Slice]:
+        """The blocks of a snapshot, in slices of about `size` bytes; which rows a slice has is not known before."""
+        place = Place(snapshot.vclock, self._time_of(snapshot))
+        definitions = self._schema.defined_by(snapshot.path)
+        cuts = [block for block, _ in self._blocks(snapshot)[:1]]
+        behind = cuts[0] if cuts else 0
+        ends = []
+        for block, end in self._blocks(snapshot):
+            if block - cuts[-1] >= size:
+                cuts.append(block)
+                ends.append(block)
+            behind = end
+        return [
+            Slice(snapshot.path, offset, end, 0, place, definitions, is_snapshot=True)
+            for offset, end in zip(cuts, [*ends, behind], strict=True)
+        ]
+
+    def _blocks(self, snapshot: SnapshotFile) -> list[tuple[int, int]]:
+        """Where the blocks of a snapshot begin and end: their headers are read, and nothing of what is in them."""
+        known = self._cuts.get(snapshot.path)
+        if known is None:
+            known = self._cuts[snapshot.path] = []
+            with LogFile.open(self.disk, snapshot.path) as log:
+                at = log.first_block
+                while (header := decode_fixheader(log.file.read_at(at, FIXHEADER_SIZE))) is not None:
+                    known.append((at, at + FIXHEADER_SIZE + header.size))
+                    at = known[-1][1]
+        return known
+
+    def _time_of(self, snapshot: SnapshotFile) -> int:
+        """The commit time of a snapshot's rows: not before that of any row below it, nor behind that of one above.
+
+        What stands in it is when it was written, by the clock of whoever wrote it.
+        """
+        number = self._behind(snapshot.vclock)
+        if number and self._runs[number - 1].vclock == snapshot.vclock:
+            last = self._runs[number - 1]
+            return max(last.before.time, _micros(last.run.last_timestamp))
+        with LogFile.open(self.disk, snapshot.path) as log:
+            slab = next(log.slabs(), None)
+        own = float(np.ascontiguousarray(slab.cells[scan.TIMESTAMP, :1]).view(np.float64)[0]) if slab else 0.0
+        if number < len(self._runs):
+            own = min(own, self._runs[number].run.first_timestamp)
+        return _micros(own)
+
+    def time_at(self, position: VClock) -> int:
+        """A commit time, in microseconds, that no transaction behind `position` falls below."""
+        number = self._behind(position)
+        if number < len(self._runs):
+            return self._runs[number].before.time
+        if not self._runs:
+            return 0
+        return max(self._runs[-1].before.time, _micros(self._runs[-1].run.last_timestamp))
+
+    def _behind(self, position: VClock) -> int:
+        """The number of the first run with rows behind `position`: before it all positions are at or below that."""
+        return bisect_left(self._runs, True, key=lambda placed: not placed.vclock <= position)
+
+    # --- definitions ---
+
+    def schema_at(self, position: VClock) -> SchemaTracker:
+        """What is defined at a settled position, in a tracker of the caller's own."""
+        return self._schema.at(position).copy()
+
+    def definition_at(self, position: VClock, space: int | str) -> SpaceDefinition | None:
+        """The space as it is defined at a settled position."""
+        return self._schema.at(position).schema.get(space)
 
     def format_changes(self, space_id: int, start: VClock, end: VClock) -> list[FormatChange]:
         """Where the columns of a space change behind `start` and up to `end`."""
         found: list[FormatChange] = []
-        for placed, definitions in self._with_definitions():
-            if not placed.run.has_definitions or VClock(placed.run.vclock) <= start or end <= placed.before.vclock:
-                continue
-            tracker = deepcopy(definitions)
-            for before, rows, slab in self._defining_transactions(placed):
-                was = tracker.schema.get(space_id)
-                _apply(tracker, slab, rows)
-                now = tracker.schema.get(space_id)
-                if shape_of(was) != shape_of(now) and start <= before and before < end:
-                    found.append(FormatChange(before, was, now))
+        was = self.definition_at(start, space_id)
+        for epoch in self._schema.behind(start):
+            if not epoch.start <= end:
+                break
+            now = epoch.definitions.schema.get(space_id)
+            if shape_of(was) != shape_of(now):
+                found.append(FormatChange(epoch.before, was, now))
+            was = now
         return found
 
-    def definition_at(self, position: VClock, space: int | str) -> SpaceDefinition | None:
-        """The space as it is defined at a settled position."""
-        tracker = SchemaTracker()
-        for placed, before in self._with_definitions():
-            if position <= placed.before.vclock and position != placed.before.vclock:
+    # --- moments of the past ---
+
+    def resolve(self, as_of: AsOf) -> VClock:
+        """The settled position of a moment, between two transactions; NotSettled names the nearest if it is none."""
+        if as_of.vclock is not None:
+            return self._resolve_vclock(as_of.vclock)
+        if as_of.lsn is not None:
+            return self._resolve_lsn(as_of.lsn)
+        assert as_of.time is not None
+        return self._resolve_time(round(as_of.time * MICROSECONDS))
+
+    def _resolve_vclock(self, wanted: VClock) -> VClock:
+        if any(wanted == known for known in (*(each.vclock for each in self.snapshots), self.earliest, self.settled)):
+            return wanted
+        number = self._behind(wanted)
+        before = self._place_before(number).vclock
+        after = self.settled
+        for place in self._places(number):
+            if not place.vclock <= wanted:
+                after = place.vclock
                 break
-            tracker = before
-            if placed.run.has_definitions:
-                tracker = deepcopy(before)
-                self._follow(tracker, placed, position)
-        return tracker.schema.get(space)
+            before = place.vclock
+        if before != wanted or not wanted <= self.settled:
+            raise self._refused(f"{wanted} is no position between two settled transactions", before, after)
+        return wanted
 
-    def _with_definitions(self) -> Iterator[tuple[_Placed, SchemaTracker]]:
-        """Each run with what is defined before it. Trackers are shared, and changed by nobody."""
-        tracker, path = SchemaTracker(), ""
-        for placed in self._runs:
-            if placed.path != path and placed.path in self._snapshots:
-                tracker = SchemaTracker()
-                self._define(tracker, self._snapshots[placed.path])
-            path = placed.path
-            yield placed, tracker
-            if placed.run.has_definitions:
-                tracker = deepcopy(tracker)
-                self._follow(tracker, placed, VClock(placed.run.vclock))
+    def _resolve_lsn(self, lsn: int) -> VClock:
+        origins = [origin for origin, _ in self._place_before(len(self._runs)).vclock if origin]
+        if len(origins) != 1:
+            raise NotSettled(
+                f"{self.directory}: LSN {lsn} may be of any of {len(origins)} originators",
+                hint=f"give a vclock, such as {self.settled}",
+            )
+        (origin,) = origins
+        number = bisect_left(self._runs, True, key=lambda placed: placed.vclock.get(origin) >= lsn)
+        before = self._place_before(number).vclock
+        if before.get(origin) == lsn and before <= self.settled:
+            return before
+        after = self.settled
+        for place in self._places(number):
+            if place.vclock.get(origin) > lsn:
+                after = place.vclock
+                break
+            before = place.vclock
+            if before.get(origin) == lsn and before <= self.settled:
+                return before
+        raise self._refused(f"behind LSN {lsn} is no settled position", before, after)
 
-    def _follow(self, tracker: SchemaTracker, placed: _Placed, end: VClock) -> None:
+    def _resolve_time(self, time: int) -> VClock:
+        """Everything up to the last transaction whose commit time is not above `time`."""
+        number = bisect_left(self._runs, True, key=lambda placed: _behind_time(placed) > time)
+        found = self._place_before(number)
+        is_at_beginning = not number or self._runs[number - 1].vclock != found.vclock
+        for place in self._places(number):
+            if place.time > time:
+                break
+            found, is_at_beginning = place, False
+        if is_at_beginning:
+            base = next((each for each in self.snapshots if each.vclock == found.vclock), None)
+            if base is None or self._time_of(base) > time:
+                before = self._runs[number - 1].vclock if number else found.vclock
+                raise self._refused(f"the state at {_time_text(time)} is not known", before, found.vclock)
+        if not found.vclock <= self.settled:
+            raise self._refused(f"what was written up to {_time_text(time)} is not settled", self.settled, self.settled)
+        return found.vclock
+
+    def _place_before(self, number: int) -> Place:
+        if number < len(self._runs):
+            return self._runs[number].before
+        if not self._runs:
+            return Place(self.facts.reached)
+        last = self._runs[-1]
+        return Place(last.vclock.merged(self.facts.reached), _behind_time(last))
+
+    def _places(self, number: int) -> Iterator[Place]:
+        """The places behind the transactions of a run, one by one; none where there is no such run."""
+        if number >= len(self._runs):
+            return
+        placed = self._runs[number]
+        before = placed.before
         with LogFile.open(self.disk, placed.path) as log:
             for slab in log.slabs(placed.run.offset, placed.run.end):
-                kept = rows_between(slab.cells, Window(VClock(), end, self._rolled_back))
-                _apply(tracker, slab, defining(slab, np.flatnonzero(kept)))
+                times = commit_times(slab.cells, before.time)
+                for commit in np.flatnonzero(slab.cells[scan.FLAGS] & scan.COMMIT).tolist():
+                    yield Place(before.vclock.merged(newest(slab, commit + 1)), int(times[commit]))
+                before = Place(before.vclock.merged(VClock(slab.newest())), int(times[-1]))
 
-    def _defining_transactions(self, placed: _Placed) -> Iterator[tuple[VClock, Cells, Slab]]:
-        """Transactions with definitions that stand: the position before each, its defining rows, their slab."""
-        vclock = placed.before.vclock
-        with LogFile.open(self.disk, placed.path) as log:
-            for slab in log.slabs(placed.run.offset, placed.run.end):
-                kept = rows_between(slab.cells, Window(VClock(), VClock(placed.run.vclock), self._rolled_back))
-                rows = defining(slab, np.flatnonzero(kept))
-                commits = np.flatnonzero(slab.cells[scan.FLAGS] & scan.COMMIT)
-                numbers = np.searchsorted(commits, rows)
-                for number in np.unique(numbers).tolist():
-                    first = int(commits[number - 1]) + 1 if number else 0
-                    yield vclock.merged(_newest(slab, first)), rows[numbers == number], slab
-                vclock = vclock.merged(VClock(slab.newest()))
-
-    def _define(self, tracker: SchemaTracker, path: str) -> None:
-        with LogFile.open(self.disk, path) as log:
-            for slab in log.slabs():
-                _apply(tracker, slab, defining(slab, np.arange(len(slab))))
-                # A snapshot is ordered by space id: what describes spaces stands at its beginning.
-                if (slab.cells[scan.SPACE_ID] >= FIRST_USER_SPACE_ID).any():
-                    break
+    def _refused(self, what: str, before: VClock, after: VClock) -> NotSettled:
+        before, after = before.common(self.settled), after.common(self.settled)
+        near = f"{before}" if before == after else f"{before} and {after}"
+        return NotSettled(f"{self.directory}: {what}", hint=f"the nearest: {near}")
 
 
-def defining(slab: Slab, rows: Cells) -> Cells:
-    """Those of the rows that define spaces and indexes."""
-    space_ids = slab.cells[scan.SPACE_ID, rows]
-    found: Cells = rows[(space_ids == SPACE_ID) | (space_ids == INDEX_ID)]
-    return found
+def _micros(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)
 
 
-def _apply(tracker: SchemaTracker, slab: Slab, rows: Cells) -> None:
-    for row in slab.rows(rows):
-        tracker.apply(row.type, row.body)
+def _behind_time(placed: _Placed) -> int:
+    return max(placed.before.time, _micros(placed.run.last_timestamp))
 
 
-def _newest(slab: Slab, stop: int) -> VClock:
-    origins, lsns = slab.cells[scan.REPLICA_ID, :stop], slab.cells[scan.LSN, :stop]
-    return VClock({origin: int(lsns[origins == origin].max()) for origin in np.unique(origins).tolist()})
+def _time_text(time: int) -> str:
+    return datetime.fromtimestamp(time / MICROSECONDS, UTC).isoformat()
 
 
 def _joins(group: Sequence[_Placed], placed: _Placed, size: int) -> bool:

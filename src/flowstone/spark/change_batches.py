@@ -7,7 +7,6 @@ by kernels; only rows that define spaces are looked at one by one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.box.system import TRUNCATE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.history.reading import Piece
 from flowstone.history.secrets import hide_secrets
@@ -22,8 +22,9 @@ from flowstone.iproto import scan
 from flowstone.iproto.scan import Cells
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
-from flowstone.spark.archive_index import Slice, defining
+from flowstone.spark.archive_index import Slice
 from flowstone.spark.contract import ChangeContract, shape_of
+from flowstone.spark.schema_epochs import defining
 from flowstone.spark.stream_order import Stamps, Window, rows_between, stamp
 from flowstone.xlog.meta import Meta
 from flowstone.xlog.reader import LogFile, Slab
@@ -42,19 +43,50 @@ def read_slice(
     *,
     show_secrets: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """The settled changes behind `start` up to `end`, both settled, that the slice holds."""
-    window = Window(start, end, part.rolled_back)
+    """The settled changes behind `start` up to `end`, both settled, that the slice holds.
+
+    Of a snapshot all rows, each an `insert` at the snapshot's own position.
+    """
     place, tracker = part.before, part.definitions
-    with LogFile.open(disk, part.path) as log:
+    with _opened(disk, part) as log:
         for slab in log.slabs(part.offset, part.end):
-            stamps, place = stamp(slab.cells, place, part.path)
+            if part.is_snapshot:
+                yield from _of_snapshot(log.meta, slab, part, contract, show_secrets)
+                continue
+            before = place
+            stamps, place = stamp(slab.cells, before, part.path)
             # Definitions count from the slice's beginning on, also where the window begins later.
-            settled = rows_between(slab.cells, Window(VClock(), end, part.rolled_back))
-            rows = np.flatnonzero(settled & rows_between(slab.cells, window))
-            definitions = defining(slab, np.flatnonzero(settled))
+            settled = np.arange(len(slab))
+            if part.rolled_back or not place.vclock <= end:
+                settled = np.flatnonzero(rows_between(slab.cells, Window(VClock(), end, part.rolled_back)))
+            rows = settled
+            if not start <= before.vclock:
+                rows = np.flatnonzero(rows_between(slab.cells, Window(start, end, part.rolled_back)))
+            definitions = defining(slab, settled)
             if len(definitions):
-                tracker = deepcopy(tracker)
+                tracker = tracker.copy()
             yield from _by_schema(log.meta, slab, rows, definitions, stamps, tracker, contract, show_secrets)
+
+
+def _opened(disk: Disk, part: Slice) -> LogFile:
+    if part.data is None and part.remote is None:
+        return LogFile.open(disk, part.path)
+    from flowstone.spark.slice_bytes import open_slice
+
+    return open_slice(disk, part)
+
+
+def _of_snapshot(
+    meta: Meta, slab: Slab, part: Slice, contract: ChangeContract, show_secrets: bool
+) -> Iterator[pa.RecordBatch]:
+    rows = np.arange(len(slab))
+    stamps = Stamps(np.full(len(slab), part.before.vclock.signature), np.full(len(slab), part.before.time))
+    schema = part.definitions.schema
+    shown = slab if show_secrets else next(hide_secrets([Piece(meta, slab, rows, schema)])).slab
+    # What `_truncate` says of times before the snapshot empties nothing any more.
+    rows = rows[slab.cells[scan.SPACE_ID] != TRUNCATE_ID]
+    _check_format(contract.space, schema, slab, rows)
+    yield from contract.batches(shown, rows, stamps, schema)
 
 
 def _by_schema(

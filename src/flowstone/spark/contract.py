@@ -25,8 +25,9 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.scan import Cells
 from flowstone.spark.images import Images, with_images
+from flowstone.spark.sort_keys import sort_keys, sort_keys_of_keys
 from flowstone.spark.stream_order import Stamps
-from flowstone.xlog.columns import INT32_MAX, MOMENT, Column, ColumnOptions, TypedDecoder, generic_batch
+from flowstone.xlog.columns import INT32_MAX, MOMENT, Column, ColumnOptions, TypedDecoder, span_column
 from flowstone.xlog.reader import Slab
 
 LEADING_FIELDS: Final = (
@@ -54,7 +55,26 @@ TRAILING_FIELDS: Final = (
     # `_key` is of this index, and field numbers in `_operations` count from this number.
     pa.field("_index_id", pa.int32(), nullable=False),
     pa.field("_index_base", pa.int32(), nullable=False),
+    # Of a truncation, the space that it empties.
+    pa.field("_space_id", pa.int32(), nullable=False),
 )
+SORT_KEY: Final = pa.field("_sort_key", pa.binary())
+"""The primary key as bytes in its order; only where it is asked for, as it costs. Null where a row has no such key."""
+
+RAW_COLUMNS: Final = (
+    "_space_id",
+    "_sort_key",
+    "_operation",
+    "_commit_version",
+    "_commit_timestamp",
+    "_replica_id",
+    "_lsn",
+    "_tuple_msgpack",
+    "_key_msgpack",
+    "_operations_msgpack",
+    "_index_base",
+)
+"""What folding needs: nothing is decoded."""
 
 _OPERATIONS: Final = {
     RequestType.INSERT.value: "insert",
@@ -66,8 +86,6 @@ _OPERATIONS: Final = {
 _IS_OPERATION: Final = np.array([code in _OPERATIONS for code in range(max(_OPERATIONS) + 2)])
 _TRUNCATE: Final = "truncate"
 _NAMES: Final = pa.array([_OPERATIONS.get(code) for code in range(max(_OPERATIONS) + 1)], pa.string())
-_JSON: Final = {"_key": "_key_msgpack", "_tuple": "_tuple_msgpack", "_operations": "_operations_msgpack"}
-"""Text columns, and the column of the MessagePack that they show."""
 
 
 class ColumnClash(FlowstoneError):
@@ -79,8 +97,8 @@ class ChangeContract:
     """The columns of one source. `space` is the definition that typed columns follow; None for rows of any space.
 
     `wanted` limits the columns by name, in that order; `show_system` takes in the rows of system spaces;
-    `images` says what stands in the columns of a row that changed a tuple. Picklable: executors
-    get it with their part of the work.
+    `images` says what stands in the columns of a row that changed a tuple; `only` names the spaces whose rows are
+    wanted, where that is not all. Picklable: executors get it with their part of the work.
     """
 
     replicaset_uuid: str
@@ -89,10 +107,11 @@ class ChangeContract:
     wanted: tuple[str, ...] | None = None
     show_system: bool = False
     images: Images = "ops"
+    only: tuple[int, ...] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Decoders are made again where they are needed.
-        given = (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system, self.images)
+        given = (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system, self.images, self.only)
         return ChangeContract, given
 
     @property
@@ -111,10 +130,11 @@ class ChangeContract:
         whole = pa.schema([*self._leading_fields, *fields, *TRAILING_FIELDS])
         if self.wanted is None:
             return whole
-        unknown = [name for name in self.wanted if name not in whole.names]
+        known = {each.name: each for each in (*whole, *TUPLE_FIELDS, SORT_KEY)}
+        unknown = [name for name in self.wanted if name not in known]
         if unknown:
-            raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(whole.names)}")
-        return pa.schema([whole.field(name) for name in self.wanted])
+            raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(known)}")
+        return pa.schema([known[name] for name in self.wanted])
 
     @property
     def spark_schema(self) -> str:
@@ -123,15 +143,11 @@ class ChangeContract:
 
     @cached_property
     def _decoder(self) -> TypedDecoder | None:
+        """None where no field of the space is wanted."""
         if self.space is None:
             return None
-        return _decoder(self.space, self.columns, None if self.wanted is None else self._decoded_names(self.wanted))
-
-    def _decoded_names(self, wanted: Sequence[str]) -> list[str]:
-        """What the decoder has to give for the wanted columns: its own names, under which it knows MessagePack, too."""
-        assert self.space is not None
-        names = [name for name in (*self.space.field_names, EXTRA.name) if name in wanted]
-        return names + [name for name in ("_key", "_operations") if {name, f"{name}_msgpack"} & {*wanted}]
+        names = [name for name in (*self.space.field_names, EXTRA.name) if name in self.schema.names]
+        return _decoder(self.space, self.columns, names) if names else None
 
     def batches(self, slab: Slab, rows: Cells, stamps: Stamps, schema: Schema) -> Iterator[pa.RecordBatch]:
         """The changes among the given rows, ascending, in their order; `stamps` are of all rows of the slab.
@@ -158,74 +174,188 @@ class ChangeContract:
             known &= space_ids == self.space.id
         else:
             known &= space_ids >= (0 if self.show_system else FIRST_USER_SPACE_ID)
+        if self.only is not None:
+            known &= np.isin(space_ids, self.only)
         return known
 
     def _plain(self, slab: Slab, rows: Cells, stamps: Stamps, schema: Schema) -> Iterator[pa.RecordBatch]:
         if not len(rows):
             return
-        change_types = None
+        found: dict[str, pa.Array] = {}
         kinds = slab.cells[scan.TYPE, rows]
         if self.images != "ops":
-            slab, places, change_types = with_images(slab, rows, preimages=self.images == "full")
+            slab, places, found[CHANGE_TYPE.name] = with_images(slab, rows, preimages=self.images == "full")
             stamps = Stamps(stamps.versions[rows[places]], stamps.times[rows[places]])
             kinds, rows = kinds[places], np.arange(len(places), dtype=np.int64)
             if not len(rows):
                 return
-        found = self._leading(slab, rows, stamps, _NAMES.take(pa.array(kinds)), _space_names(slab, rows, schema))
-        if change_types is not None:
-            found[CHANGE_TYPE.name] = change_types
         if self._decoder is not None:
             decoded = self._decoder.batch(slab, rows)
-            names = {"_key": "_key_msgpack", "_operations": "_operations_msgpack"}
-        else:
-            decoded = generic_batch(slab, rows)
-            names = {name.removesuffix("_msgpack")[1:]: name for name in _JSON.values()}
-        for name, array in zip(decoded.schema.names, decoded.columns, strict=True):
-            found.setdefault(names.get(name, name), array)
-        yield self._batch(slab, rows, found)
+            found |= zip(decoded.schema.names, decoded.columns, strict=True)
+        yield self._batch(_Changes(slab, rows, stamps, schema, kinds), found)
 
     def _truncation(self, slab: Slab, row: Cells, stamps: Stamps, schema: Schema) -> Iterator[pa.RecordBatch]:
         target = truncated_space(slab, row)
-        if self.space is not None and target != self.space.id:
+        if (self.space is not None and target != self.space.id) or (self.only is not None and target not in self.only):
             return
         space = schema.get(target)
-        name = pa.array([space.name if space is not None else None], pa.string())
-        found = self._leading(slab, row, stamps, pa.array([_TRUNCATE]), name)
-        found[CHANGE_TYPE.name] = pa.array(["delete"])
-        found |= {"_index_id": pa.array([0], pa.int32()), "_index_base": pa.array([0], pa.int32())}
-        found |= {name: pa.nulls(1, self.schema.field(name).type) for name in self.schema.names if name not in found}
-        yield self._batch(slab, row, found)
-
-    def _leading(
-        self, slab: Slab, rows: Cells, stamps: Stamps, operations: pa.Array, names: pa.Array
-    ) -> dict[str, pa.Array]:
-        cells = slab.cells
-        return {
-            "_operation": operations,
-            "_commit_version": pa.array(stamps.versions[rows]),
-            "_commit_timestamp": pa.array(stamps.times[rows]).view(MOMENT),
-            "_replica_id": pa.array(cells[scan.REPLICA_ID, rows].astype(np.int32)),
-            "_lsn": pa.array(cells[scan.LSN, rows]),
-            "_tsn": pa.array(cells[scan.TSN, rows]),
-            "_space": names,
-            "_replicaset_uuid": pa.repeat(pa.scalar(self.replicaset_uuid, pa.string()), len(rows)),
+        found = {
+            "_operation": pa.array([_TRUNCATE]),
+            CHANGE_TYPE.name: pa.array(["delete"]),
+            "_space": pa.array([space.name if space is not None else None], pa.string()),
+            "_space_id": pa.array([target], pa.int32()),
+            "_index_id": pa.array([0], pa.int32()),
+            "_index_base": pa.array([0], pa.int32()),
         }
+        own = {each.name for each in LEADING_FIELDS}
+        found |= {
+            each.name: pa.nulls(1, each.type) for each in self.schema if each.name not in own and each.name not in found
+        }
+        yield self._batch(_Changes(slab, row, stamps, schema, slab.cells[scan.TYPE, row]), found)
 
-    def _batch(self, slab: Slab, rows: Cells, found: dict[str, pa.Array]) -> pa.RecordBatch:
+    def _batch(self, changes: _Changes, found: dict[str, pa.Array]) -> pa.RecordBatch:
+        children = []
         for name in self.schema.names:
-            if name not in found and name in _JSON:
-                found[name] = json_of_messagepack(found[_JSON[name]])
-            elif name not in found:
-                line = scan.INDEX_ID if name == "_index_id" else scan.INDEX_BASE
-                found[name] = pa.array(np.minimum(slab.cells[line, rows], INT32_MAX).astype(np.int32))
+            if name not in found:
+                is_uuid = name == "_replicaset_uuid"
+                found[name] = changes.repeated(self.replicaset_uuid) if is_uuid else changes.column(name)
+            children.append(found[name])
         # By way of a struct, because a batch without columns still has rows to be counted.
-        children = [found[name] for name in self.schema.names]
-        struct = pa.Array.from_buffers(pa.struct(self.schema), len(rows), [None], children=children)
+        struct = pa.Array.from_buffers(pa.struct(self.schema), len(changes.rows), [None], children=children)
         return pa.RecordBatch.from_struct_array(struct)
 
 
+@dataclass
+class _Changes:
+    """Rows that change tuples, all under `schema`, and their columns: each is made when it is asked for."""
+
+    slab: Slab
+    rows: Cells
+    stamps: Stamps
+    schema: Schema
+    kinds: Cells
+    """Their operations; where there are images, `slab` does not have them any more."""
+    _made: dict[str, pa.Array] = field(default_factory=dict)
+
+    def column(self, name: str) -> pa.Array:
+        if name not in self._made:
+            self._made[name] = getattr(self, f"_make{name}")()
+        return self._made[name]
+
+    def repeated(self, text: str | None) -> pa.Array:
+        return pa.repeat(pa.scalar(text, pa.string()), len(self.rows))
+
+    def _line(self, number: int) -> Cells:
+        line: Cells = self.slab.cells[number]
+        return line if len(self.rows) == len(line) else line[self.rows]
+
+    def _int32(self, number: int) -> pa.Array:
+        return pa.array(np.minimum(self._line(number), INT32_MAX).astype(np.int32))
+
+    def _make_operation(self) -> pa.Array:
+        return _NAMES.take(pa.array(self.kinds))
+
+    def _make_commit_version(self) -> pa.Array:
+        return pa.array(self.stamps.versions[self.rows])
+
+    def _make_commit_timestamp(self) -> pa.Array:
+        return pa.array(self.stamps.times[self.rows]).view(MOMENT)
+
+    def _make_replica_id(self) -> pa.Array:
+        return self._int32(scan.REPLICA_ID)
+
+    def _make_lsn(self) -> pa.Array:
+        return pa.array(self._line(scan.LSN))
+
+    def _make_tsn(self) -> pa.Array:
+        return pa.array(self._line(scan.TSN))
+
+    def _make_space(self) -> pa.Array:
+        distinct, places = self._spaces
+        spaces = [self.schema.get(space_id) for space_id in distinct]
+        names = [space.name if space is not None else None for space in spaces]
+        return self.repeated(names[0]) if places is None else pa.array(names, pa.string()).take(pa.array(places))
+
+    def _make_space_id(self) -> pa.Array:
+        return self._int32(scan.SPACE_ID)
+
+    def _make_index_id(self) -> pa.Array:
+        return self._int32(scan.INDEX_ID)
+
+    def _make_index_base(self) -> pa.Array:
+        return self._int32(scan.INDEX_BASE)
+
+    def _make_tuple_msgpack(self) -> pa.Array:
+        # An UPDATE keeps its operations where other rows keep their tuple.
+        starts = self._line(scan.TUPLE_AT)
+        if self._is_update.any():
+            starts = np.where(self._is_update, -1, starts)
+        return span_column(self.slab.buf, starts, self._line(scan.TUPLE_END))
+
+    def _make_key_msgpack(self) -> pa.Array:
+        return span_column(self.slab.buf, self._line(scan.KEY_AT), self._line(scan.KEY_END))
+
+    def _make_operations_msgpack(self) -> pa.Array:
+        starts, ends = self._line(scan.OPS_AT), self._line(scan.OPS_END)
+        if self._is_update.any():
+            starts = np.where(self._is_update, self._line(scan.TUPLE_AT), starts)
+            ends = np.where(self._is_update, self._line(scan.TUPLE_END), ends)
+        return span_column(self.slab.buf, starts, ends)
+
+    def _make_tuple(self) -> pa.Array:
+        return json_of_messagepack(self.column("_tuple_msgpack"))
+
+    def _make_key(self) -> pa.Array:
+        return json_of_messagepack(self.column("_key_msgpack"))
+
+    def _make_operations(self) -> pa.Array:
+        return json_of_messagepack(self.column("_operations_msgpack"))
+
+    def _make_sort_key(self) -> pa.Array:
+        """By space, and there by whether a row has a tuple or a key."""
+        tuples, keys = self.column("_tuple_msgpack"), self.column("_key_msgpack")
+        distinct, places = self._spaces
+        spaces = [self.schema.get(space_id) for space_id in distinct]
+        has_tuple = np.asarray(tuples.is_valid())
+        # A server that found the tuple of another index wrote the primary key; what it did not find has none.
+        has_key = ~has_tuple & np.asarray(keys.is_valid()) & (self._line(scan.INDEX_ID) == 0)
+        parts: list[pa.Array] = []
+        order: list[Cells] = []
+        for number, space in enumerate(spaces):
+            if space is None or space.primary_key is None:
+                continue
+            mine = True if places is None else places == number
+            for function, values, has_them in ((sort_keys, tuples, has_tuple), (sort_keys_of_keys, keys, has_key)):
+                rows = np.flatnonzero(has_them & mine)
+                if len(rows) == len(self.rows):
+                    return function(space, values)
+                if len(rows):
+                    parts.append(function(space, values.take(pa.array(rows))))
+                    order.append(rows)
+        whole: Cells = np.full(len(self.rows), -1, np.int64)
+        if not parts:
+            return pa.nulls(len(self.rows), pa.binary())
+        numbers = np.concatenate(order)
+        whole[numbers] = np.arange(len(numbers))
+        return pa.concat_arrays(parts).take(pa.array(whole, mask=whole < 0))
+
+    @cached_property
+    def _is_update(self) -> Mask:
+        found: Mask = self._line(scan.TYPE) == RequestType.UPDATE
+        return found
+
+    @cached_property
+    def _spaces(self) -> tuple[list[int], Cells | None]:
+        """The ids of the spaces, and per row which it is of; None where there is only one."""
+        space_ids = self._line(scan.SPACE_ID)
+        if space_ids[0] == space_ids[-1] and (space_ids == space_ids[0]).all():
+            return [int(space_ids[0])], None
+        distinct, places = np.unique(space_ids, return_inverse=True)
+        return distinct.tolist(), places
+
+
 def _decoder(space: SpaceDefinition, columns: ColumnOptions, wanted: Sequence[str] | None) -> TypedDecoder:
-    ours = {each.name for each in (*LEADING_FIELDS, CHANGE_TYPE, EXTRA, *TRAILING_FIELDS)}
+    ours = {each.name for each in (*LEADING_FIELDS, CHANGE_TYPE, EXTRA, *TUPLE_FIELDS, *TRAILING_FIELDS, SORT_KEY)}
     clash = [each.name for each in space.fields if each.name in ours]
     if clash:
         raise ColumnClash(
@@ -254,17 +384,6 @@ def _truncates(slab: Slab, rows: Cells) -> Mask:
     if found.any():
         found &= slab.cells[scan.TYPE, rows] != RequestType.DELETE
     return found
-
-
-def _space_names(slab: Slab, rows: Cells, schema: Schema) -> pa.Array:
-    space_ids = slab.cells[scan.SPACE_ID, rows]
-    if space_ids[0] == space_ids[-1] and (space_ids == space_ids[0]).all():
-        space = schema.get(int(space_ids[0]))
-        return pa.repeat(pa.scalar(space.name if space is not None else None, pa.string()), len(rows))
-    distinct, places = np.unique(space_ids, return_inverse=True)
-    spaces = [schema.get(space_id) for space_id in distinct.tolist()]
-    names = pa.array([space.name if space is not None else None for space in spaces], pa.string())
-    return names.take(pa.array(places))
 
 
 # --- Spark's words ------------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ stretch. So they depend on the log alone, never on where a batch was cut, and ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -61,9 +62,7 @@ def stamp(cells: Cells, before: Place, path: str) -> tuple[Stamps, Place]:
     last = _last_rows(cells)
     steps, newest = _steps(cells, before.vclock)
     versions = before.vclock.signature + np.cumsum(steps)
-    seconds = np.ascontiguousarray(cells[scan.TIMESTAMP]).view(np.float64)
-    micros = np.rint(np.clip(seconds, 0.0, 9e12) * 1e6).astype(np.int64)
-    times = np.maximum.accumulate(np.maximum(micros, before.time))
+    times = commit_times(cells, before.time)
     return Stamps(versions[last], times[last]), Place(before.vclock.merged(newest), int(times[-1]))
 
 
@@ -80,17 +79,39 @@ def rows_between(cells: Cells, window: Window) -> Mask:
     return inside
 
 
-def within(ranges: Sequence[Range], before: VClock, end: VClock) -> tuple[Range, ...]:
-    """Those of the ranges that have rows behind `before` up to `end`; neighbours become one."""
-    found: list[Range] = []
-    for origin, first, last in sorted(ranges):
-        if last <= before.get(origin) or first > end.get(origin):
-            continue
-        if found and found[-1][0] == origin and first <= found[-1][2] + 1:
-            found[-1] = origin, found[-1][1], max(last, found[-1][2])
-        else:
-            found.append((origin, first, last))
-    return tuple(found)
+@dataclass
+class Withdrawn:
+    """Ranges of rows that do not stand, by originator and LSN; neighbours are one."""
+
+    ranges: list[Range] = field(default_factory=list)
+
+    def add(self, ranges: Iterable[Range]) -> None:
+        for span in ranges:
+            insort(self.ranges, span)
+        joined: list[Range] = []
+        for origin, first, last in self.ranges:
+            if joined and joined[-1][0] == origin and first <= joined[-1][2] + 1:
+                joined[-1] = origin, joined[-1][1], max(last, joined[-1][2])
+            else:
+                joined.append((origin, first, last))
+        self.ranges = joined
+
+    def within(self, before: VClock, end: VClock) -> tuple[Range, ...]:
+        """Those that have rows behind `before` up to `end`."""
+        found: list[Range] = []
+        for origin, limit in end:
+            start = bisect_left(self.ranges, (origin, before.get(origin)))
+            # The range before may reach into it.
+            near = self.ranges[max(start - 1, 0) : bisect_left(self.ranges, (origin, limit + 1))]
+            found += [span for span in near if span[0] == origin and span[2] > before.get(origin)]
+        return tuple(found)
+
+
+def commit_times(cells: Cells, before: int) -> Cells:
+    """Per row the greatest time up to it, in microseconds; `before` is that of the rows before these."""
+    seconds = np.ascontiguousarray(cells[scan.TIMESTAMP]).view(np.float64)
+    micros = np.rint(np.clip(seconds, 0.0, 9e12) * 1e6).astype(np.int64)
+    return np.maximum.accumulate(np.maximum(micros, before))
 
 
 def _last_rows(cells: Cells) -> Cells:

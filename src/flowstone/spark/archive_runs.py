@@ -1,0 +1,202 @@
+"""The runs of an archive's logs as they are written: its manifest and the indexes beside its logs, and no row.
+
+A poll reads what was appended since the last one, so that it can be repeated several times a second over an archive
+that grows. What an archive is, `docs/archive.md` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from flowstone.errors import FlowstoneError
+from flowstone.node.archive_blocks import Run, path_of, read_blocks
+from flowstone.node.archive_definitions import DefinitionFile, definition_files
+from flowstone.node.archive_manifest import Gap, NotAnArchive, load
+from flowstone.outside.disk import Disk
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
+
+
+class BrokenIndex(FlowstoneError):
+    """The indexes of an archive do not cover its logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """A snapshot that is there whole."""
+
+    path: str
+    vclock: VClock
+    size: int
+    row_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a directory beside its runs. `reached` is what its files hold, `settled` of that for certain."""
+
+    replicaset_uuid: str
+    settled: VClock
+    reached: VClock
+    gaps: tuple[Gap, ...] = ()
+    images_since: VClock | None = None
+    snapshots: tuple[SnapshotFile, ...] = ()
+    definitions: tuple[DefinitionFile, ...] = ()
+
+    def defined_at(self, position: VClock) -> str | None:
+        """The file that says what is defined where a log begins: a snapshot, or definitions alone, the newest."""
+        snapshots = [(each.vclock.signature, each.path) for each in self.snapshots if each.vclock <= position]
+        alone = [(each.signature, each.path) for each in self.definitions if each.signature <= position.signature]
+        return max(snapshots + alone, default=(0, None))[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Runs that follow each other in the log `path`, from the position `before` on."""
+
+    path: str
+    before: VClock
+    runs: Sequence[Run]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a poll found: logs that are no longer there as they were, and then what is behind everything else."""
+
+    facts: Facts
+    gone: frozenset[str] = frozenset()
+    added: Sequence[Added] = ()
+
+
+class RunFeed(Protocol):
+    """Where runs come from."""
+
+    def poll(self) -> News:
+        """What is new since the last call."""
+        ...
+
+
+@dataclass(slots=True)
+class _Known:
+    """A log whose index was read up to byte `size`; its runs end at byte `end` of the log, at `vclock`."""
+
+    size: int
+    end: int
+    vclock: VClock
+
+
+_decode_run = msgspec.json.Decoder(Run).decode
+
+
+@dataclass
+class ArchiveRuns:
+    """The feed of the archive in `directory`."""
+
+    disk: Disk
+    directory: str
+    _logs: dict[str, _Known] = field(default_factory=dict)
+    _snapshots: dict[str, SnapshotFile] = field(default_factory=dict)
+
+    def poll(self) -> News:
+        # In this order: whatever the manifest says is in the indexes, and a log is whole before the next one begins.
+        manifest = load(self.disk, self.directory)
+        if manifest is None:
+            raise NotAnArchive(
+                f"{self.directory}: there is no archive", hint="name a directory that `flowstone archive` writes"
+            )
+        listed = scan_directory(self.disk, self.directory)
+        gone = frozenset(self._logs) - {log.path for log in listed.logs}
+        for path in gone:
+            del self._logs[path]
+        facts = Facts(
+            manifest.replicaset_uuid or "",
+            VClock(manifest.settled),
+            VClock(manifest.position),
+            tuple(manifest.gaps),
+            VClock(manifest.images_since) if manifest.images_since is not None else None,
+            snapshots_of(listed, self._snapshots),
+            tuple(definition_files(self.disk, self.directory)),
+        )
+        added: list[Added] = []
+        again: set[str] = set()
+        untils = {VClock(gap.until) for gap in manifest.gaps}
+        before: VClock | None = None
+        last = len(listed.logs) - 1
+        for number, log in enumerate(listed.logs):
+            known = self._logs.get(log.path)
+            if known is None:
+                found = self._read(log, before, untils, is_last=number == last)
+            elif number >= last - 1:
+                found = self._read_on(log, known)
+                if found is None:
+                    again.add(log.path)
+                    found = self._read(log, before, untils, is_last=number == last)
+            else:
+                found = None
+            if found is not None and found.runs:
+                added.append(found)
+            before = self._logs[log.path].vclock if log.path in self._logs else before
+        return News(facts, gone | again, added)
+
+    def _read(self, log: ListedFile, before: VClock | None, gaps: set[VClock], *, is_last: bool) -> Added | None:
+        """The index of a log that was not seen before."""
+        blocks = read_blocks(self.disk, log.path)
+        start = VClock(log.meta.vclock)
+        if before is not None and start != before and start not in gaps:
+            raise BrokenIndex(
+                f"{self.directory}: its indexes end at {before}, and the next log begins at {start}",
+                hint="run `flowstone archive` on it once: it makes them again",
+            )
+        if blocks is None:
+            if is_last:  # the log was just made
+                return None
+            raise BrokenIndex(
+                f"{log.path} has no index", hint="run `flowstone archive` on its directory once: it makes it again"
+            )
+        vclock = VClock(blocks.runs[-1].vclock) if blocks.runs else start
+        self._logs[log.path] = _Known(blocks.size, blocks.end, vclock)
+        return Added(log.path, start, blocks.runs)
+
+    def _read_on(self, log: ListedFile, known: _Known) -> Added | None:
+        """What was appended to an index; None where it is another one by now."""
+        path = path_of(log.path)
+        if self.disk.kind(path) is None:
+            return None
+        with self.disk.open(path) as file:
+            size = file.size()
+            if size < known.size:
+                return None
+            data = file.read_at(known.size, size - known.size)
+        before, runs = known.vclock, []
+        for line in data.split(b"\n")[:-1]:
+            try:
+                run = _decode_run(line)
+            except msgspec.DecodeError:
+                return None
+            if run.offset != known.end:
+                return None
+            runs.append(run)
+            known.end, known.size = run.end, known.size + len(line) + 1
+        if runs:
+            known.vclock = VClock(runs[-1].vclock)
+        return Added(log.path, before, runs)
+
+
+def snapshots_of(listed: LogDirectory, known: dict[str, SnapshotFile]) -> tuple[SnapshotFile, ...]:
+    """The snapshots of a directory, ascending; `known` keeps what was read of them."""
+    for path in known.keys() - {each.path for each in listed.snapshots}:
+        del known[path]
+    for each in listed.snapshots:
+        if each.path not in known:
+            known[each.path] = SnapshotFile(each.path, VClock(each.meta.vclock), each.disk.size(each.path))
+    return tuple(sorted(known.values(), key=lambda snapshot: snapshot.vclock.signature))
+
+
+def newest_at(snapshots: Iterable[SnapshotFile], position: VClock) -> SnapshotFile | None:
+    """The newest snapshot that a state at `position` can be made from."""
+    found = [snapshot for snapshot in snapshots if snapshot.vclock <= position]
+    return found[-1] if found else None

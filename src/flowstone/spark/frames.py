@@ -1,0 +1,122 @@
+"""Changes and snapshots as data frames without a data source: the plan becomes rows, and those become batches.
+
+For the jobs of the pipeline, which make many small batches: Spark starts no planning process for them, and executors
+keep their workers. A slice is a partition of its own.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+import pyarrow as pa
+
+from flowstone.box.system import TRUNCATE_ID
+from flowstone.outside import production
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import SLICE_SIZE, ArchiveIndex, Slice
+from flowstone.spark.archive_runs import SnapshotFile
+from flowstone.spark.change_batches import read_slice
+from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.contract import RAW_COLUMNS, ChangeContract
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["RAW_COLUMNS", "Transport", "changes_frame", "slices_frame", "snapshot_frame"]
+
+Transport = Literal["file", "inline", "tcp"]
+
+SLICE_SIZE_MIN: Final = 512 * 1024
+"""Below this a task of its own costs more than it helps."""
+
+SLICES_PER_CORE: Final = 3
+"""So that a core that is done early has something left to do."""
+
+
+def changes_frame(
+    spark: SparkSession,
+    index: ArchiveIndex,
+    start: VClock,
+    end: VClock,
+    *,
+    columns: Sequence[str] = RAW_COLUMNS,
+    spaces: Collection[int] = (),
+    show_system: bool = False,
+    show_secrets: bool = True,
+    transport: Transport = "file",
+) -> DataFrame:
+    """The settled changes behind `start` up to `end`, both settled; of `spaces` alone where they are named."""
+    size = slice_size(spark, index.size_between(start, end))
+    # Truncations are rows of another space.
+    slices = index.slices(start, end, size=size, spaces=(*spaces, TRUNCATE_ID) if spaces else ())
+    contract = _contract(index, columns, spaces, show_system)
+    return slices_frame(spark, slices, start, end, contract, show_secrets=show_secrets, transport=transport)
+
+
+def snapshot_frame(
+    spark: SparkSession,
+    index: ArchiveIndex,
+    snapshot: SnapshotFile,
+    *,
+    columns: Sequence[str] = RAW_COLUMNS,
+    spaces: Collection[int] = (),
+    show_system: bool = False,
+    show_secrets: bool = True,
+    transport: Transport = "file",
+) -> DataFrame:
+    """The rows of a snapshot: each is an `insert`, and the version of all is the snapshot's signature."""
+    slices = index.snapshot_slices(snapshot, size=slice_size(spark, snapshot.size))
+    contract = _contract(index, columns, spaces, show_system)
+    position = snapshot.vclock
+    return slices_frame(spark, slices, position, position, contract, show_secrets=show_secrets, transport=transport)
+
+
+def slices_frame(
+    spark: SparkSession,
+    slices: Sequence[Slice],
+    start: VClock,
+    end: VClock,
+    contract: ChangeContract,
+    *,
+    show_secrets: bool = True,
+    transport: Transport = "file",
+) -> DataFrame:
+    """What slices hold behind `start` up to `end`, a partition each."""
+    if transport != "file":
+        from flowstone.spark.slice_bytes import with_transport
+
+        slices = with_transport(slices, transport)
+    schema = pa.schema([pa.field("slice", pa.binary(), nullable=False)])
+    rows = [pa.record_batch([pa.array([pickle.dumps(part)], pa.binary())], schema=schema) for part in slices]
+    # One batch is one partition.
+    frame = spark.createDataFrame(pa.Table.from_batches(rows, schema))
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        disk = production().disk
+        with clear_errors():
+            for batch in batches:
+                for each in batch.column(0).to_pylist():
+                    yield from read_slice(disk, pickle.loads(each), start, end, contract, show_secrets=show_secrets)
+
+    return frame.mapInArrow(read, contract.spark_schema)
+
+
+def slice_size(spark: SparkSession, whole: int) -> int:
+    """Bytes per slice, so that all cores have work."""
+    cores = _cores(spark)
+    return max(SLICE_SIZE_MIN, min(SLICE_SIZE, whole // (cores * SLICES_PER_CORE) + 1))
+
+
+def _cores(spark: SparkSession) -> int:
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return int(spark.conf.get("spark.sql.leafNodeDefaultParallelism", None) or 8)
+    return int(spark.sparkContext.defaultParallelism)
+
+
+def _contract(
+    index: ArchiveIndex, columns: Sequence[str], spaces: Collection[int], show_system: bool
+) -> ChangeContract:
+    only = tuple(sorted(spaces)) if spaces else None
+    return ChangeContract(index.replicaset_uuid, wanted=tuple(columns), show_system=show_system, only=only)
