@@ -88,7 +88,7 @@ def main(master: str, directory: str, hidden: str) -> None:
     place = Place(Path(directory), Path(hidden))
     with session("cluster", master=master, conf=EXECUTOR) as spark:
         for name, run in JOBS.items():
-            print(json.dumps({"job": name, "found": run(spark, place)}), flush=True)
+            print(json.dumps({"job": name, "found": run(spark, place)}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

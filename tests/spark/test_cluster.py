@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ SECONDS = 240
 
 
 @pytest.fixture(scope="module", params=[local_cluster, standalone], ids=lambda cluster: cluster.__name__)
-def found(request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
+def found(request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What the jobs of `cluster_driver` found on one cluster, by their names."""
     directory = tmp_path_factory.mktemp(request.param.__name__)
     shared, hidden = directory / "shared", directory / "hidden"
@@ -31,7 +30,7 @@ def found(request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.T
     lines = (json.loads(line) for line in done.stdout.splitlines())
     results = {line["job"]: line["found"] for line in lines}
     assert done.returncode == 0, f"{done.stderr[-6000:]}\nbehind {list(results)}"
-    yield results
+    return results
 
 
 def test_executors_are_strangers_to_the_driver(found: Found) -> None:
