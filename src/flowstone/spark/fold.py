@@ -1,0 +1,324 @@
+"""What changes leave behind: the last state of each key, or each of its states, from operations over old tuples.
+
+Pure: tables of changes in (columns of `contract.py`, one space, no truncations), tables of states out. INSERT, REPLACE
+and DELETE say by themselves what is behind them: the last one wins, whole columns at a time. Only keys with an UPDATE
+or UPSERT after it go through the engine's own operations (`box/update.py`), whose bytes are those of the real server.
+Rows without a sort key had no effect where they were logged, and have none here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.dialect import Dialect
+from flowstone.box.format import TupleFormat
+from flowstone.box.update import Operation, UpdateRules, decode_operations, update_raw, upsert_raw
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.scan import Cells
+from flowstone.spark.sort_keys import sort_keys
+from flowstone.xlog.columns import MOMENT
+
+STATES: Final = pa.schema(
+    [
+        pa.field("sort_key", pa.binary(), nullable=False),
+        pa.field("tuple", pa.binary()),
+        pa.field("operation", pa.string(), nullable=False),
+        pa.field("commit_version", pa.int64(), nullable=False),
+        pa.field("commit_timestamp", MOMENT, nullable=False),
+        pa.field("replica_id", pa.int32(), nullable=False),
+        pa.field("lsn", pa.int64(), nullable=False),
+    ]
+)
+"""What `fold` gives. `tuple` is null where there is none any more; the rest tells of the change that left it so."""
+
+OLD: Final = pa.schema([pa.field("sort_key", pa.binary()), pa.field("tuple", pa.binary())])
+
+_OPERATIONS: Final = pa.array(["insert", "replace", "delete", "update", "upsert"])
+_DELETE, _UPDATE, _UPSERT = 2, 3, 4
+_TOLERANT: Final = UpdateRules(fills_gaps=True, repeats=True)
+"""For UPDATE: what was logged was possible where it was made."""
+
+Place = tuple[int, int]
+"""Where a row stands: version of its transaction, and LSN."""
+
+
+class CannotFold(FlowstoneError):
+    """Operations do not fit the tuple that they were made for: a row of the past is missing, or is not as it was."""
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """The definitions of a space in the course of time: `spaces[i]` holds for rows before `until[i]`, the last then."""
+
+    spaces: tuple[SpaceDefinition, ...]
+    until: tuple[Place, ...] = ()
+
+    def at(self, place: Place) -> SpaceDefinition:
+        return self.spaces[bisect_right(self.until, place)]
+
+
+def upsert_rules(version: Sequence[int]) -> UpdateRules:
+    """What a server of a version does in an UPSERT; what it cannot do it leaves out without a word."""
+    return UpdateRules(fills_gaps=tuple(version) >= (2, 8), repeats=tuple(version) >= (3,))
+
+
+def keys_needing_old(changes: pa.Table, *, last_only: bool = False) -> pa.Array:
+    """The keys that `fold` must know the tuple of: their first change is an UPDATE or UPSERT.
+
+    `last_only`: who will not ask for `every_state` needs no tuple that an INSERT, REPLACE or DELETE covers.
+    """
+    ordered = _Ordered.of(changes)
+    is_needing = ordered.last_whole() < ordered.starts if last_only else ordered.codes[ordered.starts] >= _UPDATE
+    return ordered.keys.take(pa.array(ordered.starts[is_needing]))
+
+
+def fold(
+    space: SpaceDefinition | Definitions,
+    changes: pa.Table,
+    old: pa.Table | None = None,
+    *,
+    every_state: bool = False,
+    rules: UpdateRules | None = None,
+    is_sorted: bool = False,
+) -> pa.Table:
+    """The last state of each key, or, with `every_state`, the state behind each change; ordered by key, then by time.
+
+    `old` has the tuples (columns of OLD) of the keys of `keys_needing_old`, as far as there are any. What changes
+    nothing for certain, such as an UPDATE of nothing, is left out. `rules` are those of UPSERT, by default 2.11's.
+    `is_sorted` tells that the changes are in order of key, version and LSN already.
+    """
+    ordered = _Ordered.of(changes, is_sorted=is_sorted)
+    if not len(ordered.codes):
+        return STATES.empty_table()
+    definitions = space if isinstance(space, Definitions) else Definitions((space,))
+    folding = _Folding(definitions, ordered, old, rules or UpdateRules(fills_gaps=True))
+    return folding.every_state() if every_state else folding.last_state()
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """Changes in the order of key, version and LSN; `starts` and `stops` bound the rows of each key."""
+
+    table: pa.Table
+    keys: pa.Array
+    codes: Cells
+    starts: Cells
+    stops: Cells
+
+    @classmethod
+    def of(cls, changes: pa.Table, *, is_sorted: bool = False) -> _Ordered:
+        if changes["_sort_key"].null_count:
+            changes = changes.filter(changes["_sort_key"].is_valid())
+        if not is_sorted:
+            order = [("_sort_key", "ascending"), ("_commit_version", "ascending"), ("_lsn", "ascending")]
+            changes = changes.take(pc.sort_indices(changes, order))
+        keys = _whole(changes["_sort_key"])
+        codes = _whole(pc.index_in(changes["_operation"], _OPERATIONS))
+        if codes.null_count:
+            raise AssertionError("a change that is no operation on a tuple")
+        if not len(keys):
+            none = np.empty(0, np.int64)
+            return cls(changes, keys, none, none, none)
+        is_new = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+        edges = np.flatnonzero(is_new) + 1
+        starts, stops = np.concatenate(([0], edges)), np.concatenate((edges, [len(keys)]))
+        return cls(changes, keys, codes.to_numpy(zero_copy_only=False).astype(np.int64), starts, stops)
+
+    def last_whole(self) -> Cells:
+        """Per key the last row that says by itself what is behind it; one before `starts` where there is none."""
+        numbers = np.arange(len(self.codes))
+        reached = np.maximum.accumulate(np.where(self.codes < _UPDATE, numbers, -1))
+        found: Cells = np.maximum(reached[self.stops - 1], self.starts - 1)
+        return found
+
+    def column(self, name: str, rows: Cells) -> list[Any]:
+        values: list[Any] = _whole(self.table[name]).take(pa.array(rows)).to_pylist()
+        return values
+
+
+class _Folding:
+    """One call of `fold`."""
+
+    def __init__(self, definitions: Definitions, ordered: _Ordered, old: pa.Table | None, rules: UpdateRules) -> None:
+        self._definitions = definitions
+        self._ordered = ordered
+        self._old = old if old is not None else OLD.empty_table()
+        self._rules = rules
+        self._engines: dict[int, _Engine] = {}
+
+    def last_state(self) -> pa.Table:
+        ordered = self._ordered
+        whole, last = ordered.last_whole(), ordered.stops - 1
+        is_plain = whole == last
+        tuples = self._tuples()
+        states = self._rows(last[is_plain], tuples.take(pa.array(last[is_plain])))
+        if is_plain.all():
+            return states
+        firsts = np.maximum(whole, ordered.starts)[~is_plain]
+        rows, results = [], []
+        for states_of_key in self._states(firsts, ordered.stops[~is_plain]):
+            # The last change that changed something; a DELETE in front is one, whether or not there was something.
+            if states_of_key:
+                row, value = states_of_key[-1]
+                rows.append(row)
+                results.append(value)
+        folded = self._rows(np.array(rows, np.int64), pa.array(results, pa.binary()))
+        return _by_key(pa.concat_tables([states, folded]))
+
+    def every_state(self) -> pa.Table:
+        ordered = self._ordered
+        has_operations = np.add.reduceat((ordered.codes >= _UPDATE).astype(np.int64), ordered.starts) > 0
+        count = len(ordered.codes)
+        # A DELETE right behind another changes nothing.
+        is_kept: NDArray[np.bool_] = np.ones(count, np.bool_)
+        is_kept[1:] = (ordered.codes[1:] != _DELETE) | (ordered.codes[:-1] != _DELETE)
+        is_kept[ordered.starts] = True
+        tuples = self._tuples()
+        if not has_operations.any():
+            kept = np.flatnonzero(is_kept)
+            return self._rows(kept, tuples.take(pa.array(kept)))
+        lengths = ordered.stops - ordered.starts
+        is_folded = np.repeat(has_operations, lengths)
+        kept = np.flatnonzero(is_kept & ~is_folded)
+        plain = self._rows(kept, tuples.take(pa.array(kept)))
+        rows, results = [], []
+        for states in self._states(ordered.starts[has_operations], ordered.stops[has_operations]):
+            for row, value in states:
+                rows.append(row)
+                results.append(value)
+        folded = self._rows(np.array(rows, np.int64), pa.array(results, pa.binary()))
+        return _by_key(pa.concat_tables([plain, folded]))
+
+    def _tuples(self) -> pa.Array:
+        """What stands behind each row that says so by itself."""
+        tuples = _whole(self._ordered.table["_tuple_msgpack"])
+        is_delete = self._ordered.codes == _DELETE
+        if not is_delete.any():
+            return tuples
+        return pc.if_else(pa.array(is_delete), pa.scalar(None, pa.binary()), tuples)
+
+    def _rows(self, rows: Cells, tuples: pa.Array) -> pa.Table:
+        taken = self._ordered.table.take(pa.array(rows))
+        columns = [taken["_sort_key"], tuples, taken["_operation"]]
+        columns += [taken[f"_{name}"] for name in STATES.names[3:]]
+        return pa.table([column.cast(each.type) for column, each in zip(columns, STATES, strict=True)], schema=STATES)
+
+    def _states(self, firsts: Cells, stops: Cells) -> list[list[tuple[int, bytes | None]]]:
+        """Per key the rows from `firsts` on that changed something, with the tuple behind each."""
+        ordered = self._ordered
+        olds = self._old_tuples(firsts)
+        rows = np.concatenate([np.arange(first, stop) for first, stop in zip(firsts, stops, strict=True)])
+        names = ("_tuple_msgpack", "_operations_msgpack", "_index_base", "_commit_version", "_lsn")
+        columns = [ordered.column(name, rows) for name in names]
+        codes, numbers = ordered.codes[rows].tolist(), rows.tolist()
+        keys = ordered.keys.take(pa.array(firsts)).to_pylist()
+        found: list[list[tuple[int, bytes | None]]] = []
+        at = 0
+        for old, key, first, stop in zip(olds, keys, firsts.tolist(), stops.tolist(), strict=True):
+            end = at + stop - first
+            changes = zip(numbers[at:end], codes[at:end], *(column[at:end] for column in columns), strict=True)
+            found.append(self._states_of_key(key, old, changes))
+            at = end
+        return found
+
+    def _old_tuples(self, firsts: Cells) -> list[bytes | None]:
+        places = pc.index_in(self._ordered.keys.take(pa.array(firsts)), _whole(self._old["sort_key"]))
+        found: list[bytes | None] = _whole(self._old["tuple"]).take(places).to_pylist()
+        return found
+
+    def _states_of_key(self, key: bytes, now: bytes | None, changes: Any) -> list[tuple[int, bytes | None]]:
+        states: list[tuple[int, bytes | None]] = []
+        is_known = False  # a DELETE in front may have found a tuple that nobody told us of
+        for row, code, value, operations, base, version, lsn in changes:
+            was_known, is_known = is_known, True
+            if code == _UPDATE:
+                if now is None:
+                    continue
+                now = self._engine((version, lsn)).update(now, operations, base)
+            elif code == _UPSERT:
+                now = value if now is None else self._engine((version, lsn)).upsert(key, now, operations, base)
+            elif code == _DELETE:
+                if now is None and was_known:
+                    continue
+                now = None
+            else:
+                now = value
+            states.append((row, now))
+        return states
+
+    def _engine(self, place: Place) -> _Engine:
+        number = bisect_right(self._definitions.until, place)
+        engine = self._engines.get(number)
+        if engine is None:
+            engine = self._engines[number] = _Engine(self._definitions.spaces[number], self._rules)
+        return engine
+
+
+class _Engine:
+    """The operations of one definition of a space."""
+
+    def __init__(self, space: SpaceDefinition, rules: UpdateRules) -> None:
+        self._space = space
+        self._rules = rules
+        self._format = TupleFormat(space, Dialect.V2_11)
+        self._decoded: dict[tuple[bytes, int], tuple[Operation, ...]] = {}
+        parts = space.primary_key.parts if space.primary_key is not None else ()
+        self._key_fields = frozenset(part.field for part in parts)
+
+    def update(self, old: bytes, operations: bytes, base: int) -> bytes:
+        try:
+            return update_raw(old, self._operations(operations, base), self._format, _TOLERANT)
+        except TarantoolError as error:
+            raise CannotFold(
+                f"space {self._space.name!r}: an UPDATE of the log does not fit its tuple: {error.message}",
+                hint="the tuple is not the one that the server had: is something missing before it?",
+            ) from error
+
+    def upsert(self, key: bytes, old: bytes, operations: bytes, base: int) -> bytes:
+        decoded = self._operations(operations, base)
+        new = upsert_raw(old, decoded, self._format, self._rules)
+        if self._leaves_key(decoded) or sort_keys(self._space, pa.array([new], pa.binary()))[0].as_py() == key:
+            return new
+        return old  # as the server does with what an upsert cannot do
+
+    def _operations(self, operations: bytes, base: int) -> tuple[Operation, ...]:
+        decoded = self._decoded.get((operations, base))
+        if decoded is None:
+            if len(self._decoded) >= _DECODED_MAX:
+                self._decoded.clear()
+            if base >= 1 << 31:
+                base -= 1 << 32  # the server reads it as a signed number of 32 bits
+            decoded = decode_operations(operations, index_base=base, field_names=self._space.field_names)
+            self._decoded[operations, base] = decoded
+        return decoded
+
+    def _leaves_key(self, operations: Sequence[Operation]) -> bool:
+        return all(
+            each.code not in "!#" and each.field >= 0 and each.field not in self._key_fields for each in operations
+        )
+
+
+_DECODED_MAX: Final = 10_000
+"""Decoded operations that are kept: updates are often the same for many tuples."""
+
+
+def _by_key(states: pa.Table) -> pa.Table:
+    order = [("sort_key", "ascending"), ("commit_version", "ascending"), ("lsn", "ascending")]
+    return states.take(pc.sort_indices(states, order))
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """One array, however many chunks there are."""
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
