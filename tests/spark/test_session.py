@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from flowstone.spark.session import SparkUnavailable, check_java, is_local, session
+from flowstone.errors import FlowstoneError
+from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.session import SparkJobFailed, SparkUnavailable, check_java, is_local, session
 
 OWN_SESSION = """
 import os, sys, tempfile
@@ -48,6 +52,27 @@ def test_a_session_that_runs_is_taken_and_left_running(spark: SparkSession) -> N
     with session("another", master="local[1]") as taken:
         assert taken is spark
     assert spark.range(3).count() == 3
+
+
+def _fail(batches: Iterator[Any]) -> Iterator[Any]:
+    with clear_errors():
+        for _ in batches:
+            raise FlowstoneError("the log is gone", hint="make it again")
+        yield from ()
+
+
+def _divide(batches: Iterator[Any]) -> Iterator[Any]:
+    for _ in batches:
+        1 / 0
+    yield from ()
+
+
+def test_errors_of_workers_outlive_the_session(spark: SparkSession) -> None:
+    with pytest.raises(SparkJobFailed) as ours, session("failing") as running:
+        running.range(9).mapInArrow(_fail, "id long").count()
+    assert str(ours.value) == "the log is gone; make it again"
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback.*ZeroDivisionError"), session("failing") as running:
+        running.range(9).mapInArrow(_divide, "id long").count()
 
 
 def test_absent_java_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

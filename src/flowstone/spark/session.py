@@ -7,6 +7,7 @@ in this process, the commands take it and leave it running.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,8 +37,16 @@ appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n
 OUTPUT_TAIL: Final = 800
 
 
+_OURS: Final = re.compile(r"from the Python worker:\s*(?!Traceback)[\w.]+: (.*?)\s*(?:SQLSTATE: \w+)?\s*\Z", re.DOTALL)
+"""What Spark says where a worker met an error of ours, which has no traceback (`clear_errors.py`)."""
+
+
 class SparkUnavailable(FlowstoneError):
     """Spark cannot be started here."""
+
+
+class SparkJobFailed(FlowstoneError):
+    """A worker of Spark met an error of ours; its message is this one's."""
 
 
 @contextmanager
@@ -58,17 +67,35 @@ def session(
 
     running = SparkSession.getActiveSession()
     if running is not None:
-        yield running
+        with _lasting_errors():
+            yield running
         return
     directory = Path(tempfile.mkdtemp(prefix="flowstone-spark-"))
     try:
         started = _start(app_name, _settings(directory, master, memory, log_level) | dict(conf or {}), directory)
         try:
-            yield started
+            with _lasting_errors():
+                yield started
         finally:
             _stop(started)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _lasting_errors() -> Iterator[None]:
+    """Spark's errors ask the JVM for their text when they are printed, and it is gone by then."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        text = str(error)
+        ours = _OURS.search(text)
+        if ours is not None:
+            raise SparkJobFailed(ours[1]) from None
+        raise RuntimeError(text) from None
 
 
 def _settings(directory: Path, master: str, memory: str, log_level: str) -> dict[str, str]:
