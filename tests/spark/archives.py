@@ -22,17 +22,19 @@ DIRECTORY = "archive"
 class WrittenArchive:
     """An archive that begins with an empty snapshot at `{}`; `write` adds blocks, `save` makes them known."""
 
-    def __init__(self, disk: Any = None, directory: str = DIRECTORY, **options: Any) -> None:
+    def __init__(
+        self, disk: Any = None, directory: str = DIRECTORY, *, snapshot_at: float = 1.0, **options: Any
+    ) -> None:
         self.disk = new_disk() if disk is None else disk
         self.directory = directory
         self.disk.make_directory(directory)
         self.options = options
         self.gaps: list[Gap] = []
-        self.log = self._begin(VClock())
+        self.log = self._begin(VClock(), snapshot_at)
 
-    def _begin(self, start: VClock) -> ArchiveLog:
-        meta = Meta(FileType.SNAP, INSTANCE, start.to_mapping(), version="2.11.9")
-        SnapWriter(self.disk, self.directory, meta, 1.0).finish()
+    def _begin(self, start: VClock, at: float) -> ArchiveLog:
+        # As every snapshot it says of which release the schema is.
+        self.snapshot(start, [(272, ("version", 2, 11, 1))], at)
         verdicts = Verdicts()
         verdicts.start(start)
         how = {"instance_uuid": INSTANCE, "vclock": start, "verdicts": verdicts, "version": "2.11.9", **self.options}
@@ -49,18 +51,20 @@ class WrittenArchive:
 
     def snapshot(self, vclock: VClock, rows: Sequence[tuple[int, Any]], at: float = 1.0) -> None:
         """A snapshot of these tuples, each with the id of its space."""
-        writer = SnapWriter(self.disk, self.directory, Meta(FileType.SNAP, INSTANCE, vclock.to_mapping()), at)
+        writer = SnapWriter(
+            self.disk, self.directory, Meta(FileType.SNAP, INSTANCE, vclock.to_mapping(), version="2.11.9"), at
+        )
         for space_id, values in rows:
             writer.add_row(RequestType.INSERT, pack({0x10: space_id, 0x21: values}))
         writer.finish()
 
-    def lose(self, until: VClock) -> None:
+    def lose(self, until: VClock, at: float = 1.0) -> None:
         """A gap up to `until`, where the log goes on."""
         after = self.log.vclock
         self.log.close()
         missing = tuple((number, after.get(number) + 1, lsn) for number, lsn in until)
         self.gaps.append(Gap(after.to_mapping(), until.to_mapping(), missing, 1.0, "they were collected"))
-        self.log = self._begin(until)
+        self.log = self._begin(until, at)
 
     def save(self) -> None:
         manifest = Manifest("dddddddd-0000-4000-8000-000000000000", INSTANCE, UUID, gaps=self.gaps)

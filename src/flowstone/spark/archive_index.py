@@ -9,7 +9,7 @@ log and the schema that hold before it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -409,14 +409,7 @@ class ArchiveIndex:
     def _resolve_vclock(self, wanted: VClock) -> VClock:
         if any(wanted == known for known in (*(each.vclock for each in self.snapshots), self.earliest, self.settled)):
             return wanted
-        number = self._behind(wanted)
-        before = self._place_before(number).vclock
-        after = self.settled
-        for place in self._places(number):
-            if not place.vclock <= wanted:
-                after = place.vclock
-                break
-            before = place.vclock
+        before, after = self._around(self._behind(wanted), lambda place: not place.vclock <= wanted)
         if before != wanted or not wanted <= self.settled:
             raise self._refused(f"{wanted} is no position between two settled transactions", before, after)
         return wanted
@@ -429,19 +422,23 @@ class ArchiveIndex:
                 hint=f"give a vclock, such as {self.settled}",
             )
         (origin,) = origins
-        number = bisect_left(self._runs, True, key=lambda placed: placed.vclock.get(origin) >= lsn)
-        before = self._place_before(number).vclock
-        if before.get(origin) == lsn and before <= self.settled:
-            return before
-        after = self.settled
+        number = bisect_left(self._runs, True, key=lambda placed: placed.vclock.get(origin) > lsn)
+        before, after = self._around(number, lambda place: place.vclock.get(origin) > lsn)
+        if before.get(origin) != lsn or not before <= self.settled:
+            raise self._refused(f"behind LSN {lsn} is no settled position", before, after)
+        return before
+
+    def _around(self, number: int, is_behind: Callable[[Place], bool]) -> tuple[VClock, VClock]:
+        """The last position that is not behind something, and the first that is: they are in or before a run."""
+        before = self._place_before(number)
+        if is_behind(before):
+            # A gap lies before the run.
+            return (self._runs[number - 1].vclock if number else before.vclock), before.vclock
         for place in self._places(number):
-            if place.vclock.get(origin) > lsn:
-                after = place.vclock
-                break
-            before = place.vclock
-            if before.get(origin) == lsn and before <= self.settled:
-                return before
-        raise self._refused(f"behind LSN {lsn} is no settled position", before, after)
+            if is_behind(place):
+                return before.vclock, place.vclock
+            before = place
+        return before.vclock, self.settled
 
     def _resolve_time(self, time: int) -> VClock:
         """Everything up to the last transaction whose commit time is not above `time`."""

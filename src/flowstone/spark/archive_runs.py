@@ -82,11 +82,15 @@ class RunFeed(Protocol):
 
 @dataclass(slots=True)
 class _Known:
-    """A log whose index was read up to byte `size`; its runs end at byte `end` of the log, at `vclock`."""
+    """A log whose index was read up to byte `size`; its runs end at byte `end` of the log, at `vclock`.
+
+    It `is_final` when the next log was there before it was read.
+    """
 
     size: int
     end: int
     vclock: VClock
+    is_final: bool = False
 
 
 _decode_run = msgspec.json.Decoder(Run).decode
@@ -128,18 +132,16 @@ class ArchiveRuns:
         last = len(listed.logs) - 1
         for number, log in enumerate(listed.logs):
             known = self._logs.get(log.path)
-            if known is None:
-                found = self._read(log, before, untils, is_last=number == last)
-            elif number >= last - 1:
-                found = self._read_on(log, known)
+            if known is None or not known.is_final:
+                found = self._read_on(log, known) if known is not None else None
                 if found is None:
-                    again.add(log.path)
+                    again |= {log.path} if known is not None else set()
                     found = self._read(log, before, untils, is_last=number == last)
-            else:
-                found = None
-            if found is not None and found.runs:
-                added.append(found)
-            before = self._logs[log.path].vclock if log.path in self._logs else before
+                if found is not None and found.runs:
+                    added.append(found)
+            if log.path in self._logs:
+                self._logs[log.path].is_final = number < last
+                before = self._logs[log.path].vclock
         return News(facts, gone | again, added)
 
     def _read(self, log: ListedFile, before: VClock | None, gaps: set[VClock], *, is_last: bool) -> Added | None:
