@@ -1,0 +1,291 @@
+"""`flowstone mirror`: settled changes of live servers, archives or log directories as Delta tables, one per space."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TextIO
+
+import typer
+
+from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.play import PASSWORD_HELP, USERNAME_VARIABLE, address
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from rich.live import Live
+    from rich.table import Table as RichTable
+
+    from flowstone.iproto.uri import Uri
+    from flowstone.spark.mirror import Mirror
+    from flowstone.spark.mirror_progress import Event, Progress
+
+EXAMPLE = (
+    "Example: `TT_CLI_USERNAME=replicator TT_CLI_PASSWORD=secret flowstone mirror db1:3301,db2:3301 /lake/shop`\n\n"
+    "An archive, once, without a space: `flowstone mirror --once --exclude queue /backup/db1 /lake/shop`\n\n"
+    "Masked: `flowstone mirror --mask users.email=sha256 --spool /var/lib/flowstone db1:3301 s3a://bucket/shop`"
+)
+
+EXIT_CODES = """Exit codes: 0 stopped by a signal, or with --once at the end; 1 a source refuses, has lost rows, or
+(with --once) is away, another mirror writes to the lake, or the disk is full; 2 the command line or a path is wrong."""
+
+SALT_VARIABLE: Final = "FLOWSTONE_MASK_SALT"
+EVERY_SECONDS: Final = 1.0
+"""Between two lines of progress, where nothing draws it."""
+
+
+def mirror(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="A live replica set ([user[:password]@]host:port, several members with commas), the directory of an "
+            "archive, or one with .snap and .xlog files. Several: a table has the rows of all.",
+            show_default=False,
+        ),
+    ],
+    lake: Annotated[str, typer.Argument(metavar="LAKE", help="Where the tables are, or are to be: a path or a URL.")],
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop when all is there that the sources had at the start.")
+    ] = False,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="Keep every state of every row, with the time from when to when it was so."),
+    ] = False,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--space", metavar="ID|NAME", help="Mirror this space only. May be repeated. Else all users' spaces."
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="ID|NAME", help="Leave this space out. May be repeated.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--columns", metavar="SPACE=FIELD,…", help="Columns of a table; `_tuple` has all fields. May be repeated."
+        ),
+    ] = None,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mask",
+            metavar="SPACE.FIELD=KIND",
+            help="Have a field in the lake as sha256, as null, or redacted (***) only. May be repeated. Needs --spool.",
+        ),
+    ] = None,
+    mask_salt: Annotated[
+        str | None,
+        typer.Option("--mask-salt", envvar=SALT_VARIABLE, show_envvar=True, help="Makes sha256 an HMAC with this key."),
+    ] = None,
+    spool: Annotated[
+        str | None,
+        typer.Option(
+            "--spool",
+            metavar="DIR",
+            help="Where the log of live sources is kept until it is in the lake, and with --mask the exact tuples, for "
+            "good. Default: _flowstone_spool in a local lake.",
+        ),
+    ] = None,
+    trigger_seconds: Annotated[
+        float,
+        typer.Option("--trigger-seconds", metavar="SECONDS", min=0, help="At least this long between two batches."),
+    ] = 1.0,
+    max_rows: Annotated[
+        int, typer.Option("--max-rows", metavar="ROWS", min=1, help="About so many rows of the log in a batch.")
+    ] = 500_000,
+    register: Annotated[
+        bool,
+        typer.Option(
+            "--register", help="Become a member of live replica sets: they keep their logs until we have them."
+        ),
+    ] = False,
+    fail_on_data_loss: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-data-loss/--no-fail-on-data-loss",
+            help="Stop where rows are gone for good, or else replace the tables by the state of a new snapshot.",
+        ),
+    ] = True,
+    compact_every: Annotated[
+        float,
+        typer.Option("--compact-every", metavar="SECONDS", min=0, help="Between compactions of tables; 0: never."),
+    ] = 300.0,
+    vacuum_after: Annotated[
+        float,
+        typer.Option(
+            "--vacuum-after",
+            metavar="HOURS",
+            min=0,
+            help="Files of older versions are removed after so long; 0: never.",
+        ),
+    ] = 168.0,
+    master: Annotated[str, typer.Option("--master", help="Of Spark, as `spark-submit --master`.")] = "local[*]",
+    conf: Annotated[
+        list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark. May be repeated.")
+    ] = None,
+    transport: Annotated[
+        Literal["auto", "file", "inline", "tcp"],
+        typer.Option("--transport", help="How executors get the log: file is for a directory that they share."),
+    ] = "auto",
+    catalog: Annotated[
+        str | None, typer.Option("--catalog", metavar="SCHEMA", help="Register the tables there, in Spark's catalog.")
+    ] = None,
+    username: Annotated[
+        str | None, typer.Option("--username", "-u", help=f"User to replicate as; else {USERNAME_VARIABLE} is asked.")
+    ] = None,
+    password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/mirror.md).")
+    ] = False,
+) -> int:
+    """Mirror Tarantool's spaces into Delta tables, exactly once: what is settled, and nothing that was rolled back.
+
+    Begins with a snapshot, then follows the log, and goes on where it stopped. Tables follow the definitions of their
+    spaces. Users of live sources need the role `replication`.
+    """
+    from flowstone.spark.masks import Masking
+    from flowstone.spark.mirror import Mirror, MirrorOptions, Place
+    from flowstone.spark.mirror_choice import Choice
+
+    note_compilation()
+    choice = Choice.parse(space or (), exclude or (), columns or ())
+    masking = Masking.parse(mask or (), mask_salt)
+    places: list[Sequence[Uri] | str] = [_source(text, username, password) for text in sources]
+    options = MirrorOptions(
+        choice=choice,
+        masking=masking,
+        history=history,
+        once=once,
+        trigger_seconds=trigger_seconds,
+        max_rows=max_rows,
+        register=register,
+        fail_on_data_loss=fail_on_data_loss,
+        compact_every=compact_every or None,
+        vacuum_after=vacuum_after * 3600 or None,
+        transport=transport,
+        catalog=catalog,
+    )
+    where = Place.of(lake, spool, is_masked=bool(masking), has_live=any(not isinstance(each, str) for each in places))
+    settings = _settings(conf or ())
+    with ExitStack() as stack:
+        teller = stack.enter_context(_telling(as_json))
+        from flowstone.spark.session import session
+
+        spark = stack.enter_context(session("flowstone mirror", master=master, conf=settings))
+        job = Mirror(spark, places, where, options, on_event=teller.tell)
+        stack.enter_context(_stopped_by_signals(job))
+        job.run()
+    return OK
+
+
+def _source(text: str, username: str | None, password: str | None) -> Sequence[Uri] | str:
+    """The members of a replica set, or a directory."""
+    if os.path.isdir(text):
+        return text
+    looks_like_a_path = os.sep in text and not text.startswith("unix/:") and "@" not in text
+    if looks_like_a_path:
+        raise UsageError(f"{text}: there is no such directory", hint="name an archive, a log directory, or host:port")
+    return [address(member, username, password) for member in text.split(",")]
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for name, equals, _ in pairs:
+        if not (name and equals):
+            raise UsageError(f"--conf {name!r} has no value", hint="write it as NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+@contextmanager
+def _stopped_by_signals(job: Mirror) -> Iterator[None]:
+    """SIGTERM and SIGINT end the job in good order; a second one ends it at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        job.stop()
+        for each in before:
+            signal.signal(each, signal.default_int_handler)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _telling(as_json: bool) -> Iterator[Teller]:
+    teller = Teller(as_json)
+    try:
+        yield teller
+    finally:
+        teller.close()
+
+
+class Teller:
+    """Events as JSON lines on stdout, or as sentences on stderr, with a table of figures that lives on a terminal."""
+
+    def __init__(self, as_json: bool, screen: TextIO | None = None) -> None:
+        self._as_json = as_json
+        self._screen = screen if screen is not None else sys.stderr
+        self._is_terminal = self._screen is not None and self._screen.isatty()
+        self._live: Live | None = None
+
+    def tell(self, event: Event) -> None:
+        from flowstone.spark.mirror_progress import Progress
+
+        if self._as_json:
+            import msgspec
+
+            print(msgspec.json.encode(event).decode(), flush=True)
+        elif not isinstance(event, Progress):
+            self._say(f"flowstone: {event}")
+        elif self._is_terminal:
+            self._draw(event)
+        elif event.changes_per_second:
+            say(f"flowstone: {event}")
+
+    def _say(self, line: str) -> None:
+        if self._live is not None:
+            self._live.console.print(line, highlight=False, markup=False)
+        else:
+            say(line)
+
+    def _draw(self, progress: Progress) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(console=Console(file=self._screen), auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(figures(progress), refresh=True)
+
+    def close(self) -> None:
+        """Takes the figures away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def figures(progress: Progress) -> RichTable:
+    """Per table, and for all of them in the last line."""
+    from rich.table import Table
+
+    lag = "?" if progress.lag is None else f"{progress.lag:.1f} s"
+    table = Table(title=f"lag {lag} and {progress.lag_lsn:,} rows", title_justify="left")
+    for name, justify in (("table", "left"), ("changes", "right"), ("changes/s", "right"), ("version", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]  # two of its words
+    for name, each in progress.tables.items():
+        version = "" if each.version is None else f"{each.version:,}"
+        table.add_row(name, f"{each.changes:,}", f"{each.changes_per_second:,.0f}", version)
+    table.add_section()
+    table.add_row("all", f"{progress.changes:,}", f"{progress.changes_per_second:,.0f}", "")
+    return table

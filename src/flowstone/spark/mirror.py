@@ -1,0 +1,511 @@
+"""The mirror: settled changes of replica sets into the tables of a lake, batch after batch, exactly once.
+
+A loop of Spark jobs. A batch lies between two settled positions with one schema in force; its changes are folded by
+executors and committed table by table, then the progress is saved. Each table carries the vclock it holds, so whatever
+is killed between two commits, the next run leaves out what is there. Nothing here reads rows; `mirror_batch.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.schema import SchemaTracker
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri
+from flowstone.node.archive_definitions import Definitions, rows_of
+from flowstone.node.archive_manifest import Lsns
+from flowstone.outside import production
+from flowstone.outside.disk import AlreadyLocked
+from flowstone.replication.vclock import VClock
+from flowstone.spark import mirror_progress as events
+from flowstone.spark.archive_index import ArchiveIndex, DataLoss
+from flowstone.spark.archive_runs import SnapshotFile
+from flowstone.spark.fold import upsert_rules
+from flowstone.spark.frames import Transport
+from flowstone.spark.lake import Lake
+from flowstone.spark.lake import Progress as Saved
+from flowstone.spark.masks import Masking
+from flowstone.spark.mirror_batch import BatchJob, load_frame, truncations
+from flowstone.spark.mirror_choice import Choice, Spaces, changes_between
+from flowstone.spark.mirror_sources import (
+    DirectorySource,
+    LiveSource,
+    MirrorBusy,
+    MirrorSource,
+    replicaset_of,
+    server_version,
+)
+from flowstone.spark.mirror_tables import MirrorTables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXTENSIONS_MAX: Final = 1000
+"""So many definitions that change no table a batch may have."""
+
+PROGRESS_SECONDS: Final = 1.0
+"""Between two events of progress while nothing else happens."""
+
+COLLECT_SECONDS: Final = 5.0
+"""Between two collections of a spool."""
+
+
+class WrongPlace(FlowstoneError):
+    """The lake and the spool cannot be where they were said to be."""
+
+
+class OtherSettings(FlowstoneError):
+    """The lake was begun with other settings than these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the lake is, and the directory of the mirror itself: the log on its way, and tuples that masks hide."""
+
+    lake: str
+    spool: str | None = None
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, lake: str, spool: str | None, *, is_masked: bool, has_live: bool) -> Place:
+        """Checked for what is going to lie there."""
+        if spool is None and is_masked:
+            raise WrongPlace(
+                "--mask needs --spool: the exact tuples have to be somewhere, and not in the lake",
+                hint="name a directory that only the mirror may read",
+            )
+        if spool is None and has_live:
+            if not is_local(lake):
+                raise WrongPlace(f"{lake} is no local path, so --spool is needed", hint="name a local directory")
+            spool = os.path.join(local_path(lake), "_flowstone_spool")
+        elif spool is not None and is_masked and is_local(lake):
+            inside = os.path.realpath(spool).startswith(os.path.join(os.path.realpath(local_path(lake)), ""))
+            if inside:
+                raise WrongPlace(
+                    f"--spool {spool} lies in the lake, and would hold there what --mask hides",
+                    hint="name a directory outside of it, which only the mirror may read",
+                )
+        return cls(lake, spool)
+
+
+def is_local(path: str) -> bool:
+    """Whether a lake is in the local file system."""
+    return "://" not in path or path.startswith("file://")
+
+
+def local_path(path: str) -> str:
+    return path.removeprefix("file://")
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorOptions:
+    """What `flowstone mirror` can be told; see there."""
+
+    choice: Choice = field(default_factory=Choice)
+    masking: Masking = field(default_factory=Masking)
+    history: bool = False
+    once: bool = False
+    trigger_seconds: float = 1.0
+    max_rows: int = 500_000
+    register: bool = False
+    fail_on_data_loss: bool = True
+    compact_every: float | None = 300.0
+    vacuum_after: float | None = 168 * 3600.0
+    transport: Literal["auto"] | Transport = "auto"
+    catalog: str | None = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the tables of a lake have in common for good."""
+        columns = ";".join(f"{space}={','.join(names)}" for space, names in sorted(self.choice.columns.items()))
+        return {"history": str(self.history).lower(), "masks": self.masking.fingerprint, "columns": columns}
+
+
+@dataclass
+class _Stream:
+    """One replica set on its way into the lake. `position` None: nothing of it is there yet."""
+
+    source: MirrorSource
+    position: VClock | None = None
+    spaces: Spaces = field(default_factory=dict)
+    target: VClock | None = None
+    collected_at: float = 0.0
+
+    @property
+    def uuid(self) -> str:
+        return self.source.replicaset_uuid
+
+    @property
+    def is_done(self) -> bool:
+        return self.target is not None and self.position is not None and self.target <= self.position
+
+
+class Mirror:
+    """Made, `run`, and told to `stop` by anybody. A source is the members of a replica set, or a directory."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        sources: Sequence[Sequence[Uri] | str],
+        place: Place,
+        options: MirrorOptions,
+        *,
+        on_event: Callable[[events.Event], None] = lambda event: None,
+    ) -> None:
+        self._spark = spark
+        self._places = sources
+        self._place = place
+        self._options = options
+        self._tell = on_event
+        self._stopping = threading.Event()
+        self._meter = events.Meter(time.monotonic())
+        self._streams: list[_Stream] = []
+        self._told_at = 0.0
+        self._compacted_at = self._vacuumed_at = time.monotonic()
+        self._touched: set[str] = set()
+
+    def stop(self) -> None:
+        """Ends `run` behind the batch that is under way. May be called in a signal handler."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Until `stop`, or, with `once`, until everything is there that the sources had when they were asked first."""
+        begun = time.monotonic()
+        with ExitStack() as stack:
+            stack.enter_context(_lake_lock(self._place.lake))
+            self._open(stack)
+            try:
+                self._loop()
+            finally:
+                self._finish(begun)
+
+    def _finish(self, begun: float) -> None:
+        seconds = time.monotonic() - begun
+        self._tell(events.Stopped(self._positions, self._meter.changes, self._meter.batches, round(seconds, 3)))
+
+    @property
+    def _positions(self) -> dict[str, Lsns]:
+        return events.lsns({each.uuid: each.position for each in self._streams if each.position is not None})
+
+    # --- the beginning ---
+
+    def _open(self, stack: ExitStack) -> None:
+        lake = Lake.open(
+            self._place.lake,
+            spark=self._spark,
+            storage_options=self._place.storage_options,
+            several_sets=len(self._places) > 1,
+        )
+        saved = lake.progress
+        for each in saved.values():
+            self._check_settings(each.settings)
+        exact = None
+        if self._options.masking:
+            assert self._place.spool is not None, "a masked mirror has a place of its own"
+            directory = os.path.join(self._place.spool, "exact")
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            exact = Lake.open(directory, spark=self._spark, several_sets=len(self._places) > 1)
+        self._lake = lake
+        self._tables = MirrorTables(
+            self._spark,
+            lake,
+            exact,
+            self._options.masking,
+            self._options.choice,
+            history=self._options.history,
+            on_event=self._tell,
+        )
+        self._job = BatchJob(self._spark, int(self._spark.sparkContext.defaultParallelism), self._transport())
+        for place in self._places:
+            stream = self._open_source(place, saved)
+            stack.callback(stream.source.close)
+            if any(stream.uuid == other.uuid for other in self._streams):
+                raise WrongPlace(f"{stream.source.name} is of a replica set that another source is of, too")
+            self._streams.append(stream)
+        strange = sorted(saved.keys() - {stream.uuid for stream in self._streams})
+        if strange:
+            raise OtherSettings(
+                f"{self._place.lake} also has the rows of replica set {strange[0]}, which no source is of",
+                hint="name all its sources, or another lake",
+            )
+        self._tell(events.Opened(self._place.lake, self._positions, sorted(lake.tables())))
+        if self._options.once:
+            for stream in self._streams:
+                stream.target = stream.source.target()
+
+    def _check_settings(self, settings: Mapping[str, str]) -> None:
+        ours = self._options.settings
+        for name, words in (("history", "--history"), ("masks", "--mask and --mask-salt"), ("columns", "--columns")):
+            if settings.get(name, "") != ours[name]:
+                raise OtherSettings(
+                    f"{self._place.lake} was begun with other {words} than these",
+                    hint="give the same as then, or begin another lake",
+                )
+
+    def _transport(self) -> Transport:
+        if self._options.transport != "auto":
+            return self._options.transport
+        return "file" if (self._spark.sparkContext.master or "").startswith("local[") else "inline"
+
+    def _open_source(self, place: Sequence[Uri] | str, saved: Mapping[str, Saved]) -> _Stream:
+        if isinstance(place, str):
+            stream = _Stream(DirectorySource(place))
+            known = saved.get(stream.uuid)
+        else:
+            uuid = replicaset_of(place, list(saved))
+            known = saved.get(uuid)
+            assert self._place.spool is not None, "live sources have a spool"
+            source = LiveSource(
+                place,
+                uuid,
+                os.path.join(self._place.spool, uuid),
+                begin=known.position if known is not None else None,
+                definitions=known.definitions if known is not None else None,
+                fail_on_data_loss=self._options.fail_on_data_loss,
+                register=self._options.register,
+                on_event=lambda message: self._tell(events.Source(uuid, message)),
+            )
+            stream = _Stream(source)
+        if known is not None:
+            schema = _tracker(known.definitions).schema
+            found = {space_id: schema.get(space_id) for space_id in known.tables}
+            stream.position = known.position
+            stream.spaces = {space_id: space for space_id, space in found.items() if space is not None}
+        return stream
+
+    # --- the loop ---
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            has_moved = False
+            for stream in self._streams:
+                stream.source.check()
+                if not stream.is_done and not self._stopping.is_set():
+                    has_moved |= self._turn(stream)
+            if self._options.once and all(stream.is_done for stream in self._streams):
+                self._report(force=True)
+                self._tell(events.CaughtUp(self._positions))
+                return
+            self._keep_house()
+            if has_moved and self._is_behind():
+                continue  # there is more already
+            self._rest(begun, has_moved=has_moved)
+
+    def _is_behind(self) -> bool:
+        return any(each.position is not None and each.position != each.source.index.settled for each in self._streams)
+
+    def _rest(self, begun: float, *, has_moved: bool) -> None:
+        """Until the next batch may begin, and there is something for it."""
+        if not has_moved:
+            self._meter.idle()
+            self._report()
+            self._streams[0].source.wait(0.2)
+        while has_moved and not self._stopping.is_set():
+            left = begun + self._options.trigger_seconds - time.monotonic()
+            if left <= 0:
+                return
+            self._report()
+            self._stopping.wait(min(left, 0.2))
+
+    def _report(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if not force and now - self._told_at < PROGRESS_SECONDS:
+            return
+        self._told_at = now
+        positions = {each.uuid: each.position for each in self._streams if each.position is not None}
+        known = {each.uuid: each.source.index.settled for each in self._streams}
+        self._tell(self._meter.progress(now, positions, known))
+
+    def _turn(self, stream: _Stream) -> bool:
+        """One batch, or the snapshot; whether there was anything to do."""
+        index = stream.source.index
+        if stream.position is None:
+            self._begin(stream, index, _first_snapshot(index, is_history=self._options.history))
+            return True
+        try:
+            end = self._plan(stream, index)
+        except DataLoss as error:
+            if self._options.fail_on_data_loss:
+                raise
+            self._tell(events.Lost(stream.uuid, str(error)))
+            self._begin(stream, index, _snapshot_behind(index, stream.position, error))
+            return True
+        if end == stream.position:
+            return False
+        self._batch(stream, index, end)
+        return True
+
+    def _plan(self, stream: _Stream, index: ArchiveIndex) -> VClock:
+        """The end of the next batch: definitions that mean nothing to the tables do not end it."""
+        start = stream.position
+        assert start is not None
+        end = index.cut(start, max_rows=self._options.max_rows, at_definitions=True)
+        if end == start or self._means_something(stream, index, start, end):
+            return end
+        for _ in range(EXTENSIONS_MAX):
+            left = self._options.max_rows - (end.signature - start.signature)
+            if left <= 0 or end == index.settled:
+                break
+            after = index.cut(end, max_rows=left, at_definitions=True)
+            if after == end or self._means_something(stream, index, end, after):
+                break
+            end = after
+        return end
+
+    def _means_something(self, stream: _Stream, index: ArchiveIndex, start: VClock, end: VClock) -> bool:
+        """Whether tables have to follow definitions or truncations of a stretch with at most one such transaction."""
+        after = self._options.choice.spaces_of(index.schema_at(end).schema, stream.spaces)
+        return bool(changes_between(stream.spaces, after)) or bool(truncations(index, start, end, stream.spaces))
+
+    # --- snapshots ---
+
+    def _begin(self, stream: _Stream, index: ArchiveIndex, snapshot: SnapshotFile | None) -> None:
+        """Tables become the state of a snapshot; without one, of nothing: the log is there from its beginning on."""
+        position = snapshot.vclock if snapshot is not None else index.earliest
+        self._tell(events.Snapshot(stream.uuid, position.to_mapping()))
+        begun = time.monotonic()
+        tracker = index.schema_at(position)
+        choice = self._options.choice
+        if stream.position is None:
+            choice.check(tracker.schema)
+        spaces = choice.spaces_of(tracker.schema, stream.spaces)
+        time_us = index.time_at(position)
+        self._tables.drop(changes_between(stream.spaces, spaces).dropped, stream.uuid, position, time_us)
+        rows = 0
+        if spaces and snapshot is not None:
+            frame = load_frame(self._spark, index, snapshot, spaces, self._job.transport)
+            rows = self._tables.load(frame, spaces, stream.uuid, position, time_us)
+        self._save(stream, position, tracker, spaces, time_us)
+        self._meter.batch(time.monotonic(), time.monotonic() - begun, None)
+        self._tell(events.Snapshot(stream.uuid, position.to_mapping(), rows))
+        self._report(force=True)
+
+    # --- batches ---
+
+    def _batch(self, stream: _Stream, index: ArchiveIndex, end: VClock) -> None:
+        start = stream.position
+        assert start is not None
+        begun = time.monotonic()
+        tracker = index.schema_at(end)
+        spaces = self._options.choice.spaces_of(tracker.schema, stream.spaces)
+        changes = changes_between(stream.spaces, spaces)
+        truncated = truncations(index, start, end, spaces)
+        self._load_late(stream, index, changes.created, start, end)
+        time_us = index.time_at(end)
+        self._tables.drop(changes.dropped, stream.uuid, end, time_us)
+        self._tables.rename(changes.renamed, stream.uuid, start)
+        rules = upsert_rules(server_version(index))
+        targets = self._tables.targets(spaces, stream.uuid, truncated, rules, created=changes.created)
+        folded = self._job.run(index, start, end, targets, row_count=end.signature - start.signature)
+        newest = None
+        versions = self._tables.create(changes.created, stream.uuid, end, folded, time_us)
+        for space_id, space in spaces.items():
+            found, version = folded.get(space_id), versions.get(space_id)
+            if version is None:
+                is_altered = any(now.id == space_id for _, now in changes.altered)
+                truncation = truncated.get(space_id)
+                version = self._tables.commit(
+                    space, found, stream.uuid, end, truncation=truncation, is_altered=is_altered
+                )
+            if version is None:
+                continue
+            self._touched.add(space.name)
+            count = found.change_count if found is not None else 0
+            self._meter.table(time.monotonic(), space.name, count, version)
+            if found is not None and found.newest is not None:
+                newest = max(newest or 0, found.newest)
+        self._save(stream, end, tracker, spaces, time_us)
+        now = time.monotonic()
+        lag = None if newest is None else max(0.0, time.time() - newest / 1e6)
+        self._meter.batch(now, now - begun, lag if lag is not None else self._meter.lag)
+        self._report(force=now - begun > PROGRESS_SECONDS)
+
+    def _load_late(
+        self, stream: _Stream, index: ArchiveIndex, created: Sequence[SpaceDefinition], start: VClock, end: VClock
+    ) -> None:
+        """Refuses a space that has rows already and is chosen only now, by a new name: they are not in the lake."""
+        before = index.schema_at(start).schema
+        for space in created:
+            was = before.get(space.id)
+            if was is not None and was.primary_key is not None and space.id not in stream.spaces:
+                raise OtherSettings(
+                    f"space {was.name!r} is called {space.name!r} behind {start}, and its rows are not in the lake",
+                    hint=f"leave it out with --exclude {space.id}, or begin another lake",
+                )
+
+    def _save(self, stream: _Stream, position: VClock, tracker: SchemaTracker, spaces: Spaces, time_us: int) -> None:
+        tables = {space_id: space.name for space_id, space in spaces.items()}
+        self._lake.save(Saved(stream.uuid, position, time_us, rows_of(tracker), tables, self._options.settings))
+        stream.position, stream.spaces = position, spaces
+        now = time.monotonic()
+        if now - stream.collected_at > COLLECT_SECONDS:
+            stream.collected_at = now
+            stream.source.collect(position)
+
+    # --- house-keeping ---
+
+    def _keep_house(self) -> None:
+        now = time.monotonic()
+        every, keep = self._options.compact_every, self._options.vacuum_after
+        if every is None or now - self._compacted_at < every:
+            return
+        self._compacted_at = now
+        self._tables.compact(sorted(self._touched))
+        if keep is not None and now - self._vacuumed_at >= min(keep, 3600.0):
+            self._vacuumed_at = now
+            self._tables.vacuum(sorted(self._touched), int(keep // 3600))
+        self._touched.clear()
+
+
+@contextmanager
+def _lake_lock(lake: str) -> Iterator[None]:
+    """One mirror per lake: on this machine by a lock, elsewhere by what the tables themselves carry."""
+    if not is_local(lake):
+        yield
+        return
+    directory = local_path(lake)
+    os.makedirs(directory, exist_ok=True)
+    try:
+        lock = production().disk.lock(directory)
+    except AlreadyLocked as error:
+        raise MirrorBusy(f"another mirror writes to {lake}", hint="stop it, or choose another lake") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _tracker(rows: Sequence[tuple[int, bytes]]) -> SchemaTracker:
+    """What saved rows of `_space` and `_index` define."""
+    tracker = SchemaTracker()
+    Definitions({}, "", "", tuple(rows)).apply_to(tracker)
+    return tracker
+
+
+def _first_snapshot(index: ArchiveIndex, *, is_history: bool) -> SnapshotFile | None:
+    """The newest that is settled, or for a history the oldest; None where the log begins with nothing."""
+    settled = [each for each in index.snapshots if each.vclock <= index.settled]
+    if not settled:
+        if index.earliest:
+            raise DataLoss(
+                f"{index.directory}: its logs begin at {index.earliest}, and there is no snapshot to begin with",
+                hint="mirror a directory that has one",
+            )
+        return None
+    return settled[0] if is_history else settled[-1]
+
+
+def _snapshot_behind(index: ArchiveIndex, position: VClock, loss: DataLoss) -> SnapshotFile:
+    """The newest snapshot, which stands for what is lost."""
+    settled = [each for each in index.snapshots if each.vclock <= index.settled and position <= each.vclock]
+    if not settled or settled[-1].vclock == position:
+        raise loss
+    return settled[-1]

@@ -1,0 +1,254 @@
+"""One batch of a mirror as a Spark job: changes of the log, shuffled by key, folded to the states that tables take.
+
+The driver says per space what its table holds (`Target`); executors look the old tuples up where operations need them,
+each table at one version, and send back one row per key (or per change, for a history) and how many changes it took.
+What was in a table before is left out by the table's own vclock, so a batch may be done again, whole or in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.system import TRUNCATE_ID
+from flowstone.box.update import UpdateRules
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_runs import SnapshotFile
+from flowstone.spark.change_batches import read_slice
+from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.contract import ChangeContract, spark_ddl
+from flowstone.spark.fold import fold, keys_needing_old
+from flowstone.spark.frames import RAW_COLUMNS, Transport, changes_frame, snapshot_frame
+from flowstone.spark.lake_files import PinnedTable
+from flowstone.spark.masks import SpaceMask
+from flowstone.xlog.columns import MOMENT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from flowstone.spark.archive_index import ArchiveIndex
+
+FOLDED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("space_id", pa.int32(), nullable=False),
+        pa.field("sort_key", pa.binary()),
+        pa.field("tuple", pa.binary()),
+        pa.field("masked", pa.binary()),
+        pa.field("operation", pa.string()),
+        pa.field("commit_version", pa.int64()),
+        pa.field("commit_timestamp", MOMENT),
+        pa.field("replica_id", pa.int32()),
+        pa.field("lsn", pa.int64()),
+    ]
+)
+"""What executors send back. A row without a `sort_key` tells, in `lsn`, how many changes the space had."""
+
+SHUFFLE_ROWS: Final = 20_000
+"""Fewer rows than this are folded by one task: a shuffle would take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What executors need to know of a space that has a table.
+
+    Changes at or below `applied` are in the tuples that `old` has (None: there are none); states at or below `shown`
+    are in the lake's table. Both are one, unless masks keep the exact tuples out of the lake: then `applied` may be
+    behind `shown`, never ahead. `truncated` is the transaction's version and the LSN of the last truncation in the
+    batch: what came before it is gone. `rules` are those of the server that logged an UPSERT.
+    """
+
+    space: SpaceDefinition
+    applied: VClock
+    shown: VClock
+    old: PinnedTable | None = None
+    mask: SpaceMask | None = None
+    every_state: bool = False
+    truncated: tuple[int, int] | None = None
+    rules: UpdateRules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a batch does to one table: `states` as `fold` gives them; `masked` tuples in their order."""
+
+    states: pa.Table
+    masked: pa.ChunkedArray
+    change_count: int
+    newest: int | None
+    """Commit time of the newest change, in microseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """How jobs are run."""
+
+    spark: SparkSession
+    partitions: int
+    transport: Transport = "file"
+
+    def run(
+        self, index: ArchiveIndex, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
+    ) -> dict[int, Folded]:
+        """The changes behind `start` up to `end`, folded, by space. `row_count` is about how many there are."""
+        if not targets:
+            return {}
+        frame = changes_frame(
+            self.spark,
+            index,
+            start,
+            end,
+            columns=RAW_COLUMNS,
+            spaces=tuple(sorted(targets)),
+            transport=self.transport,
+        )
+        return self.fold(frame, targets, row_count)
+
+    def fold(self, frame: DataFrame, targets: Mapping[int, Target], row_count: int) -> dict[int, Folded]:
+        if row_count < SHUFFLE_ROWS:
+            frame = frame.coalesce(1)
+        else:
+            frame = frame.repartition(self.partitions, "_space_id", "_sort_key")
+        found = frame.mapInArrow(partial(fold_partition, dict(targets)), spark_ddl(FOLDED_SCHEMA)).toArrow()
+        return by_space(found)
+
+
+def fold_partition(targets: Mapping[int, Target], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All changes of some keys, in record batches of `FOLDED_SCHEMA`: what executors run."""
+    with clear_errors():
+        gathered = [batch for batch in batches if batch.num_rows]
+        if not gathered:
+            return
+        changes = pa.Table.from_batches(gathered)
+        for space_id in pc.unique(changes["_space_id"]).to_pylist():
+            target = targets.get(space_id)
+            if target is None:
+                continue
+            mine = changes.filter(pc.equal(changes["_space_id"], space_id))
+            yield from _fold_space(target, mine)
+
+
+def _fold_space(target: Target, changes: pa.Table) -> Iterator[pa.RecordBatch]:
+    changes = changes.filter(pc.not_equal(changes["_operation"], "truncate"))
+    changes = changes.filter(behind(target.applied, changes["_replica_id"], changes["_lsn"]))
+    if target.truncated is not None:
+        version, lsn = target.truncated
+        later = pc.greater(changes["_commit_version"], version)
+        within = pc.and_(pc.equal(changes["_commit_version"], version), pc.greater(changes["_lsn"], lsn))
+        changes = changes.filter(pc.or_(later, within))
+    if not changes.num_rows:
+        return
+    old = _old(target, changes)
+    states = fold(target.space, changes, old, every_state=target.every_state, rules=target.rules)
+    yield _tally(target.space.id, changes.filter(behind(target.shown, changes["_replica_id"], changes["_lsn"])))
+    if not states.num_rows:
+        return
+    tuples = states["tuple"].combine_chunks()
+    columns = {
+        "space_id": pa.repeat(pa.scalar(target.space.id, pa.int32()), states.num_rows),
+        "masked": target.mask.tuples(tuples) if target.mask is not None else pa.nulls(len(tuples), pa.binary()),
+    }
+    columns |= {name: states[name].combine_chunks() for name in FOLDED_SCHEMA.names if name not in columns}
+    yield pa.RecordBatch.from_arrays([columns[name] for name in FOLDED_SCHEMA.names], schema=FOLDED_SCHEMA)
+
+
+def _old(target: Target, changes: pa.Table) -> pa.Table | None:
+    """The tuples that operations begin from."""
+    if target.old is None or target.truncated is not None:
+        return None
+    keys = keys_needing_old(changes, last_only=not target.every_state)
+    return target.old.lookup(keys) if len(keys) else None
+
+
+def _tally(space_id: int, changes: pa.Table) -> pa.RecordBatch:
+    newest = pc.max(changes["_commit_timestamp"]).cast(MOMENT) if changes.num_rows else pa.scalar(None, MOMENT)
+    values: dict[str, Any] = {"space_id": space_id, "lsn": changes.num_rows, "commit_timestamp": newest}
+    arrays = [pa.array([values.get(each.name)], each.type) for each in FOLDED_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=FOLDED_SCHEMA)
+
+
+def by_space(found: pa.Table) -> dict[int, Folded]:
+    """What executors sent, apart by space."""
+    found = found.cast(pa.schema([each.with_nullable(True) for each in FOLDED_SCHEMA]))
+    result: dict[int, Folded] = {}
+    for space_id in sorted(pc.unique(found["space_id"]).to_pylist()):
+        mine = found.filter(pc.equal(found["space_id"], space_id))
+        is_state = mine["sort_key"].is_valid()
+        states, tallies = mine.filter(is_state), mine.filter(pc.invert(is_state))
+        newest = pc.max(tallies["commit_timestamp"]).cast(pa.timestamp("us"), safe=False)
+        result[space_id] = Folded(
+            states.drop_columns(["space_id", "masked"]),
+            states["masked"],
+            pc.sum(tallies["lsn"]).as_py() or 0,
+            newest.value if newest.is_valid else None,
+        )
+    return result
+
+
+# --- beside the changes -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The last time that a space is emptied in a batch: version and time of the transaction, and the row's LSN."""
+
+    version: int
+    lsn: int
+    time: int
+
+
+_TRUNCATION_COLUMNS: Final = ("_operation", "_commit_version", "_commit_timestamp", "_lsn", "_space_id")
+
+
+def truncations(index: ArchiveIndex, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
+    """Which of the spaces are emptied between two positions. Read by the driver: only few runs of a log have any."""
+    contract = ChangeContract(index.replicaset_uuid, wanted=_TRUNCATION_COLUMNS)
+    found: dict[int, Truncation] = {}
+    for part in index.slices(start, end, spaces=(TRUNCATE_ID,)):
+        for batch in read_slice(index.disk, part, start, end, contract):
+            rows = batch.filter(pc.equal(batch["_operation"], "truncate"))
+            times = rows["_commit_timestamp"].cast(pa.int64())
+            columns = (rows[name].to_pylist() for name in ("_space_id", "_commit_version", "_lsn"))
+            for space_id, version, lsn, time in zip(*columns, times.to_pylist(), strict=True):
+                if space_id in spaces:
+                    found[space_id] = Truncation(version, lsn, time)
+    return found
+
+
+def load_frame(
+    spark: SparkSession, index: ArchiveIndex, snapshot: SnapshotFile, spaces: Collection[int], transport: Transport
+) -> DataFrame:
+    """The rows of a snapshot: space id, sort key, tuple."""
+    columns = ("_space_id", "_sort_key", "_tuple_msgpack")
+    return snapshot_frame(spark, index, snapshot, columns=columns, spaces=tuple(spaces), transport=transport)
+
+
+def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of `load_frame` with masked tuples."""
+    with clear_errors():
+        for batch in batches:
+            space_ids, keys, tuples = batch.columns
+            for space_id in pc.unique(space_ids).to_pylist():
+                chosen = pc.equal(space_ids, space_id)
+                mine = tuples.filter(chosen)
+                mask = masks.get(space_id)
+                shown = mine if mask is None else mask.tuples(mine)
+                yield pa.RecordBatch.from_arrays(
+                    [space_ids.filter(chosen), keys.filter(chosen), shown], names=["space_id", "sort_key", "tuple"]
+                )
+
+
+def behind(vclock: VClock, replica_ids: pa.ChunkedArray, lsns: pa.ChunkedArray) -> pa.Array:
+    """Which rows are later than a position."""
+    origins = replica_ids.to_numpy().astype(np.int64)
+    limits = np.zeros(int(origins.max()) + 1 if len(origins) else 1, np.int64)
+    for replica_id, lsn in vclock:
+        if replica_id < len(limits):
+            limits[replica_id] = lsn
+    return pa.array(lsns.to_numpy() > limits[origins])

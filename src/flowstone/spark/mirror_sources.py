@@ -1,0 +1,168 @@
+"""Where a mirror takes the log from: a directory that is there, or a live replica set by way of a spool.
+
+Both are an `ArchiveIndex` that grows. The mirror asks how far it is, waits for more, and says what is in the lake.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri
+from flowstone.node.archive_definitions import DefinitionRow
+from flowstone.node.archive_events import Event as ArchiveEvent
+from flowstone.node.archive_events import Progress as ArchiveProgress
+from flowstone.outside import production
+from flowstone.outside.disk import AlreadyLocked
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import ArchiveIndex
+from flowstone.spark.spool import Spool, facts_of
+from flowstone.xlog.directory import scan_directory
+
+POLL_SECONDS: Final = 0.2
+
+
+class MirrorBusy(FlowstoneError):
+    """Another mirror has the lake or the spool."""
+
+
+class MirrorSource(Protocol):
+    """A log and who it is of."""
+
+    name: str
+    replicaset_uuid: str
+
+    @property
+    def index(self) -> ArchiveIndex:
+        """What is there now. Cheap: asked for at every turn."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Until there may be more, at most so long."""
+        ...
+
+    def target(self) -> VClock:
+        """Where the source is now: what `--once` goes up to."""
+        ...
+
+    def check(self) -> None:
+        """Raises what ended it."""
+        ...
+
+    def collect(self, position: VClock) -> None:
+        """Everything up to `position` is in the lake."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DirectorySource:
+    """An archive, or the directory of a server's own logs. It is read, never written."""
+
+    def __init__(self, directory: str) -> None:
+        self.name = directory
+        self._index = ArchiveIndex.open(production().disk, directory)
+        self.replicaset_uuid = self._index.replicaset_uuid
+        self._is_fresh = True
+
+    @property
+    def index(self) -> ArchiveIndex:
+        if not self._is_fresh:
+            self._index.refresh()
+        self._is_fresh = False
+        return self._index
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(min(seconds, POLL_SECONDS))
+
+    def target(self) -> VClock:
+        return self.index.settled
+
+    def check(self) -> None:
+        pass
+
+    def collect(self, position: VClock) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LiveSource:
+    """A replica set by any of its members; the spool below `directory` has what is not in the lake yet."""
+
+    def __init__(
+        self,
+        members: Sequence[Uri],
+        replicaset_uuid: str,
+        directory: str,
+        *,
+        begin: VClock | None,
+        definitions: Sequence[DefinitionRow] | None,
+        fail_on_data_loss: bool,
+        register: bool,
+        on_event: Callable[[str], None],
+    ) -> None:
+        self.name = ",".join(member.address for member in members)
+        self.replicaset_uuid = replicaset_uuid
+
+        def tell(event: ArchiveEvent) -> None:
+            if not isinstance(event, ArchiveProgress):
+                on_event(str(event))
+
+        os.makedirs(os.path.dirname(directory) or ".", exist_ok=True)
+        try:
+            self._spool = Spool.open(
+                members,
+                directory,
+                begin=begin if begin is not None else "snapshot",
+                definitions=definitions,
+                fail_on_data_loss=fail_on_data_loss,
+                register=register,
+                on_event=tell,
+            )
+        except AlreadyLocked as error:
+            raise MirrorBusy(
+                f"another mirror has the spool {directory}", hint="stop it, or give this one another lake and --spool"
+            ) from error
+
+    @property
+    def index(self) -> ArchiveIndex:
+        return self._spool.index
+
+    def wait(self, seconds: float) -> None:
+        self._spool.wait(min(seconds, POLL_SECONDS))
+
+    def target(self) -> VClock:
+        return self._spool.target()
+
+    def check(self) -> None:
+        self._spool.check()
+
+    def collect(self, position: VClock) -> None:
+        self._spool.collect(position)
+
+    def close(self) -> None:
+        self._spool.close()
+
+
+def replicaset_of(members: Sequence[Uri], known: Sequence[str]) -> str:
+    """The replica set that answers; while nobody does, the only one that the lake knows."""
+    try:
+        return facts_of(members).replicaset_uuid
+    except FlowstoneError:
+        if len(known) == 1:
+            return known[0]
+        raise
+
+
+def server_version(index: ArchiveIndex) -> tuple[int, ...]:
+    """Of the server whose log it is: what UPSERT does depends on it."""
+    logs = scan_directory(index.disk, index.directory)
+    newest = (*logs.snapshots, *logs.logs)[-1:]
+    text = newest[0].meta.version if newest else ""
+    numbers = [part for part in (text or "").split("-")[0].split(".") if part.isdecimal()]
+    return tuple(map(int, numbers)) or (2, 11)

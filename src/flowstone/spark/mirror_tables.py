@@ -1,0 +1,306 @@
+"""The tables of a mirror: how they follow the definitions of their spaces, and what a batch commits to each.
+
+Where masks hide fields, a table of the lake has a twin in a lake of the mirror's own (`exact`) with the tuples as they
+are: operations are folded over those. The twin is committed last, so it may be behind its table after a crash, never
+ahead, and what it is behind by is folded again and left out where it is shown already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.update import UpdateRules
+from flowstone.replication.vclock import VClock
+from flowstone.spark import mirror_progress as events
+from flowstone.spark.lake import Lake
+from flowstone.spark.lake_schema import LakeError
+from flowstone.spark.lake_table import LakeTable, Merged, Moment
+from flowstone.spark.masks import Masking
+from flowstone.spark.mirror_batch import Folded, Target, Truncation, behind, mask_rows
+from flowstone.spark.mirror_choice import Choice, Spaces
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LOADED_DDL = "space_id INT, sort_key BINARY, tuple BINARY"
+
+Pair = tuple[SpaceDefinition, SpaceDefinition]
+"""A space as it was and as it is."""
+
+
+class MirrorTables:
+    """Tables by the names of their spaces, in the lake, and in `exact` where masks hide something of them."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        exact: Lake | None,
+        masking: Masking,
+        choice: Choice,
+        *,
+        history: bool,
+        on_event: Callable[[events.Event], None],
+    ) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._exact = exact
+        self._masking = masking
+        self._choice = choice
+        self._is_history = history
+        self._tell = on_event
+        self._open: dict[tuple[bool, str], LakeTable] = {}
+
+    def _table(self, name: str, *, exact: bool = False) -> LakeTable:
+        """The table that is there; it is opened once, and stands at what this mirror committed last."""
+        found = self._open.get((exact, name))
+        if found is None:
+            lake = self._exact if exact else self._lake
+            assert lake is not None
+            found = lake.table(name)
+            if found is None:
+                raise LakeError(
+                    f"{lake.path}: there is no table of space {name!r}, which there was",
+                    hint="bring it back, or begin a new lake",
+                )
+            self._open[exact, name] = found
+        return found
+
+    def _twin(self, space: SpaceDefinition) -> LakeTable | None:
+        return self._table(space.name, exact=True) if self._masking.of(space) is not None else None
+
+    def _shown(self, space: SpaceDefinition) -> SpaceDefinition:
+        """The definition that the lake's table goes by."""
+        mask = self._masking.of(space)
+        return space if mask is None else mask.definition(space)
+
+    # --- definitions ---
+
+    def drop(self, spaces: Iterable[SpaceDefinition], uuid: str, position: VClock, time_us: int) -> None:
+        """Spaces that are gone: their tables stay, marked."""
+        moment = Moment(position.signature, at(time_us))
+        for space in spaces:
+            done = self._table(space.name).drop(position, uuid, moment)
+            if self._masking.of(space) is not None:
+                self._table(space.name, exact=True).drop(position, uuid, moment)
+            self._forget(space.name)
+            self._note(done, space.name, "dropped")
+
+    def rename(self, pairs: Iterable[Pair], uuid: str, position: VClock) -> None:
+        """Spaces under another name. `position` is the one before the batch: rows of the batch come behind."""
+        for was, now in pairs:
+            if (self._masking.of(was) is None) != (self._masking.of(now) is None) or self._masking.of(was) is not None:
+                self._refuse_rename(was, now)
+            self._open[False, now.name] = self._lake.rename(was.name, self._shown(now), uuid, position)
+            self._open.pop((False, was.name), None)
+            self._tell(events.Table(was.name, "renamed", f"to {now.name}"))
+
+    def _refuse_rename(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
+        """Masks go by names: under another one nobody said what is to be hidden."""
+        raise LakeError(
+            f"space {was.name!r} is now called {now.name!r}, and masks are given for one of the names",
+            hint="begin a new lake with masks for the new name",
+        )
+
+    def create(
+        self,
+        spaces: Iterable[SpaceDefinition],
+        uuid: str,
+        position: VClock,
+        folded: Mapping[int, Folded],
+        time_us: int,
+    ) -> dict[int, int]:
+        """Tables for new spaces, with the rows that came in the same transaction; the version of each by space."""
+        versions: dict[int, int] = {}
+        for space in spaces:
+            found = folded.get(space.id)
+            if found is not None and found.states.num_rows:
+                versions |= self._create_filled(space, found, uuid, position, time_us)
+            else:
+                columns = self._choice.columns_of(space)
+                table = self._lake.create(self._shown(space), uuid, position, history=self._is_history, columns=columns)
+                self._open[False, space.name] = table
+                versions[space.id] = table.version
+                if self._masking.of(space) is not None:
+                    assert self._exact is not None
+                    self._open[True, space.name] = self._exact.create(space, uuid, position, columns=())
+            self._tell(events.Table(space.name, "created"))
+        return versions
+
+    def _create_filled(
+        self, space: SpaceDefinition, folded: Folded, uuid: str, position: VClock, time_us: int
+    ) -> dict[int, int]:
+        states = last_states(folded.states)
+        states = states.filter(states["tuple"].is_valid())
+        rows = pa.table(
+            {
+                "space_id": pa.repeat(pa.scalar(space.id, pa.int32()), states.num_rows),
+                "sort_key": states["sort_key"],
+                "tuple": states["tuple"],
+            }
+        )
+        self.load(self._spark.createDataFrame(rows), {space.id: space}, uuid, position, time_us)
+        return {space.id: self._table(space.name).version}
+
+    def load(self, frame: DataFrame, spaces: Spaces, uuid: str, position: VClock, time_us: int) -> int:
+        """Tables become exactly the rows of a frame (space id, sort key, exact tuple); how many rows there are."""
+        masks = {space.id: mask for space in spaces.values() if (mask := self._masking.of(space)) is not None}
+        columns = {space.name: list(names) for space in spaces.values() if (names := self._choice.columns_of(space))}
+        shown = frame.mapInArrow(partial(mask_rows, masks), LOADED_DDL) if masks else frame
+        done = self._lake.load(
+            shown,
+            [self._shown(space) for space in spaces.values()],
+            uuid,
+            position,
+            moment=Moment(position.signature, at(time_us)),
+            history=self._is_history,
+            columns=columns,
+        )
+        if masks:
+            assert self._exact is not None
+            hidden = [spaces[space_id] for space_id in masks]
+            self._exact.load(frame, hidden, uuid, position, columns={space.name: [] for space in hidden})
+        for space in spaces.values():
+            self._forget(space.name)
+        return sum(each.upserts for each in done.values())
+
+    def _forget(self, name: str) -> None:
+        self._open.pop((False, name), None)
+        self._open.pop((True, name), None)
+
+    # --- batches ---
+
+    def targets(
+        self,
+        spaces: Spaces,
+        uuid: str,
+        truncated: Mapping[int, Truncation],
+        rules: UpdateRules,
+        *,
+        created: Collection[SpaceDefinition] = (),
+    ) -> dict[int, Target]:
+        """What executors have to know of each table."""
+        new = {space.id for space in created}
+        found: dict[int, Target] = {}
+        for space_id, space in spaces.items():
+            truncation = truncated.get(space_id)
+            target = Target(
+                space,
+                VClock(),
+                VClock(),
+                mask=self._masking.of(space),
+                every_state=self._is_history,
+                truncated=None if truncation is None else (truncation.version, truncation.lsn),
+                rules=rules,
+            )
+            if space_id not in new:
+                table = self._table(space.name)
+                source = self._twin(space) or table
+                shown, applied = (each.positions.get(uuid, VClock()) for each in (table, source))
+                target = replace(target, applied=applied, shown=shown, old=source.pin(uuid))
+            found[space_id] = target
+        return found
+
+    def commit(
+        self,
+        space: SpaceDefinition,
+        folded: Folded | None,
+        uuid: str,
+        position: VClock,
+        *,
+        truncation: Truncation | None = None,
+        is_altered: bool = False,
+    ) -> int | None:
+        """What a batch does to one table, in one commit; its version behind it, or None where there was nothing."""
+        if truncation is None and not is_altered and (folded is None or not folded.states.num_rows):
+            return None
+        table = self._table(space.name)
+        states = folded.states if folded is not None else EMPTY
+        if self._masking.of(space) is not None and folded is not None:
+            states = states.set_column(states.schema.get_field_index("tuple"), "tuple", folded.masked)
+        shown = table.positions.get(uuid, VClock())
+        states = states.filter(behind(shown, states["replica_id"], states["lsn"]))
+        done = self._apply(table, self._shown(space), states, uuid, position, truncation, is_altered)
+        if truncation is not None:
+            self._note(done, space.name, "truncated")
+        if is_altered:
+            self._note(done, space.name, "altered")
+        twin = self._twin(space)
+        if twin is not None:
+            exact = last_states(folded.states) if folded is not None else EMPTY
+            self._apply(twin, space, exact, uuid, position, truncation, is_altered, is_history=False)
+        return table.version
+
+    def _apply(
+        self,
+        table: LakeTable,
+        definition: SpaceDefinition,
+        states: pa.Table,
+        uuid: str,
+        position: VClock,
+        truncation: Truncation | None,
+        is_altered: bool,
+        *,
+        is_history: bool | None = None,
+    ) -> Merged:
+        if self._is_history if is_history is None else is_history:
+            emptied = None if truncation is None else Moment(truncation.version, at(truncation.time))
+            if states.num_rows or truncation is not None:
+                return table.append_history(states, definition, position, uuid, replace=emptied)
+            return table.rewrite(definition, position, uuid)
+        if is_altered and not states.num_rows and truncation is None:
+            return table.rewrite(definition, position, uuid)
+        return table.merge(states, definition, position, uuid, replace=truncation is not None)
+
+    def _note(self, done: Merged, name: str, what: str) -> None:
+        if not done.is_replay:
+            self._tell(events.Table(name, what))
+
+    # --- house-keeping ---
+
+    def compact(self, names: Sequence[str]) -> None:
+        for table in self._tables_of(names):
+            table.compact()
+
+    def vacuum(self, names: Sequence[str], keep_hours: int) -> None:
+        for table in self._tables_of(names):
+            table.vacuum(keep_hours)
+
+    def _tables_of(self, names: Sequence[str]) -> list[LakeTable]:
+        return [table for (_, name), table in sorted(self._open.items(), key=lambda item: item[0]) if name in names]
+
+
+EMPTY = pa.table(
+    {
+        "sort_key": pa.array([], pa.binary()),
+        "tuple": pa.array([], pa.binary()),
+        "operation": pa.array([], pa.string()),
+        "commit_version": pa.array([], pa.int64()),
+        "commit_timestamp": pa.array([], pa.timestamp("us", tz="UTC")),
+        "replica_id": pa.array([], pa.int32()),
+        "lsn": pa.array([], pa.int64()),
+    }
+)
+
+
+def last_states(states: pa.Table) -> pa.Table:
+    """Of each key the last of its states, which stand together in the order of time."""
+    if not states.num_rows:
+        return states
+    codes = pc.dictionary_encode(states["sort_key"].combine_chunks()).indices.to_numpy()
+    return states.filter(pa.array(np.append(codes[1:] != codes[:-1], True)))
+
+
+def at(time_us: int) -> datetime:
+    """A moment from microseconds since 1970."""
+    return EPOCH + timedelta(microseconds=time_us)

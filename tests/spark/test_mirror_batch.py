@@ -1,0 +1,150 @@
+"""What executors make of the changes of a batch, and what the driver reads beside it: without Spark."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import ArchiveIndex
+from flowstone.spark.change_batches import read_slice
+from flowstone.spark.contract import RAW_COLUMNS, ChangeContract
+from flowstone.spark.masks import Masking
+from flowstone.spark.mirror_batch import Folded, Target, by_space, fold_partition, mask_rows, truncations
+from tests.spark.archives import DIRECTORY, WrittenArchive
+from tests.spark.change_rows import ORDERS, UUID, delete, insert, truncate, update, upsert, whole
+
+START = VClock({1: 2})
+
+
+class Tuples:
+    """Stands in for a table at a version: tuples by key."""
+
+    def __init__(self, *rows: tuple[Any, ...]) -> None:
+        self.rows = {row[0]: pack(row) for row in rows}
+        self.asked = 0
+
+    def lookup(self, keys: pa.Array) -> pa.Table:
+        from flowstone.spark.sort_keys import sort_keys
+
+        self.asked += len(keys)
+        tuples = pa.array(list(self.rows.values()), pa.binary())
+        found = pa.table({"sort_key": sort_keys(ORDERS, tuples), "tuple": tuples})
+        return found.filter(pa.compute.is_in(found["sort_key"], value_set=keys))
+
+
+def index_of(*transactions: bytes) -> ArchiveIndex:
+    archive = WrittenArchive()
+    archive.define_orders()
+    archive.write(*transactions)
+    archive.save()
+    return ArchiveIndex.open(archive.disk, DIRECTORY)
+
+
+def changes(index: ArchiveIndex) -> list[pa.RecordBatch]:
+    contract = ChangeContract(UUID, wanted=RAW_COLUMNS)
+    return [
+        batch
+        for part in index.slices(START, index.settled)
+        for batch in read_slice(index.disk, part, START, index.settled, contract)
+    ]
+
+
+def folded(target: Target, *transactions: bytes) -> Folded:
+    sent = list(fold_partition({512: target}, changes(index_of(*transactions))))
+    return by_space(pa.Table.from_batches(sent))[512]
+
+
+def states(found: Folded) -> list[tuple[str, Any]]:
+    rows = found.states.to_pylist()
+    return [(row["operation"], None if row["tuple"] is None else unpack(row["tuple"])) for row in rows]
+
+
+CHANGES = (
+    whole(insert(3, 1, "a"), update(4, 2, ("=", 2, "new"))),
+    whole(delete(5, 3)),
+    whole(upsert(6, (4, "fresh"), ("=", 2, "old"))),
+    whole(update(7, 1, ("=", 2, "b"))),
+)
+
+
+def target(old: Tuples | None = None, **how: Any) -> Target:
+    return Target(ORDERS, START, START, old, **how)  # type: ignore[arg-type]
+
+
+def test_the_last_state_of_each_key() -> None:
+    old = Tuples((2, "was"), (3, "gone"))
+    found = folded(target(old), *CHANGES)
+    assert states(found) == [("update", (1, "b")), ("update", (2, "new")), ("delete", None), ("upsert", (4, "fresh"))]
+    assert (found.change_count, found.newest) == (5, 107_000_000)
+    assert old.asked == 2  # not for the insert, not for the delete
+
+
+def test_every_state_for_a_history() -> None:
+    found = folded(target(Tuples((2, "was"), (3, "gone")), every_state=True), *CHANGES)
+    assert states(found)[:2] == [("insert", (1, "a")), ("update", (1, "b"))]
+    assert len(states(found)) == 5
+
+
+def test_what_a_table_has_already_is_left_out() -> None:
+    at = VClock({1: 6})
+    old = Tuples((1, "a"), (2, "new"), (4, "fresh"))
+    found = folded(Target(ORDERS, at, at, old), *CHANGES)  # type: ignore[arg-type]
+    assert states(found) == [("update", (1, "b"))]
+    assert found.change_count == 1
+
+
+def test_a_masked_table_is_told_apart_from_its_exact_twin() -> None:
+    mask = Masking.parse(["orders.name=redact"]).of(ORDERS)
+    found = folded(Target(ORDERS, START, VClock({1: 6}), Tuples((2, "was")), mask), *CHANGES)  # type: ignore[arg-type]
+    assert ("update", (1, "b")) in states(found)
+    masked = [None if each is None else unpack(each) for each in found.masked.to_pylist()]
+    assert masked == [(1, "***"), (2, "***"), None, (4, "***")]
+    assert found.change_count == 1  # the others are in the lake already, if not in the twin
+
+
+def test_what_came_before_a_truncation_is_gone() -> None:
+    index = index_of(*CHANGES, whole(truncate(8)), whole(insert(9, 9, "z")))
+    ((space, found),) = truncations(index, START, index.settled, {512: ORDERS}).items()
+    assert (space, found.version, found.lsn, found.time) == (512, 8, 8, 108_000_000)
+    emptied = Target(ORDERS, START, START, Tuples((2, "was")), truncated=(8, 8))  # type: ignore[arg-type]
+    sent = list(fold_partition({512: emptied}, changes(index)))
+    assert states(by_space(pa.Table.from_batches(sent))[512]) == [("insert", (9, "z"))]
+
+
+def test_truncations_of_other_spaces_and_of_other_times_are_none_here() -> None:
+    index = index_of(*CHANGES, whole(truncate(8)))
+    assert not truncations(index, START, index.settled, {513: ORDERS})
+    assert not truncations(index, index.settled, index.settled, {512: ORDERS})
+    assert not truncations(index, START, VClock({1: 7}), {512: ORDERS})
+
+
+def test_spaces_without_a_table_are_left_out() -> None:
+    assert list(fold_partition({}, changes(index_of(*CHANGES)))) == []
+
+
+def test_a_target_reaches_executors() -> None:
+    given = Target(ORDERS, START, START, mask=Masking.parse(["orders.name=null"]).of(ORDERS))
+    assert pickle.loads(pickle.dumps(given)) == given
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_rows_of_a_snapshot_are_masked_by_space(is_masked: bool) -> None:
+    mask = Masking.parse(["orders.name=redact"]).of(ORDERS)
+    assert mask is not None
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([512, 513, 512], pa.int32()),
+            pa.array([b"a", b"b", b"c"]),
+            pa.array([pack((1, "x")), pack((2, "y")), pack((3, "z"))]),
+        ],
+        names=["_space_id", "_sort_key", "_tuple_msgpack"],
+    )
+    rows = pa.Table.from_batches(mask_rows({512: mask} if is_masked else {}, [batch])).sort_by("sort_key")
+    shown = [unpack(each)[1] for each in rows["tuple"].to_pylist()]
+    assert shown == (["***", "y", "***"] if is_masked else ["x", "y", "z"])
+    assert rows["space_id"].to_pylist() == [512, 513, 512]
