@@ -84,9 +84,11 @@ def _of_snapshot(
     schema = part.definitions.schema
     shown = slab if show_secrets else next(hide_secrets([Piece(meta, slab, rows, schema)])).slab
     # What `_truncate` says of times before the snapshot empties nothing any more.
-    rows = rows[slab.cells[scan.SPACE_ID] != TRUNCATE_ID]
-    _check_format(contract.space, schema, slab, rows)
-    yield from contract.batches(shown, rows, stamps, schema)
+    is_truncate = slab.cells[scan.SPACE_ID] == TRUNCATE_ID
+    _check_format(contract.space, schema, slab, rows[~is_truncate])
+    yield from contract.batches(shown, rows[~is_truncate], stamps, schema)
+    if contract.keeps_truncate:
+        yield from contract.plain(shown, rows[is_truncate], stamps, schema)
 
 
 def _by_schema(

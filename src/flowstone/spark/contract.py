@@ -98,7 +98,8 @@ class ChangeContract:
 
     `wanted` limits the columns by name, in that order; `show_system` takes in the rows of system spaces;
     `images` says what stands in the columns of a row that changed a tuple; `only` names the spaces whose rows are
-    wanted, where that is not all. Picklable: executors get it with their part of the work.
+    wanted, where that is not all; `keeps_truncate` takes in the rows of `_truncate` as what they are, too, besides the
+    truncations that they mean. Picklable: executors get it with their part of the work.
     """
 
     replicaset_uuid: str
@@ -108,11 +109,12 @@ class ChangeContract:
     show_system: bool = False
     images: Images = "ops"
     only: tuple[int, ...] | None = None
+    keeps_truncate: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Decoders are made again where they are needed.
-        given = (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system, self.images, self.only)
-        return ChangeContract, given
+        what = (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system, self.images)
+        return ChangeContract, (*what, self.only, self.keeps_truncate)
 
     @property
     def _leading_fields(self) -> tuple[pa.Field, ...]:
@@ -158,13 +160,15 @@ class ChangeContract:
         is_truncate = _truncates(slab, rows)
         is_change = self._changes(slab, rows)
         if not is_truncate.any():
-            yield from self._plain(slab, rows[is_change], stamps, schema)
+            yield from self.plain(slab, rows[is_change], stamps, schema)
             return
         start = 0
         for at in [*np.flatnonzero(is_truncate).tolist(), len(rows)]:
-            yield from self._plain(slab, rows[start:at][is_change[start:at]], stamps, schema)
+            yield from self.plain(slab, rows[start:at][is_change[start:at]], stamps, schema)
             if at < len(rows):
                 yield from self._truncation(slab, rows[at : at + 1], stamps, schema)
+                if self.keeps_truncate:
+                    yield from self.plain(slab, rows[at : at + 1], stamps, schema)
             start = at + 1
 
     def _changes(self, slab: Slab, rows: Cells) -> Mask:
@@ -178,7 +182,8 @@ class ChangeContract:
             known &= np.isin(space_ids, self.only)
         return known
 
-    def _plain(self, slab: Slab, rows: Cells, stamps: Stamps, schema: Schema) -> Iterator[pa.RecordBatch]:
+    def plain(self, slab: Slab, rows: Cells, stamps: Stamps, schema: Schema) -> Iterator[pa.RecordBatch]:
+        """The given rows, all of them operations on tuples, whatever these mean elsewhere."""
         if not len(rows):
             return
         found: dict[str, pa.Array] = {}
