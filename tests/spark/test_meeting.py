@@ -40,6 +40,8 @@ class Moving:
     def refresh(self) -> None:
         self._number = min(self._number + 1, len(self._reaches) - 1)
 
+    def choose(self, replicaset_uuid: str) -> None: ...
+
     def can_show(self, position: VClock) -> bool:
         return self._since <= position <= self.reach if self.has_past else position == self.reach
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 SIDE_COLUMNS: Final = "space_id INT, sort_key BINARY, tuple BINARY, wrong STRING"
-"""`sort_key` is the primary key as bytes that order; `wrong` says where a side contradicts itself, else it is null."""
+"""`sort_key` is the primary key as bytes that order; `wrong` says where a side contradicts itself, else it is null.
+
+Where `tuple` is null there is no row, only something wrong.
+"""
 
 BUCKETS: Final = 64
 
@@ -67,11 +70,12 @@ def compare_digests(a: DataFrame, b: DataFrame) -> list[SpaceDigest]:
     halves = [
         half for each in (first, second) for half in (each.bitwiseAND(f.lit(_HALF)), f.shiftrightunsigned(each, 32))
     ]
-    sums = [f.sum(f.when(f.col("is_a") == is_a, half)).alias(f"sum_{number}_{is_a}")
+    is_row = f.col("tuple").isNotNull()
+    sums = [f.sum(f.when(is_row & (f.col("is_a") == is_a), half)).alias(f"sum_{number}_{is_a}")
             for number, half in enumerate(halves) for is_a in (True, False)]  # fmt: skip
     counts = [
-        f.count_if(f.col("is_a")).alias("rows_a"),
-        f.count_if(~f.col("is_a")).alias("rows_b"),
+        f.count_if(f.col("is_a") & is_row).alias("rows_a"),
+        f.count_if(~f.col("is_a") & is_row).alias("rows_b"),
         f.count_if(f.col("is_a") & f.col("wrong").isNotNull()).alias("wrong_a"),
         f.count_if(~f.col("is_a") & f.col("wrong").isNotNull()).alias("wrong_b"),
     ]
@@ -97,7 +101,8 @@ def differing_keys(spark: SparkSession, a: DataFrame, b: DataFrame, buckets: Map
     places = spark.createDataFrame(
         [(space_id, bucket) for space_id, each in buckets.items() for bucket in each], "space_id INT, bucket LONG"
     )
-    rows = _tagged(a, b).withColumn("bucket", _bucket()).join(f.broadcast(places), ["space_id", "bucket"], "left_semi")
+    rows = _tagged(a, b).where(f.col("tuple").isNotNull()).withColumn("bucket", _bucket())
+    rows = rows.join(f.broadcast(places), ["space_id", "bucket"], "left_semi")
     is_a = f.col("is_a")
     keys = rows.groupBy("space_id", "sort_key").agg(
         f.count_if(is_a).alias("count_a"),

@@ -56,6 +56,9 @@ def meet(
     for side in (a, b):
         tell(f"reading {side.name}")
         side.refresh()
+    for side, other in ((a, b), (b, a)):
+        if other.has_past:
+            side.choose(other.replicaset_uuid)
     is_one_set = bool(a.replicaset_uuid) and a.replicaset_uuid == b.replicaset_uuid
     if not is_one_set:
         if at is not None:

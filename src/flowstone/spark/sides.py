@@ -119,6 +119,9 @@ class Side(Protocol):
     def refresh(self) -> None:
         """Takes in what came since."""
 
+    def choose(self, replicaset_uuid: str) -> None:
+        """Takes that replica set, where the side holds several."""
+
     def can_show(self, position: VClock) -> bool: ...
 
     def resolve(self, as_of: AsOf) -> VClock:
@@ -160,6 +163,9 @@ class LogSide:
 
     def refresh(self) -> None:
         self.index.refresh()
+
+    def choose(self, replicaset_uuid: str) -> None:
+        """There is one only."""
 
     def can_show(self, position: VClock) -> bool:
         return can_show(self.index, position)
@@ -221,6 +227,9 @@ class NodeSide:
             self.index = ArchiveIndex.open(production().disk, self.directory)
         else:
             self.index.refresh()
+
+    def choose(self, replicaset_uuid: str) -> None:
+        """There is one only."""
 
     def can_show(self, position: VClock) -> bool:
         return can_show(self._index, position)

@@ -79,7 +79,7 @@ def field_differences(
     """The places where two tuples differ, the first `PATHS_MAX` of them. Fields have `names`, or numbers from 1 on."""
     try:
         for each in (a, b):
-            _check_whole(each)
+            check_whole(each)
         found = list(islice(_differences(a, b, names), PATHS_MAX))
         if space_id == USER_ID:
             return [FieldDifference(each.path, HIDDEN, HIDDEN) for each in found]
@@ -93,13 +93,13 @@ def shown_tuple(data: bytes | None, space_id: int) -> str | None:
     if data is None:
         return None
     try:
-        _check_whole(data)
+        check_whole(data)
         return _json(_without_secrets(data) if space_id == USER_ID else data)
     except BrokenTuple:
         return _hexadecimal(data)
 
 
-def _check_whole(data: bytes) -> None:
+def check_whole(data: bytes) -> None:
     """One value, and nothing behind it."""
     if _end(data, 0) != len(data):
         raise BrokenTuple(f"{len(data) - _end(data, 0)} bytes follow the tuple")

@@ -1,0 +1,301 @@
+"""`flowstone verify`: whether two of node, archive, log directory and lake hold the same at one settled position."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from flowstone.cli.console import INTERRUPTED, OK, USAGE, UsageError, note_compilation, say, silence
+from flowstone.cli.play import PASSWORD_HELP, USERNAME_VARIABLE, address
+from flowstone.errors import FlowstoneError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.console import Console
+
+    from flowstone.spark.options import AsOf
+    from flowstone.spark.sides import Side
+    from flowstone.spark.verify import VerifyOptions
+    from flowstone.spark.verify_report import Report, ShownDifference
+
+EXAMPLE = (
+    "Example: `flowstone verify replicator:secret@db1:3301 /lake/db1`\n\n"
+    "Two replicas: `flowstone verify db1:3301 db2:3301`. A backup at noon: "
+    "`flowstone verify --at 2026-05-01T12:00:00Z /backup/db1 /backup/db2`"
+)
+
+EXIT_CODES = """Exit codes: 0 both hold the same; 1 they differ, or one lacks rows; 2 it could not be found out: the
+command line is wrong, a server is away, a log is damaged; 130 interrupted."""
+
+EQUAL, DIFFERENT, TROUBLE = OK, 1, USAGE
+SIDE_HELP: Final = (
+    "A live node ([user[:password]@]host:port, unix/:/path, or a port), a lake, or the directory of an archive "
+    "or of logs."
+)
+CLEAR_LINE: Final = "\r\x1b[K"
+POLL_SECONDS: Final = 0.3
+VALUE_WIDTH: Final = 600
+"""Characters of a tuple that are shown; --json has all of it."""
+
+
+def verify(
+    a: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP, show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same.", show_default=False)],
+    spaces: Annotated[
+        list[str] | None,
+        typer.Option("--space", metavar="ID|NAME", help="Compare this space and its definition. May be repeated."),
+    ] = None,
+    system: Annotated[
+        bool,
+        typer.Option("--system", help="Compare users, privileges, functions and collations, too."),
+    ] = False,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="POSITION",
+            help="Compare two logs at this vclock ({1: 500}), LSN or time, or at `common`: the newest position that "
+            "both have. Else it is the newest that either has, and who lacks rows up to there differs.",
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for a side that is behind the other."),
+    ] = 10.0,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=0, help="Show so many differing keys; all are counted.")
+    ] = 20,
+    username: Annotated[
+        str | None, typer.Option("--username", "-u", help=f"User of live nodes; else {USERNAME_VARIABLE} is asked.")
+    ] = None,
+    password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
+    storage: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--storage-option", metavar="NAME=VALUE", help="For a lake in object storage, as deltalake has it."
+        ),
+    ] = None,
+    master: Annotated[str, typer.Option("--master", metavar="URL", help="The Spark to run on.")] = "local[*]",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object (docs/verify.md).")
+    ] = False,
+) -> int:
+    """Find out whether two of live node, archive, log directory and lake hold the same.
+
+    Both are shown at one settled position and compared byte by byte, definitions included: first counts and digests of
+    each space, then the keys that differ, with both values. Of a lake it is checked, too, that each row's columns are
+    those of its tuple.
+    """
+    note_compilation()
+    teller = _Teller()
+    try:
+        report = _verified(
+            (a, b), _options(spaces, system, at, wait, limit), username, password, storage, master, teller
+        )
+    except FlowstoneError as error:
+        say(f"flowstone: {error}")
+        return TROUBLE
+    except OSError as error:
+        say(f"flowstone: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        return TROUBLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        teller.close()
+    try:
+        print(report.to_json()) if as_json else show(report)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)  # who reads has seen enough, and the exit code is the answer all the same
+    return EQUAL if report.is_equal else DIFFERENT
+
+
+def _options(spaces: list[str] | None, system: bool, at: str | None, wait: float, limit: int) -> VerifyOptions:
+    from flowstone.spark.verify import VerifyOptions
+
+    chosen = tuple(int(each) if each.isdecimal() else each for each in spaces or ())
+    return VerifyOptions(chosen, system, _at(at), wait, limit)
+
+
+def _at(text: str | None) -> AsOf | Literal["common"] | None:
+    from flowstone.spark.meeting import COMMON
+    from flowstone.spark.options import parse_as_of
+
+    if text is None:
+        return None
+    if text == COMMON:
+        return COMMON
+    try:
+        return parse_as_of(text)
+    except ValueError as error:
+        raise UsageError(f"--at is {text!r}", hint=f"{error}, or common") from None
+
+
+def _verified(
+    names: tuple[str, str],
+    options: VerifyOptions,
+    username: str | None,
+    password: str | None,
+    storage: list[str] | None,
+    master: str,
+    teller: _Teller,
+) -> Report:
+    from flowstone.spark.opening import open_side
+    from flowstone.spark.session import session
+    from flowstone.spark.verify import compare, find_position
+
+    settings = dict(_setting(each) for each in storage or ())
+    sides: list[Side] = []
+    try:
+        for name in names:
+            side = open_side(name, login=lambda text: address(text, username, password), storage_options=settings)
+            sides.append(side)
+        a, b = sides
+        # Who cannot be reached is found out before Spark is started.
+        meeting = find_position(a, b, options, teller.tell)
+        teller.tell("starting Spark")
+        with session("flowstone verify", master=master) as spark, _tasks(spark, teller):
+            return compare(spark, a, b, meeting, options, tell=teller.tell)
+    finally:
+        for side in sides:
+            side.close()
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UsageError("--storage-option is no NAME=VALUE", hint="write it as --storage-option region=eu-west-1")
+    return name, value
+
+
+# --- what people see ---
+
+
+class _Teller:
+    """What is being done, on one line of a terminal; nothing where there is none."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._what = ""
+        self._has_line = False
+
+    def tell(self, what: str, more: str = "") -> None:
+        self._what = what
+        self.progress(more)
+
+    def progress(self, more: str) -> None:
+        if self._is_terminal:
+            sys.stderr.write(f"{CLEAR_LINE}{self._what}{more}…")
+            sys.stderr.flush()
+            self._has_line = True
+
+    def close(self) -> None:
+        if self._has_line:
+            sys.stderr.write(CLEAR_LINE)
+            sys.stderr.flush()
+            self._has_line = False
+
+
+@contextmanager
+def _tasks(spark: SparkSession, teller: _Teller) -> Iterator[None]:
+    """While the block runs, how many of Spark's tasks are done."""
+    ended = threading.Event()
+    tracker: Any = spark.sparkContext.statusTracker()
+
+    def watch() -> None:
+        while not ended.wait(POLL_SECONDS):
+            with suppress(Exception):  # Spark may be stopping; a progress line is nothing to fail for
+                stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+                done = sum(stage.numCompletedTasks for stage in stages if stage)
+                total = sum(stage.numTasks for stage in stages if stage)
+                teller.progress(f" ({done} of {total} tasks)" if total else "")
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def show(report: Report, console: Console | None = None) -> None:
+    """The report for people: a table of spaces, then the keys that differ."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = console or Console(soft_wrap=True, highlight=False)
+    for letter, side in (("A", report.a), ("B", report.b)):
+        console.print(f"{letter}  {escape(side.name)} ({side.kind}) at {_position(side.position)}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("space", "rows in A", "rows in B", "missing in A", "missing in B", "differing", ""):
+        table.add_column(name, justify="left" if name in ("space", "") else "right")
+    for space in report.spaces:
+        counts = (space.missing_in_a, space.missing_in_b, space.differing + space.twice)
+        verdict = "[green]equal[/]" if space.is_equal else "[red]different[/]"
+        numbers = [str(count) if count else "" for count in counts]
+        table.add_row(escape(space.name), str(space.rows_a), str(space.rows_b), *numbers, verdict + _remarks(space))
+    console.print(table)
+    for note in report.notes:
+        console.print(f"note: {escape(note)}")
+    for sentence in report.lateness():
+        console.print(f"[red]late:[/] {escape(sentence)}")
+    for difference in report.differences:
+        _show_difference(console, difference)
+    for row in report.wrong:
+        console.print(
+            f"[bold]{escape(row.space)}[/] {escape(row.key)}: {row.side} contradicts itself: {escape(row.what)}"
+        )
+    hidden = report.difference_count - len(report.differences) - len(report.wrong)
+    if hidden > 0:
+        console.print(f"… and {hidden} more (--limit)")
+    verdict = "[green]equal[/]" if report.is_equal else "[red]different[/]"
+    console.print(f"{verdict}: {_summary(report)}, in {report.seconds:.1f} s")
+
+
+def _position(position: dict[int, int]) -> str:
+    return "{" + ", ".join(f"{number}: {lsn}" for number, lsn in position.items()) + "}"
+
+
+def _remarks(space: Any) -> str:
+    remarks = []
+    if space.encoded:
+        remarks.append(f"{space.encoded} written differently, same values")
+    if space.wrong_a or space.wrong_b:
+        remarks.append(f"{space.wrong_a + space.wrong_b} contradict themselves")
+    return f" ({', '.join(remarks)})" if remarks else ""
+
+
+def _summary(report: Report) -> str:
+    rows = sum(max(space.rows_a, space.rows_b) for space in report.spaces)
+    if report.is_equal:
+        return f"{rows} rows of {len(report.spaces)} spaces"
+    count = report.difference_count
+    late = " and rows that one side lacks" if report.lateness() else ""
+    return f"{count} {'difference' if count == 1 else 'differences'} in {rows} rows{late}"
+
+
+def _show_difference(console: Console, difference: ShownDifference) -> None:
+    from rich.markup import escape
+
+    head = f"[bold]{escape(difference.space)}[/] {escape(difference.key)}: [red]{difference.kind}[/]"
+    if difference.kind == "twice":
+        head += f" ({difference.count_a} × in A, {difference.count_b} × in B)"
+    if difference.fields:
+        head += " in " + ", ".join(escape(each.path) or "all" for each in difference.fields)
+    console.print(head)
+    for each in difference.fields:
+        console.print(f"    {escape(each.path)}: A {escape(_cut(each.a))}, B {escape(_cut(each.b))}")
+    for letter, value in (("A", difference.a), ("B", difference.b)):
+        if value is not None:
+            console.print(f"  {letter}  {escape(_cut(value))}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= VALUE_WIDTH else f"{text[:VALUE_WIDTH]}…"

@@ -1,0 +1,151 @@
+"""Whether rows of a lake's table say what their own tuples say: columns made again from `_tuple`, and compared.
+
+Pure: record batches of a table's file in, rows to compare with other sides out. `_tuple` is what counts; a `_key` or a
+typed column that says something else was changed by somebody, or is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flowstone.errors import FlowstoneError
+from flowstone.spark.lake_schema import EXTRA, KEY, TUPLE, LakeSchema, prefixed
+from flowstone.spark.sort_keys import sort_keys
+from flowstone.spark.tuple_differences import BrokenTuple, check_whole
+
+CHECKED: pa.Schema = pa.schema(
+    [
+        pa.field("space_id", pa.int32()),
+        pa.field("sort_key", pa.binary()),
+        pa.field("tuple", pa.binary()),
+        pa.field("wrong", pa.string()),
+    ]
+)
+
+
+def checked_rows(schema: LakeSchema, replicaset_uuid: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of one replica set; `wrong` says which column of a row contradicts its tuple."""
+    prefix = schema.prefix(replicaset_uuid)
+    if prefix:
+        batch = batch.filter(pc.equal(pc.binary_slice(batch.column(KEY.name), 0, len(prefix)), prefix))
+    batch = _without_nulls(batch)
+    if _are_whole(batch.column(TUPLE.name)):
+        try:
+            return _checked(schema, prefix, batch)
+        except FlowstoneError:
+            pass  # some tuple does not fit: find out which
+    parts = [_checked_one(schema, prefix, batch.slice(row, 1)) for row in range(len(batch))]
+    return (
+        pa.Table.from_batches(parts, CHECKED).combine_chunks().to_batches()[0] if parts else _rows(schema, [], [], [])
+    )
+
+
+def _without_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A key or a tuple that is null counts as one without bytes."""
+    for name in (KEY.name, TUPLE.name):
+        place = batch.schema.get_field_index(name)
+        if place < 0:
+            batch = batch.append_column(name, pa.array([b""] * len(batch), pa.binary()))
+        elif batch.column(place).null_count:
+            batch = batch.set_column(place, name, pc.fill_null(batch.column(place), b""))
+    return batch
+
+
+def _are_whole(tuples: pa.Array) -> bool:
+    """Whether each is one value of MessagePack: kernels trust what they are given."""
+    _, offsets, data = tuples.buffers()
+    if not len(tuples):
+        return True
+    edges = np.frombuffer(offsets, np.int32, len(tuples) + 1, 4 * tuples.offset)
+    reader = msgpack.Unpacker(max_buffer_size=2**31 - 1)
+    reader.feed(memoryview(data)[int(edges[0]) : int(edges[-1])] if data is not None else b"")
+    begin = int(edges[0])
+    try:
+        for edge in edges[1:].tolist():
+            reader.skip()
+            if reader.tell() != edge - begin:
+                return False
+    except (msgpack.UnpackException, ValueError):
+        return False
+    return True
+
+
+def _checked(schema: LakeSchema, prefix: bytes, batch: pa.RecordBatch) -> pa.RecordBatch:
+    keys, tuples = batch.column(KEY.name), batch.column(TUPLE.name)
+    own_keys = sort_keys(schema.space, tuples)
+    wrong: dict[int, list[str]] = {}
+    for row in _differing(keys, prefixed(prefix, own_keys)):
+        wrong.setdefault(row, []).append(
+            f"_key is x'{keys[row].as_py().hex()}', its tuple's x'{own_keys[row].as_py().hex()}'"
+        )
+    expected = schema.rows(prefixed(prefix, own_keys), tuples, _no_states(schema, len(batch)))
+    for name in (*schema.column_names, EXTRA.name):
+        stored = batch.column(name) if name in batch.schema.names else pa.nulls(len(batch), expected.column(name).type)
+        theirs = expected.column(name).combine_chunks()
+        for row in _differing(stored, theirs):
+            wrong.setdefault(row, []).append(f"{name} is {_text(stored[row])}, its tuple says {_text(theirs[row])}")
+    texts = (
+        [None] * len(batch)
+        if not wrong
+        else ["; ".join(wrong[row]) if row in wrong else None for row in range(len(batch))]
+    )
+    return _rows(schema, own_keys, tuples, texts)
+
+
+def _no_states(schema: LakeSchema, count: int) -> dict[str, pa.Array] | None:
+    if not schema.history:
+        return None
+    names = ("_valid_from", "_valid_to", "_from_version", "_to_version", "_operation", "_replica_id", "_lsn")
+    return {name: pa.nulls(count, schema.schema.field(name).type) for name in names}
+
+
+def _checked_one(schema: LakeSchema, prefix: bytes, row: pa.RecordBatch) -> pa.RecordBatch:
+    key, data = row.column(KEY.name)[0].as_py(), row.column(TUPLE.name)[0].as_py()
+    try:
+        check_whole(data)
+        return _checked(schema, prefix, row)
+    except BrokenTuple:
+        what = f"_tuple is no tuple: x'{data[:32].hex()}'"
+    except FlowstoneError as error:
+        what = f"_tuple does not fit the space: {error.message}"
+    return _rows(schema, [key[len(prefix) :]], [data], [what])
+
+
+def _rows(schema: LakeSchema, keys: Any, tuples: Any, wrong: Any) -> pa.RecordBatch:
+    columns = [pa.array(each, kind) if isinstance(each, list) else each
+               for each, kind in ((keys, pa.binary()), (tuples, pa.binary()), (wrong, pa.string()))]  # fmt: skip
+    space_ids = pa.repeat(pa.scalar(schema.space.id, pa.int32()), len(columns[0]))
+    return pa.RecordBatch.from_arrays([space_ids, *columns], schema=CHECKED)
+
+
+def _differing(stored: pa.Array, expected: pa.Array) -> Iterator[int]:
+    """Rows in which they are not the same value, null and null being the same, and NaN and NaN."""
+    if stored.type != expected.type:
+        try:
+            stored = stored.cast(expected.type)
+        except pa.ArrowException:
+            yield from range(len(expected))
+            return
+    if stored.equals(expected):
+        return
+    for row, (ours, theirs) in enumerate(zip(stored, expected, strict=True)):
+        if not ours.equals(theirs) and not (_is_nan(ours) and _is_nan(theirs)):
+            yield row
+
+
+def _is_nan(value: pa.Scalar) -> bool:
+    plain = value.as_py() if pa.types.is_floating(value.type) else None
+    return plain is not None and plain != plain
+
+
+def _text(value: pa.Scalar) -> str:
+    plain = value.as_py()
+    if isinstance(plain, bytes):
+        return f"x'{plain.hex()}'"
+    return "null" if plain is None else repr(plain) if isinstance(plain, str) else str(plain)

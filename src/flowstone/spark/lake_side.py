@@ -1,0 +1,314 @@
+"""A lake as one of two sides: its tables at the position that its progress names, each row checked against itself.
+
+Tables may be ahead of the progress, after a crash or while a mirror works: then the version before is read. Reads
+Delta's log on the driver and Parquet files in executors; Spark needs no Delta for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.box.system import SCHEMA_SPACE_IDS
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.replication.vclock import VClock
+from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.digests import SIDE_COLUMNS
+from flowstone.spark.lake import Lake, Progress
+from flowstone.spark.lake_check import checked_rows
+from flowstone.spark.lake_files import TableFiles
+from flowstone.spark.lake_schema import IS_CURRENT, KEY, NOTE, TUPLE, LakeError, LakeSchema
+from flowstone.spark.lake_table import position_in
+from flowstone.spark.masks import Masking
+from flowstone.spark.options import AsOf
+from flowstone.spark.sides import SideError, View, comparable
+from flowstone.spark.sort_keys import sort_keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MASKS: Final = "masks"
+"""The setting of a lake that names its masks."""
+
+DELETION_VECTORS: Final = "deletionVectors"
+
+
+@dataclass(frozen=True)
+class PinnedRows:
+    """The files of one table at one version: current rows, and the former states of a history. Picklable."""
+
+    schema: LakeSchema
+    files: TableFiles
+    current: tuple[str, ...]
+    former: tuple[str, ...] = ()
+
+
+@dataclass
+class LakeSide:
+    """The lake at `path`; of several replica sets in it, one."""
+
+    path: str
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    lake: Lake = field(init=False)
+    _all: dict[str, Progress] = field(init=False, default_factory=dict)
+    _uuid: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        self.lake = Lake.open(self.path, engine="deltalake", storage_options=self.storage_options)
+
+    @property
+    def kind(self) -> str:
+        return "lake"
+
+    @property
+    def name(self) -> str:
+        return self.path
+
+    @property
+    def replicaset_uuid(self) -> str:
+        return self._progress.replicaset_uuid
+
+    @property
+    def reach(self) -> VClock:
+        return self._progress.position.without_zero()
+
+    @property
+    def has_past(self) -> bool:
+        return False
+
+    @property
+    def _progress(self) -> Progress:
+        if self._uuid:
+            return self._all[self._uuid]
+        if len(self._all) > 1:
+            raise SideError(
+                f"{self.path} holds several replica sets: {', '.join(sorted(self._all))}",
+                hint="compare it with the log of one of them",
+            )
+        return next(iter(self._all.values()))
+
+    def refresh(self) -> None:
+        self._all = self.lake.progress
+        if not self._all:
+            raise SideError(f"{self.path}: there is no lake that a mirror has written", hint="name another directory")
+
+    def choose(self, replicaset_uuid: str) -> None:
+        """Takes that replica set, if it is one of several."""
+        if replicaset_uuid in self._all:
+            self._uuid = replicaset_uuid
+
+    def can_show(self, position: VClock) -> bool:
+        return position == self.reach
+
+    def resolve(self, as_of: AsOf) -> VClock:
+        raise SideError(f"{self.path} is a lake, which shows its newest position alone", hint="leave --at out")
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def view(self, spark: SparkSession, position: VClock) -> View:
+        progress = self._progress
+        tracker = SchemaTracker()
+        for space_id, row in progress.definitions:
+            tracker.apply(RequestType.REPLACE, pack({Key.SPACE_ID.value: space_id, Key.TUPLE.value: unpack(row)}))
+        schema = tracker.schema
+        spaces, left_out = comparable(schema, has_vinyl=True)
+        for space_id in spaces:
+            if space_id not in progress.tables:
+                left_out[space_id] = f"{self.path} was begun without it"
+        notes: list[str] = []
+        tables = {
+            space_id: self._pinned(name, progress) for space_id, name in progress.tables.items() if space_id in spaces
+        }
+        for space_id, table in tables.items():
+            if table is None:
+                notes.append(f"{self.path} has no table of space {progress.tables[space_id]!r} any more")
+            else:
+                notes += _other_columns(schema.get(space_id), table.schema)
+        found = {space_id: table for space_id, table in tables.items() if table is not None}
+
+        def make(wanted: Collection[int]) -> DataFrame:
+            return _frame(spark, progress, found, wanted)
+
+        return View(
+            schema,
+            frozenset(tables),
+            frozenset(SCHEMA_SPACE_IDS),
+            left_out,
+            tuple(notes),
+            _masked(schema, progress.settings.get(MASKS, "")),
+            make=make,
+        )
+
+    def _pinned(self, name: str, progress: Progress) -> PinnedRows | None:
+        """The table as it was at the lake's position, or None where it is gone."""
+        newest = self.lake.table(name)
+        if newest is None:
+            return None
+        options = dict(self.storage_options)
+        for version in range(newest.version, -1, -1):
+            table = DeltaTable(newest.path, version=version, storage_options=options)
+            position = position_in(table.transaction_version, table.history, progress.replicaset_uuid)
+            if position is None or position.without_zero() <= progress.position:
+                return _rows_of(table, newest.path, options)
+        raise LakeError(
+            f"{newest.path}: no version of it is at or before {progress.position}, where the lake is",
+            hint="let the mirror go on: it brings all tables to one position",
+        )
+
+
+def _rows_of(table: DeltaTable, path: str, storage_options: dict[str, str]) -> PinnedRows:
+    if DELETION_VECTORS in (table.protocol().reader_features or ()):
+        raise LakeError(
+            f"{path}: its rows are deleted by deletion vectors, which are not read here",
+            hint="set delta.enableDeletionVectors=false and rewrite it with REORG TABLE … APPLY (PURGE)",
+        )
+    notes = [each.metadata.get(NOTE) for each in table.schema().fields if each.name == TUPLE.name]
+    if not notes or not isinstance(notes[0], str):
+        raise LakeError(f"{path}: nothing says which space it is the table of", hint="it is not one that a mirror made")
+    schema = LakeSchema.from_note(notes[0])
+    current: list[str] = []
+    former: list[str] = []
+    actions = pa.table(table.get_add_actions(flatten=True))
+    partition = f"partition.{IS_CURRENT.name}"
+    for action in actions.to_pylist():
+        is_current = not schema.history or str(action.get(partition)).lower() == "true"
+        (current if is_current else former).append(action["path"])
+    return PinnedRows(schema, TableFiles(path, storage_options), tuple(sorted(current)), tuple(sorted(former)))
+
+
+def _other_columns(space: SpaceDefinition | None, schema: LakeSchema) -> Iterator[str]:
+    if space is not None and [each.name for each in space.fields] != [each.name for each in schema.space.fields]:
+        yield f"the table of space {space.name!r} has the columns of another definition"
+
+
+def _masked(schema: Schema, masks: str) -> dict[int, tuple[int, ...]]:
+    """Numbers of the masked fields, by space."""
+    masking = Masking.parse([text for text in masks.split(",") if text])
+    found: dict[int, tuple[int, ...]] = {}
+    for name in {mask.space for mask in masking.masks}:
+        space = schema.get(name)
+        mask = masking.of(space) if space is not None else None
+        if space is not None and mask is not None:
+            found[space.id] = tuple(number for number, _ in mask.fields)
+    return found
+
+
+def _frame(
+    spark: SparkSession, progress: Progress, tables: Mapping[int, PinnedRows], wanted: Collection[int]
+) -> DataFrame:
+    """Rows of tables, of histories those keys, too, whose states overlap, and rows of definitions."""
+    chosen = {space_id: table for space_id, table in tables.items() if space_id in wanted}
+    work = [(space_id, path) for space_id, table in chosen.items() for path in table.current]
+    frame = spark.createDataFrame(_definition_rows(progress, wanted), SIDE_COLUMNS)
+    if work:
+        files = spark.createDataFrame(work, "space_id INT, path STRING").repartition(len(work))
+        read = partial(_read, chosen, progress.replicaset_uuid)
+        frame = frame.unionByName(files.mapInArrow(read, SIDE_COLUMNS))
+    for space_id, table in chosen.items():
+        if table.schema.history:
+            frame = frame.unionByName(_broken_chains(spark, space_id, table, progress.replicaset_uuid))
+    return frame
+
+
+def _definition_rows(progress: Progress, wanted: Collection[int]) -> list[tuple[int, bytearray, bytearray, None]]:
+    system = SchemaTracker().schema
+    found = []
+    for space_id, row in progress.definitions:
+        if space_id in wanted:
+            (key,) = sort_keys(system.space(space_id), pa.array([row], pa.binary())).to_pylist()
+            found.append((space_id, bytearray(key), bytearray(row), None))
+    return found
+
+
+def _read(
+    tables: Mapping[int, PinnedRows], replicaset_uuid: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """In executors: the checked rows of files."""
+    with clear_errors():
+        for batch in batches:
+            for space_id, path in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                table = tables[space_id]
+                with table.files.open(path) as file:
+                    for rows in file.iter_batches(use_threads=False):
+                        yield checked_rows(table.schema, replicaset_uuid, rows)
+
+
+# --- histories ---
+
+_STATE_COLUMNS: Final = "space_id INT, sort_key BINARY, is_current BOOLEAN, from_version LONG, to_version LONG"
+
+
+def _broken_chains(spark: SparkSession, space_id: int, table: PinnedRows, replicaset_uuid: str) -> DataFrame:
+    """Keys whose states do not follow each other: overlapping ones, two current ones, one that ends before it begins.
+
+    A row without a tuple: it is no row of the state, and counts as wrong only.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    work = [(path, path in table.current) for path in (*table.current, *table.former)]
+    if not work:
+        return spark.createDataFrame([], SIDE_COLUMNS)
+    files = spark.createDataFrame(work, "path STRING, is_current BOOLEAN").repartition(len(work))
+    states = files.mapInArrow(partial(_read_states, space_id, table, replicaset_uuid), _STATE_COLUMNS)
+    in_order = Window.partitionBy("sort_key").orderBy("from_version", f.col("to_version").asc_nulls_last())
+    following = states.withColumn("next", f.lead("from_version").over(in_order))
+    to_version = f.col("to_version")
+    wrong = (
+        f.when(
+            f.col("is_current") != to_version.isNull(),
+            f.lit("a state without an end is not the current one, or the current one has ended"),
+        )
+        .when(to_version < f.col("from_version"), f.lit("a state ends before it begins"))
+        .when(f.col("next").isNotNull() & (to_version.isNull() | (f.col("next") < to_version)), f.lit("states overlap"))
+    )
+    broken = following.withColumn("what", wrong).where(f.col("what").isNotNull())
+    return broken.select(
+        "space_id",
+        "sort_key",
+        f.lit(None).cast("binary").alias("tuple"),
+        f.format_string("history: %s (version %s to %s)", "what", "from_version", "to_version").alias("wrong"),
+    )
+
+
+def _read_states(
+    space_id: int, table: PinnedRows, replicaset_uuid: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """In executors: from when to when each state of a history was the current one."""
+    import pyarrow.compute as pc
+
+    prefix = table.schema.prefix(replicaset_uuid)
+    columns = [KEY.name, "_from_version", "_to_version"]
+    with clear_errors():
+        for batch in batches:
+            for path, is_current in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                with table.files.open(path) as file:
+                    for rows in file.iter_batches(columns=columns, use_threads=False):
+                        if prefix:
+                            rows = rows.filter(pc.equal(pc.binary_slice(rows.column(KEY.name), 0, len(prefix)), prefix))
+                        yield _state_batch(space_id, is_current, len(prefix), rows)
+
+
+def _state_batch(space_id: int, is_current: bool, prefix_size: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+    import pyarrow.compute as pc
+
+    keys: Any = rows.column(KEY.name)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(space_id, pa.int32()), len(rows)),
+            pc.binary_slice(keys, prefix_size) if prefix_size else keys,
+            pa.repeat(pa.scalar(is_current), len(rows)),
+            rows.column("_from_version"),
+            rows.column("_to_version"),
+        ],
+        names=["space_id", "sort_key", "is_current", "from_version", "to_version"],
+    )

@@ -1,0 +1,60 @@
+"""Which kind of side a name means.
+
+A directory is an archive, a directory of logs or a lake, by what is in it; a URL is a lake; all else is a node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from flowstone.iproto.uri import Uri, UriError, parse_uri
+from flowstone.node.archive_events import Event
+from flowstone.node.archive_manifest import NAME as MANIFEST
+from flowstone.outside import production
+from flowstone.spark.sides import LogSide, NodeSide, Side, SideError
+from flowstone.xlog.directory import scan_directory
+
+DELTA_LOG: Final = "_delta_log"
+FORMS: Final = "name a live node (host:port), an archive, a directory of logs, or a lake"
+
+
+def open_side(
+    text: str,
+    *,
+    login: Callable[[str], Uri] = parse_uri,
+    storage_options: Mapping[str, str] | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Side:
+    """The side that `text` names. `login` turns the address of a node into that with a user."""
+    if os.path.isdir(text):
+        return _directory(text)
+    if "://" in text:
+        return _lake(text, storage_options)
+    if os.path.lexists(text):
+        raise SideError(f"{text}: is a file", hint=FORMS)
+    try:
+        uri = login(text)
+    except UriError as error:
+        if "/" in text and "@" not in text:
+            raise SideError(f"{text}: there is no such directory", hint=FORMS) from None
+        raise SideError(error.message, hint=FORMS) from None
+    return NodeSide(uri, on_event)
+
+
+def _directory(path: str) -> Side:
+    if os.path.exists(os.path.join(path, MANIFEST)):
+        return LogSide(path)
+    if any(os.path.isdir(os.path.join(path, each, DELTA_LOG)) for each in sorted(os.listdir(path))):
+        return _lake(os.path.abspath(path), None)
+    found = scan_directory(production().disk, path)
+    if found.snapshots or found.logs:
+        return LogSide(path)
+    raise SideError(f"{path}: neither an archive, nor a directory of logs, nor a lake", hint=FORMS)
+
+
+def _lake(path: str, storage_options: Mapping[str, str] | None) -> Side:
+    from flowstone.spark.lake_side import LakeSide  # deltalake is needed by who has a lake
+
+    return LakeSide(path, dict(storage_options or {}))
