@@ -37,6 +37,7 @@ ROUNDS_AT_START: Final = 3
 class Spooling(Archive):
     """The spool in `directory`, of the replica set that has `members`; `begin` says where a new one begins.
 
+    With `snapshot` there is one to begin with when it has begun; with `latest` and `is_anew` what is here is dropped.
     With a position as beginning, what is here goes on if it has that position, else it is begun anew there, where
     `definitions` hold (without them, those that the server has now).
     """
@@ -49,6 +50,7 @@ class Spooling(Archive):
         directory: str,
         *,
         begin: Beginning,
+        is_anew: bool = False,
         definitions: Sequence[DefinitionRow] | None = None,
         fail_on_data_loss: bool = True,
         register: bool = False,
@@ -70,6 +72,7 @@ class Spooling(Archive):
         )
         self._members = Members(members)
         self._beginning = begin
+        self._is_anew = is_anew
         self._definitions = check_rows(definitions) if definitions is not None else None
         self._fails_on_data_loss = fail_on_data_loss
         self._on_durable = on_durable
@@ -108,8 +111,11 @@ class Spooling(Archive):
         if isinstance(begin, VClock):
             if store.log is None or not store.earliest <= begin:
                 await self._begin_at(begin)
-        elif begin == "latest" and store.log is None:
+        elif begin == "latest" and (store.log is None or self._is_anew):
             await self._begin_at(None)
+        elif begin == "snapshot" and store.log is not None and not store.manifest.snapshots:
+            # It was collected: nobody can begin with what is left.
+            await self._begin_from_snapshot(GAP, "a new reader begins")
         else:
             await super()._begin(is_anonymous=is_anonymous)
         self._is_right_place = True

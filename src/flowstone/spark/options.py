@@ -24,6 +24,8 @@ from flowstone.xlog.columns import ColumnOptions
 Starting = Named | dict[str | None, VClock]
 T = TypeVar("T")
 
+LOOPBACK: Final = "127.0.0.1"
+
 
 class WrongOption(FlowstoneError):
     """An option of a data source is missing, unknown, or has a value that it cannot have."""
@@ -75,6 +77,7 @@ class TarantoolOptions:
     transport: Literal["auto", "file", "inline", "tcp"] = "auto"
     register: bool = False
     read_mode: Literal["auto", "snapshot", "select"] = "auto"
+    transport_address: str = LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,15 @@ CHANGE_OPTIONS: Final = tuple(
     ).split()
 )
 XLOG_OPTIONS: Final = ("path", "mode", "asOf", *CHANGE_OPTIONS)
-TARANTOOL_OPTIONS: Final = ("uri", "readMode", "spoolLocation", "transport", "register", *CHANGE_OPTIONS)
+TARANTOOL_OPTIONS: Final = (
+    "uri",
+    "readMode",
+    "spoolLocation",
+    "transport",
+    "transportAddress",
+    "register",
+    *CHANGE_OPTIONS,
+)
 WRITER_OPTIONS: Final = ("uri", "space", "onConflict")
 
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
@@ -110,7 +121,7 @@ def xlog_options(given: Mapping[str, str], *, streaming: bool | None = False) ->
     """The options of source `xlog`; `streaming` is None where that is not known yet, as when a schema is asked for."""
     options = _Options(given, XLOG_OPTIONS, "xlog", streaming)
     mode: Literal["changes", "state"] = options.choice("mode", "changes", ("changes", "state"))
-    as_of = options.read("asOf", _as_of)
+    as_of = options.read("asOf", parse_as_of)
     if as_of is not None and mode != "state":
         raise WrongOption("asOf is given without mode=state", hint="changes are cut with endingOffsets")
     if mode == "state" and streaming:
@@ -144,7 +155,8 @@ def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = Fals
         "transport", "auto", ("auto", "file", "inline", "tcp")
     )
     register = options.flag("register", default=False)
-    return TarantoolOptions(members, _changes(options), spool, transport, register, read_mode)
+    address = options.read("transportAddress", str.strip) or LOOPBACK
+    return TarantoolOptions(members, _changes(options), spool, transport, register, read_mode, address)
 
 
 def writer_options(given: Mapping[str, str]) -> WriterOptions:
@@ -287,7 +299,8 @@ def _scale(text: str) -> int:
     return int(text)
 
 
-def _as_of(text: str) -> AsOf:
+def parse_as_of(text: str) -> AsOf:
+    """A moment as users write it; ValueError says how it can be written."""
     text = text.strip()
     if _NUMBER.fullmatch(text):
         return AsOf(lsn=int(text))

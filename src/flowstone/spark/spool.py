@@ -28,6 +28,8 @@ from flowstone.outside.loop_thread import LoopThread
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
 
+__all__ = ["Beginning", "Spool", "SpoolEnded", "SpoolLocked", "facts_of"]
+
 LOCK_SECONDS: Final = 5.0
 """So long a reader that lost its driver may take to notice and to let go of its spool."""
 
@@ -51,7 +53,7 @@ class Spool:
         self._directory = directory
         self._thread = LoopThread("flowstone-spool")
         self._moved = threading.Condition()
-        self._durable = self._seen = VClock()
+        self._durable = self._seen = self._position = VClock()
         self._failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
         self._index: ArchiveIndex | None = None
@@ -65,6 +67,7 @@ class Spool:
         directory: str,
         *,
         begin: Beginning,
+        is_anew: bool = False,
         definitions: Sequence[DefinitionRow] | None = None,
         fail_on_data_loss: bool = True,
         register: bool = False,
@@ -74,8 +77,8 @@ class Spool:
     ) -> Spool:
         """Returns when there is a position to read from: of a new spool, when its snapshot is whole and durable.
 
-        `begin` is for a new spool, see `Spooling`. Raises what somebody has to put right, a server that cannot be
-        reached among it; of a spool that is begun the server may be away.
+        `begin` is for a new spool, see `Spooling`; `is_anew`: what is there of an earlier one is of no use. Raises what
+        somebody has to put right, a server that cannot be reached among it; of a spool that is begun it may be away.
         """
 
         def make(on_durable: Callable[[], None]) -> Spooling:
@@ -83,6 +86,7 @@ class Spool:
                 members,
                 directory,
                 begin=begin,
+                is_anew=is_anew,
                 definitions=definitions,
                 fail_on_data_loss=fail_on_data_loss,
                 register=register,
@@ -120,6 +124,7 @@ class Spool:
             while not self._archive.is_begun and self._failure is None:
                 self._moved.wait(_POLL_SECONDS)
         self.check()
+        self._position = self._position.merged(self._archive.position)
         self._seen = self._durable
 
     async def _run(self) -> None:
@@ -138,6 +143,7 @@ class Spool:
     def _note_durable(self) -> None:
         """In the loop, while no worker touches the files."""
         with self._moved:
+            self._position = self._archive.position
             self._durable = self._durable.merged(self._archive.settled)
             self._moved.notify_all()
 
@@ -179,6 +185,11 @@ class Spool:
         return self._thread.run(
             first_of(self._members, lambda uri: ask_ballot(production(), uri))
         ).vclock.without_zero()
+
+    @property
+    def position(self) -> VClock:
+        """What is durable, settled or not."""
+        return self._position
 
     @property
     def lag(self) -> float | None:

@@ -1,0 +1,153 @@
+"""One replica set of a live stream: what comes next behind a position, and what executors read for it.
+
+Plans over a spool's index; positions are those of `offsets.py`. A batch is a stretch of the snapshot's chunks, or of
+changes, never both. Chunks have absolute numbers: those of a snapshot are the same whenever they are asked for. Over a
+gap, where that is allowed, a stream passes to the snapshot behind it by a batch without rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from flowstone.box.system import TRUNCATE_ID
+from flowstone.errors import FlowstoneError
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import ArchiveIndex, DataLoss, Slice
+from flowstone.spark.archive_runs import SnapshotFile
+from flowstone.spark.change_batches import FormatChanged
+from flowstone.spark.contract import ChangeContract, shape_of
+from flowstone.spark.offsets import Position
+from flowstone.spark.slice_bytes import INLINE_SLICE_MAX
+from flowstone.spark.stream_order import Place
+
+CHUNK_SIZE: Final = 4 * 1024 * 1024
+"""Bytes of a snapshot per chunk. Offsets count chunks, so it is never changed."""
+
+SLICE_SIZE_MIN: Final = 1024 * 1024
+SLICES_WANTED: Final = 4
+
+
+class SnapshotLost(FlowstoneError):
+    """The rest of a snapshot that was handed out in part is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a batch may have."""
+
+    rows: int | None = None
+    size: int | None = None
+
+    def share(self, count: int) -> Limits:
+        """The part of one of `count` replica sets."""
+        return Limits(_part(self.rows, count), _part(self.size, count))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSlice:
+    """What one task reads: a slice, the settled positions between which its rows lie, and their columns."""
+
+    part: Slice
+    start: VClock
+    end: VClock
+    contract: ChangeContract
+
+
+def next_position(
+    index: ArchiveIndex,
+    at: Position,
+    limits: Limits,
+    contract: ChangeContract,
+    *,
+    target: VClock | None = None,
+    over_gaps: bool = False,
+) -> Position:
+    """Where the batch behind `at` ends; `at` itself where there is nothing yet. Never behind `target`."""
+    if at.chunk is not None:
+        return _next_chunk(index, at, limits)
+    try:
+        end = index.cut(at.vclock, max_rows=limits.rows, max_bytes=limits.size)
+    except DataLoss:
+        gap = index.first_gap(at.vclock, index.settled)
+        if gap is None or not over_gaps:
+            raise
+        return Position(VClock(gap.until), at.stamp, 0)
+    if target is not None:
+        end = at.vclock.merged(end.common(target))
+    end = _before_format_change(index, contract, at.vclock, end)
+    return at if end == at.vclock else Position(end, max(at.stamp, index.time_at(end)))
+
+
+def slices_between(index: ArchiveIndex, start: Position, end: Position, contract: ChangeContract) -> list[StreamSlice]:
+    """What lies behind `start` up to `end`, both of them positions that this stream has told."""
+    if start.chunk is not None and start.vclock == end.vclock:
+        chunks = _chunks(index, snapshot_of(index, start))[start.chunk : end.chunk]
+        return [_placed(part, start, start.vclock, start.vclock, contract) for part in chunks]
+    if end.chunk is not None:
+        return []  # over a gap, to the snapshot behind it
+    size = min(INLINE_SLICE_MAX, max(SLICE_SIZE_MIN, index.size_between(start.vclock, end.vclock) // SLICES_WANTED))
+    parts = index.slices(start.vclock, end.vclock, size=size, spaces=_spaces(contract))
+    return [_placed(part, start, start.vclock, end.vclock, contract) for part in parts]
+
+
+def snapshot_of(index: ArchiveIndex, at: Position) -> SnapshotFile:
+    """The snapshot in whose middle a position lies."""
+    for snapshot in index.snapshots:
+        if snapshot.vclock == at.vclock:
+            return snapshot
+    raise SnapshotLost(
+        f"{index.directory}: the snapshot at {at.vclock} is gone, of which {at.chunk} chunks were delivered",
+        hint="no other snapshot continues it: delete the checkpoint and what was written, and begin anew",
+    )
+
+
+def _next_chunk(index: ArchiveIndex, at: Position, limits: Limits) -> Position:
+    """The rows of a chunk are not known before it is read, so a limit in rows is one chunk at a time."""
+    assert at.chunk is not None
+    chunks = _chunks(index, snapshot_of(index, at))
+    size, number = 0, at.chunk
+    while number < len(chunks):
+        size += chunks[number].end - chunks[number].offset
+        is_full = limits.rows is not None or (limits.size is not None and size > limits.size)
+        if is_full and number > at.chunk:
+            break
+        number += 1
+    return Position(at.vclock, at.stamp, number if number < len(chunks) else None)
+
+
+def _chunks(index: ArchiveIndex, snapshot: SnapshotFile) -> list[Slice]:
+    return index.snapshot_slices(snapshot, size=CHUNK_SIZE)
+
+
+def _placed(part: Slice, at: Position, start: VClock, end: VClock, contract: ChangeContract) -> StreamSlice:
+    """Times go on from where the stream is, also where a spool that was lost begins there anew."""
+    before = Place(part.before.vclock, max(part.before.time, at.stamp))
+    return StreamSlice(replace(part, before=before), start, end, contract)
+
+
+def _spaces(contract: ChangeContract) -> Sequence[int]:
+    # Truncations are rows of another space.
+    return () if contract.space is None else (contract.space.id, TRUNCATE_ID)
+
+
+def _before_format_change(index: ArchiveIndex, contract: ChangeContract, start: VClock, end: VClock) -> VClock:
+    """A query has one schema for life: its last batch ends where that is no longer the space's."""
+    space = contract.space
+    if space is None:
+        return end
+    for change in index.format_changes(space.id, start, end):
+        if shape_of(change.space) == shape_of(space):
+            continue
+        if change.before == start:
+            raise FormatChanged(
+                f"the format of space {space.name!r} changes behind {start}, and this query has its former columns",
+                hint="start the query again: it goes on here, with the new columns",
+            )
+        return change.before
+    return end
+
+
+def _part(limit: int | None, count: int) -> int | None:
+    return None if limit is None else max(1, limit // count)
