@@ -277,6 +277,16 @@ class ArchiveIndex:
                 return limit
         return end
 
+    def cut_before_gap(self, start: VClock) -> VClock:
+        """How far one gets from `start` before something is missing: settled, and `start` itself where that is there."""
+        end = start
+        gaps = {VClock(gap.until) for gap in self.gaps if not VClock(gap.until) <= start}
+        for number in range(self._behind(start), len(self._runs)):
+            if self._runs[number].before.vclock in gaps:
+                break
+            end = end.merged(VClock(self._runs[number].run.settled))
+        return end
+
     def slices(self, start: VClock, end: VClock, *, size: int = SLICE_SIZE, spaces: Sequence[int] = ()) -> list[Slice]:
         """The blocks that hold the rows behind `start` up to `end`, in slices of about `size` bytes.
 
@@ -382,17 +392,48 @@ class ArchiveIndex:
         """The space as it is defined at a settled position."""
         return self._schema.at(position).schema.get(space)
 
+    def definition_behind(self, position: VClock, space: int | str) -> SpaceDefinition | None:
+        """The space as the next rows behind a settled position have it, or the first later ones where it is not there.
+
+        What the very next transaction defines counts: a stream that stopped before it goes on with that.
+        """
+        found = self.definition_at(position, space)
+        for epoch in self._schema.behind(position):
+            if epoch.before != position and _is_usable(found):
+                break
+            now = epoch.definitions.schema.get(space)
+            found = now if _is_usable(now) else found
+        return found
+
+    def last_definition(self, position: VClock, space: int | str) -> SpaceDefinition | None:
+        """The space as it is defined at a settled position, or was last before."""
+        found = self.definition_at(position, space)
+        for epoch in reversed(self._schema.up_to(position)):
+            if _is_usable(found):
+                break
+            found = epoch.definitions.schema.get(space) or found
+        return found
+
     def format_changes(self, space_id: int, start: VClock, end: VClock) -> list[FormatChange]:
-        """Where the columns of a space change behind `start` and up to `end`."""
+        """Where the columns of a space change behind `start` and up to `end`.
+
+        One that is dropped has no rows any more; one that is made anew under its name is another. Without a primary
+        key nothing can be written, so a space is there with its key.
+        """
         found: list[FormatChange] = []
         was = self.definition_at(start, space_id)
         for epoch in self._schema.behind(start):
             if not epoch.start <= end:
                 break
-            now = epoch.definitions.schema.get(space_id)
+            schema = epoch.definitions.schema
+            now = schema.get(space_id)
+            if now is None and was is not None:
+                now = schema.get(was.name)
+            if now is None or not _is_usable(now):
+                continue
             if shape_of(was) != shape_of(now):
                 found.append(FormatChange(epoch.before, was, now))
-            was = now
+            was, space_id = now, now.id
         return found
 
     # --- moments of the past ---
@@ -483,6 +524,10 @@ class ArchiveIndex:
         before, after = before.common(self.settled), after.common(self.settled)
         near = f"{before}" if before == after else f"{before} and {after}"
         return NotSettled(f"{self.directory}: {what}", hint=f"the nearest: {near}")
+
+
+def _is_usable(space: SpaceDefinition | None) -> bool:
+    return space is not None and space.primary_key is not None
 
 
 def _micros(seconds: float) -> int:

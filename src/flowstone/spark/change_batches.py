@@ -25,7 +25,8 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import Slice
 from flowstone.spark.contract import ChangeContract, shape_of
 from flowstone.spark.schema_epochs import defining
-from flowstone.spark.stream_order import Stamps, Window, rows_between, stamp
+from flowstone.spark.slice_bytes import open_slice
+from flowstone.spark.stream_order import Place, Stamps, Window, rows_between, stamp
 from flowstone.xlog.meta import Meta
 from flowstone.xlog.reader import LogFile, Slab
 
@@ -47,33 +48,26 @@ def read_slice(
 
     Of a snapshot all rows, each an `insert` at the snapshot's own position.
     """
-    place, tracker = part.before, part.definitions
-    with _opened(disk, part) as log:
+    # Where another log of the replica set was read before, versions go on from what that reached.
+    place, tracker = Place(part.before.vclock.merged(start), part.before.time), part.definitions
+    is_behind_start = start <= part.before.vclock
+    with open_slice(disk, part) as log:
         for slab in log.slabs(part.offset, part.end):
             if part.is_snapshot:
                 yield from _of_snapshot(log.meta, slab, part, contract, show_secrets)
                 continue
-            before = place
-            stamps, place = stamp(slab.cells, before, part.path)
+            stamps, place = stamp(slab.cells, place, part.path)
             # Definitions count from the slice's beginning on, also where the window begins later.
             settled = np.arange(len(slab))
             if part.rolled_back or not place.vclock <= end:
                 settled = np.flatnonzero(rows_between(slab.cells, Window(VClock(), end, part.rolled_back)))
             rows = settled
-            if not start <= before.vclock:
+            if not is_behind_start:
                 rows = np.flatnonzero(rows_between(slab.cells, Window(start, end, part.rolled_back)))
             definitions = defining(slab, settled)
             if len(definitions):
                 tracker = tracker.copy()
             yield from _by_schema(log.meta, slab, rows, definitions, stamps, tracker, contract, show_secrets)
-
-
-def _opened(disk: Disk, part: Slice) -> LogFile:
-    if part.data is None and part.remote is None:
-        return LogFile.open(disk, part.path)
-    from flowstone.spark.slice_bytes import open_slice
-
-    return open_slice(disk, part)
 
 
 def _of_snapshot(

@@ -376,11 +376,17 @@ def _decoder(space: SpaceDefinition, columns: ColumnOptions, wanted: Sequence[st
     )
 
 
-def shape_of(space: SpaceDefinition | None) -> tuple[tuple[FieldDefinition, ...], tuple[IndexPart, ...]] | None:
-    """What of a definition the typed columns depend on: where it changes, a query with one schema has to stop."""
+Shape = tuple[int, tuple[FieldDefinition, ...], tuple[IndexPart, ...]]
+
+
+def shape_of(space: SpaceDefinition | None) -> Shape | None:
+    """What of a definition the typed columns depend on: where it changes, a query with one schema has to stop.
+
+    Its id, too: a space that is dropped and made anew under its name is another one.
+    """
     if space is None:
         return None
-    return space.fields, space.primary_key.parts if space.primary_key is not None else ()
+    return space.id, space.fields, space.primary_key.parts if space.primary_key is not None else ()
 
 
 def _truncates(slab: Slab, rows: Cells) -> Mask:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -20,13 +20,12 @@ from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.change_batches import read_slice
 from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.contract import RAW_COLUMNS, ChangeContract
+from flowstone.spark.slice_bytes import Transport, with_transport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RAW_COLUMNS", "Transport", "changes_frame", "slices_frame", "snapshot_frame"]
-
-Transport = Literal["file", "inline", "tcp"]
+__all__ = ["RAW_COLUMNS", "changes_frame", "slices_frame", "snapshot_frame"]
 
 SLICE_SIZE_MIN: Final = 512 * 1024
 """Below this a task of its own costs more than it helps."""
@@ -84,10 +83,7 @@ def slices_frame(
     transport: Transport = "file",
 ) -> DataFrame:
     """What slices hold behind `start` up to `end`, a partition each."""
-    if transport != "file":
-        from flowstone.spark.slice_bytes import with_transport
-
-        slices = with_transport(slices, transport)
+    slices = with_transport(slices, transport)
     schema = pa.schema([pa.field("slice", pa.binary(), nullable=False)])
     rows = [pa.record_batch([pa.array([pickle.dumps(part)], pa.binary())], schema=schema) for part in slices]
     # One batch is one partition.

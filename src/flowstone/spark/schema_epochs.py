@@ -96,6 +96,10 @@ class SchemaEpochs:
         """The epochs that begin behind `position`."""
         return self.epochs[self._number(position) + 1 :]
 
+    def up_to(self, position: VClock) -> list[Epoch]:
+        """The epochs that begin at `position` or before it."""
+        return self.epochs[: self._number(position) + 1]
+
     def _number(self, position: VClock) -> int:
         """Of the epoch in force; positions of a log are a chain, so "begins at or before" holds for a prefix."""
         return bisect_right(self.epochs, False, key=lambda epoch: not epoch.start <= position) - 1
