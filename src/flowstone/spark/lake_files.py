@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from flowstone.spark.lake_schema import IS_CURRENT, KEY, TUPLE, LakeError, LakeSchema
+from flowstone.spark.lake_schema import IS_CURRENT, KEY, TUPLE, LakeError, LakeSchema, prefixed
 
 FILE_SIZE: Final = 48 << 20
 """Bytes in memory of a file's rows, about. A merge reads and writes whole files, some of them at a time."""
@@ -114,7 +114,8 @@ class TableFiles:
         return TableFiles, (self.path, self.storage_options)
 
     @cached_property
-    def _place(self) -> tuple[pyarrow.fs.FileSystem, str]:
+    def place(self) -> tuple[pyarrow.fs.FileSystem, str]:
+        """The file system, and what stands before paths of the table in it."""
         local = _LOCAL.fullmatch(self.path)
         if local:
             return pyarrow.fs.LocalFileSystem(use_mmap=True), local[2].rstrip("/") + "/"
@@ -123,12 +124,18 @@ class TableFiles:
         handler = DeltaStorageHandler(self.path, self.storage_options or None)
         return pyarrow.fs.PyFileSystem(handler), ""
 
+    def make_directory(self) -> None:
+        """Before the first file; only local ones need it."""
+        system, root = self.place
+        if isinstance(system, pyarrow.fs.LocalFileSystem):
+            system.create_dir(root, recursive=True)
+
     def write(self, rows: pa.Table, is_current: bool | None = None) -> WrittenFile:
         """Rows in the order of their keys as one file."""
         keys = rows.column(KEY.name)
         first, last = keys[0].as_py()[:RANGE_BYTES].hex(), keys[-1].as_py()[:RANGE_BYTES].hex()
         name = f"part-{first}-{last}-{uuid4().hex}.parquet"
-        system, root = self._place
+        system, root = self.place
         collected: list[pq.FileMetaData] = []
         # Keys and tuples hardly repeat, so dictionaries only cost; of their statistics, footers need those of keys.
         pq.write_table(
@@ -157,7 +164,7 @@ class TableFiles:
         return [self.write(rows.slice(at, step), is_current) for at in range(0, rows.num_rows, step)]
 
     def open(self, path: str) -> pq.ParquetFile:
-        system, root = self._place
+        system, root = self.place
         try:
             return pq.ParquetFile(system.open_input_file(root + unquote(path)))
         except FileNotFoundError:
@@ -188,12 +195,10 @@ class TableFiles:
 
     def copy_to(self, other: TableFiles, path: str) -> None:
         """The file under the same name in another table of the same lake."""
-        system, root = self._place
-        other_system, other_root = other._place
-        if isinstance(system, pyarrow.fs.LocalFileSystem):
-            other_system.create_dir(other_root, recursive=True)
+        (system, root), (other_system, other_root) = self.place, other.place
+        name = unquote(path)
         pyarrow.fs.copy_files(
-            root + unquote(path), other_root + unquote(path), source_filesystem=system, destination_filesystem=other_system
+            root + name, other_root + name, source_filesystem=system, destination_filesystem=other_system
         )
 
 
@@ -207,14 +212,22 @@ class PinnedTable:
 
     def lookup(self, keys: pa.Array, *, threads: int = 1) -> pa.Table:
         """`sort_key` and `tuple` of those of the given sort keys that the table has, in no order."""
-        from flowstone.spark.lake_schema import prefixed
-
         distinct = pc.unique(prefixed(self.prefix, keys)).drop_null()
         ordered = SortedKeys(distinct.take(pc.sort_indices(distinct)))
         wanted = [(path, places) for path in self.paths if (places := self.files.range_of(path).places(ordered))]
         with ThreadPoolExecutor(threads) as pool:
             found = list(pool.map(lambda each: self._lookup_in(each[0], ordered, each[1]), wanted))
         return pa.concat_tables([LOOKED_UP.empty_table(), *found])
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """`sort_key` and `tuple` of all rows of the set, some at a time; per file in the order of keys."""
+        for path in self.paths:
+            for batch in self.files.read_exact(path):
+                keys, tuples = batch.columns
+                if self.prefix:
+                    ours = pc.equal(pc.binary_slice(keys, 0, len(self.prefix)), pa.scalar(self.prefix, pa.binary()))
+                    keys, tuples = pc.binary_slice(keys.filter(ours), len(self.prefix)), tuples.filter(ours)
+                yield pa.RecordBatch.from_arrays([keys, tuples], schema=LOOKED_UP)
 
     def _lookup_in(self, path: str, ordered: SortedKeys, places: range) -> pa.Table:
         keys = ordered.keys.slice(places.start, len(places))
@@ -355,8 +368,6 @@ class RowsToFiles:
                 name: pa.repeat(pa.scalar(value, kinds.field(name).type), len(rows))
                 for name, value in target.states.items()
             }
-        from flowstone.spark.lake_schema import prefixed
-
         filled = target.schema.rows(prefixed(target.prefix, rows.column("sort_key")), rows.column("tuple"), states)
         written = target.files.write_split(filled, None if states is None else True, self.size)
         return pa.RecordBatch.from_pylist(

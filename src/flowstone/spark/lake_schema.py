@@ -7,7 +7,7 @@ queries, and `_key` and `_tuple` for exactness: from these two everything else c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Final
 from uuid import UUID
@@ -40,7 +40,7 @@ HISTORY_FIELDS: Final = (
 """Of a state in a history table: from when to when it was the current one, and the change that made it so."""
 
 NOTE: Final = "flowstone"
-"""Under this name the metadata of column `_tuple` hold what the table is of: Delta changes them with the schema, at once."""
+"""Under this name the metadata of column `_tuple` hold what the table is of: they change with the schema, at once."""
 
 _COMMENT: Final = {"comment": "the tuple as it is, MessagePack"}
 _REFUSED: Final = str.maketrans(dict.fromkeys(" ,;{}()\n\t=", "_"))
@@ -81,11 +81,13 @@ def column_names(space: SpaceDefinition) -> tuple[str, ...]:
 class LakeSchema:
     """The columns of the table of one space, and what else is noted about it. Picklable.
 
-    `wanted` limits the fields that have columns, by the field's name; `_key`, `_tuple` and `_extra` stay. `dropped` are
-    replica sets whose space is gone; `renamed_to` is the name under which the table goes on.
+    `sets` are the replica sets whose rows are here, `dropped` those of them whose space is gone. `wanted` limits the
+    fields that have columns, by the field's name; `_key`, `_tuple` and `_extra` stay. `renamed_to` is the name under
+    which the table goes on.
     """
 
     space: SpaceDefinition
+    sets: tuple[str, ...] = ()
     options: ColumnOptions = field(default_factory=ColumnOptions)
     wanted: tuple[str, ...] | None = None
     several_sets: bool = False
@@ -95,8 +97,7 @@ class LakeSchema:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Decoders are made again where they are needed.
-        given = (self.space, self.options, self.wanted, self.several_sets, self.history, self.dropped, self.renamed_to)
-        return LakeSchema, given
+        return LakeSchema, tuple(getattr(self, each.name) for each in fields(self))
 
     @cached_property
     def column_names(self) -> tuple[str, ...]:
@@ -116,12 +117,12 @@ class LakeSchema:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns as Delta has them, with the note."""
-        fields = [self._decoder.schema.field(name) for name in (*self.column_names, EXTRA.name)]
+        columns = [self._decoder.schema.field(name) for name in (*self.column_names, EXTRA.name)]
         if self.several_sets:
-            fields.append(REPLICASET)
+            columns.append(REPLICASET)
         if self.history:
-            fields += [*HISTORY_FIELDS, IS_CURRENT]
-        return pa.schema([*fields, KEY, TUPLE.with_metadata({NOTE: self.note, **_COMMENT})])
+            columns += [*HISTORY_FIELDS, IS_CURRENT]
+        return pa.schema([*columns, KEY, TUPLE.with_metadata({NOTE: self.note, **_COMMENT})])
 
     @property
     def file_schema(self) -> pa.Schema:
@@ -149,6 +150,19 @@ class LakeSchema:
         if wanted is not None:
             wanted = tuple(name for name in wanted if name in space.field_names)
         return replace(self, space=space, wanted=wanted)
+
+    def shows_as(self, other: LakeSchema) -> bool:
+        """Whether rows of the one are rows of the other, all but their keys: if so, files may stay as they are."""
+        ours, theirs = (
+            (each.column_names, [part.type for part in each.space.fields], each.options, each.history)
+            for each in (self, other)
+        )
+        return ours == theirs
+
+    def has_keys_of(self, other: LakeSchema) -> bool:
+        """Whether both have the same primary key."""
+        ours, theirs = self.space.primary_key, other.space.primary_key
+        return (ours and ours.parts) == (theirs and theirs.parts)
 
     @cached_property
     def _decoder(self) -> TypedDecoder:
