@@ -1,0 +1,103 @@
+"""The figures that `flowstone demo` shows while it waits: nodes, shop and lake; alive on a terminal, else a line."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from flowstone.cli.demo_cluster import Cluster, Status
+    from flowstone.cli.demo_sales import Shop
+
+REFRESH_SECONDS: Final = 0.5
+LINE_SECONDS: Final = 3.0
+SIGNS: Final = {"leader": "[bold green]● leads[/]", "follower": "○ follows", "candidate": "[yellow]◌ stands[/]"}
+DEAD: Final = "[bold red]✕ dead[/]"
+
+
+class Board:
+    """How it stands. It asks the nodes, and is told the rest."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._statuses: Mapping[str, Status | None] = {}
+        self._rate = 0.0
+        self._last: tuple[float, int] | None = None
+        self._said_at = 0.0
+
+    def state(self, name: str) -> str | None:
+        """What a node was when it was asked last; None for one that is not there."""
+        status = self._statuses.get(name)
+        return status.state if status is not None else None
+
+    @asynccontextmanager
+    async def shown(
+        self, cluster: Cluster, shop: Shop, progress: Callable[[], Mapping[str, Any]]
+    ) -> AsyncIterator[None]:
+        """As long as the block lasts."""
+        task = asyncio.ensure_future(self._show(cluster, shop, progress))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _show(self, cluster: Cluster, shop: Shop, progress: Callable[[], Mapping[str, Any]]) -> None:
+        from rich.live import Live
+
+        self._said_at = time.monotonic()
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            while True:
+                self._statuses = await cluster.statuses()
+                self._count(shop.answered)
+                if self._console.is_terminal:
+                    live.update(self._table(shop.answered, progress()), refresh=True)
+                elif time.monotonic() - self._said_at >= LINE_SECONDS:
+                    self._said_at = time.monotonic()
+                    self._console.print(f"  {self._line(shop.answered, progress())}", highlight=False)
+                await asyncio.sleep(REFRESH_SECONDS)
+
+    def _count(self, answered: int) -> None:
+        now = time.monotonic()
+        if self._last is not None and now > self._last[0]:
+            rate = (answered - self._last[1]) / (now - self._last[0])
+            self._rate = 0.6 * self._rate + 0.4 * rate if self._rate else rate
+        self._last = (now, answered)
+
+    def _nodes(self) -> list[str]:
+        return [
+            f"[bold]{name}[/] " + (DEAD if status is None else SIGNS.get(status.state, status.state))
+            for name, status in self._statuses.items()
+        ]
+
+    def _table(self, answered: int, progress: Mapping[str, Any]) -> Table:
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 3))
+        table.add_row("  [cyan]nodes[/]", "   ".join(self._nodes()))
+        table.add_row("  [cyan]shop[/]", f"{answered:>11,} changes answered   {self._rate:>8,.0f}/s")
+        table.add_row("  [cyan]lake[/]", lake_text(progress))
+        for name, each in progress.get("tables", {}).items():
+            table.add_row("", f"{each['changes']:>11,} {name:<10} version {each['version'] or 0:,}")
+        return table
+
+    def _line(self, answered: int, progress: Mapping[str, Any]) -> str:
+        return (
+            f"{'  '.join(self._nodes())} │ {answered:,} answered, {self._rate:,.0f}/s │ {lake_text(progress).strip()}"
+        )
+
+
+def lake_text(progress: Mapping[str, Any]) -> str:
+    """One line about the lake, from an event of the mirror."""
+    if not progress:
+        return "Spark is starting"
+    lag = progress.get("lag")
+    behind = "" if lag is None else f"   {lag:.1f} s behind"
+    return f"{progress['changes']:>11,} rows in the lake   {progress['changes_per_second']:>8,.0f}/s{behind}"

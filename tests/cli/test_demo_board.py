@@ -1,0 +1,55 @@
+"""The demo's figures: what a line and a table say of nodes, shop and lake."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any
+
+from rich.console import Console
+
+from flowstone.cli.demo_board import Board, lake_text
+from flowstone.cli.demo_cluster import Status
+
+PROGRESS = {
+    "changes": 12_345,
+    "changes_per_second": 2_000.4,
+    "lag": 1.25,
+    "tables": {"orders": {"changes": 12_345, "version": 7}},
+}
+
+
+class Nodes:
+    async def statuses(self) -> dict[str, Status | None]:
+        return {"a": Status("leader", 2, {1: 5}, True), "b": None}
+
+
+class Sales:
+    answered = 54_321
+
+
+async def drawn(console: Console, until: str) -> str:
+    board = Board(console)
+    nodes: Any = Nodes()
+    sales: Any = Sales()
+    assert isinstance(console.file, io.StringIO)
+    async with board.shown(nodes, sales, lambda: PROGRESS), asyncio.timeout(20):
+        while until not in console.file.getvalue():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (board.state("a"), board.state("b")) == ("leader", None)
+    return console.file.getvalue()
+
+
+async def test_a_terminal_has_a_table() -> None:
+    text = await drawn(Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100), "version 7")
+    for part in ("● leads", "✕ dead", "54,321 changes answered", "12,345 rows in the lake", "1.2 s behind"):
+        assert part in text
+
+
+async def test_elsewhere_a_line_now_and_then() -> None:
+    text = await drawn(Console(file=io.StringIO(), width=200), "behind\n")
+    assert "a ● leads  b ✕ dead │ 54,321 answered" in text
+
+
+def test_before_the_mirror_has_spoken_spark_is_starting() -> None:
+    assert lake_text({}) == "Spark is starting"
