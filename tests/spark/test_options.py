@@ -121,7 +121,7 @@ def test_live_sources_and_writers_are_checked_too() -> None:
     with pytest.raises(WrongOption, match="option space is missing"):
         writer_options(LIVE)
     with pytest.raises(WrongOption, match="transport is 'ftp'; it can be auto, file, inline or tcp"):
-        tarantool_options({**LIVE, "transport": "ftp"})
+        tarantool_options({**LIVE, "spoolLocation": "spool", "transport": "ftp"}, streaming=True)
 
 
 def test_a_password_is_in_no_message() -> None:

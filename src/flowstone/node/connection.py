@@ -130,6 +130,14 @@ class Connection:
         assert self._failure is not None
         raise self._failure
 
+    async def detach(self) -> Stream:
+        """The stream of a connection with nothing under way, for who sends and reads in bulk; the rest is over."""
+        assert not self._waiting, "answers are under way"
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        self._fail(ConnectionFailed(f"connection to {self.address} was given away"))
+        return self._stream
+
     async def close(self) -> None:
         self._fail(ConnectionFailed(f"connection to {self.address} was closed"))
         self._reader.cancel()

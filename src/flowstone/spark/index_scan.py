@@ -81,6 +81,15 @@ def tuple_spans(buf: Bytes, edges: Cells) -> int:
     return -1
 
 
+def tuples_of(body: bytes) -> list[bytes]:
+    """The tuples in the body of an answer to a SELECT, of which there are few."""
+    edges: Cells = np.empty(FIRST_PAGE_ROWS, np.int64)
+    count = tuple_spans(np.frombuffer(body, np.uint8), edges)
+    if count < 0:
+        raise RemoteProtocolError("a broken answer to a SELECT")
+    return [body[edges[number] : edges[number + 1]] for number in range(count)]
+
+
 def scan_ranges(members: Sequence[Uri], space: SpaceDefinition, ranges: Sequence[KeyRange]) -> Iterator[Slab]:
     """The tuples of the ranges, as slabs of rows that insert them; at the first of `members` that can be reached."""
     if not ranges:

@@ -1,0 +1,93 @@
+"""Writer `tarantool`: rows of a DataFrame, or of a stream, into a space of a live server.
+
+Everything that can be known before the first row is sent is checked on the driver: options, server, login, space,
+columns and their types. Each task has a connection of its own. Writing the same rows again changes nothing more, so a
+task, or a micro-batch, that is tried again does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.iproto.constants import RequestType
+from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.live_node import definitions
+from flowstone.spark.options import WriterOptions, WrongOption
+from flowstone.spark.row_sender import RowSender
+from flowstone.spark.tuple_encoder import CannotWrite, TupleEncoder
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task did."""
+
+    row_count: int
+    skipped_count: int
+
+
+class _Writing:
+    """What both writers do. `onConflict` says what happens to a row whose key is there already."""
+
+    def __init__(self, options: WriterOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise WrongOption(
+                "rows of a space cannot be overwritten as a whole (mode overwrite, output mode complete)",
+                hint="use mode append with onConflict=replace, and empty the space before if it must be: "
+                "box.space.NAME:truncate()",
+            )
+        self._options = options
+        self._space = _space(options)
+        # Tells what is wrong with the columns, before any task starts.
+        TupleEncoder(self._space, to_arrow_schema(schema, timezone="UTC"), self._kind)
+
+    @property
+    def _kind(self) -> RequestType:
+        return RequestType.REPLACE if self._options.on_conflict == "replace" else RequestType.INSERT
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        with clear_errors():
+            sender = RowSender(self._options.uri, self._space, self._options.on_conflict)
+            try:
+                encoder: TupleEncoder | None = None
+                for batch in iterator:
+                    if encoder is None:
+                        encoder = TupleEncoder(self._space, batch.schema, self._kind)
+                    if len(batch):
+                        sender.send(encoder.requests(batch, sender.sync + 1))
+                sender.finish()
+                return Written(sender.written, sender.skipped)
+            finally:
+                sender.close()
+
+
+class TarantoolWriter(_Writing, DataSourceArrowWriter):
+    """`df.write.format("tarantool")`, mode append. Rows that were written before an error stay written."""
+
+
+class TarantoolStreamWriter(_Writing, DataSourceStreamArrowWriter):
+    """`df.writeStream.format("tarantool")`. A micro-batch that is replayed finds its own rows and leaves them."""
+
+
+def _space(options: WriterOptions) -> SpaceDefinition:
+    there = definitions([options.uri])
+    space = there.space(options.space)
+    if space.id < FIRST_USER_SPACE_ID or space.is_view:
+        raise CannotWrite(f"{space.name!r} is a system space or a view", hint="name a space of a user")
+    if space.primary_key is None:
+        raise CannotWrite(
+            f"space {space.name!r} at {there.address} has no primary key, so nothing can be written to it",
+            hint=f"box.space.{space.name}:create_index('primary')",
+        )
+    if any(part.path for part in space.primary_key.parts):
+        raise CannotWrite(
+            f"the primary key of space {space.name!r} lies inside of documents, which cannot be written yet"
+        )
+    return space
