@@ -125,7 +125,12 @@ class MirrorOptions:
     def settings(self) -> dict[str, str]:
         """What the tables of a lake have in common for good."""
         columns = ";".join(f"{space}={','.join(names)}" for space, names in sorted(self.choice.columns.items()))
-        return {"history": str(self.history).lower(), "masks": self.masking.fingerprint, "columns": columns}
+        return {
+            "history": str(self.history).lower(),
+            "masks": ",".join(sorted(map(str, self.masking.masks))),
+            "mask_fingerprint": self.masking.fingerprint,
+            "columns": columns,
+        }
 
 
 @dataclass
@@ -242,7 +247,8 @@ class Mirror:
 
     def _check_settings(self, settings: Mapping[str, str]) -> None:
         ours = self._options.settings
-        for name, words in (("history", "--history"), ("masks", "--mask and --mask-salt"), ("columns", "--columns")):
+        options = (("history", "--history"), ("mask_fingerprint", "--mask or --mask-salt"), ("columns", "--columns"))
+        for name, words in options:
             if settings.get(name, "") != ours[name]:
                 raise OtherSettings(
                     f"{self._place.lake} was begun with other {words} than these",
@@ -375,7 +381,7 @@ class Mirror:
         tracker = index.schema_at(position)
         choice = self._options.choice
         if stream.position is None:
-            choice.check(tracker.schema)
+            choice.check(index.schema_at(index.settled).schema)
         spaces = choice.spaces_of(tracker.schema, stream.spaces)
         time_us = index.time_at(position)
         self._tables.drop(changes_between(stream.spaces, spaces).dropped, stream.uuid, position, time_us)

@@ -1,0 +1,51 @@
+"""Lakes for the tests of mirrors: what is in their tables, and mirrors that run in the test's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from flowstone.iproto.msgpack import unpack
+from flowstone.spark.lake import Lake
+from flowstone.spark.masks import Masking
+from flowstone.spark.mirror import Mirror, MirrorOptions, Place
+from flowstone.spark.mirror_choice import Choice
+from flowstone.spark.mirror_progress import Event
+
+
+def mirror_once(
+    spark: SparkSession, sources: Sequence[Any], lake: Path, *, spool: Path | None = None, **options: Any
+) -> list[Event]:
+    """Mirrors what there is; what it told."""
+    told: list[Event] = []
+    options.setdefault("choice", Choice())
+    options.setdefault("masking", Masking())
+    place = Place.of(
+        str(lake),
+        str(spool) if spool is not None else None,
+        is_masked=bool(options["masking"]),
+        has_live=any(not isinstance(each, str) for each in sources),
+    )
+    Mirror(spark, sources, place, MirrorOptions(once=True, **options), on_event=told.append).run()
+    return told
+
+
+def rows_of(lake: Path, name: str, *, version: int | None = None) -> list[dict[str, Any]]:
+    """The rows of a table as any reader of Delta sees them, by key."""
+    table = Lake.open(str(lake)).table(name)
+    assert table is not None, f"no table {name}"
+    rows: list[dict[str, Any]] = DeltaTable(table.path, version=version).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: row["_key"])
+
+
+def tuples_of(lake: Path, name: str, *, version: int | None = None) -> list[Any]:
+    """The tuples of a table, as values."""
+    return [unpack(row["_tuple"]) for row in rows_of(lake, name, version=version)]
+
+
+def names_in(lake: Path) -> list[str]:
+    return sorted(Lake.open(str(lake)).tables())

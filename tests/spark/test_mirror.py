@@ -1,0 +1,286 @@
+"""Mirrors of archives, in the test's own process: tables follow the log, and its definitions, whatever was killed."""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.msgpack import unpack
+from flowstone.iproto.row import Row
+from flowstone.outside import production
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import DataLoss
+from flowstone.spark.lake import Lake
+from flowstone.spark.masks import Masking, WrongMask
+from flowstone.spark.mirror import OtherSettings
+from flowstone.spark.mirror_choice import Choice
+from flowstone.spark.mirror_progress import CaughtUp, Lost, Stopped
+from flowstone.spark.mirror_sources import MirrorBusy
+from flowstone.spark.mirror_tables import MirrorTables
+from tests.node.archived_rows import SYNC, rollback
+from tests.spark.archives import WrittenArchive
+from tests.spark.change_rows import define, define_key, delete, insert, statement, truncate, update, upsert, whole
+from tests.spark.lakes import mirror_once, names_in, rows_of, tuples_of
+
+
+def drop(lsn: int, space: int) -> Row:
+    return statement(RequestType.DELETE, lsn, {0x10: 280, 0x20: (space,)})
+
+
+def drop_key(lsn: int, space: int) -> Row:
+    return statement(RequestType.DELETE, lsn, {0x10: 288, 0x20: (space, 0)})
+
+
+def bump(lsn: int, space: int) -> Row:
+    """Counts the third field of key 1 up."""
+    return statement(RequestType.UPDATE, lsn, {0x10: space, 0x20: (1,), 0x15: 1, 0x21: (("+", 3, 1),)})
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    written = WrittenArchive(production().disk, str(tmp_path / "archive"))
+    written.define_orders()
+    return written
+
+
+def test_a_table_is_what_its_space_is(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    archive.write(whole(insert(3, 1, "a"), insert(4, 2, "b")), whole(update(5, 2, ("=", 2, "c"))))
+    archive.save()
+    lake = tmp_path / "lake"
+    told = mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(1, "a"), (2, "c")]
+    first, _ = rows_of(lake, "orders")
+    assert (first["id"], first["name"], first["_extra"]) == (1, "a", None)
+    assert isinstance(told[-2], CaughtUp)
+    assert isinstance(told[-1], Stopped)
+    archive.write(whole(delete(6, 1)), whole(upsert(7, (2, "x"), ("=", 1, "d"))), whole(upsert(8, (3, "new"))))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(2, "d"), (3, "new")]
+    assert names_in(lake) == ["orders"]
+
+
+def lines_of(lake: Path, name: str) -> list[tuple[Any, ...]]:
+    return [(row["id"], row["name"]) for row in rows_of(lake, name)]
+
+
+def test_a_truncated_space_is_an_empty_table(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    archive.write(whole(insert(3, 1, "a")), whole(insert(4, 2, "b")), whole(truncate(5)), whole(insert(6, 3, "c")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(3, "c")]
+    archive.write(whole(insert(7, 4, "d"), truncate(8), insert(9, 5, "e")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(5, "e")]
+
+
+def test_tables_follow_definitions(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    archive.write(whole(insert(3, 1, "a", "more")), whole(insert(4, 2, "b")))
+    archive.write(whole(define(5, 512, "orders", ("id", "unsigned"), ("name", "string"), ("note", "string"))))
+    archive.write(whole(insert(6, 3, "c", "note")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert [row["note"] for row in rows_of(lake, "orders")] == ["more", None, "note"]
+    archive.write(whole(define(7, 512, "sales", ("id", "unsigned"), ("name", "string"), ("note", "string"))))
+    archive.write(whole(update(8, 1, ("=", 2, "x"))))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert names_in(lake) == ["sales"]
+    assert tuples_of(lake, "sales") == [(1, "x", "more"), (2, "b"), (3, "c", "note")]
+    # Dropped, and made again under its former name and id.
+    archive.write(whole(drop_key(9, 512)), whole(drop(10, 512)))
+    archive.write(whole(define(11, 512, "orders", ("id", "unsigned"), ("name", "string")), define_key(12, 512)))
+    archive.write(whole(insert(13, 7, "g")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert names_in(lake) == ["orders"]
+    assert tuples_of(lake, "orders") == [(7, "g")]
+
+
+def test_a_space_may_be_filled_where_it_is_made(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    archive.write(whole(insert(3, 1, "a")))
+    layout = (("id", "unsigned"), ("name", "string"))
+    archive.write(whole(define(4, 600, "made", *layout), define_key(5, 600), insert(6, 1, "m", space=600)))
+    archive.write(whole(insert(7, 2, "n", space=600)))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "made") == [(1, "m"), (2, "n")]
+
+
+def test_definitions_that_change_no_table_end_no_batch(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    for number in range(5):
+        lsn = 3 + 2 * number
+        archive.write(whole(define(lsn, 700 + number, f"bare{number}")), whole(insert(lsn + 1, number, "a")))
+    archive.save()
+    told = mirror_once(spark, [archive.directory], lake)
+    assert told[-1].batches == 1  # type: ignore[attr-defined]
+    assert len(tuples_of(lake, "orders")) == 5
+
+
+def test_spaces_and_columns_are_chosen(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    layout = (("id", "unsigned"), ("name", "string"))
+    archive.write(whole(define(3, 600, "other", *layout), define_key(4, 600)), whole(insert(5, 1, "m", space=600)))
+    archive.write(whole(insert(6, 1, "a")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake, choice=Choice.parse(["orders"], [], ["orders=name"]))
+    assert names_in(lake) == ["orders"]
+    assert sorted(rows_of(lake, "orders")[0]) == ["_extra", "_key", "_tuple", "name"]
+    with pytest.raises(OtherSettings, match="begun with other --columns"):
+        mirror_once(spark, [archive.directory], lake)
+
+
+def test_masked_values_are_nowhere_in_the_lake(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake, spool = tmp_path / "lake", tmp_path / "spool"
+    masking = Masking.parse(["orders.name=sha256"], "salt")
+    archive.write(whole(insert(3, 1, "secret-one", 5)), whole(insert(4, 2, "secret-two", 6)))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking)
+    archive.write(whole(update(5, 1, (":", 2, 1, 0, "secret-more-"))), whole(update(6, 2, ("+", 3, 1))))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking)
+    shown = [hmac.new(b"salt", text, "sha256").hexdigest() for text in (b"secret-more-secret-one", b"secret-two")]
+    assert tuples_of(lake, "orders") == [(1, shown[0], 5), (2, shown[1], 7)]
+    assert lines_of(lake, "orders") == [(1, shown[0]), (2, shown[1])]
+    told = [file for file in lake.rglob("*") if file.is_file() and b"secret" in plain_bytes(file)]
+    assert told == []
+    assert any(b"secret" in plain_bytes(file) for file in spool.rglob("*.parquet"))
+    with pytest.raises(OtherSettings, match="begun with other --mask"):
+        mirror_once(spark, [archive.directory], lake, spool=spool, masking=Masking.parse(["orders.name=null"]))
+
+
+def plain_bytes(file: Path) -> bytes:
+    """What is in a file, its columns decoded where it has some."""
+    if file.suffix != ".parquet":
+        return file.read_bytes()
+    return repr(pq.read_table(file).to_pylist()).encode() + file.read_bytes()
+
+
+def test_a_masked_field_that_is_renamed_stops_the_mirror(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path
+) -> None:
+    lake, spool, masking = tmp_path / "lake", tmp_path / "spool", Masking.parse(["orders.name=null"])
+    archive.write(whole(insert(3, 1, "secret")))
+    archive.write(whole(define(4, 512, "orders", ("id", "unsigned"), ("nick", "string"))))
+    archive.write(whole(insert(5, 2, "secret")))
+    archive.save()
+    with pytest.raises(WrongMask, match="space 'orders' has no field 'name' to mask"):
+        mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking)
+    assert tuples_of(lake, "orders") == [(1, None)]
+
+
+def test_a_history_has_every_state(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    archive.write(whole(insert(3, 1, "a")), whole(update(4, 1, ("=", 2, "b"))), whole(insert(5, 2, "x")))
+    archive.write(whole(delete(6, 1)))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake, history=True)
+    archive.write(whole(insert(7, 1, "again")), whole(truncate(8)), whole(insert(9, 3, "y")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake, history=True)
+    rows = sorted(rows_of(lake, "orders"), key=lambda row: row["_from_version"])
+    assert [(unpack(row["_tuple"]), row["_from_version"], row["_to_version"]) for row in rows] == [
+        ((1, "a"), 3, 4),
+        ((1, "b"), 4, 6),
+        ((2, "x"), 5, 8),
+        ((1, "again"), 7, 8),
+        ((3, "y"), 9, None),
+    ]
+
+
+def test_rolled_back_rows_are_never_there(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    archive.write(whole(insert(3, 1, "a")), whole(insert(4, 2, "ghost"), flags=SYNC), whole(insert(5, 3, "b")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(1, "a")]  # what waits behind it is not settled either
+    archive.write(rollback(6, 4), whole(insert(7, 4, "c")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(1, "a"), (3, "b"), (4, "c")]
+
+
+def test_a_second_mirror_is_kept_out(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    archive.save()
+    lock = production().disk.lock(str(lake))
+    with pytest.raises(MirrorBusy, match="another mirror writes to"):
+        mirror_once(spark, [archive.directory], lake)
+    lock.release()
+    mirror_once(spark, [archive.directory], lake)
+
+
+def test_a_crash_between_two_commits_loses_and_doubles_nothing(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way to die in a batch is tried once: behind the first table's commit, and before the progress is saved."""
+    lake = tmp_path / "lake"
+    layout = (("id", "unsigned"), ("name", "string"))
+    archive.write(whole(define(3, 600, "other", *layout), define_key(4, 600)))
+    archive.write(whole(insert(5, 1, "n", 0)), whole(insert(6, 1, "n", 0, space=600)))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    lsn = 6
+    for commits_done in (1, 2):
+        archive.write(whole(update(lsn + 1, 1, ("+", 3, 1))), whole(bump(lsn + 2, 600)))
+        lsn += 2
+        archive.save()
+        with monkeypatch.context() as patched:
+            patched.setattr(MirrorTables, "commit", dying_after(commits_done, MirrorTables.commit))
+            patched.setattr(Lake, "save", dying_after(0, Lake.save))
+            with pytest.raises(Died):
+                mirror_once(spark, [archive.directory], lake)
+    # More comes before it is started again: the batch is another one than that which was half done.
+    archive.write(whole(update(lsn + 1, 1, ("+", 3, 1))), whole(bump(lsn + 2, 600)))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(1, "n", 3)]
+    assert tuples_of(lake, "other") == [(1, "n", 3)]
+
+
+class Died(Exception):
+    """As if the process were gone."""
+
+
+def dying_after(count: int, original: Any) -> Any:
+    done = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(done) >= count:
+            raise Died
+        done.append(1)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def test_a_gap_is_an_error_or_a_new_state(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    archive.write(whole(insert(3, 1, "a")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    archive.lose(VClock({1: 10}))
+    archive.write(whole(define(11, 512, "orders", ("id", "unsigned"), ("name", "string")), define_key(12, 512)))
+    archive.write(whole(insert(13, 5, "b")))
+    archive.save()
+    with pytest.raises(DataLoss, match="LSN 4 to 10 of replica 1 are missing"):
+        mirror_once(spark, [archive.directory], lake)
+    told = mirror_once(spark, [archive.directory], lake, fail_on_data_loss=False)
+    assert any(isinstance(event, Lost) for event in told)
+    assert tuples_of(lake, "orders") == [(5, "b")]
