@@ -259,7 +259,7 @@ class Died(Exception):
 
 
 def dying_after(count: int, original: Any) -> Any:
-    done = []
+    done: list[int] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(done) >= count:
