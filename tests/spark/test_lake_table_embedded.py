@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_files_stay_few_and_apart_under_merges(tmp_path: Path) -> None:
         )
     assert len(table.files()) <= before
     ranges = sorted((table.storage.range_of(path) for path in table.files()), key=lambda each: each.first)
-    assert all(one.last is not None and one.last < two.first for one, two in zip(ranges, ranges[1:], strict=False))
+    assert all(one.last is not None and one.last < two.first for one, two in pairwise(ranges))
 
 
 @pytest.mark.usefixtures("small_files")

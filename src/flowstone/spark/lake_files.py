@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from flowstone.spark.lake_schema import IS_CURRENT, KEY, TUPLE, LakeError, LakeSchema, prefixed
 
-FILE_SIZE: Final = 48 << 20
+FILE_SIZE: Final = 32 << 20
 """Bytes in memory of a file's rows, about. A merge reads and writes whole files, some of them at a time."""
 
 ROW_GROUP_ROWS: Final = 1 << 17

@@ -1,0 +1,204 @@
+"""Lakes: first loads by executors, tables made, renamed and found again, and the progress of replica sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.spark import lake as lake_module
+from flowstone.spark.lake import Lake, Progress, directory_of, lake_uri
+from flowstone.spark.lake_schema import LakeError
+from flowstone.spark.lake_table import AnotherWriter
+from tests.spark.lake_rows_given import (
+    ORDERS,
+    OTHER_UUID,
+    UUID,
+    at,
+    folded,
+    key_of,
+    moment,
+    packed,
+    space,
+    states,
+    tuples_in,
+)
+
+USERS = space(("id", "unsigned"), ("email", "string"), name="users", number=513)
+
+
+def frame_of(spark: SparkSession, *rows: tuple[SpaceDefinition, int, bytes]) -> DataFrame:
+    """Space ids, sort keys and tuples, as a snapshot has them."""
+    given = [
+        (definition.id, bytearray(key_of(number, definition)), bytearray(each)) for definition, number, each in rows
+    ]
+    return spark.createDataFrame(given, "a INT, b BINARY, c BINARY").repartition(2)
+
+
+def orders(*numbers: int) -> list[tuple[SpaceDefinition, int, bytes]]:
+    return [(ORDERS, number, packed(number, "x", 0.5)) for number in numbers]
+
+
+def test_a_first_load_fills_all_tables_in_one_pass(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path / "lake"))
+    rows = [*orders(*range(500)), (USERS, 1, packed(1, "a@b")), (space(name="hidden", number=600), 1, packed(1))]
+    done = lake.load(frame_of(spark, *rows), [ORDERS, USERS, space(name="empty", number=514)], UUID, at(9))
+    assert {number: each.upserts for number, each in done.items()} == {512: 500, 513: 1, 514: 0}
+    tables = lake.tables()
+    assert sorted(tables) == ["empty", "orders", "users"]
+    assert all(table.positions == {UUID: at(9)} and table.version == 0 for table in tables.values())
+    assert tuples_in(tables["orders"]) == {key_of(number): each for _, number, each in orders(*range(500))}
+    assert DeltaTable(tables["users"].path).to_pyarrow_table(columns=["id", "email"]).to_pylist() == [
+        {"id": 1, "email": "a@b"}
+    ]
+
+
+def test_a_load_that_was_killed_between_commits_goes_on_with_the_other_tables(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake.open(str(tmp_path))
+    frame = frame_of(spark, *orders(1, 2), (USERS, 1, packed(1, "a@b")))
+    lake.load(frame, [ORDERS], UUID, at(9))
+    assert list(lake.load(frame, [ORDERS, USERS], UUID, at(9))) == [USERS.id]
+    assert lake.load(frame, [ORDERS, USERS], UUID, at(9)) == {}
+    again = lake.load(frame_of(spark, *orders(2, 3)), [ORDERS], UUID, at(20))
+    assert again[ORDERS.id].version == 1
+    table = lake.table("orders")
+    assert table is not None
+    assert sorted(tuples_in(table)) == [key_of(2), key_of(3)]
+
+
+def test_histories_and_several_sets_are_loaded_too(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path), several_sets=True)
+    lake.load(frame_of(spark, *orders(1, 2)), [ORDERS], UUID, at(9), history=True, moment=moment(9))
+    lake.load(frame_of(spark, *orders(2)), [ORDERS], OTHER_UUID, at(7), history=True, moment=moment(7))
+    table = lake.table("orders")
+    assert table is not None
+    assert table.positions == {UUID: at(9), OTHER_UUID: at(7)}
+    table.append_history(states((2, None, 11)), ORDERS, at(11), UUID)
+    rows = DeltaTable(table.path).to_pyarrow_table().sort_by("_key").to_pylist()
+    shown = [(row["id"], row["_replicaset_uuid"], row["_from_version"], row["_to_version"]) for row in rows]
+    assert shown == [(1, UUID, 9, None), (2, UUID, 9, 11), (2, OTHER_UUID, 7, None)]
+    # A new snapshot of one set ends what that set had, and nothing of the other.
+    lake.load(frame_of(spark, *orders(5)), [ORDERS], UUID, at(30), history=True, moment=moment(30))
+    table.refresh()
+    assert (sorted(tuples_in(table)), sorted(tuples_in(table, OTHER_UUID))) == ([key_of(5)], [key_of(2)])
+    assert DeltaTable(table.path).to_pyarrow_table(filters=[("id", "=", 1)])["_to_version"].to_pylist() == [30]
+
+
+def test_columns_can_be_chosen(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path))
+    lake.load(frame_of(spark, *orders(1)), [ORDERS], UUID, at(9), columns={"orders": ["amount"]})
+    table = lake.table("orders")
+    assert table is not None
+    table.merge(folded({2: packed(2, "y", 1.5, 6)}), ORDERS, at(10), UUID)
+    rows = DeltaTable(table.path).to_pyarrow_table().to_pylist()
+    assert [set(row) for row in rows] == [{"amount", "_extra", "_key", "_tuple"}] * 2
+    assert [row["_extra"] for row in rows] == [None, "[6]"]
+
+
+def test_a_space_created_anew_overwrites_the_table_of_its_name(tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path))
+    table = lake.create(ORDERS, UUID, at(1))
+    table.merge(folded({1: packed(1, "x", 1)}), ORDERS, at(2), UUID)
+    assert lake.create(ORDERS, UUID, at(1)).version == table.version
+    table.drop(at(3), UUID, moment(3))
+    assert (list(lake.tables()), lake.table("orders") is None) == ([], False)
+    other = space(("key", "string"), number=700)
+    again = lake.create(other, UUID, at(5))
+    assert (again.row_count, again.schema.space, again.positions) == (0, other, {UUID: at(5)})
+    assert list(lake.tables()) == ["orders"]
+    assert DeltaTable(again.path, version=table.version).count() == 1
+
+
+def test_a_rename_goes_on_under_the_new_name_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake.open(str(tmp_path))
+    old = lake.create(ORDERS, UUID, at(1))
+    old.merge(folded({1: packed(1, "x", 1)}), ORDERS, at(2), UUID)
+    named = space(*((each.name, each.type) for each in ORDERS.fields), name="purchases")
+    with monkeypatch.context() as patched:
+        patched.setattr(lake_module.EmbeddedTable, "mark", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            lake.rename("orders", named, UUID, at(3))
+    new = lake.rename("orders", named, UUID, at(3))
+    assert (list(lake.tables()), tuples_in(new)) == (["purchases"], {key_of(1): packed(1, "x", 1)})
+    assert (new.schema.space, new.positions) == (named, {UUID: at(3)})
+    marked = lake.table("orders")
+    assert marked is not None
+    assert (marked.schema.renamed_to, marked.positions, marked.row_count) == ("purchases", {UUID: at(2)}, 1)
+    new.merge(folded({1: None}), named, at(4), UUID)
+    assert (new.row_count, marked.row_count) == (0, 1)
+    # Another space may then have the old name, or the renamed one may get it back.
+    back = lake.rename("purchases", ORDERS, UUID, at(5))
+    assert (back.row_count, back.positions, list(lake.tables())) == (0, {UUID: at(5)}, ["orders"])
+
+
+def test_progress_is_kept_per_replica_set(tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path))
+    assert lake.progress == {}
+    first = Progress(UUID, at(5), 17, ((280, packed(512, 1, "orders")),), {512: "orders"}, {"history": "false"})
+    other = Progress(OTHER_UUID, at(3))
+    for each in (first, other, Progress(OTHER_UUID, at(4))):
+        lake.save(each)
+    assert Lake.open(str(tmp_path)).progress == {UUID: first, OTHER_UUID: Progress(OTHER_UUID, at(4))}
+    assert lake.tables() == {}
+    with pytest.raises(AnotherWriter, match="only up to"):
+        lake.save(Progress(UUID, at(4)))
+
+
+def test_old_versions_of_the_progress_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake.open(str(tmp_path))
+    monkeypatch.setattr(lake_module, "SAVES_BETWEEN_VACUUMS", 2)
+    vacuumed: list[Any] = []
+    monkeypatch.setattr(lake_module.DeltaTable, "vacuum", lambda self, **how: vacuumed.append(how))
+    for number in range(1, 6):
+        lake.save(Progress(UUID, at(number)))
+    assert len(vacuumed) == 2
+    assert lake.progress[UUID].position == at(5)
+
+
+def test_names_of_directories_are_safe_and_distinct() -> None:
+    names = [
+        "orders",
+        "Orders",
+        "a b",
+        "a/b",
+        "..",
+        "_hidden",
+        ".x",
+        "naïve",
+        "~",
+        "a~20b",
+        "x" * 300,
+        "x" * 301,
+        "%41",
+    ]
+    directories = [directory_of(name) for name in names]
+    assert directories[:6] == ["orders", "Orders", "a~20b", "a~2fb", "~2e.", "~5fhidden"]
+    assert len(set(directories)) == len(names)
+    assert all(len(each) <= 200 and not each.startswith(("_", ".")) and each.isascii() for each in directories)
+
+
+def test_addresses_are_written_as_deltalake_knows_them(tmp_path: Path) -> None:
+    assert lake_uri(f"file://{tmp_path}/a/") == f"{tmp_path}/a"
+    assert lake_uri("s3a://bucket/lake/") == "s3://bucket/lake"
+    assert lake_uri("abfss://c@a.dfs.example/lake") == "abfss://c@a.dfs.example/lake"
+    assert Path(lake_uri("lake")).is_absolute()
+
+
+def test_a_lake_for_one_set_is_not_one_for_several(tmp_path: Path) -> None:
+    Lake.open(str(tmp_path)).create(ORDERS, UUID, at(1))
+    with pytest.raises(LakeError, match="is a table for one replica set"):
+        Lake.open(str(tmp_path), several_sets=True).table("orders")
+
+
+def test_spark_as_engine_needs_its_jars(tmp_path: Path, spark: SparkSession) -> None:
+    with pytest.raises(LakeError, match="no Delta jars"):
+        Lake.open(str(tmp_path), spark=spark, engine="spark")
+    assert Lake.open(str(tmp_path), spark=spark).engine == "deltalake"
