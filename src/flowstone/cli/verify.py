@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from flowstone.cli.console import INTERRUPTED, OK, USAGE, UsageError, note_compilation, say, silence
+from flowstone.cli.mirror import SALT_VARIABLE
 from flowstone.cli.play import PASSWORD_HELP, USERNAME_VARIABLE, address
 from flowstone.errors import FlowstoneError
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import Console
 
+    from flowstone.iproto.uri import Uri
     from flowstone.spark.options import AsOf
     from flowstone.spark.sides import Side
     from flowstone.spark.verify import VerifyOptions
@@ -151,11 +154,16 @@ def _verified(
 
     settings = dict(_setting(each) for each in storage or ())
     sides: list[Side] = []
+
+    def opened(name: str) -> Side:
+        sides.append(open_side(name, login=login, storage_options=settings, salt=os.environ.get(SALT_VARIABLE)))
+        return sides[-1]
+
+    def login(text: str) -> Uri:
+        return address(text, username, password)
+
     try:
-        for name in names:
-            side = open_side(name, login=lambda text: address(text, username, password), storage_options=settings)
-            sides.append(side)
-        a, b = sides
+        a, b = map(opened, names)
         # Who cannot be reached is found out before Spark is started.
         meeting = find_position(a, b, options, teller.tell)
         teller.tell("starting Spark")
@@ -234,9 +242,11 @@ def show(report: Report, console: Console | None = None) -> None:
     for letter, side in (("A", report.a), ("B", report.b)):
         console.print(f"{letter}  {escape(side.name)} ({side.kind}) at {_position(side.position)}")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("space", "rows in A", "rows in B", "missing in A", "missing in B", "differing", ""):
-        table.add_column(name, justify="left" if name in ("space", "") else "right")
+    for name in ("space", "rows in A", "rows in B", "not in A", "not in B", "differ", ""):
+        table.add_column(name, justify="left" if name in ("space", "") else "right", no_wrap=True)
     for space in report.spaces:
+        if not space.rows_a and not space.rows_b and space.name.startswith("_") and space.is_equal:
+            continue
         counts = (space.missing_in_a, space.missing_in_b, space.differing + space.twice)
         verdict = "[green]equal[/]" if space.is_equal else "[red]different[/]"
         numbers = [str(count) if count else "" for count in counts]

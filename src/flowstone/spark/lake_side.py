@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from flowstone.box.definitions import SpaceDefinition
-from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.box.schema import SchemaTracker
 from flowstone.box.system import SCHEMA_SPACE_IDS
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack, unpack
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MASKS: Final = "masks"
-"""The setting of a lake that names its masks."""
+FINGERPRINT: Final = "mask_fingerprint"
+"""Settings of a lake: its masks, and what tells whether one has their salt."""
 
 DELETION_VECTORS: Final = "deletionVectors"
 
@@ -57,6 +58,8 @@ class LakeSide:
 
     path: str
     storage_options: Mapping[str, str] = field(default_factory=dict)
+    salt: str | None = None
+    """That of its masks: with it masked values are compared, too."""
     lake: Lake = field(init=False)
     _all: dict[str, Progress] = field(init=False, default_factory=dict)
     _uuid: str = field(init=False, default="")
@@ -135,6 +138,10 @@ class LakeSide:
                 notes += _other_columns(schema.get(space_id), table.schema)
         found = {space_id: table for space_id, table in tables.items() if table is not None}
 
+        masking = Masking.parse([text for text in progress.settings.get(MASKS, "").split(",") if text], self.salt)
+        can_mask = masking.fingerprint == progress.settings.get(FINGERPRINT, "")
+        masks = {space.id: mask for space in schema if space.id in found and (mask := masking.of(space)) is not None}
+
         def make(wanted: Collection[int]) -> DataFrame:
             return _frame(spark, progress, found, wanted)
 
@@ -144,7 +151,10 @@ class LakeSide:
             frozenset(SCHEMA_SPACE_IDS),
             left_out,
             tuple(notes),
-            _masked(schema, progress.settings.get(MASKS, "")),
+            masks if can_mask else {},
+            {}
+            if can_mask
+            else {space_id: tuple(number for number, _ in mask.fields) for space_id, mask in masks.items()},
             make=make,
         )
 
@@ -188,18 +198,6 @@ def _rows_of(table: DeltaTable, path: str, storage_options: dict[str, str]) -> P
 def _other_columns(space: SpaceDefinition | None, schema: LakeSchema) -> Iterator[str]:
     if space is not None and [each.name for each in space.fields] != [each.name for each in schema.space.fields]:
         yield f"the table of space {space.name!r} has the columns of another definition"
-
-
-def _masked(schema: Schema, masks: str) -> dict[int, tuple[int, ...]]:
-    """Numbers of the masked fields, by space."""
-    masking = Masking.parse([text for text in masks.split(",") if text])
-    found: dict[int, tuple[int, ...]] = {}
-    for name in {mask.space for mask in masking.masks}:
-        space = schema.get(name)
-        mask = masking.of(space) if space is not None else None
-        if space is not None and mask is not None:
-            found[space.id] = tuple(number for number, _ in mask.fields)
-    return found
 
 
 def _frame(

@@ -25,13 +25,14 @@ def open_side(
     *,
     login: Callable[[str], Uri] = parse_uri,
     storage_options: Mapping[str, str] | None = None,
+    salt: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Side:
-    """The side that `text` names. `login` turns the address of a node into that with a user."""
+    """The side that `text` names. `login` gives an address of a node its user; `salt` is that of a lake's masks."""
     if os.path.isdir(text):
-        return _directory(text)
+        return _directory(text, salt)
     if "://" in text:
-        return _lake(text, storage_options)
+        return _lake(text, storage_options, salt)
     if os.path.lexists(text):
         raise SideError(f"{text}: is a file", hint=FORMS)
     try:
@@ -43,18 +44,18 @@ def open_side(
     return NodeSide(uri, on_event)
 
 
-def _directory(path: str) -> Side:
+def _directory(path: str, salt: str | None) -> Side:
     if os.path.exists(os.path.join(path, MANIFEST)):
         return LogSide(path)
     if any(os.path.isdir(os.path.join(path, each, DELTA_LOG)) for each in sorted(os.listdir(path))):
-        return _lake(os.path.abspath(path), None)
+        return _lake(os.path.abspath(path), None, salt)
     found = scan_directory(production().disk, path)
     if found.snapshots or found.logs:
         return LogSide(path)
     raise SideError(f"{path}: neither an archive, nor a directory of logs, nor a lake", hint=FORMS)
 
 
-def _lake(path: str, storage_options: Mapping[str, str] | None) -> Side:
+def _lake(path: str, storage_options: Mapping[str, str] | None, salt: str | None) -> Side:
     from flowstone.spark.lake_side import LakeSide  # deltalake is needed by who has a lake
 
-    return LakeSide(path, dict(storage_options or {}))
+    return LakeSide(path, dict(storage_options or {}), salt)

@@ -39,7 +39,11 @@ from flowstone.node.archive_events import Event
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
+from flowstone.spark.masks import SpaceMask
 from flowstone.spark.options import AsOf
+from flowstone.spark.session import is_local
+from flowstone.spark.slice_bytes import Transport
+from flowstone.spark.state import state_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,8 +88,10 @@ class View:
     definitions: frozenset[int]
     left_out: dict[int, str]
     notes: tuple[str, ...] = ()
+    masks: dict[int, SpaceMask] = field(default_factory=dict)
+    """Spaces whose tuples this side has masked only, and how: the other side's are masked in the same way."""
     hidden_fields: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Fields of a space whose values this side does not have: masked ones. They are compared on neither side."""
+    """Masked fields, by space, of which nobody here can tell what is behind them: they are compared on neither side."""
     make: Callable[[Collection[int]], DataFrame] = field(kw_only=True)
 
     def frame(self, spaces: Collection[int]) -> DataFrame:
@@ -238,7 +244,9 @@ class NodeSide:
         return self._index.resolve(as_of)
 
     def view(self, spark: SparkSession, position: VClock) -> View:
-        return log_view(spark, self._index, position, has_vinyl=True)
+        # What is received lies on the driver's machine.
+        transport: Transport = "file" if is_local(spark.sparkContext.master or "") else "inline"
+        return log_view(spark, self._index, position, has_vinyl=True, transport=transport)
 
     def close(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -260,11 +268,11 @@ def _with_local(index: ArchiveIndex, position: VClock) -> VClock:
     return VClock({**position.to_mapping(), 0: index.settled.get(0)})
 
 
-def log_view(spark: SparkSession, index: ArchiveIndex, position: VClock, *, has_vinyl: bool) -> View:
+def log_view(
+    spark: SparkSession, index: ArchiveIndex, position: VClock, *, has_vinyl: bool, transport: Transport = "file"
+) -> View:
     """The state at a position. Tuples of vinyl are in snapshots that were sent, and in no file `.snap` of a server."""
     from pyspark.sql import functions as f
-
-    from flowstone.spark.state import state_frame
 
     at = _with_local(index, position)
     schema = index.schema_at(at).schema
@@ -272,7 +280,7 @@ def log_view(spark: SparkSession, index: ArchiveIndex, position: VClock, *, has_
     known = {space.id for space in schema}
 
     def make(wanted: Collection[int]) -> DataFrame:
-        frame = state_frame(spark, index, at, spaces=sorted(wanted))
+        frame = state_frame(spark, index, at, spaces=sorted(wanted), transport=transport)
         return frame.withColumn("wrong", f.lit(None).cast("string"))
 
     definitions = frozenset((*DEFINITIONS, *ON_REQUEST)) & known

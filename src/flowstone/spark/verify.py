@@ -143,8 +143,7 @@ class _Comparison:
         for space_id in sorted(self._chosen):
             if space_id in self._left_out:
                 raise FlowstoneError(f"space {self._name(space_id)!r} cannot be compared: {self._left_out[space_id]}")
-        hidden = {**a.hidden_fields, **b.hidden_fields}
-        self._hidden = {space_id: fields for space_id, fields in hidden.items() if space_id in self._spaces}
+        self._hidden = _hidden_fields(a, b)
 
     def _id_of(self, space: int | str) -> int:
         """By id or name, on either side."""
@@ -168,6 +167,8 @@ class _Comparison:
             if not self._chosen:
                 yield f"space {self._name(space_id)!r} is not compared: {why}"
         for space_id, fields in sorted(self._hidden.items()):
+            if space_id not in self._spaces:
+                continue
             schema = self._a.schema.get(space_id) or self._b.schema.get(space_id)
             names = schema.field_names if schema is not None else ()
             told = ", ".join(names[number] if number < len(names) else str(number + 1) for number in fields)
@@ -268,9 +269,11 @@ class _Comparison:
         condition = self._of_users()
         if condition is not None:
             frame = frame.where(condition)
-        if self._hidden:
-            frame = frame.mapInArrow(partial(_without_fields, self._hidden), SIDE_COLUMNS)
-        return frame
+        masks = {**(self._b.masks if view is self._a else self._a.masks)}
+        masks = {space_id: mask for space_id, mask in masks.items() if space_id not in view.masks}
+        masks |= {space_id: _nothing_of(fields) for space_id, fields in self._hidden.items()}
+        masks = {space_id: mask for space_id, mask in masks.items() if space_id in mine}
+        return frame.mapInArrow(partial(_masked, masks), SIDE_COLUMNS) if masks else frame
 
     def _of_users(self) -> Column | None:
         """Of system spaces the rows that are about users' spaces; about the chosen ones, where some are."""
@@ -315,15 +318,33 @@ def _key_bytes(space_id: int, key: tuple[int | str, ...]) -> bytes:
     return found
 
 
-def _without_fields(hidden: dict[int, tuple[int, ...]], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In executors: tuples with nil in place of what one side does not have."""
+def _hidden_fields(a: View, b: View) -> dict[int, tuple[int, ...]]:
+    """Fields that cannot be compared: masked in a way that nobody can repeat, or in different ways."""
+    found = {space_id: set(fields) for view in (a, b) for space_id, fields in view.hidden_fields.items()}
+    for space_id in a.masks.keys() & b.masks.keys():
+        if a.masks[space_id] != b.masks[space_id]:
+            both = (*a.masks[space_id].fields, *b.masks[space_id].fields)
+            found.setdefault(space_id, set()).update(number for number, _ in both)
+    for space_id, fields in found.items():
+        for view in (a, b):
+            if space_id in view.masks:
+                fields.update(number for number, _ in view.masks[space_id].fields)
+            fields.update(view.hidden_fields.get(space_id, ()))
+    return {space_id: tuple(sorted(fields)) for space_id, fields in found.items()}
+
+
+def _nothing_of(fields: Sequence[int]) -> SpaceMask:
+    return SpaceMask(tuple((number, "null") for number in fields))
+
+
+def _masked(masks: dict[int, SpaceMask], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In executors: tuples as the other side has them, or without what it does not have."""
     import pyarrow.compute as pc
 
-    masks = {space_id: SpaceMask(tuple((number, "null") for number in fields)) for space_id, fields in hidden.items()}
     for batch in batches:
         tuples = batch.column("tuple")
         for space_id, mask in masks.items():
-            chosen = pc.equal(batch.column("space_id"), space_id)
+            chosen = pc.and_(pc.equal(batch.column("space_id"), space_id), tuples.is_valid())
             if pc.any(chosen).as_py():
                 tuples = pc.replace_with_mask(tuples, chosen, mask.tuples(tuples.filter(chosen)))
         yield batch.set_column(batch.schema.get_field_index("tuple"), "tuple", tuples)
