@@ -14,6 +14,7 @@ from flowstone.spark import lake as lake_module
 from flowstone.spark.lake import Lake, Progress, directory_of, lake_uri
 from flowstone.spark.lake_schema import LakeError
 from flowstone.spark.lake_table import AnotherWriter
+from flowstone.spark.lake_table_embedded import EmbeddedTable
 from tests.spark.lake_rows_given import (
     ORDERS,
     OTHER_UUID,
@@ -123,7 +124,7 @@ def test_a_rename_goes_on_under_the_new_name_and_can_be_repeated(
     old.merge(folded({1: packed(1, "x", 1)}), ORDERS, at(2), UUID)
     named = space(*((each.name, each.type) for each in ORDERS.fields), name="purchases")
     with monkeypatch.context() as patched:
-        patched.setattr(lake_module.EmbeddedTable, "mark", lambda *_: 1 // 0)
+        patched.setattr(EmbeddedTable, "mark", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             lake.rename("orders", named, UUID, at(3))
     new = lake.rename("orders", named, UUID, at(3))
@@ -156,7 +157,7 @@ def test_old_versions_of_the_progress_are_cleared_away(tmp_path: Path, monkeypat
     lake = Lake.open(str(tmp_path))
     monkeypatch.setattr(lake_module, "SAVES_BETWEEN_VACUUMS", 2)
     vacuumed: list[Any] = []
-    monkeypatch.setattr(lake_module.DeltaTable, "vacuum", lambda self, **how: vacuumed.append(how))
+    monkeypatch.setattr(DeltaTable, "vacuum", lambda self, **how: vacuumed.append(how))
     for number in range(1, 6):
         lake.save(Progress(UUID, at(number)))
     assert len(vacuumed) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -146,13 +147,14 @@ def test_a_stale_writer_fails_and_changes_nothing(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     zombie = reopened(table)
     table.merge(folded({1: order(1)}), ORDERS, at(5), UUID)
-    for attempt in (
+    attempts: list[Callable[[], object]] = [
         lambda: zombie.merge(folded({1: order(1, "zombie")}), ORDERS, at(5), UUID),
         lambda: zombie.merge(folded({}), ORDERS, at(9), UUID),
         lambda: zombie.rewrite(space(("id", "unsigned")), at(9), UUID),
         lambda: zombie.drop(at(9), UUID, moment(9)),
         lambda: zombie.truncate(at(9), UUID, moment(9)),
-    ):
+    ]
+    for attempt in attempts:
         with pytest.raises(AnotherWriter, match="another writer"):
             attempt()
     assert tuples_in(reopened(table)) == {key_of(1): order(1)}
