@@ -37,7 +37,8 @@ ROUNDS_AT_START: Final = 3
 class Spooling(Archive):
     """The spool in `directory`, of the replica set that has `members`; `begin` says where a new one begins.
 
-    With `snapshot` there is one to begin with when it has begun; with `latest` and `is_anew` what is here is dropped.
+    With `snapshot` there is one to begin with when it has begun. `is_anew`: nobody was promised anything of what is
+    here; with `latest` it is dropped.
     With a position as beginning, what is here goes on if it has that position, else it is begun anew there, where
     `definitions` hold (without them, those that the server has now).
     """
@@ -77,14 +78,15 @@ class Spooling(Archive):
         self._fails_on_data_loss = fail_on_data_loss
         self._on_durable = on_durable
         self._attempts = 0
-        self._is_right_place = False
+        self._is_right_place = self._is_joining = False
         self.generation = 0
         """Grows when what is durable is no longer a continuation of what was: an index must be opened anew."""
 
     @property
     def is_begun(self) -> bool:
-        """There is a log, with a position that can be asked for."""
-        return self._store is not None and self._store.log is not None and self._is_right_place
+        """There is a log, with a position that can be asked for; who registers has joined to the end."""
+        has_log = self._store is not None and self._store.log is not None
+        return has_log and self._is_right_place and (self._has_followed or not self._is_joining)
 
     @property
     def lag(self) -> float | None:
@@ -118,6 +120,7 @@ class Spooling(Archive):
             await self._begin_from_snapshot(GAP, "a new reader begins")
         else:
             await super()._begin(is_anonymous=is_anonymous)
+        self._is_joining = store.log is None
         self._is_right_place = True
 
     async def _begin_at(self, position: VClock | None) -> None:
@@ -218,7 +221,7 @@ class Spooling(Archive):
 
     async def _pass_over(self, missing: RowsMissing) -> None:
         """Goes on with a new snapshot behind rows that no member has any more, if that is allowed."""
-        if self._fails_on_data_loss:
+        if self._fails_on_data_loss and not self._is_anew:
             raise missing
         self._members.accepted()
         await self._begin_from_snapshot(GAP, missing.message)
