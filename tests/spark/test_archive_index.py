@@ -16,7 +16,7 @@ from flowstone.spark.options import AsOf
 from flowstone.spark.stream_order import Place
 from tests.node.archived_rows import SYNC, confirm, new_disk, rollback, slab
 from tests.spark.archives import DIRECTORY, WrittenArchive
-from tests.spark.change_rows import UUID, define, delete, insert, truncate, whole
+from tests.spark.change_rows import UUID, define, define_key, delete, insert, truncate, whole
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_rows_that_are_not_there_are_named(archive: WrittenArchive) -> None:
     name = "00000000000000000000"
     for extension in (".snap", ".xlog", ".blocks.jsonl"):
         archive.disk.unlink(f"{DIRECTORY}/{name}{extension}")
-    with pytest.raises(DataLoss, match=r"LSN 4 to 20 of replica 1 behind \{1: 3\} came before its oldest log"):
+    with pytest.raises(DataLoss, match=r"LSN 4 to 20 of replica 1 are missing behind \{1: 3\}: its oldest log begins later"):
         opened(archive).slices(VClock({1: 3}), index.settled)
 
 
@@ -183,7 +183,7 @@ def test_what_is_collected_at_the_front_is_gone_and_definitions_stay(archive: Wr
     index.refresh()
     assert index.earliest == VClock({1: 6})
     assert _names(index, 7) == ("id", "name")
-    with pytest.raises(DataLoss, match=r"LSN 3 to 6 of replica 1 behind \{1: 2\}"):
+    with pytest.raises(DataLoss, match=r"LSN 3 to 6 of replica 1 are missing behind \{1: 2\}"):
         index.slices(VClock({1: 2}), index.settled)
 
 
@@ -332,3 +332,33 @@ def test_a_batch_ends_before_a_gap(archive: WrittenArchive) -> None:
     gap = index.first_gap(VClock({1: 6}), index.settled)
     assert gap is not None
     assert VClock(gap.until) == VClock({1: 20})
+    assert index.cut_before_gap(VClock({1: 3})) == VClock({1: 6})
+    assert index.stretches(VClock({1: 3}), VClock({1: 21})) == [
+        (VClock({1: 3}), VClock({1: 6})),
+        (VClock({1: 20}), VClock({1: 21})),
+    ]
+    assert index.stretches(VClock({1: 20}), VClock({1: 21})) == [(VClock({1: 20}), VClock({1: 21}))]
+
+
+def test_a_space_that_is_made_anew_under_its_name_is_another(archive: WrittenArchive) -> None:
+    archive.write(whole(delete(7, 512, 0, space=288)), whole(delete(8, 512, space=280)), whole(insert(9, 1, space=513)))
+    archive.write(whole(define(10, 600, "orders", ("id", "unsigned"))), whole(define_key(11, 600)))
+    archive.write(whole(insert(12, 1, space=600)))
+    archive.save()
+    index = opened(archive)
+    (change,) = index.format_changes(512, VClock({1: 4}), index.settled)
+    assert change.before == VClock({1: 10})  # before it gets its key nothing can be written
+    assert change.space is not None
+    assert change.space.id == 600
+    ids = {lsn: index.definition_behind(VClock({1: lsn}), "orders") for lsn in (0, 6, 9, 10, 12)}
+    assert {lsn: space.id if space is not None else None for lsn, space in ids.items()} == {
+        0: 512,
+        6: 512,
+        9: 600,
+        10: 600,
+        12: 600,
+    }
+    last = index.last_definition(VClock({1: 9}), "orders")
+    assert last is not None
+    assert last.id == 512
+    assert index.last_definition(index.settled, "nope") is None

@@ -22,7 +22,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.node import archive_manifest
 from flowstone.node.archive_blocks import Run
-from flowstone.node.archive_manifest import Gap, missing_rows, rows_text
+from flowstone.node.archive_manifest import Gap, missing_rows
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_runs import Added, ArchiveRuns, Facts, RunFeed, SnapshotFile, newest_at
@@ -207,12 +207,6 @@ class ArchiveIndex:
             raise NotSettled(
                 f"{self.directory}: {end} is not settled", hint=f"settled is what lies up to {self.settled}"
             )
-        missing = missing_rows(start, self.earliest.common(end))
-        if missing:
-            raise DataLoss(
-                f"{self.directory}: {rows_text(missing)} behind {start} came before its oldest log",
-                hint="begin with a snapshot, or set failOnDataLoss=false",
-            )
         gap = self.first_gap(start, end)
         if gap is not None:
             raise self._lost(gap, start)
@@ -220,11 +214,15 @@ class ArchiveIndex:
     def _lost(self, gap: Gap, start: VClock) -> DataLoss:
         return DataLoss(
             f"{self.directory}: {gap} behind {start}: {gap.why}",
-            hint="begin with the snapshot behind the gap, or set failOnDataLoss=false",
+            hint="begin with a snapshot behind them, or set failOnDataLoss=false",
         )
 
     def first_gap(self, start: VClock, end: VClock) -> Gap | None:
-        """The first gap that has rows behind `start` up to `end`."""
+        """The first gap that has rows behind `start` up to `end`; what lies before the oldest log is one, too."""
+        missing = missing_rows(start, self.earliest.common(end))
+        if missing:
+            until = self.earliest.to_mapping()
+            return Gap(start.to_mapping(), until, missing, 0.0, "its oldest log begins later")
         for gap in self.gaps:
             if not VClock(gap.until) <= start and not end <= VClock(gap.after):
                 return gap
@@ -278,14 +276,26 @@ class ArchiveIndex:
         return end
 
     def cut_before_gap(self, start: VClock) -> VClock:
-        """How far one gets from `start` before something is missing: settled, and `start` itself where that is there."""
+        """How far one gets from `start` before something is missing; `start` itself where it is right behind."""
         end = start
+        if missing_rows(start, self.earliest):
+            return start
         gaps = {VClock(gap.until) for gap in self.gaps if not VClock(gap.until) <= start}
         for number in range(self._behind(start), len(self._runs)):
             if self._runs[number].before.vclock in gaps:
                 break
             end = end.merged(VClock(self._runs[number].run.settled))
         return end
+
+    def stretches(self, start: VClock, end: VClock) -> list[tuple[VClock, VClock]]:
+        """From `start` to `end` without what is missing; one stretch where nothing is."""
+        found: list[tuple[VClock, VClock]] = []
+        while (gap := self.first_gap(start, end)) is not None:
+            until = self.cut_before_gap(start).common(end)
+            if until != start and start <= until:
+                found.append((start, until))
+            start = VClock(gap.until)
+        return [*found, (start, end)]
 
     def slices(self, start: VClock, end: VClock, *, size: int = SLICE_SIZE, spaces: Sequence[int] = ()) -> list[Slice]:
         """The blocks that hold the rows behind `start` up to `end`, in slices of about `size` bytes.

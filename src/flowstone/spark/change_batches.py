@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.errors import FlowstoneError
@@ -28,7 +27,7 @@ from flowstone.spark.schema_epochs import defining
 from flowstone.spark.slice_bytes import open_slice
 from flowstone.spark.stream_order import Place, Stamps, Window, rows_between, stamp
 from flowstone.xlog.meta import Meta
-from flowstone.xlog.reader import LogFile, Slab
+from flowstone.xlog.reader import Slab
 
 
 class FormatChanged(FlowstoneError):
@@ -79,7 +78,7 @@ def _of_snapshot(
     shown = slab if show_secrets else next(hide_secrets([Piece(meta, slab, rows, schema)])).slab
     # What `_truncate` says of times before the snapshot empties nothing any more.
     is_truncate = slab.cells[scan.SPACE_ID] == TRUNCATE_ID
-    _check_format(contract.space, schema, slab, rows[~is_truncate])
+    _check_format(contract, schema, slab, rows[~is_truncate])
     yield from contract.batches(shown, rows[~is_truncate], stamps, schema)
     if contract.keeps_truncate:
         yield from contract.plain(shown, rows[is_truncate], stamps, schema)
@@ -106,13 +105,14 @@ def _by_schema(
             tracker.apply(row.type, row.body)
             applied += 1
         if first < stop:
-            _check_format(contract.space, tracker.schema, slab, rows[first:stop])
+            _check_format(contract, tracker.schema, slab, rows[first:stop])
             yield from contract.batches(shown, rows[first:stop], stamps, tracker.schema)
 
 
-def _check_format(space: SpaceDefinition | None, schema: Schema, slab: Slab, rows: Cells) -> None:
+def _check_format(contract: ChangeContract, schema: Schema, slab: Slab, rows: Cells) -> None:
     """A row under other columns than those of the contract would be read as something that it is not."""
-    if space is None:
+    space = contract.space
+    if space is None or contract.follows_format:
         return
     now = schema.get(space.id)
     if shape_of(now) != shape_of(space) and (slab.cells[scan.SPACE_ID, rows] == space.id).any():

@@ -92,6 +92,10 @@ class ColumnClash(FlowstoneError):
     """A field of a space has the name of a column that every change has."""
 
 
+class FormerFormat(FlowstoneError):
+    """Rows of a former format of a space do not fit the columns of today."""
+
+
 @dataclass(frozen=True)
 class ChangeContract:
     """The columns of one source. `space` is the definition that typed columns follow; None for rows of any space.
@@ -99,7 +103,8 @@ class ChangeContract:
     `wanted` limits the columns by name, in that order; `show_system` takes in the rows of system spaces;
     `images` says what stands in the columns of a row that changed a tuple; `only` names the spaces whose rows are
     wanted, where that is not all; `keeps_truncate` takes in the rows of `_truncate` as what they are, too, besides the
-    truncations that they mean. Picklable: executors get it with their part of the work.
+    truncations that they mean; `follows_format` decodes rows of former formats as those had it, and shows the
+    fields that `space` still has. Picklable: executors get it with their part of the work.
     """
 
     replicaset_uuid: str
@@ -110,11 +115,12 @@ class ChangeContract:
     images: Images = "ops"
     only: tuple[int, ...] | None = None
     keeps_truncate: bool = False
+    follows_format: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Decoders are made again where they are needed.
         what = (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system, self.images)
-        return ChangeContract, (*what, self.only, self.keeps_truncate)
+        return ChangeContract, (*what, self.only, self.keeps_truncate, self.follows_format)
 
     @property
     def _leading_fields(self) -> tuple[pa.Field, ...]:
@@ -142,6 +148,11 @@ class ChangeContract:
     def spark_schema(self) -> str:
         """The same in Spark's DDL."""
         return spark_ddl(self.schema)
+
+    @property
+    def spark_types(self) -> list[tuple[str, str]]:
+        """Names and types, as Spark's own schemas spell them."""
+        return [(each.name, _spark_type(each.type).lower().replace(" ", "")) for each in self.schema]
 
     @cached_property
     def _decoder(self) -> TypedDecoder | None:
@@ -195,9 +206,42 @@ class ChangeContract:
             if not len(rows):
                 return
         if self._decoder is not None:
-            decoded = self._decoder.batch(slab, rows)
-            found |= zip(decoded.schema.names, decoded.columns, strict=True)
+            found |= self._fields(slab, rows, schema)
         yield self._batch(_Changes(slab, rows, stamps, schema, kinds), found)
+
+    def _fields(self, slab: Slab, rows: Cells, schema: Schema) -> dict[str, pa.Array]:
+        """The columns of the space's fields."""
+        assert self.space is not None
+        assert self._decoder is not None
+        now = schema.get(self.space.id) if self.follows_format else self.space
+        if now is None or shape_of(now) == shape_of(self.space):
+            decoded = self._decoder.batch(slab, rows)
+            return dict(zip(decoded.schema.names, decoded.columns, strict=True))
+        wanted = self._decoder.schema.names
+        decoded = self._former_decoder(now).batch(slab, rows)
+        found: dict[str, pa.Array] = {}
+        for name in wanted:
+            kind = self.schema.field(name).type
+            if name not in decoded.schema.names:
+                found[name] = pa.nulls(len(rows), kind)
+            elif decoded.schema.field(name).type == kind:
+                found[name] = decoded.column(name)
+            else:
+                raise FormerFormat(
+                    f"field {name!r} of space {self.space.name!r} was of another type up to LSN"
+                    f" {slab.cells[scan.LSN, rows[-1]]}: {decoded.schema.field(name).type}, and now {kind}",
+                    hint="read the two parts by themselves (endingOffsets), or without `space`, as JSON",
+                )
+        return found
+
+    def _former_decoder(self, space: SpaceDefinition) -> TypedDecoder:
+        known = self.__dict__.setdefault("_former_decoders", {})
+        if space not in known:
+            assert self._decoder is not None
+            names = [name for name in (*space.field_names, EXTRA.name) if name in self._decoder.schema.names]
+            known[space] = _decoder(space, self.columns, names)
+        decoder: TypedDecoder = known[space]
+        return decoder
 
     def _truncation(self, slab: Slab, row: Cells, stamps: Stamps, schema: Schema) -> Iterator[pa.RecordBatch]:
         target = truncated_space(slab, row)

@@ -41,6 +41,14 @@ class AsOf:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaAt:
+    """Where a stream goes on, so that its columns are those of there: by a checkpoint's directory, or by positions."""
+
+    checkpoint: str | None = None
+    positions: dict[str | None, VClock] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeOptions:
     """What every source of changes knows."""
 
@@ -65,6 +73,7 @@ class XlogOptions:
     changes: ChangeOptions
     mode: Literal["changes", "state"] = "changes"
     as_of: AsOf | None = None
+    schema_at: SchemaAt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,7 @@ CHANGE_OPTIONS: Final = tuple(
         "maxRowsPerTrigger maxBytesPerTrigger failOnDataLoss"
     ).split()
 )
-XLOG_OPTIONS: Final = ("path", "mode", "asOf", *CHANGE_OPTIONS)
+XLOG_OPTIONS: Final = ("path", "mode", "asOf", "schemaAt", *CHANGE_OPTIONS)
 TARANTOOL_OPTIONS: Final = (
     "uri",
     "readMode",
@@ -114,7 +123,7 @@ _SECONDS: Final = re.compile(r"\d+\.\d+", re.ASCII)
 _OF_CHANGES: Final = ("images", "startingOffsets", "endingOffsets", "failOnDataLoss", "transport", "register")
 """What a batch of `tarantool`, which is a state, has no use for."""
 
-_STREAM_ONLY: Final = ("maxRowsPerTrigger", "maxBytesPerTrigger", "spoolLocation")
+_STREAM_ONLY: Final = ("maxRowsPerTrigger", "maxBytesPerTrigger", "schemaAt", "spoolLocation")
 
 
 def xlog_options(given: Mapping[str, str], *, streaming: bool | None = False) -> XlogOptions:
@@ -128,7 +137,15 @@ def xlog_options(given: Mapping[str, str], *, streaming: bool | None = False) ->
         raise WrongOption("mode=state cannot be streamed", hint="stream mode=changes, or use spark.read")
     if mode == "state" and options.space() is None:
         raise WrongOption("mode=state needs a space", hint="add option space")
-    return XlogOptions(_listed(options.required("path")), _changes(options), mode, as_of)
+    changes = _changes(options)
+    if streaming is False and changes.starting == "snapshot":
+        raise WrongOption("startingOffsets is 'snapshot'", hint="it is for spark.readStream; mode=state reads a state")
+    if mode == "state" and (changes.starting is not None or changes.ending is not None):
+        raise WrongOption("offsets are given with mode=state", hint="a state is of one moment: asOf")
+    if mode == "state" and changes.images != "ops":
+        raise WrongOption(f"images={changes.images} is given with mode=state", hint="images are of changes")
+    schema_at = options.read("schemaAt", _schema_at)
+    return XlogOptions(_listed(options.required("path")), changes, mode, as_of, schema_at)
 
 
 def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = False) -> TarantoolOptions:
@@ -297,6 +314,14 @@ def _scale(text: str) -> int:
     if not _NUMBER.fullmatch(text.strip()) or int(text) > 38:
         raise ValueError("it can be 0 to 38")
     return int(text)
+
+
+def _schema_at(text: str) -> SchemaAt:
+    if not text.strip().startswith("{"):
+        return SchemaAt(checkpoint=text.strip())
+    found = parse_offsets(text)
+    assert not isinstance(found, str)
+    return SchemaAt(positions=found)
 
 
 def parse_as_of(text: str) -> AsOf:

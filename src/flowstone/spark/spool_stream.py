@@ -7,6 +7,7 @@ gap, where that is allowed, a stream passes to the snapshot behind it by a batch
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -21,6 +22,8 @@ from flowstone.spark.contract import ChangeContract, shape_of
 from flowstone.spark.offsets import Position
 from flowstone.spark.slice_bytes import INLINE_SLICE_MAX
 from flowstone.spark.stream_order import Place
+
+_log = logging.getLogger("flowstone.spark")
 
 CHUNK_SIZE: Final = 4 * 1024 * 1024
 """Bytes of a snapshot per chunk. Offsets count chunks, so it is never changed."""
@@ -73,7 +76,10 @@ def next_position(
         gap = index.first_gap(at.vclock, index.settled)
         if gap is None or not over_gaps:
             raise
-        return Position(VClock(gap.until), at.stamp, 0)
+        _log.warning("%s: %s behind %s: %s", index.directory, gap, at.vclock, gap.why)
+        until = VClock(gap.until)
+        # Of a plain directory there may be no snapshot there.
+        return Position(until, at.stamp, 0 if any(each.vclock == until for each in index.snapshots) else None)
     if target is not None:
         end = at.vclock.merged(end.common(target))
     end = _before_format_change(index, contract, at.vclock, end)
@@ -85,8 +91,8 @@ def slices_between(index: ArchiveIndex, start: Position, end: Position, contract
     if start.chunk is not None and start.vclock == end.vclock:
         chunks = _chunks(index, snapshot_of(index, start))[start.chunk : end.chunk]
         return [_placed(part, start, start.vclock, start.vclock, contract) for part in chunks]
-    if end.chunk is not None:
-        return []  # over a gap, to the snapshot behind it
+    if end.chunk is not None or index.first_gap(start.vclock, end.vclock) is not None:
+        return []  # over a gap
     size = min(INLINE_SLICE_MAX, max(SLICE_SIZE_MIN, index.size_between(start.vclock, end.vclock) // SLICES_WANTED))
     parts = index.slices(start.vclock, end.vclock, size=size, spaces=_spaces(contract))
     return [_placed(part, start, start.vclock, end.vclock, contract) for part in parts]

@@ -1,7 +1,7 @@
-"""Source `xlog`: settled changes of an archive, as a batch or as a stream.
+"""Source `xlog`: settled changes in directories of logs, as a batch or as a stream, and states of the past.
 
-Imports pyspark, as the only one of what it rests on. Readers are built in one process and used in others, so they keep
-nothing but options and contract; each call opens the archive's index again and sees what came since.
+Imports pyspark. Readers are built in one process and used in others: only in that which plans they have the
+directories open, and there what a log has got since is read on.
 """
 
 from __future__ import annotations
@@ -20,29 +20,63 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from flowstone.box.schema import UnknownSpace
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
-from flowstone.spark.archive_index import ArchiveIndex, Slice
+from flowstone.spark.archive_index import SLICE_SIZE, ArchiveIndex
 from flowstone.spark.change_batches import FormatChanged, read_slice
 from flowstone.spark.clear_errors import clear_errors
-from flowstone.spark.contract import ChangeContract, shape_of
+from flowstone.spark.contract import ChangeContract
+from flowstone.spark.log_directories import (
+    LogDirectories,
+    ReplicaSetLogs,
+    contracts_of_batch,
+    contracts_of_stream,
+)
 from flowstone.spark.offsets import INITIAL, Offset, Position
-from flowstone.spark.options import ChangeOptions, Starting, WrongOption, XlogOptions, xlog_options
+from flowstone.spark.options import WrongOption, XlogOptions, xlog_options
+from flowstone.spark.past_state import StatePart, plan_state, read_state, state_contracts
+from flowstone.spark.spool_stream import Limits, StreamSlice, next_position, slices_between
+
+SLICE_SIZE_MIN = 512 * 1024
+SLICES_WANTED = 16
+"""Of a small batch there are so many partitions, as long as they have something to do."""
 
 
 @dataclass
 class ChangePart(InputPartition):
-    """What one task reads: a slice, and the settled positions between which its rows lie."""
+    """What one task reads of changes."""
 
-    part: Slice
-    start: VClock
-    end: VClock
+    piece: StreamSlice
+
+
+@dataclass
+class StateOfKeys(InputPartition):
+    """What one task reads of a state."""
+
+    part: StatePart
 
 
 class XlogSource(DataSource):
-    """Settled changes in the directory of an archive. `path` names it; the other options are in `options.py`."""
+    """Settled changes, or the state at a moment, of directories that `flowstone archive` or a server writes.
+
+    `path` names them, with commas between several: archives or logs of one replica set, or of several. Options:
+
+    - `mode`: changes (default) or state; `asOf` with it: a time with its zone, a vclock or an LSN, by default the
+      newest settled position. A state has the columns of the space, see `state_contract`.
+    - `space` (a name or an id): typed columns, of that space alone; without it all spaces as JSON and MessagePack. Of a
+      batch they are those at its end: rows of former formats show those of their fields that are still there. A stream
+      has one schema for life: it ends before the format changes, and goes on with the new one when it is started
+      again. A space that is dropped and made anew under its name is another one, and the same happens there.
+    - `schemaAt`: where a stream goes on, so that its columns are those of there and not those of now: the directory of
+      its checkpoint (best always given), or an offset.
+    - `columns`, `images` (ops, post, full), `unsignedAs`, `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`.
+    - `startingOffsets`: earliest (default), latest, a vclock, or `{"<replica set UUID>": vclock}`; of a stream also
+      snapshot: its first batches are the rows of the newest one. `endingOffsets`, of a batch: latest or vclocks.
+    - `maxRowsPerTrigger`, `maxBytesPerTrigger`: how much a batch of a stream has; whole transactions in any case.
+    - `failOnDataLoss`: true (default): rows that are missing end the query; false: it goes on behind them, a stream
+      with the snapshot that is there.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -50,41 +84,39 @@ class XlogSource(DataSource):
 
     @clear_errors()
     def schema(self) -> str:
+        # Whether it is for a stream nobody says; only a stream has a place to go on from, or limits.
         options = xlog_options(self.options, streaming=None)
-        return _contract(_index(options), options.changes).spark_schema
+        directories = _opened(options)
+        if options.mode == "state":
+            return next(iter(state_contracts(directories, options).values())).spark_schema
+        is_stream = options.schema_at is not None
+        contracts = (contracts_of_stream if is_stream else contracts_of_batch)(directories, options)
+        return next(iter(contracts.values())).spark_schema
 
     @clear_errors()
-    def reader(self, schema: Any) -> XlogReader:
-        return XlogReader(xlog_options(self.options))
+    def reader(self, schema: Any) -> DataSourceReader:
+        options = xlog_options(self.options)
+        return StateReader(options) if options.mode == "state" else XlogReader(options)
 
     @clear_errors()
     def streamReader(self, schema: Any) -> XlogStreamReader:  # noqa: N802
-        return XlogStreamReader(xlog_options(self.options, streaming=True))
+        return XlogStreamReader(xlog_options(self.options, streaming=True), _types(schema))
 
 
 class _Reading:
-    """What both readers do in executors."""
+    """What readers of changes do in executors."""
 
     def __init__(self, options: XlogOptions) -> None:
         self._options = options
-        self._contract = _contract(_index(options), options.changes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ChangePart)
+        piece = partition.piece
         show_secrets = self._options.changes.show_secrets
-        disk = production().disk
         with clear_errors():
             yield from read_slice(
-                disk, partition.part, partition.start, partition.end, self._contract, show_secrets=show_secrets
+                production().disk, piece.part, piece.start, piece.end, piece.contract, show_secrets=show_secrets
             )
-
-    def _parts(self, index: ArchiveIndex, start: VClock, end: VClock) -> list[ChangePart]:
-        if self._options.changes.images != "ops":
-            index.check_images(start)
-        space = self._contract.space
-        # Truncations are rows of another space.
-        spaces = () if space is None else (space.id, TRUNCATE_ID)
-        return [ChangePart(part, start, end) for part in index.slices(start, end, spaces=spaces)]
 
 
 class XlogReader(_Reading, DataSourceReader):
@@ -92,19 +124,76 @@ class XlogReader(_Reading, DataSourceReader):
 
     @clear_errors()
     def partitions(self) -> Sequence[InputPartition]:
-        index = _index(self._options)
+        directories = _opened(self._options)
+        contracts = contracts_of_batch(directories, self._options)
+        return [part for logs in directories for part in self._parts(logs, contracts[logs.replicaset_uuid])]
+
+    def _parts(self, logs: ReplicaSetLogs, contract: ChangeContract) -> Iterator[ChangePart]:
         changes = self._options.changes
-        start = _position(index, changes.starting, index.earliest)
-        return self._parts(index, start, _position(index, changes.ending, index.settled))
+        start = logs.earliest if changes.starting is None else logs.offset_of(changes.starting, "startingOffsets")
+        end = logs.settled if changes.ending is None else logs.offset_of(changes.ending, "endingOffsets")
+        if not start <= end:
+            raise WrongOption(f"the batch is to begin at {start} and to end at {end}", hint="it must not end before")
+        position = start
+        # Of several logs of a replica set one may have the beginning and another the end.
+        while position != end:
+            index = logs.between(position, end)
+            if len(logs.indexes) > 1 and index.first_gap(position, end) is not None:
+                index = logs.behind(Position(position))
+            until = index.cut_before_gap(position).common(end)
+            if until == position or not position <= until:
+                until = end
+            yield from self._slices(index, position, until, contract)
+            position = until
+
+    def _slices(
+        self, index: ArchiveIndex, start: VClock, end: VClock, contract: ChangeContract
+    ) -> Iterator[ChangePart]:
+        if self._options.changes.images != "ops":
+            index.check_images(start)
+        # Truncations are rows of another space.
+        spaces = () if contract.space is None else (contract.space.id, TRUNCATE_ID)
+        size = max(SLICE_SIZE_MIN, min(SLICE_SIZE, index.size_between(start, end) // SLICES_WANTED))
+        stretches = [(start, end)] if self._options.changes.fail_on_data_loss else index.stretches(start, end)
+        for first, last in stretches:
+            for part in index.slices(first, last, size=size, spaces=spaces):
+                yield ChangePart(StreamSlice(part, first, last, contract))
+
+
+class StateReader(DataSourceReader):
+    """The rows of a space at a settled moment."""
+
+    def __init__(self, options: XlogOptions) -> None:
+        self._options = options
+
+    @clear_errors()
+    def partitions(self) -> Sequence[InputPartition]:
+        return [StateOfKeys(part) for part in plan_state(_opened(self._options), self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StateOfKeys)
+        with clear_errors():
+            yield from read_state(production().disk, partition.part, show_secrets=self._options.changes.show_secrets)
 
 
 class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The changes as they are archived and settled. Offsets are settled positions."""
+    """The changes as they are written and settled. Offsets are settled positions, see `offsets.py`."""
 
-    _target: VClock | None = None
+    def __init__(self, options: XlogOptions, types: Sequence[tuple[str, str]]) -> None:
+        super().__init__(options)
+        self._types = types
+        """Names and types of the columns that Spark was told."""
 
+    _directories: LogDirectories | None = None
+    _contracts: dict[str, ChangeContract] | None = None
+    _targets: dict[str, VClock] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_types": self._types}
+
+    @clear_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = _index(self._options).settled
+        self._targets = {logs.replicaset_uuid: logs.settled for logs in self._refreshed()}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return INITIAL.to_json()
@@ -117,72 +206,98 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
 
     @clear_errors()
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        index = _index(self._options)
-        at = self._place(index, start)
-        end = index.cut(
-            at,
-            max_rows=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
-            max_bytes=limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.changes.max_bytes,
-        )
-        if self._target is not None:
-            end = at.merged(end.common(self._target))
-        end = self._before_format_change(index, at, end)
-        return INITIAL.moved(index.replicaset_uuid, Position(end)).to_json()
+        directories = self._refreshed()
+        at = self._checked(Offset.from_json(start), directories)
+        share = self._limits(limit).share(len(directories.sets))
+        end = at
+        for logs in directories:
+            uuid = logs.replicaset_uuid
+            position = self._next(logs, at.get(uuid), share)
+            if position != at.get(uuid):
+                end = end.moved(uuid, position)
+        return end.to_json()
 
     @clear_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        index = _index(self._options)
-        until = Offset.from_json(end).get(index.replicaset_uuid)
-        return self._parts(index, self._place(index, start), until.vclock) if until is not None else []
+        directories = self._refreshed()
+        first = self._checked(Offset.from_json(start), directories)
+        found: list[InputPartition] = []
+        for uuid, until in self._checked(Offset.from_json(end), directories):
+            logs = directories.sets[uuid]
+            at = first.get(uuid) or self._first(logs, until)
+            index = self._serving(logs, at, until)
+            found += [ChangePart(piece) for piece in slices_between(index, at, until, self._contract(uuid))]
+        return found
 
-    def _place(self, index: ArchiveIndex, start: Mapping[str, Any]) -> VClock:
-        position = Offset.from_json(start).get(index.replicaset_uuid)
-        if position is not None:
-            return position.vclock
-        return _position(index, self._options.changes.starting, index.earliest)
+    def _next(self, logs: ReplicaSetLogs, at: Position | None, limits: Limits) -> Position:
+        changes = self._options.changes
+        uuid = logs.replicaset_uuid
+        if at is None and changes.starting == "latest":
+            return Position(logs.settled)  # the first batch has no rows, and says where the stream begins
+        at = at or self._first(logs, None)
+        index = logs.behind(at)
+        if changes.images != "ops":
+            index.check_images(at.vclock)
+        return next_position(
+            index,
+            at,
+            limits,
+            self._contract(uuid),
+            target=self._targets.get(uuid) if self._targets is not None else None,
+            over_gaps=not changes.fail_on_data_loss,
+        )
 
-    def _before_format_change(self, index: ArchiveIndex, start: VClock, end: VClock) -> VClock:
-        """A query has one schema for life: its last batch ends where that is no longer the space's."""
-        space = self._contract.space
-        if space is None:
-            return end
-        for change in index.format_changes(space.id, start, end):
-            if shape_of(change.was) != shape_of(space):
-                continue
-            if change.before == start:
+    def _first(self, logs: ReplicaSetLogs, until: Position | None) -> Position:
+        """Where a stream begins; `until` is the end of its first batch, where that is known."""
+        starting = self._options.changes.starting
+        if starting == "snapshot":
+            return Position(until.vclock if until is not None else logs.newest_snapshot(), chunk=0)
+        if starting == "latest" and until is not None:
+            return until
+        return Position(logs.earliest if starting is None else logs.offset_of(starting, "startingOffsets"))
+
+    def _serving(self, logs: ReplicaSetLogs, at: Position, until: Position) -> ArchiveIndex:
+        return logs.behind(at) if at.chunk is not None else logs.between(at.vclock, until.vclock)
+
+    def _refreshed(self) -> LogDirectories:
+        if self._directories is None:
+            self._directories = _opened(self._options)
+        else:
+            self._directories.refresh()
+        return self._directories
+
+    def _contract(self, uuid: str) -> ChangeContract:
+        if self._contracts is None:
+            assert self._directories is not None
+            self._contracts = contracts_of_stream(self._directories, self._options)
+            if self._contracts[uuid].spark_types != list(self._types):
                 raise FormatChanged(
-                    f"the format of space {space.name!r} changes behind {start}, and this query has its former columns",
-                    hint="start the query again: it goes on here, with the new columns",
+                    f"the format of space {self._options.changes.space!r} changed while the query was started",
+                    hint="start it again",
                 )
-            return change.before
-        return end
+        return self._contracts[uuid]
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        """A limit of Spark's, and of our options the one that Spark was not told."""
+        if isinstance(limit, ReadMaxRows):
+            return Limits(limit.max_rows, self._options.changes.max_bytes)
+        return Limits(None, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
+
+    @staticmethod
+    def _checked(offset: Offset, directories: LogDirectories) -> Offset:
+        for uuid, position in offset:
+            if uuid not in directories.sets:
+                raise WrongOption(
+                    f"the checkpoint is at {position.vclock} of replica set {uuid}, of which no log is in path",
+                    hint="name its directory, too, or begin with another checkpoint",
+                )
+        return offset
 
 
-def _index(options: XlogOptions) -> ArchiveIndex:
-    if len(options.paths) != 1:
-        raise WrongOption("path names several directories", hint="read each by itself, and unite what comes")
-    if options.mode != "changes":
-        raise WrongOption("mode=state is not there yet", hint="leave it out for changes")
-    return ArchiveIndex.open(production().disk, options.paths[0])
+def _types(schema: Any) -> list[tuple[str, str]]:
+    """A schema of Spark in the words of the contract."""
+    return [(each.name, each.dataType.simpleString()) for each in schema.fields]
 
 
-def _contract(index: ArchiveIndex, options: ChangeOptions) -> ChangeContract:
-    space = None
-    if options.space is not None:
-        space = index.definition_at(index.settled, options.space)
-        if space is None:
-            raise UnknownSpace(f"no space {options.space!r} in {index.directory}")
-    return ChangeContract(
-        index.replicaset_uuid, space, options.columns, options.wanted, options.show_system, options.images
-    )
-
-
-def _position(index: ArchiveIndex, given: Starting | None, default: VClock) -> VClock:
-    if given is None:
-        return default
-    if isinstance(given, str):
-        return index.settled if given == "latest" else index.earliest
-    position = given.get(None, given.get(index.replicaset_uuid))
-    if position is None:
-        raise WrongOption(f"the offsets say nothing of replica set {index.replicaset_uuid}, whose archive this is")
-    return position
+def _opened(options: XlogOptions) -> LogDirectories:
+    return LogDirectories.open(production().disk, options.paths)
