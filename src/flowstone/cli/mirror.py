@@ -71,6 +71,17 @@ def mirror(
             "--columns", metavar="SPACE=FIELD,…", help="Columns of a table; `_tuple` has all fields. May be repeated."
         ),
     ] = None,
+    unsigned_as: Annotated[
+        Literal["int64", "decimal", "double"], typer.Option("--unsigned-as", help="Column type of unsigned fields.")
+    ] = "int64",
+    decimal_scale: Annotated[
+        int | None,
+        typer.Option("--decimal-scale", min=0, max=38, metavar="N", help="Decimals with N digits, not as text."),
+    ] = None,
+    strings_as: Annotated[
+        Literal["string", "binary"],
+        typer.Option("--strings-as", help="Column type of string fields: binary takes what is not UTF-8."),
+    ] = "string",
     mask: Annotated[
         list[str] | None,
         typer.Option(
@@ -152,6 +163,7 @@ def mirror(
     from flowstone.spark.masks import Masking
     from flowstone.spark.mirror import Mirror, MirrorOptions, Place
     from flowstone.spark.mirror_choice import Choice
+    from flowstone.xlog.columns import ColumnOptions
 
     note_compilation()
     choice = Choice.parse(space or (), exclude or (), columns or ())
@@ -160,6 +172,7 @@ def mirror(
     options = MirrorOptions(
         choice=choice,
         masking=masking,
+        types=ColumnOptions(unsigned_as, decimal_scale, strings_as),
         history=history,
         once=once,
         trigger_seconds=trigger_seconds,

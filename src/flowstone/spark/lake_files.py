@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.lake_schema import IS_CURRENT, KEY, TUPLE, LakeError, LakeSchema, prefixed
 
 FILE_SIZE: Final = 32 << 20
@@ -342,6 +343,10 @@ class RowsToFiles:
         self.size = size
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with clear_errors():
+            yield from self._write_all(batches)
+
+    def _write_all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         kept: dict[int, list[pa.Table]] = {}
         sizes: dict[int, int] = {}
         for batch in batches:

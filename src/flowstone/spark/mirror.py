@@ -43,6 +43,7 @@ from flowstone.spark.mirror_sources import (
     server_version,
 )
 from flowstone.spark.mirror_tables import MirrorTables
+from flowstone.xlog.columns import ColumnOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,6 +111,7 @@ class MirrorOptions:
 
     choice: Choice = field(default_factory=Choice)
     masking: Masking = field(default_factory=Masking)
+    types: ColumnOptions = field(default_factory=ColumnOptions)
     history: bool = False
     once: bool = False
     trigger_seconds: float = 1.0
@@ -130,6 +132,7 @@ class MirrorOptions:
             "masks": ",".join(sorted(map(str, self.masking.masks))),
             "mask_fingerprint": self.masking.fingerprint,
             "columns": columns,
+            "types": f"{self.types.unsigned_as},{self.types.decimal_scale},{self.types.strings_as}",
         }
 
 
@@ -186,12 +189,7 @@ class Mirror:
         with ExitStack() as stack:
             stack.enter_context(_lake_lock(self._place.lake))
             self._open(stack)
-            try:
-                self._loop()
-            finally:
-                self._finish(begun)
-
-    def _finish(self, begun: float) -> None:
+            self._loop()
         seconds = time.monotonic() - begun
         self._tell(events.Stopped(self._positions, self._meter.changes, self._meter.batches, round(seconds, 3)))
 
@@ -224,6 +222,7 @@ class Mirror:
             exact,
             self._options.masking,
             self._options.choice,
+            types=self._options.types,
             history=self._options.history,
             on_event=self._tell,
         )
@@ -247,8 +246,13 @@ class Mirror:
 
     def _check_settings(self, settings: Mapping[str, str]) -> None:
         ours = self._options.settings
-        options = (("history", "--history"), ("mask_fingerprint", "--mask or --mask-salt"), ("columns", "--columns"))
-        for name, words in options:
+        options = {
+            "history": "--history",
+            "mask_fingerprint": "--mask or --mask-salt",
+            "columns": "--columns",
+            "types": "--unsigned-as, --decimal-scale or --strings-as",
+        }
+        for name, words in options.items():
             if settings.get(name, "") != ours[name]:
                 raise OtherSettings(
                     f"{self._place.lake} was begun with other {words} than these",

@@ -27,6 +27,7 @@ from flowstone.spark.lake_table import LakeTable, Merged, Moment
 from flowstone.spark.masks import Masking
 from flowstone.spark.mirror_batch import Folded, Target, Truncation, behind, mask_rows
 from flowstone.spark.mirror_choice import Choice, Spaces
+from flowstone.xlog.columns import ColumnOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +50,7 @@ class MirrorTables:
         masking: Masking,
         choice: Choice,
         *,
+        types: ColumnOptions,
         history: bool,
         on_event: Callable[[events.Event], None],
     ) -> None:
@@ -57,6 +59,7 @@ class MirrorTables:
         self._exact = exact
         self._masking = masking
         self._choice = choice
+        self._types = types
         self._is_history = history
         self._tell = on_event
         self._open: dict[tuple[bool, str], LakeTable] = {}
@@ -165,6 +168,7 @@ class MirrorTables:
             moment=Moment(position.signature, at(time_us)),
             history=self._is_history,
             columns=columns,
+            options=self._types,
         )
         if masks:
             assert self._exact is not None

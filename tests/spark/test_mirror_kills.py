@@ -1,0 +1,237 @@
+"""Line 1 of what the pipeline must show: a mirror that is killed at random moments, of a source that never rests.
+
+Snapshot, then changes of all kinds (all operations, transactions, definitions, synchronous transactions of which some
+roll back); the mirror is killed with SIGKILL, its JVM and workers too, and started again. In the end each table is what
+its space is, byte by byte and column by column; a history has each settled change once; and no file of any version of
+any table ever held a row that was rolled back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from threading import Thread
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.history.reading import Reading
+from flowstone.iproto import scan
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import unpack
+from flowstone.outside import production
+from flowstone.spark.lake import Lake
+from tests.conftest import FULL
+from tests.interop import workload
+from tests.interop.client import Request
+from tests.interop.cluster import Cluster
+from tests.interop.member import Member
+from tests.interop.versions import Binary, binaries
+from tests.interop.workload import HASH, NUMBERED, PAIRS, PLAIN, SURE, Workload
+from tests.spark.lakes import rows_of
+from tests.spark.mirror_process import MirrorProcess
+
+ROWS_BEFORE = 20_000 if FULL else 1_000
+CHANGES = 200_000 if FULL else 7_000
+KILLS = 10 if FULL else 2
+CHUNK = 500
+GHOST = "ghost"
+"""In every row that is going to be rolled back, and in no other."""
+
+LATE = 660
+OPTIONS = ["--trigger-seconds=0.2", "--strings-as=binary"]
+"""Strings are cut in the middle of letters by some of the changes."""
+
+STEADY = {PLAIN: "plain", PAIRS: "pairs", HASH: "hash", NUMBERED: "numbered", SURE: "sure"}
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(7200 if FULL else 600)]
+
+
+def ddl() -> list[list[Any]]:
+    """A space is made, filled, given other fields and another name, emptied, dropped, made again and dropped again."""
+    space, index = "box.schema.space.create", {"parts": [1, "unsigned"]}
+    fields = [{"name": "id", "type": "unsigned"}, {"name": "text", "type": "string"}]
+    nullable = {"name": "more", "type": "any", "is_nullable": True}
+    rows = [["replace", LATE, [number, f"t{number}", number]] for number in range(20)]
+    return [
+        ["call", space, ["late", {"id": LATE, "format": fields}]],
+        ["call", "box.space.late:create_index", ["pk", index]],
+        *rows,
+        ["call", "box.space.late:format", [[*fields, nullable]]],
+        ["update", LATE, [3], [["=", 2, "changed"], ["+", 3, 5]]],
+        ["call", "box.space.late:rename", ["later"]],
+        ["update", LATE, [4], [["=", 2, "changed"]]],
+        ["call", "box.space.later:truncate", []],
+        *rows[5:9],
+        ["call", "box.space.later:drop", []],
+        ["call", space, ["later", {"id": LATE, "format": fields}]],
+        ["call", "box.space.later:create_index", ["pk", index]],
+        *rows[:7],
+        ["call", "box.space.later:drop", []],
+    ]
+
+
+class Load(Thread):
+    """Makes all changes, with definitions and ghosts between them. `problem` is what ended it before its time."""
+
+    def __init__(self, member: Member, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.member = member
+        self.plain = Workload(seed, has_definitions=False, is_synchronous=True)
+        self.defining = Workload(seed, writer=0)
+        self.problem: BaseException | None = None
+        self.ghosts = 0
+
+    def run(self) -> None:
+        try:
+            for number in range(CHANGES // CHUNK):
+                workload.run(self.member, self.plain.steps(CHUNK))
+                if number % 4 == 1:
+                    workload.run(self.member, self.defining.steps(25))
+                if number % 8 == 3:
+                    workload.run(self.member, ddl())
+                self.withdraw(number)
+                time.sleep(0.05)
+        except BaseException as error:
+            self.problem = error
+
+    def withdraw(self, number: int) -> None:
+        """Synchronous transactions that find no quorum, an asynchronous row in the same boat, and what follows them."""
+        self.member.configure(replication_synchro_quorum=9, replication_synchro_timeout=0.01)
+        steps = [["replace", SURE, [number, GHOST, number]], ["replace", PLAIN, [number, GHOST, 0, 0, None]]]
+        with self.member.connect() as client:
+            requests = [
+                Request(RequestType.CALL, {Key.FUNCTION_NAME: "interop.transaction", Key.TUPLE: [steps]}),
+                Request(RequestType.REPLACE, {Key.SPACE_ID: SURE, Key.TUPLE: [number + 1, GHOST, 1]}),
+            ]
+            for answer in client.pipeline(requests):
+                assert answer.is_error, "a ghost was confirmed"
+                self.ghosts += 1
+        self.member.configure(replication_synchro_quorum=1, replication_synchro_timeout=5)
+
+
+def snapshot_first(member: Member) -> None:
+    assert workload.define(member, "2.6")
+    workload.run(member, Workload(1, has_definitions=False, is_synchronous=True).steps(ROWS_BEFORE))
+
+
+def kill_often(arguments: list[str], directory: Path, load: Load, kills: int, seed: int) -> list[MirrorProcess]:
+    """Runs mirrors while the load goes on, and kills all but the last; that one is stopped when it has everything."""
+    random = Random(seed)
+    runs: list[MirrorProcess] = []
+    load.start()
+    for _ in range(kills):
+        runs.append(MirrorProcess(arguments, directory))
+        # In the first snapshot, in any batch, between two commits: wherever it happens to be.
+        runs[-1].wait_for("its beginning", lambda event: event["event"] == "opened")
+        time.sleep(random.uniform(0.0, 6.0))
+        runs[-1].kill()
+    runs.append(MirrorProcess(arguments, directory))
+    load.join(3000)
+    assert load.problem is None, load.problem
+    assert not load.is_alive()
+    runs[-1].wait_until(load.member.vclock())
+    assert runs[-1].stop() == 0, runs[-1].said()
+    assert runs[-1].events[-1]["event"] == "stopped"
+    return runs
+
+
+# --- what must hold -----------------------------------------------------------------------------------------------
+
+
+def check_same(lake: Path, member: Member, *, history: bool = False) -> None:
+    """Tables are the source's spaces, and no others: tuples as bytes, and columns by what the tuples say."""
+    tables = Lake.open(str(lake)).tables()
+    spaces = {row[2]: row[0] for row in map(unpack, member.tuples(280)) if row[0] >= FIRST_USER_SPACE_ID}
+    keyed = {row[0] for row in map(unpack, member.tuples(288)) if row[1] == 0}
+    wanted = {name for name, number in spaces.items() if number in keyed and name not in ("mine", "scratch")}
+    assert set(tables) == wanted
+    for name in sorted(wanted):
+        rows = [row for row in rows_of(lake, name) if not history or row["_is_current"]]
+        assert sorted(row["_tuple"] for row in rows) == sorted(member.tuples(spaces[name])), name
+    for row in rows_of(lake, "plain"):
+        values = unpack(row["_tuple"])
+        text = values[1].encode("utf-8", "surrogateescape")
+        assert (row["id"], row["text"], row["number"], row["bits"]) == (values[0], text, *values[2:4])
+
+
+def check_no_ghosts(lake: Path) -> None:
+    """Looks at all files that any version of any table ever had, and at those that none had."""
+    found = 0
+    for file in lake.rglob("*.parquet"):
+        if "_flowstone" in str(file.relative_to(lake)):
+            continue
+        tuples = pq.read_table(file, columns=["_tuple"])["_tuple"].to_pylist()
+        assert not any(GHOST.encode() in each for each in tuples), file
+        found += 1
+    assert found > 5
+
+
+def check_history(lake: Path, log: Path, begun: int) -> None:
+    """Each settled change of a tuple behind the snapshot is the beginning of one state, and of one only."""
+    wanted: dict[int, set[tuple[int, int]]] = {number: set() for number in STEADY}
+    files = sorted(map(str, log.glob("*.xlog")))
+    for piece in Reading(production(), files, settled=True):
+        cells = piece.slab.cells[:, piece.rows]
+        for space, kind, origin, lsn in zip(
+            *(cells[line].tolist() for line in (scan.SPACE_ID, scan.TYPE, scan.REPLICA_ID, scan.LSN)), strict=True
+        ):
+            if space in wanted and kind in (RequestType.INSERT, RequestType.REPLACE) and lsn > begun:
+                wanted[space].add((origin, lsn))
+    for number, name in STEADY.items():
+        rows = [row for row in rows_of(lake, name) if row["_lsn"] is not None and row["_lsn"] > begun]
+        places = [(row["_replica_id"], row["_lsn"]) for row in rows]
+        assert len(places) == len(set(places)), f"{name} has a change twice"
+        assert wanted[number] <= set(places), f"{name} lacks {sorted(wanted[number] - set(places))[:5]}"
+
+
+# --- the tests ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(tmp_path: Path, tarantool: object) -> Iterator[Cluster]:
+    old = [each for each in binaries() if each.version < (2, 7)]
+    if not old:
+        pytest.skip("no Tarantool 2.6 on PATH or in FLOWSTONE_TARANTOOL")
+    cluster = Cluster(tmp_path, old[0])
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, Binary("no server", (2, 6, 0)))
+    yield cluster
+    cluster.close()
+
+
+def test_a_killed_mirror_of_the_real_server_is_what_the_server_is(java: None, real: Cluster, tmp_path: Path) -> None:
+    source, lake = real.real("source"), tmp_path / "lake"
+    snapshot_first(source)
+    load = Load(source, 2)
+    runs = kill_often([*OPTIONS, source.uri, str(lake)], tmp_path, load, KILLS, seed=3)
+    check_same(lake, source)
+    check_no_ghosts(lake)
+    assert load.ghosts
+    assert sum(event["event"] == "snapshot" and event["rows"] is not None for run in runs for event in run.events) == 1
+
+
+def test_a_killed_history_of_a_cluster_has_each_settled_change_once(java: None, nodes: Cluster, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"replication_synchro_quorum": 1, "replication_synchro_timeout": 5}
+    leader = nodes.ours("a", **options)
+    others = [nodes.ours(name, replication=[leader.uri], **options) for name in "bc"]
+    lake = tmp_path / "lake"
+    snapshot_first(leader)
+    for each in others:
+        each.catch_up(leader)
+    load = Load(leader, 4)
+    members = ",".join(each.uri for each in (leader, *others))
+    runs = kill_often(["--history", *OPTIONS, members, str(lake)], tmp_path, load, KILLS, seed=5)
+    begun = next(event["position"]["1"] for run in runs for event in run.events if event["event"] == "snapshot")
+    check_same(lake, leader, history=True)
+    check_no_ghosts(lake)
+    check_history(lake, leader.directory, begun)
