@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 
-from flowstone.cli import archive, cat, console, demo, mirror, play, serve, verify
+from flowstone.cli import archive, cat, console, demo, mirror, play, restore, serve, verify
 from flowstone.cli.output import naming_stdout
 
 P = ParamSpec("P")
@@ -59,6 +59,7 @@ app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(cat.cat))
 app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(play.play))
 app.command("serve", cls=serve.PlainHelp, epilog=f"{serve.EXAMPLE}\n\n{SERVE_EXIT_CODES}")(_quiet(serve.serve))
 app.command("archive", epilog=f"{archive.EXAMPLE}\n\n{archive.EXIT_CODES}")(_quiet(archive.archive))
+app.command("restore", epilog=f"{restore.EXAMPLE}\n\n{restore.EXIT_CODES}")(_quiet(restore.restore))
 app.command("verify", epilog=f"{verify.EXAMPLE}\n\n{verify.EXIT_CODES}")(_quiet(verify.verify))
 app.command("mirror", epilog=f"{mirror.EXAMPLE}\n\n{mirror.EXIT_CODES}")(_quiet(mirror.mirror))
 app.command("demo", epilog=demo.EXAMPLE)(_quiet(demo.demo))

@@ -31,7 +31,8 @@ from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.contract import ChangeContract, spark_ddl
 from flowstone.spark.fold import Definitions, Place, fold, upsert_rules
-from flowstone.spark.frames import Transport, slice_size, slices_frame
+from flowstone.spark.frames import slice_size, slices_frame
+from flowstone.spark.slice_bytes import Transport
 from flowstone.spark.sort_keys import sort_keys
 from flowstone.xlog.columns import MOMENT
 from flowstone.xlog.reader import LogFile
@@ -100,11 +101,18 @@ def state_frame(
     *,
     spaces: Collection[int] | None = None,
     transport: Transport = "file",
+    is_ordered: bool = False,
+    plans: Plans | None = None,
 ) -> DataFrame:
-    """The tuples of `spaces`, or of all, system spaces too, at a settled position: columns of STATE, in no order."""
+    """The tuples of `spaces`, or of all, system spaces too, at a settled position: columns of STATE, in no order.
+
+    With `is_ordered` they are in the order of a snapshot, by space and key, through all partitions. `plans` are those
+    of `state_plans`, for who has them already.
+    """
     snapshot = index.snapshot_at(position)
-    plans = state_plans(spark, index, snapshot, position, spaces=spaces, transport=transport)
-    return _StateJob(spark, index, snapshot, position, plans, spaces, transport).frame()
+    if plans is None:
+        plans = state_plans(spark, index, snapshot, position, spaces=spaces, transport=transport)
+    return _StateJob(spark, index, snapshot, position, plans, spaces, transport, is_ordered).frame()
 
 
 def state_plans(
@@ -213,13 +221,14 @@ class _StateJob:
     plans: Plans
     spaces: Collection[int] | None
     transport: Transport
+    is_ordered: bool
 
     def frame(self) -> DataFrame:
         from pyspark.sql import functions
 
         rows = self._snapshot_rows()
         if self.snapshot.vclock == self.position:
-            # Nothing to fold.
+            # Nothing to fold, and a snapshot has its own order.
             names = {"space_id": "_space_id", "sort_key": "_sort_key", "tuple": "_tuple_msgpack"}
             return rows.select(*(functions.col(theirs).alias(ours) for ours, theirs in names.items()))
         rows = rows.unionAll(self._change_rows())
@@ -228,7 +237,10 @@ class _StateJob:
             return self._folded(rows, 0)
         rekeyed = [space_id for space_id, plan in self.plans.items() if plan.rekeyed]
         is_rekeyed = functions.col("_space_id").isin(rekeyed)
-        return self._folded(rows.filter(~is_rekeyed), 0).unionAll(self._in_stages(rows.filter(is_rekeyed), stages))
+        found = self._folded(rows.filter(~is_rekeyed), 0).unionAll(self._in_stages(rows.filter(is_rekeyed), stages))
+        if not self.is_ordered:
+            return found
+        return found.repartitionByRange("space_id", "sort_key").sortWithinPartitions("space_id", "sort_key")
 
     def _in_stages(self, rows: DataFrame, stages: int) -> DataFrame:
         """The rows of spaces whose primary key was altered, from one alteration to the next."""
@@ -244,7 +256,8 @@ class _StateJob:
         return state
 
     def _folded(self, rows: DataFrame, stage: int) -> DataFrame:
-        ordered = rows.repartition("_space_id", "_sort_key").sortWithinPartitions(
+        divided = rows.repartitionByRange if self.is_ordered else rows.repartition
+        ordered = divided("_space_id", "_sort_key").sortWithinPartitions(
             "_space_id", "_sort_key", "_commit_version", "_lsn"
         )
         return ordered.mapInArrow(partial(fold_sorted, dict(self.plans), self._rules()), spark_ddl(STATE))

@@ -320,6 +320,12 @@ class SnapWriter:
         if self._pending >= FLUSH_THRESHOLD:
             self._flush()
 
+    def add_blocks(self, blocks: bytes, row_count: int) -> None:
+        """Whole blocks that somebody else has encoded: `row_count` rows that are numbered from our `row_count` on."""
+        self._flush()
+        self._write([blocks])
+        self.row_count += row_count
+
     def finish(self) -> str:
         """Ends the file, makes it durable, gives it its name, returns the path; or leaves nothing of it."""
         try:

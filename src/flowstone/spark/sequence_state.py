@@ -1,0 +1,186 @@
+"""The numbers of sequences at a settled moment. Those that inserts have taken stand in no row of `_sequence_data`.
+
+A server moves a sequence along with the tuples that are inserted where it is attached; only what it was set to is
+logged. So the value is the last one that was set, or the snapshot's, moved by all that was inserted behind that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from flowstone.box import sequence as box_sequence
+from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
+from flowstone.box.key_encoding import encode_integer
+from flowstone.box.system import SEQUENCE_DATA_ID, SPACE_SEQUENCE_ID
+from flowstone.iproto.msgpack import unpack
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import ArchiveIndex
+from flowstone.spark.archive_runs import SnapshotFile
+from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.contract import spark_ddl
+from flowstone.spark.fold import Place
+from flowstone.spark.frames import changes_frame
+from flowstone.spark.slice_bytes import Transport
+from flowstone.spark.sort_keys import sort_keys
+from flowstone.spark.state import BEFORE_ALL, state_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Row = tuple[Any, ...]
+
+TAKEN: Final = pa.schema(
+    [
+        pa.field("sequence_id", pa.int64(), nullable=False),
+        pa.field("version", pa.int64(), nullable=False),
+        pa.field("lsn", pa.int64(), nullable=False),
+        pa.field("number", pa.binary(), nullable=False),
+    ]
+)
+"""Numbers that tuples came with, as their keys have them: bytes in their order."""
+
+_BIAS: Final = int.from_bytes(encode_integer(0), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A space whose field `field`, at `path` in it, moves a sequence, by rows behind `after` and up to `until`."""
+
+    space_id: int
+    sequence_id: int
+    field: int
+    path: str | None
+    after: Place
+    until: Place | None = None
+
+
+def attachments(before: Iterable[Row], changes: Iterable[tuple[Place, int, Row | None]]) -> list[Attachment]:
+    """Which spaces had which sequence when: from the tuples of `_space_sequence` at a snapshot, and those behind it.
+
+    A change is a place, the id of a space, and its tuple from there on, None where it has none any more.
+    """
+    current: dict[int, Attachment] = {row[0]: _attachment(BEFORE_ALL, row) for row in before}
+    found: list[Attachment] = []
+    for place, space_id, row in changes:
+        was = current.pop(space_id, None)
+        if was is not None:
+            found.append(Attachment(was.space_id, was.sequence_id, was.field, was.path, was.after, place))
+        if row is not None:
+            current[space_id] = _attachment(place, row)
+    return [*found, *current.values()]
+
+
+def _attachment(after: Place, row: Row) -> Attachment:
+    field = row[3] if len(row) > 3 else 0
+    return Attachment(row[0], row[1], field, row[4] if len(row) > 4 and row[4] else None, after)
+
+
+def sequence_rows(
+    spark: SparkSession,
+    index: ArchiveIndex,
+    snapshot: SnapshotFile,
+    position: VClock,
+    sequences: Sequence[Row],
+    logged: Sequence[Row],
+    *,
+    transport: Transport = "file",
+) -> list[Row]:
+    """The tuples of `_sequence_data` at `position`. `sequences`: those of `_sequence` there; `logged`: what was set."""
+    found = {
+        definition.id: box_sequence.Sequence(definition) for definition in map(box_sequence.read_sequence, sequences)
+    }
+    for sequence_id, value, *_ in logged:
+        if sequence_id in found:
+            found[sequence_id].set(value)
+    if found and snapshot.vclock != position:
+        for sequence_id, low, high in _taken(spark, index, snapshot, position, transport):
+            if sequence_id in found:
+                step = found[sequence_id].definition.step
+                found[sequence_id].update(high if step > 0 else low)
+    return [(number, each.value) for number, each in sorted(found.items()) if each.value is not None]
+
+
+def _taken(
+    spark: SparkSession, index: ArchiveIndex, snapshot: SnapshotFile, position: VClock, transport: Transport
+) -> Iterator[tuple[int, int, int]]:
+    """Per sequence the least and the greatest number that inserts took since it was last set."""
+    from pyspark.sql import functions
+
+    own = changes_frame(
+        spark,
+        index,
+        snapshot.vclock,
+        position,
+        spaces=(SPACE_SEQUENCE_ID, SEQUENCE_DATA_ID),
+        show_system=True,
+        transport=transport,
+    ).toArrow()
+    own = own.sort_by([("_commit_version", "ascending"), ("_lsn", "ascending")])
+    rows: list[dict[str, Any]] = [row for row in own.to_pylist() if row["_sort_key"] is not None]
+    before = state_frame(spark, index, snapshot.vclock, spaces=(SPACE_SEQUENCE_ID,), transport=transport).toArrow()
+    attached = attachments(map(unpack, before["tuple"].to_pylist()), _attachment_changes(rows))
+    if not attached:
+        return
+    last_set = {
+        decode_number(row["_sort_key"]): (row["_commit_version"], row["_lsn"])
+        for row in rows
+        if row["_space_id"] == SEQUENCE_DATA_ID
+    }
+    spaces = tuple({each.space_id for each in attached})
+    columns = ("_space_id", "_operation", "_commit_version", "_lsn", "_tuple_msgpack")
+    frame = changes_frame(
+        spark, index, snapshot.vclock, position, columns=columns, spaces=spaces, show_system=True, transport=transport
+    )
+    taken = frame.mapInArrow(partial(_numbers, attached, last_set), spark_ddl(TAKEN))
+    most = taken.groupBy("sequence_id").agg(functions.min("number"), functions.max("number"))
+    for sequence_id, low, high in most.collect():
+        yield sequence_id, decode_number(low), decode_number(high)
+
+
+def _attachment_changes(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[Place, int, Row | None]]:
+    for row in rows:
+        if row["_space_id"] == SPACE_SEQUENCE_ID:
+            place = row["_commit_version"], row["_lsn"]
+            made = None if row["_tuple_msgpack"] is None else unpack(row["_tuple_msgpack"])
+            yield place, decode_number(row["_sort_key"]), made
+
+
+def decode_number(key: bytes) -> int:
+    """The number of a key of one integer."""
+    return int.from_bytes(key, "big") - _BIAS
+
+
+def _numbers(
+    attached: Sequence[Attachment], last_set: dict[int, Place], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """What executors run: the numbers that inserts of attached spaces came with."""
+    with clear_errors():
+        for batch in batches:
+            space_ids = batch["_space_id"].to_numpy()
+            versions, lsns = batch["_commit_version"].to_numpy(), batch["_lsn"].to_numpy()
+            is_insert = np.isin(batch["_operation"].to_numpy(zero_copy_only=False), ("insert", "replace"))
+            for each in attached:
+                mine = is_insert & (space_ids == each.space_id)
+                after = max(each.after, last_set.get(each.sequence_id, BEFORE_ALL))
+                mine &= (versions > after[0]) | ((versions == after[0]) & (lsns > after[1]))
+                if each.until is not None:
+                    mine &= (versions < each.until[0]) | ((versions == each.until[0]) & (lsns <= each.until[1]))
+                rows = np.flatnonzero(mine)
+                if len(rows):
+                    yield _taken_batch(each, batch.take(pa.array(rows)))
+
+
+def _taken_batch(attachment: Attachment, batch: pa.RecordBatch) -> pa.RecordBatch:
+    part = IndexPart(attachment.field, "integer", path=attachment.path)
+    index = IndexDefinition(attachment.space_id, 0, "sequence", "tree", True, (part,))
+    numbers = sort_keys(
+        SpaceDefinition(attachment.space_id, str(attachment.space_id), indexes=(index,)), batch["_tuple_msgpack"]
+    )
+    ids = pa.repeat(pa.scalar(attachment.sequence_id, pa.int64()), len(batch))
+    return pa.record_batch([ids, batch["_commit_version"], batch["_lsn"], numbers], schema=TAKEN)

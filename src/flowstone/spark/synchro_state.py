@@ -1,0 +1,117 @@
+"""What a log says of elections and of the queue of synchronous transactions, as of a settled moment.
+
+Snapshots of servers since 2.6.1 keep it in two rows besides the tuples. It is that of the snapshot before the moment,
+followed by the verdicts in between: executors look for them and give back those that matter.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.iproto import scan
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.row import Row
+from flowstone.node.checkpoint import States
+from flowstone.node.replay import Synchro
+from flowstone.outside import production
+from flowstone.outside.disk import Disk
+from flowstone.replication.synchro import Confirm, RaftState, decode_control
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import ArchiveIndex, Slice
+from flowstone.spark.archive_runs import SnapshotFile
+from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.contract import spark_ddl
+from flowstone.spark.frames import slice_size
+from flowstone.spark.slice_bytes import open_slice
+from flowstone.spark.stream_order import Window, rows_between, stamp
+from flowstone.xlog.reader import LogFile
+from flowstone.xlog.transactions import CONTROL_TYPES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONTROL: Final = pa.schema(
+    [
+        pa.field("version", pa.int64(), nullable=False),
+        pa.field("lsn", pa.int64(), nullable=False),
+        pa.field("replica_id", pa.int32(), nullable=False),
+        pa.field("type", pa.int32(), nullable=False),
+        pa.field("body", pa.binary(), nullable=False),
+    ]
+)
+
+_TYPES: Final = np.array(sorted(CONTROL_TYPES), np.int64)
+
+
+def states_at(spark: SparkSession, index: ArchiveIndex, snapshot: SnapshotFile, position: VClock) -> States:
+    """Term, vote, and whose the queue is, as a snapshot at `position` has them."""
+    synchro = Synchro()
+    for row in rows_of_snapshot(index.disk, snapshot.path):
+        synchro.follow(row, in_snapshot=True)
+    size = slice_size(spark, index.size_between(snapshot.vclock, position))
+    slices = index.slices(snapshot.vclock, position, size=size)
+    if slices:
+        schema = pa.schema([pa.field("slice", pa.binary(), nullable=False)])
+        parts = [pa.record_batch([pa.array([pickle.dumps(part)])], schema=schema) for part in slices]
+        frame = spark.createDataFrame(pa.Table.from_batches(parts, schema))
+
+        def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with clear_errors():
+                for batch in batches:
+                    for each in batch.column(0).to_pylist():
+                        yield from control_rows(production().disk, pickle.loads(each), snapshot.vclock, position)
+
+        found = frame.mapInArrow(read, spark_ddl(CONTROL)).toArrow()
+        for row in found.sort_by([("version", "ascending"), ("lsn", "ascending")]).to_pylist():
+            synchro.follow(Row(row["type"], row["replica_id"], lsn=row["lsn"], body=row["body"]))
+    # Whoever took the queue over was in a term of its own.
+    raft = synchro.raft
+    if synchro.term > raft.term:
+        raft = RaftState(term=synchro.term)
+    return States(raft, synchro.promote())
+
+
+def rows_of_snapshot(disk: Disk, path: str) -> Iterator[Row]:
+    """Those that are no tuples: they stand before the first user space."""
+    with LogFile.open(disk, path) as log:
+        for slab in log.slabs():
+            yield from slab.rows(np.flatnonzero(np.isin(slab.cells[scan.TYPE], _TYPES)))
+            if (slab.cells[scan.SPACE_ID] >= FIRST_USER_SPACE_ID).any():
+                return
+
+
+def control_rows(disk: Disk, part: Slice, start: VClock, end: VClock) -> Iterator[pa.RecordBatch]:
+    """The verdicts of a slice; of those that only confirm, the last of each owner in a chunk stands for all."""
+    place = part.before
+    with open_slice(disk, part) as log:
+        for slab in log.slabs(part.offset, part.end):
+            stamps, place = stamp(slab.cells, place, part.path)
+            is_control = np.isin(slab.cells[scan.TYPE], _TYPES)
+            if not is_control.any():
+                continue
+            rows = np.flatnonzero(is_control & rows_between(slab.cells, Window(start, end, ())))
+            kept: dict[object, tuple[int, Row]] = {}
+            for number, row in zip(rows.tolist(), slab.rows(rows), strict=True):
+                verdict = decode_control(row.type, row.body) if row.type == RequestType.RAFT_CONFIRM else None
+                kept[verdict.owner_id if isinstance(verdict, Confirm) else ("row", number)] = number, row
+            if kept:
+                yield _batch([(int(stamps.versions[number]), row) for number, row in kept.values()])
+
+
+def _batch(rows: list[tuple[int, Row]]) -> pa.RecordBatch:
+    columns = [
+        [version for version, _ in rows],
+        [row.lsn for _, row in rows],
+        [row.replica_id for _, row in rows],
+        [int(row.type) for _, row in rows],
+        [row.body for _, row in rows],
+    ]
+    return pa.record_batch(
+        [pa.array(column, each.type) for column, each in zip(columns, CONTROL, strict=True)], schema=CONTROL
+    )
