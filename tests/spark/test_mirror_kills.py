@@ -175,7 +175,7 @@ def check_history(lake: Path, log: Path, begun: int) -> None:
     """Each settled change of a tuple behind the snapshot is the beginning of one state, and of one only."""
     wanted: dict[int, set[tuple[int, int]]] = {number: set() for number in STEADY}
     files = sorted(map(str, log.glob("*.xlog")))
-    for piece in Reading(production(), files, settled=True):
+    for piece in Reading(production(), files, settled=True).pieces():
         cells = piece.slab.cells[:, piece.rows]
         for space, kind, origin, lsn in zip(
             *(cells[line].tolist() for line in (scan.SPACE_ID, scan.TYPE, scan.REPLICA_ID, scan.LSN)), strict=True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TextIO
 import typer
 
 from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.options import advice
 from flowstone.cli.play import PASSWORD_HELP, USERNAME_VARIABLE, address
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ EXIT_CODES = """Exit codes: 0 stopped by a signal, or with --once at the end; 1 
 (with --once) is away, another mirror writes to the lake, or the disk is full; 2 the command line or a path is wrong."""
 
 SALT_VARIABLE: Final = "FLOWSTONE_MASK_SALT"
-EVERY_SECONDS: Final = 1.0
-"""Between two lines of progress, where nothing draws it."""
 
 
 def mirror(
@@ -166,9 +165,12 @@ def mirror(
     from flowstone.xlog.columns import ColumnOptions
 
     note_compilation()
-    choice = Choice.parse(space or (), exclude or (), columns or ())
-    masking = Masking.parse(mask or (), mask_salt)
     places: list[Sequence[Uri] | str] = [_source(text, username, password) for text in sources]
+    with _usage_errors():
+        choice = Choice.parse(space or (), exclude or (), columns or ())
+        masking = Masking.parse(mask or (), mask_salt)
+        has_live = any(not isinstance(each, str) for each in places)
+        where = Place.of(lake, spool, is_masked=bool(masking), has_live=has_live)
     options = MirrorOptions(
         choice=choice,
         masking=masking,
@@ -184,17 +186,29 @@ def mirror(
         transport=transport,
         catalog=catalog,
     )
-    where = Place.of(lake, spool, is_masked=bool(masking), has_live=any(not isinstance(each, str) for each in places))
     settings = _settings(conf or ())
-    with ExitStack() as stack:
-        teller = stack.enter_context(_telling(as_json))
-        from flowstone.spark.session import session
+    from flowstone.spark.session import session
 
+    with _usage_errors(), advice(force=False), ExitStack() as stack:
+        teller = stack.enter_context(_telling(as_json))
         spark = stack.enter_context(session("flowstone mirror", master=master, conf=settings))
         job = Mirror(spark, places, where, options, on_event=teller.tell)
-        stack.enter_context(_stopped_by_signals(job))
+        stack.enter_context(stopped_by_signals(job))
         job.run()
     return OK
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """What was asked for and cannot be is a mistake of the command line, wherever it is noticed."""
+    from flowstone.spark.masks import WrongMask
+    from flowstone.spark.mirror import OtherSettings, WrongPlace
+    from flowstone.spark.mirror_choice import WrongChoice
+
+    try:
+        yield
+    except (WrongMask, WrongChoice, WrongPlace, OtherSettings) as error:
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def _source(text: str, username: str | None, password: str | None) -> Sequence[Uri] | str:
@@ -216,7 +230,7 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def _stopped_by_signals(job: Mirror) -> Iterator[None]:
+def stopped_by_signals(job: Mirror) -> Iterator[None]:
     """SIGTERM and SIGINT end the job in good order; a second one ends it at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import SchemaTracker
@@ -28,7 +28,6 @@ from flowstone.spark import mirror_progress as events
 from flowstone.spark.archive_index import ArchiveIndex, DataLoss
 from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.fold import upsert_rules
-from flowstone.spark.frames import Transport
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import Progress as Saved
 from flowstone.spark.masks import Masking
@@ -43,6 +42,7 @@ from flowstone.spark.mirror_sources import (
     server_version,
 )
 from flowstone.spark.mirror_tables import MirrorTables
+from flowstone.spark.slice_bytes import Transport
 from flowstone.xlog.columns import ColumnOptions
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class MirrorOptions:
     fail_on_data_loss: bool = True
     compact_every: float | None = 300.0
     vacuum_after: float | None = 168 * 3600.0
-    transport: Literal["auto"] | Transport = "auto"
+    transport: Transport = "auto"
     catalog: str | None = None
 
     @property
@@ -262,7 +262,7 @@ class Mirror:
     def _transport(self) -> Transport:
         if self._options.transport != "auto":
             return self._options.transport
-        return "file" if (self._spark.sparkContext.master or "").startswith("local[") else "inline"
+        return "file" if (self._spark.sparkContext.master or "").startswith("local[") else "auto"
 
     def _open_source(self, place: Sequence[Uri] | str, saved: Mapping[str, Saved]) -> _Stream:
         if isinstance(place, str):

@@ -25,9 +25,10 @@ from flowstone.spark.change_batches import read_slice
 from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.contract import ChangeContract, spark_ddl
 from flowstone.spark.fold import fold, keys_needing_old
-from flowstone.spark.frames import RAW_COLUMNS, Transport, changes_frame, snapshot_frame
+from flowstone.spark.frames import RAW_COLUMNS, changes_frame, snapshot_frame
 from flowstone.spark.lake_files import PinnedTable
 from flowstone.spark.masks import SpaceMask
+from flowstone.spark.slice_bytes import Transport
 from flowstone.xlog.columns import MOMENT
 
 if TYPE_CHECKING:

@@ -1,0 +1,107 @@
+"""The command mirror: what it takes, what it refuses before Spark starts, and what it shows."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from flowstone.cli import mirror, run
+from flowstone.spark.mirror_progress import CaughtUp, Opened, Progress, Table, TableProgress
+
+UUID = "aaaaaaaa-0000-4000-8000-000000000001"
+PROGRESS = Progress(
+    {UUID: {1: 5}}, 1234, 617.0, 0.4, 7, {"orders": TableProgress(1000, 500.0, 12), "users": TableProgress(234, 117.0)}
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere/archive", "LAKE"], "/nowhere/archive: there is no such directory; name an archive"),
+        (["not an address", "LAKE"], "'not an address' is no address"),
+        (["127.0.0.1:1", "s3a://bucket/lake"], "s3a://bucket/lake is no local path, so --spool is needed"),
+        (["--mask=users.email", "127.0.0.1:1", "LAKE"], "'users.email' is no mask; write it as SPACE.FIELD=KIND"),
+        (["--mask=users.email=md5", "127.0.0.1:1", "LAKE"], "no mask is called 'md5'"),
+        (["--mask=users.email=null", "127.0.0.1:1", "LAKE"], "--mask needs --spool"),
+        (["--mask=u.e=null", "--spool=LAKE/spool", "127.0.0.1:1", "LAKE"], "lies in the lake"),
+        (["--columns=users", "127.0.0.1:1", "LAKE"], "'users' chooses no columns"),
+        (["--space=a", "--exclude=a", "127.0.0.1:1", "LAKE"], "both chosen and excluded"),
+        (["--conf=spark.ui.enabled", "127.0.0.1:1", "LAKE"], "--conf 'spark.ui.enabled' has no value"),
+        (["--transport=carrier-pigeon", "127.0.0.1:1", "LAKE"], "--transport"),
+        (["127.0.0.1:1"], "Missing argument 'SOURCE...'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["mirror", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["mirror", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "flowstone mirror db1:3301,db2:3301 /lake/shop" in shown
+    assert "Exit codes: 0 stopped by a signal" in shown
+
+
+def test_events_are_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    teller = mirror.Teller(as_json=True)
+    for event in (Opened("lake", {}, []), PROGRESS, CaughtUp({UUID: {1: 5}})):
+        teller.tell(event)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in lines] == ["opened", "progress", "caught_up"]
+    assert lines[1]["tables"]["orders"] == {"changes": 1000, "changes_per_second": 500.0, "version": 12}
+
+
+def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    teller = mirror.Teller(as_json=False)
+    teller.tell(Table("orders", "created"))
+    teller.tell(PROGRESS)
+    assert capsys.readouterr().err.splitlines() == [
+        "flowstone: table orders created",
+        "flowstone: 617 changes/s, lag 0.4 s and 7 rows, at {1: 5}, 1,234 changes",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_figures_per_table_in_one_place() -> None:
+    screen = Terminal()
+    teller = mirror.Teller(as_json=False, screen=screen)
+    teller.tell(PROGRESS)
+    teller.tell(Table("orders", "truncated"))
+    teller.tell(PROGRESS)
+    teller.close()
+    shown = screen.getvalue()
+    assert all(text in shown for text in ("orders", "1,000", "500", "617", "lag 0.4 s and 7 rows"))
+    assert "flowstone: table orders truncated" in shown
+
+
+def test_signals_stop_a_mirror_in_good_order() -> None:
+    stopped: list[int] = []
+
+    class Job:
+        def stop(self) -> None:
+            stopped.append(1)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with mirror.stopped_by_signals(Job()):  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGTERM)
+        assert stopped == [1]
+        with pytest.raises(KeyboardInterrupt):  # who cannot wait may say it again
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
