@@ -70,7 +70,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def serve(directory: Path, *, setup: str = "", cfg: str = "") -> Iterator[Server]:
+def serve(directory: Path, *, setup: str = "", cfg: str = "", binary: str = "tarantool") -> Iterator[Server]:
     """A real server on loopback, its guest allowed everything. `setup` is Lua run before it says it is ready."""
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -79,7 +79,7 @@ def serve(directory: Path, *, setup: str = "", cfg: str = "") -> Iterator[Server
         "box.schema.user.grant('guest', 'super', nil, nil, {if_not_exists=true})\n"
         f"{setup}\nprint('READY') io.stdout:flush()\n"
     )
-    command, pipe = ["tarantool", "server.lua"], subprocess.PIPE
+    command, pipe = [binary, "server.lua"], subprocess.PIPE
     process = subprocess.Popen(command, cwd=directory, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
     try:
         assert process.stdout is not None

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flowstone.spark.session import SparkUnavailable, check_java, session
+from tests.spark.live_servers import server
 
 CORES = 2
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,3 +33,24 @@ def spark(java: None) -> Iterator[SparkSession]:
         patched.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
         with session("tests", master=f"local[{CORES}]") as started:
             yield started
+
+
+@pytest.fixture(scope="session")
+def real_server(tarantool: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real server with the spaces of `live_servers`. Who writes does that to spaces of his own."""
+    with server("real", tmp_path_factory.mktemp("real")) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def node_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same of a node of ours."""
+    with server("node", tmp_path_factory.mktemp("node")) as address:
+        yield address
+
+
+@pytest.fixture(params=["real", "node"])
+def address(request: pytest.FixtureRequest) -> str:
+    """One and the other."""
+    found: str = request.getfixturevalue(f"{request.param}_server")
+    return found

@@ -7,6 +7,7 @@ or be missed or seen as they move. Tuples stay MessagePack.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -144,21 +145,28 @@ class _Scan:
         if count < 0:
             raise RemoteProtocolError(f"{self._connection.address} sent a broken answer to a SELECT")
         edges = self._edges[: count + 1].copy()
-        if count == limit and len(wanted.prefix) < len(self._key.parts):
-            self._go_on(wanted, response.body, edges)
+        if len(wanted.prefix) < len(self._key.parts):
+            inside = self._inside(wanted, response.body, edges)
+            if count == limit == inside:
+                self._go_on(wanted, response.body, edges)
+            edges = edges[: inside + 1]
         return slab_of_spans(buf, edges[:-1], edges[1:], self._space.id, self._connection.address)
 
+    def _inside(self, wanted: KeyRange, body: bytes, edges: Cells) -> int:
+        """How many tuples of a page are of the range; those behind it may be of another, and come with that."""
+
+        def is_behind(number: int) -> bool:
+            key = key_of(body[edges[number] : edges[number + 1]], self._key)
+            return not _is_inside(wanted, [unpack(part) for part in key])
+
+        return bisect_left(range(len(edges) - 1), True, key=is_behind)
+
     def _go_on(self, wanted: KeyRange, body: bytes, edges: Cells) -> None:
-        """Behind the last tuple, unless that is past the range already."""
-        size = int(edges[-1] - edges[0])
-        last = body[int(edges[-2]) : int(edges[-1])]
-        key = key_of(last, self._key)
-        if not _is_inside(wanted, [unpack(part) for part in key]):
-            return
-        count = len(edges) - 1
+        """Behind the last tuple."""
+        count, size = len(edges) - 1, int(edges[-1] - edges[0])
         limit = max(1, min(PAGE_ROWS_MAX, PAGE_SIZE * count // max(size, 1)))
-        raw_key = bytes([0x90 + len(key)]) + b"".join(key) if len(key) < 16 else _long_key(key)
-        self._sent.appendleft((wanted, limit, self._ask((keys.GT, raw_key), limit)))
+        key = array_of(key_of(body[edges[-2] : edges[-1]], self._key))
+        self._sent.appendleft((wanted, limit, self._ask((keys.GT, key), limit)))
 
     def _ask(self, start: tuple[int, bytes], limit: int) -> asyncio.Future[Response]:
         iterator, key = start
@@ -188,7 +196,7 @@ def _first(wanted: KeyRange) -> tuple[int, bytes]:
 
 
 def _is_inside(wanted: KeyRange, key: Sequence[Any]) -> bool:
-    """Whether more of the range may follow a tuple with this key."""
+    """Whether a key at or behind the beginning of the range is not behind its end."""
     prefix, upper = wanted.prefix, wanted.upper
     if tuple(key[: len(prefix)]) != prefix:
         return False
@@ -200,5 +208,7 @@ def _is_inside(wanted: KeyRange, key: Sequence[Any]) -> bool:
     return bool(value <= bound)
 
 
-def _long_key(key: Sequence[bytes]) -> bytes:
-    return b"\xdc" + len(key).to_bytes(2, "big") + b"".join(key)
+def array_of(parts: Sequence[bytes]) -> bytes:
+    """Values that are MessagePack, as one array."""
+    head = bytes([0x90 + len(parts)]) if len(parts) < 16 else b"\xdc" + len(parts).to_bytes(2, "big")
+    return head + b"".join(parts)

@@ -18,7 +18,7 @@ from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
-from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.packet import decode_response
 from flowstone.iproto.scan import Bytes, Cells, skip_value
 from flowstone.iproto.uri import Uri
@@ -27,7 +27,7 @@ from flowstone.outside import production
 from flowstone.outside.loop_thread import LoopThread
 from flowstone.outside.network import Stream
 from flowstone.spark.encode_kernels import scan_replies
-from flowstone.spark.index_scan import key_of, tuples_of
+from flowstone.spark.index_scan import array_of, key_of, tuples_of
 from flowstone.spark.live_node import connect, explained, select_body
 from flowstone.spark.tuple_encoder import CannotWrite, Requests
 
@@ -268,7 +268,7 @@ class _Sending:
                 asked = []
                 for raw in found:
                     parts = key_of(raw, key)
-                    body = select_body(self._space.id, iterator=keys.EQ, limit=1, raw_key=_array(parts))
+                    body = select_body(self._space.id, iterator=keys.EQ, limit=1, raw_key=array_of(parts))
                     asked.append(connection.send(RequestType.SELECT, body))
                 for raw, future in zip(found, asked, strict=True):
                     response = await connection.answer(future)
@@ -290,7 +290,3 @@ def _tuple_of(packet: bytes) -> bytes:
     body = skip_value(buf, 5, len(packet))
     at = skip_value(buf, body + 2, len(packet))
     return packet[at + 1 :]
-
-
-def _array(parts: list[bytes]) -> bytes:
-    return pack([None] * len(parts))[: 1 if len(parts) < 16 else 3] + b"".join(parts)
