@@ -1,0 +1,69 @@
+"""Where a mirror takes the log from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import parse_uri
+from flowstone.outside import production
+from flowstone.replication.vclock import VClock
+from flowstone.spark.archive_index import ArchiveIndex
+from flowstone.spark.mirror_sources import DirectorySource, LiveSource, MirrorBusy, replicaset_of, server_version
+from tests.real_tarantool import free_port
+from tests.spark.archives import WrittenArchive
+from tests.spark.change_rows import UUID, insert, whole
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    written = WrittenArchive(production().disk, str(tmp_path / "archive"))
+    written.define_orders()
+    written.save()
+    return written
+
+
+def test_a_directory_is_seen_as_it_grows(archive: WrittenArchive) -> None:
+    source = DirectorySource(archive.directory)
+    assert (source.replicaset_uuid, source.target()) == (UUID, VClock({1: 2}))
+    archive.write(whole(insert(3, 1, "a")))
+    archive.save()
+    source.wait(0.01)
+    assert source.index.settled == VClock({1: 3})
+    source.check()
+    source.collect(VClock({1: 3}))
+    source.close()
+    assert ArchiveIndex.open(production().disk, archive.directory).earliest == VClock()
+
+
+def test_the_server_that_logged_says_its_version(archive: WrittenArchive) -> None:
+    assert server_version(ArchiveIndex.open(production().disk, archive.directory)) == (2, 11, 9)
+
+
+def test_while_nobody_answers_the_only_replica_set_of_the_lake_is_meant() -> None:
+    nobody = [parse_uri(f"127.0.0.1:{free_port()}")]
+    assert replicaset_of(nobody, [UUID]) == UUID
+    for known in ([], [UUID, "another"]):
+        with pytest.raises(FlowstoneError):
+            replicaset_of(nobody, known)
+
+
+def test_a_spool_has_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowstone.spark.spool.LOCK_SECONDS", 0.2)
+    spool = tmp_path / "spools" / UUID
+    spool.mkdir(parents=True)
+    lock = production().disk.lock(str(spool))
+    with pytest.raises(MirrorBusy, match="another mirror has the spool"):
+        LiveSource(
+            [parse_uri(f"127.0.0.1:{free_port()}")],
+            UUID,
+            str(spool),
+            begin=None,
+            definitions=None,
+            fail_on_data_loss=True,
+            register=False,
+            on_event=lambda message: None,
+        )
+    lock.release()

@@ -1,0 +1,138 @@
+"""How the tables of a mirror follow their spaces, on lakes without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from flowstone.box.update import UpdateRules
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.replication.vclock import VClock
+from flowstone.spark.lake import Lake
+from flowstone.spark.lake_schema import LakeError
+from flowstone.spark.masks import Masking
+from flowstone.spark.mirror_batch import Folded, Truncation
+from flowstone.spark.mirror_choice import Choice
+from flowstone.spark.mirror_progress import Event
+from flowstone.spark.mirror_tables import EMPTY, MirrorTables, at, last_states
+from flowstone.spark.sort_keys import sort_keys
+from flowstone.xlog.columns import ColumnOptions
+from tests.spark.change_rows import ORDERS, UUID
+from tests.spark.lakes import tuples_of
+
+NOTHING = cast(SparkSession, None)
+MASKED = Masking.parse(["orders.name=redact"])
+RULES = UpdateRules(fills_gaps=True)
+
+
+def states(*rows: tuple[int, tuple[Any, ...] | None]) -> pa.Table:
+    """States by the LSN of their change; key 1 where there is no tuple."""
+    tuples = pa.array([None if row is None else pack(row) for _, row in rows], pa.binary())
+    whole = pa.array([pack(row or (1, "")) for _, row in rows], pa.binary())
+    columns: dict[str, Any] = {
+        "sort_key": sort_keys(ORDERS, whole),
+        "tuple": tuples,
+        "operation": ["replace"] * len(rows),
+        "commit_version": [lsn for lsn, _ in rows],
+        "commit_timestamp": [lsn * 1_000_000 for lsn, _ in rows],
+        "replica_id": [1] * len(rows),
+        "lsn": [lsn for lsn, _ in rows],
+    }
+    return pa.table({each.name: pa.array(columns[each.name], each.type) for each in EMPTY.schema})
+
+
+def folded(*rows: tuple[int, tuple[Any, ...] | None]) -> Folded:
+    found = states(*rows)
+    mask = MASKED.of(ORDERS)
+    assert mask is not None
+    return Folded(found, pa.chunked_array([mask.tuples(found["tuple"])]), len(rows), None)
+
+
+class Place:
+    """Tables in a lake, their exact twins beside it, and what was told."""
+
+    def __init__(self, directory: Path, masking: Masking) -> None:
+        self.lake, self.exact = directory / "lake", directory / "exact"
+        self.told: list[Event] = []
+        self.tables = self.opened(masking)
+
+    def opened(self, masking: Masking) -> MirrorTables:
+        lakes = (Lake.open(str(self.lake)), Lake.open(str(self.exact)))
+        return MirrorTables(
+            NOTHING, *lakes, masking, Choice(), types=ColumnOptions(), history=False, on_event=self.told.append
+        )
+
+
+def test_a_masked_table_has_a_twin_with_the_exact_tuples(tmp_path: Path) -> None:
+    place = Place(tmp_path, MASKED)
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    place.tables.commit(ORDERS, folded((3, (1, "secret")), (4, (2, "more"))), UUID, VClock({1: 4}))
+    assert tuples_of(place.lake, "orders") == [(1, "***"), (2, "***")]
+    assert tuples_of(place.exact, "orders") == [(1, "secret"), (2, "more")]
+
+
+def test_a_twin_that_is_behind_catches_up_and_the_table_takes_nothing_twice(tmp_path: Path) -> None:
+    place = Place(tmp_path, MASKED)
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    table = Lake.open(str(place.lake)).table("orders")
+    assert table is not None
+    mask = MASKED.of(ORDERS)
+    assert mask is not None
+    shown = mask.definition(ORDERS)
+    table.merge(states((5, (1, "***"))), shown, VClock({1: 5}), UUID)  # and then it was killed
+    again = place.opened(MASKED)
+    target = again.targets({512: ORDERS}, UUID, {}, RULES)[512]
+    assert (target.applied, target.shown) == (VClock({1: 2}), VClock({1: 5}))
+    # A smaller batch than the one that was half done: the table must not go back.
+    again.commit(ORDERS, folded((4, (1, "older"))), UUID, VClock({1: 4}))
+    assert table.version == Lake.open(str(place.lake)).table("orders").version  # type: ignore[union-attr]
+    assert tuples_of(place.exact, "orders") == [(1, "older")]
+    again.commit(ORDERS, folded((6, (1, "newer"))), UUID, VClock({1: 6}))
+    assert tuples_of(place.exact, "orders") == [(1, "newer")]
+    assert tuples_of(place.lake, "orders") == [(1, "***")]
+
+
+def test_a_batch_without_changes_commits_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path, Masking())
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    assert place.tables.commit(ORDERS, None, UUID, VClock({1: 3})) is None
+    assert (
+        place.tables.commit(ORDERS, Folded(EMPTY, pa.chunked_array([EMPTY["tuple"]]), 0, None), UUID, VClock()) is None
+    )
+
+
+def test_a_truncation_leaves_what_came_behind_it(tmp_path: Path) -> None:
+    place = Place(tmp_path, Masking())
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    place.tables.commit(ORDERS, folded((3, (1, "a")), (4, (2, "b"))), UUID, VClock({1: 4}))
+    truncation = Truncation(5, 5, 5_000_000)
+    place.tables.commit(ORDERS, folded((6, (3, "c"))), UUID, VClock({1: 6}), truncation=truncation)
+    assert tuples_of(place.lake, "orders") == [(3, "c")]
+    assert str(place.told[-1]) == "table orders truncated"
+
+
+def test_masks_do_not_go_along_with_a_new_name(tmp_path: Path) -> None:
+    place = Place(tmp_path, MASKED)
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    with pytest.raises(LakeError, match="is now called 'sales', and masks are given"):
+        place.tables.rename([(ORDERS, msgspec.structs.replace(ORDERS, name="sales"))], UUID, VClock({1: 3}))
+
+
+def test_a_table_that_is_gone_is_missed(tmp_path: Path) -> None:
+    with pytest.raises(LakeError, match="there is no table of space 'orders', which there was"):
+        Place(tmp_path, Masking()).tables.targets({512: ORDERS}, UUID, {}, RULES)
+
+
+def test_the_last_state_of_each_key() -> None:
+    found = last_states(states((1, (1, "a")), (2, (1, "b")), (3, (2, "c")), (4, (3, "d")), (5, (3, "e"))))
+    assert [unpack(each)[1] for each in found["tuple"].to_pylist()] == ["b", "c", "e"]
+    assert last_states(EMPTY).num_rows == 0
+
+
+def test_moments() -> None:
+    assert at(1_500_000).isoformat() == "1970-01-01T00:00:01.500000+00:00"
