@@ -23,12 +23,19 @@ class WrittenArchive:
     """An archive that begins with an empty snapshot at `{}`; `write` adds blocks, `save` makes them known."""
 
     def __init__(
-        self, disk: Any = None, directory: str = DIRECTORY, *, snapshot_at: float = 1.0, **options: Any
+        self,
+        disk: Any = None,
+        directory: str = DIRECTORY,
+        *,
+        snapshot_at: float = 1.0,
+        uuid: str = UUID,
+        **options: Any,
     ) -> None:
         self.disk = new_disk() if disk is None else disk
         self.directory = directory
         self.disk.make_directory(directory)
         self.options = options
+        self.uuid = uuid
         self.gaps: list[Gap] = []
         self.log = self._begin(VClock(), snapshot_at)
 
@@ -39,6 +46,11 @@ class WrittenArchive:
         verdicts.start(start)
         how = {"instance_uuid": INSTANCE, "vclock": start, "verdicts": verdicts, "version": "2.11.9", **self.options}
         return ArchiveLog(self.disk, self.directory, **how)
+
+    def begin_at(self, start: VClock) -> None:
+        """Instead of at `{}`, where nothing was written yet."""
+        self.disk.unlink(f"{self.directory}/{0:020d}.snap")
+        self.log = self._begin(start, 1.0)
 
     def define_orders(self) -> None:
         """Space `orders` of `change_rows.ORDERS`, in the rows of LSN 1 and 2."""
@@ -67,7 +79,7 @@ class WrittenArchive:
         self.log = self._begin(until, at)
 
     def save(self) -> None:
-        manifest = Manifest("dddddddd-0000-4000-8000-000000000000", INSTANCE, UUID, gaps=self.gaps)
+        manifest = Manifest("dddddddd-0000-4000-8000-000000000000", INSTANCE, self.uuid, gaps=self.gaps)
         manifest.position = self.log.vclock.to_mapping()
         manifest.settled = self.log.verdicts.settled.to_mapping()
         save(self.disk, self.directory, manifest)
