@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -38,7 +38,7 @@ from tests.spark.mirror_process import MirrorProcess
 ROWS_BEFORE = 20_000 if FULL else 1_000
 CHANGES = 200_000 if FULL else 7_000
 KILLS = 10 if FULL else 2
-CHUNK = 500
+CHUNK = 250
 GHOST = "ghost"
 """In every row that is going to be rolled back, and in no other."""
 
@@ -76,26 +76,33 @@ def ddl() -> list[list[Any]]:
 
 
 class Load(Thread):
-    """Makes all changes, with definitions and ghosts between them. `problem` is what ended it before its time."""
+    """Makes all changes, with definitions and ghosts between them, in as many parts as there are mirrors.
+
+    A part begins when it is released. `problem` is what ended it before its time.
+    """
 
     def __init__(self, member: Member, seed: int) -> None:
         super().__init__(daemon=True)
         self.member = member
         self.plain = Workload(seed, has_definitions=False, is_synchronous=True)
         self.defining = Workload(seed, writer=0)
+        self.released = Semaphore(0)
         self.problem: BaseException | None = None
         self.ghosts = 0
 
     def run(self) -> None:
+        chunks = CHANGES // CHUNK
         try:
-            for number in range(CHANGES // CHUNK):
+            for number in range(chunks):
+                if number * (KILLS + 1) // chunks != (number - 1) * (KILLS + 1) // chunks:
+                    self.released.acquire()
                 workload.run(self.member, self.plain.steps(CHUNK))
-                if number % 4 == 1:
+                if number % 8 == 1:
                     workload.run(self.member, self.defining.steps(25))
-                if number % 8 == 3:
+                if number % 12 == 3:
                     workload.run(self.member, ddl())
                 self.withdraw(number)
-                time.sleep(0.05)
+                time.sleep(0.05 if FULL else 0.3)
         except BaseException as error:
             self.problem = error
 
@@ -124,13 +131,17 @@ def kill_often(arguments: list[str], directory: Path, load: Load, kills: int, se
     random = Random(seed)
     runs: list[MirrorProcess] = []
     load.start()
-    for _ in range(kills):
+    for number in range(kills):
         runs.append(MirrorProcess(arguments, directory))
         # In the first snapshot, in any batch, between two commits: wherever it happens to be.
         runs[-1].wait_for("its beginning", lambda event: event["event"] == "opened")
-        time.sleep(random.uniform(0.0, 6.0))
+        load.released.release()
+        if number % 2:
+            runs[-1].wait_for("its first batch", lambda event: event["event"] == "progress" and event["changes"] > 0)
+        time.sleep(random.uniform(0.0, 4.0))
         runs[-1].kill()
     runs.append(MirrorProcess(arguments, directory))
+    load.released.release()
     load.join(3000)
     assert load.problem is None, load.problem
     assert not load.is_alive()
@@ -168,7 +179,7 @@ def check_no_ghosts(lake: Path) -> None:
         tuples = pq.read_table(file, columns=["_tuple"])["_tuple"].to_pylist()
         assert not any(GHOST.encode() in each for each in tuples), file
         found += 1
-    assert found > 5
+    assert found > len(STEADY)
 
 
 def check_history(lake: Path, log: Path, begun: int) -> None:

@@ -54,6 +54,9 @@ EXTENSIONS_MAX: Final = 1000
 PROGRESS_SECONDS: Final = 1.0
 """Between two events of progress while nothing else happens."""
 
+KEEP_SECONDS: Final = 168 * 3600.0
+"""How long former versions can be read unless somebody says otherwise: a week, as Delta's own default."""
+
 COLLECT_SECONDS: Final = 5.0
 """Between two collections of a spool."""
 
@@ -119,7 +122,7 @@ class MirrorOptions:
     register: bool = False
     fail_on_data_loss: bool = True
     compact_every: float | None = 300.0
-    vacuum_after: float | None = 168 * 3600.0
+    vacuum_after: float | None = KEEP_SECONDS
     transport: Transport = "auto"
     catalog: str | None = None
 
@@ -205,7 +208,13 @@ class Mirror:
             spark=self._spark,
             storage_options=self._place.storage_options,
             several_sets=len(self._places) > 1,
+            keep_hours=int((self._options.vacuum_after or KEEP_SECONDS) // 3600),
         )
+        if self._options.catalog is not None and lake.engine != "spark":
+            raise OtherSettings(
+                "--catalog needs Delta's jars in the Spark session, which it does not have",
+                hint="add --conf spark.jars.packages=io.delta:delta-spark_4.0_2.13:…, or leave --catalog out",
+            )
         saved = lake.progress
         for each in saved.values():
             self._check_settings(each.settings)
@@ -224,6 +233,7 @@ class Mirror:
             self._options.choice,
             types=self._options.types,
             history=self._options.history,
+            catalog=self._options.catalog,
             on_event=self._tell,
         )
         self._job = BatchJob(self._spark, int(self._spark.sparkContext.defaultParallelism), self._transport())

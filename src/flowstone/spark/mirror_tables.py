@@ -52,6 +52,7 @@ class MirrorTables:
         *,
         types: ColumnOptions,
         history: bool,
+        catalog: str | None = None,
         on_event: Callable[[events.Event], None],
     ) -> None:
         self._spark = spark
@@ -60,6 +61,7 @@ class MirrorTables:
         self._masking = masking
         self._choice = choice
         self._types = types
+        self._catalog = catalog
         self._is_history = history
         self._tell = on_event
         self._open: dict[tuple[bool, str], LakeTable] = {}
@@ -97,6 +99,7 @@ class MirrorTables:
             if self._masking.of(space) is not None:
                 self._table(space.name, exact=True).drop(position, uuid, moment)
             self._forget(space.name)
+            self._unregister(space.name)
             self._note(done, space.name, "dropped")
 
     def rename(self, pairs: Iterable[Pair], uuid: str, position: VClock) -> None:
@@ -106,6 +109,8 @@ class MirrorTables:
                 self._refuse_rename(was, now)
             self._open[False, now.name] = self._lake.rename(was.name, self._shown(now), uuid, position)
             self._open.pop((False, was.name), None)
+            self._unregister(was.name)
+            self._register(now.name)
             self._tell(events.Table(was.name, "renamed", f"to {now.name}"))
 
     def _refuse_rename(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
@@ -137,6 +142,7 @@ class MirrorTables:
                 if self._masking.of(space) is not None:
                     assert self._exact is not None
                     self._open[True, space.name] = self._exact.create(space, uuid, position, columns=())
+            self._register(space.name)
             self._tell(events.Table(space.name, "created"))
         return versions
 
@@ -176,11 +182,25 @@ class MirrorTables:
             self._exact.load(frame, hidden, uuid, position, columns={space.name: [] for space in hidden})
         for space in spaces.values():
             self._forget(space.name)
+            self._register(space.name)
         return sum(each.upserts for each in done.values())
 
     def _forget(self, name: str) -> None:
         self._open.pop((False, name), None)
         self._open.pop((True, name), None)
+
+    def _register(self, name: str) -> None:
+        if self._catalog is not None:
+            place = self._table(name).path.replace("'", "\\'")
+            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._catalog_name(name)} USING delta LOCATION '{place}'")
+
+    def _unregister(self, name: str) -> None:
+        """Takes the name out of the catalog; the files of a table with a place of its own stay."""
+        if self._catalog is not None:
+            self._spark.sql(f"DROP TABLE IF EXISTS {self._catalog_name(name)}")
+
+    def _catalog_name(self, name: str) -> str:
+        return f"{self._catalog}.`{name.replace('`', '``')}`"
 
     # --- batches ---
 
