@@ -21,7 +21,6 @@ from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import byte, copy, poke
 
 Offsets = NDArray[np.int32]
-Words = NDArray[np.uint64]
 
 NIL: Final = 0xC0
 NUMBER_SIZE: Final = 9
@@ -72,7 +71,7 @@ def put_ints(values: Cells, valid: Bytes, least: int, out: Bytes, edges: Cells) 
 
 
 @kernel
-def put_wide_ints(words: Words, valid: Bytes, least: int, out: Bytes, edges: Cells) -> int:
+def put_wide_ints(words: Cells, valid: Bytes, least: int, out: Bytes, edges: Cells) -> int:
     """Whole numbers of 128 bits, low word first, that fit 64; `least` is 0 or below. As `put_ints`."""
     at = 0
     count = valid.size
@@ -81,8 +80,7 @@ def put_wide_ints(words: Words, valid: Bytes, least: int, out: Bytes, edges: Cel
         if not valid[row]:
             at = poke(out, at, NIL)
             continue
-        low = int(words[2 * row].view(np.int64))
-        high = int(words[2 * row + 1].view(np.int64))
+        low, high = int(words[2 * row]), int(words[2 * row + 1])
         if high == 0 and low < 0:  # above 2^63
             at = put_big(out, poke(out, at, 0xCF), low, 8)
         elif (high == 0 and low >= 0) or (high == -1 and low < 0 and least < 0):

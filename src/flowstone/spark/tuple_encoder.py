@@ -324,7 +324,7 @@ def _integers(column: pa.Array) -> _Pieces:
 
 def _wide(column: pa.Array, least: int) -> _Pieces:
     out, edges = _room(len(column), kernels.NUMBER_SIZE)
-    words = _fixed(column, np.uint64, 2)
+    words = _fixed(column, np.int64, 2)
     row = kernels.put_wide_ints(words, _valid(column), least, out, edges)
     _checked(row, "which is below 0 or above 2^64-1" if least == 0 else "which takes more than 64 bits")
     return _Pieces(out, edges)
