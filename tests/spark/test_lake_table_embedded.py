@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,6 +20,8 @@ from flowstone.spark.lake_files import TableFiles
 from flowstone.spark.lake_schema import LakeError, LakeSchema
 from flowstone.spark.lake_table import AnotherWriter
 from flowstone.spark.lake_table_embedded import EmbeddedTable
+from flowstone.spark.lake_table_spark import SparkTable
+from tests.spark.delta_session import session_with_delta
 from tests.spark.lake_rows_given import (
     ORDERS,
     OTHER_UUID,
@@ -33,14 +36,22 @@ from tests.spark.lake_rows_given import (
     tuples_in,
 )
 
+ON_SPARK = os.environ.get("FLOWSTONE_LAKE_ENGINE") == "spark"
+"""`test_lake_table_spark.py` runs this module once more so, in a process of its own."""
+
+of_our_files = pytest.mark.skipif(ON_SPARK, reason="Spark makes files of its own")
+
 
 def new_table(path: Path, **how: Any) -> EmbeddedTable:
     schema = LakeSchema(how.pop("definition", ORDERS), (UUID, *how.pop("others", ())), **how)
-    return EmbeddedTable.create(str(path / "orders"), schema, {UUID: at(1)}, {})
+    return reopened(EmbeddedTable.create(str(path / "orders"), schema, {UUID: at(1)}, {}))
 
 
 def reopened(table: EmbeddedTable) -> EmbeddedTable:
-    found = EmbeddedTable.open(table.path, {})
+    if ON_SPARK:
+        found: EmbeddedTable | None = SparkTable.open_with(session_with_delta(), table.path, {})
+    else:
+        found = EmbeddedTable.open(table.path, {})
     assert found is not None
     return found
 
@@ -107,6 +118,7 @@ def test_random_merges_give_what_a_dict_gives_at_every_version(tmp_path: Path, s
         assert {row["_key"]: row["_tuple"] for row in rows_of(table, version)} == rows
 
 
+@of_our_files
 @pytest.mark.usefixtures("small_files")
 def test_files_stay_few_and_apart_under_merges(tmp_path: Path) -> None:
     table = new_table(tmp_path)
@@ -122,6 +134,7 @@ def test_files_stay_few_and_apart_under_merges(tmp_path: Path) -> None:
     assert all(one.last is not None and one.last < two.first for one, two in pairwise(ranges))
 
 
+@of_our_files
 @pytest.mark.usefixtures("small_files")
 def test_a_merge_of_neighbours_leaves_other_files_alone(tmp_path: Path) -> None:
     table = new_table(tmp_path)
@@ -276,7 +289,7 @@ def test_a_history_closes_what_was_current_and_adds_each_state(tmp_path: Path) -
         assert reopened(table).append_history(states((1, None, 9)), ORDERS, at(9), UUID).is_replay
     table.compact()
     assert periods(table) == expected
-    assert len(table.files()) == 2
+    assert len(table.files()) == 2 or ON_SPARK
 
 
 @pytest.mark.usefixtures("small_files")
@@ -331,6 +344,7 @@ def test_states_and_histories_are_not_mistaken_for_each_other(tmp_path: Path) ->
 # --- files --------------------------------------------------------------------------------------------------------
 
 
+@of_our_files
 def test_vacuum_removes_what_no_kept_version_needs_and_orphans(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     for turn in range(2, 6):

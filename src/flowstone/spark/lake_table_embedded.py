@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from os import cpu_count
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -103,7 +103,7 @@ class EmbeddedTable:
         self._forget()
 
     @classmethod
-    def open(cls, path: str, storage_options: Mapping[str, str], *, threads: int | None = None) -> EmbeddedTable | None:
+    def open(cls, path: str, storage_options: Mapping[str, str], *, threads: int | None = None) -> Self | None:
         """The table at a path; None where none is. Raises LakeError if it is not one of ours."""
         try:
             delta = DeltaTable(path, storage_options=dict(storage_options) or None)
@@ -122,7 +122,7 @@ class EmbeddedTable:
         written: Sequence[WrittenFile] = (),
         keep_hours: int = KEEP_HOURS,
         threads: int | None = None,
-    ) -> EmbeddedTable:
+    ) -> Self:
         """A new table with these files, in one commit. Files have to be there already."""
         keep = f"interval {keep_hours} hours"
         try:
