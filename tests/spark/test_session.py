@@ -21,7 +21,7 @@ from pathlib import Path
 from flowstone.spark.session import session
 
 with session("own", master="local[1]", memory="512m", conf={"spark.sql.shuffle.partitions": "7"}) as spark:
-    java = spark.sparkContext._gateway.proc.pid
+    java = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
     settings = spark.sparkContext.getConf()
     print(settings.get("spark.driver.memory"), spark.conf.get("spark.sql.shuffle.partitions"))
     print(settings.get("spark.driver.host"), spark.sparkContext.pythonExec == sys.executable)

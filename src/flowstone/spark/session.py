@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 MASTER: Final = "local[*]"
@@ -35,6 +39,8 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n
 """
 OUTPUT_TAIL: Final = 800
+POLL_SECONDS: Final = 0.02
+STOP_SECONDS: Final = 20.0
 
 
 _OURS: Final = re.compile(r"from the Python worker:\s*(?!Traceback)[\w.]+: (.*?)\s*(?:SQLSTATE: \w+)?\s*\Z", re.DOTALL)
@@ -72,12 +78,14 @@ def session(
         return
     directory = Path(tempfile.mkdtemp(prefix="flowstone-spark-"))
     try:
-        started = _start(app_name, _settings(directory, master, memory, log_level) | dict(conf or {}), directory)
+        with _interrupted_by_sigterm():
+            settings = _settings(directory, master, memory, log_level) | dict(conf or {})
+            started, java = _start(app_name, settings, directory)
         try:
             with _lasting_errors():
                 yield started
         finally:
-            _stop(started)
+            _stop(started, java)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -133,28 +141,60 @@ def _local(directory: Path) -> dict[str, str]:
     }
 
 
-def _start(app_name: str, settings: Mapping[str, str], directory: Path) -> SparkSession:
+def _start(app_name: str, settings: Mapping[str, str], directory: Path) -> tuple[SparkSession, subprocess.Popen[bytes]]:
     from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     check_java()
     conf = SparkConf(loadDefaults=False).setAppName(app_name).setAll(list(settings.items()))
-    loud = settings["spark.log.level"] != "OFF"
-    output = directory / "java.log"
-    with _environment(settings["spark.master"]), output.open("wb") as file:
-        try:
-            # Ctrl-C is for us alone, who then stop it. It ends with us in any case: it reads from a pipe that we hold.
-            how = {"stdout": subprocess.DEVNULL, "stderr": None if loud else file, "start_new_session": True}
-            gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
-        except PySparkRuntimeError as error:
-            said = " ".join(output.read_text(errors="replace")[-OUTPUT_TAIL:].split())
+    environment = _environment(settings["spark.master"])
+    java = _launch(conf, environment, directory)
+    try:
+        port, secret = _gateway(java, directory)
+        with _environment_with(environment | {"PYSPARK_GATEWAY_PORT": port, "PYSPARK_GATEWAY_SECRET": secret}):
+            gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]  # it connects to the one that is there
+            return SparkSession(SparkContext(gateway=gateway, conf=conf)), java
+    except BaseException:
+        java.kill()
+        java.wait()
+        raise
+
+
+def _launch(conf: SparkConf, environment: Mapping[str, str], directory: Path) -> subprocess.Popen[bytes]:
+    """As PySpark does it, which would not tell us whom it has started while it waits."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    command = [os.path.join(_find_spark_home(), "bin", "spark-submit")]
+    command += [part for name, value in conf.getAll() for part in ("--conf", f"{name}={value}")]
+    loud = conf.get("spark.log.level") != "OFF"
+    own = {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(directory / "gateway")}
+    with (directory / "java.log").open("wb") as output:
+        # Ctrl-C is for us alone, who then stop it. It ends with us in any case: it reads from a pipe that we hold.
+        return subprocess.Popen(
+            [*command, "pyspark-shell"],
+            env=os.environ | dict(environment) | own,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=None if loud else output,
+            start_new_session=True,
+        )
+
+
+def _gateway(java: subprocess.Popen[bytes], directory: Path) -> tuple[str, str]:
+    """Where it listens, and what it wants to hear."""
+    path = directory / "gateway"
+    while not path.exists():
+        if java.poll() is not None:
+            said = " ".join((directory / "java.log").read_text(errors="replace")[-OUTPUT_TAIL:].split())
             raise SparkUnavailable(
-                f"Spark did not start: {said or error}",
+                f"Spark did not start: {said or f'it ended with {java.returncode}'}",
                 hint="it needs Java 17 or newer (Debian package openjdk-17-jre-headless), and the memory it is given",
-            ) from error
-        return SparkSession(SparkContext(gateway=gateway, conf=conf))
+            )
+        time.sleep(POLL_SECONDS)
+    content = path.read_bytes()
+    size = int.from_bytes(content[4:8], "big")
+    return str(int.from_bytes(content[:4], "big")), content[8 : 8 + size].decode()
 
 
 def check_java() -> None:
@@ -166,12 +206,15 @@ def check_java() -> None:
         )
 
 
-@contextmanager
-def _environment(master: str) -> Iterator[None]:
+def _environment(master: str) -> dict[str, str]:
     """What Spark takes from the environment while it starts. What the user has set there stands."""
     wanted = {"PYSPARK_PYTHON": sys.executable} | ({"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(master) else {})
-    added = [name for name in wanted if name not in os.environ]
-    os.environ.update({name: wanted[name] for name in added})
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+@contextmanager
+def _environment_with(added: Mapping[str, str]) -> Iterator[None]:
+    os.environ.update(added)
     try:
         yield
     finally:
@@ -179,14 +222,32 @@ def _environment(master: str) -> Iterator[None]:
             del os.environ[name]
 
 
-def _stop(started: SparkSession) -> None:
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """While Spark starts SIGTERM is Ctrl-C: what was begun is ended. Whoever works with it then may do as he likes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(started: SparkSession, java: subprocess.Popen[bytes]) -> None:
     """Ends the JVM, too: another session in this process may want other memory."""
     from pyspark import SparkContext
 
     gateway: Any = started.sparkContext._gateway
     started.stop()
     gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait()
     SparkContext._gateway = None
     SparkContext._jvm = None
+    assert java.stdin is not None
+    java.stdin.close()
+    try:
+        java.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        java.kill()
+        java.wait()
