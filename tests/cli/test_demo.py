@@ -1,4 +1,4 @@
-"""`flowstone demo` runs to its end, shows commands that work, and cleans up."""
+"""`flowstone demo --tour` runs to its end, shows commands that work, and cleans up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.cli.conftest import Command
 
 
 def test_the_demo_shows_commands_and_their_output(flowstone: Command) -> None:
-    shown = flowstone("demo")
+    shown = flowstone("demo", "--tour")
     assert shown.code == 0
     commands = re.findall(r"^\$ flowstone (.*)$", shown.text, re.MULTILINE)
     assert len(commands) == 11
@@ -23,7 +23,7 @@ def test_the_demo_shows_commands_and_their_output(flowstone: Command) -> None:
 
 
 def test_kept_files_can_be_read_again(flowstone: Command) -> None:
-    shown = flowstone("demo", "--keep")
+    shown = flowstone("demo", "--tour", "--keep")
     found = re.search(r"The files are in (\S+)\.", shown.text)
     assert found is not None
     directory = Path(found[1])

@@ -42,13 +42,13 @@ async def drawn(console: Console, until: str) -> str:
 
 async def test_a_terminal_has_a_table() -> None:
     text = await drawn(Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100), "version 7")
-    for part in ("● leads", "✕ dead", "54,321 changes answered", "12,345 rows in the lake", "1.2 s behind"):
+    for part in ("● leads", "✕ dead", "54,321 changes answered", "12,345 in the lake, 1.2 s behind"):
         assert part in text
 
 
 async def test_elsewhere_a_line_now_and_then() -> None:
     text = await drawn(Console(file=io.StringIO(), width=200), "behind\n")
-    assert "a ● leads  b ✕ dead │ 54,321 answered" in text
+    assert "a leads  b dead │ 54,321 answered │ 12,345 in the lake" in text
 
 
 def test_before_the_mirror_has_spoken_spark_is_starting() -> None:

@@ -1,4 +1,4 @@
-"""`flowstone demo`: the log tools on the log of a small shop, a node that serves one, and a replica set of nodes."""
+"""`flowstone demo`: a replica set whose leader dies while Spark mirrors it into a lake; or a tour of other tools."""
 
 from __future__ import annotations
 
@@ -17,26 +17,52 @@ import typer
 if TYPE_CHECKING:
     from flowstone.node.connection import Connection
 
-EXAMPLE = "Example: `flowstone demo --keep`"
+EXAMPLE = "Example: `flowstone demo --keep`, then `flowstone demo --tour`"
 
 
 def demo(
+    tour: Annotated[
+        bool,
+        typer.Option("--tour", help="Show the log tools, a node, replica sets, a follower and elections; no Spark."),
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="How long each act is played, without --tour.")
+    ] = 15.0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the files there, to try more on them.")] = False,
 ) -> int:
-    """Show the log tools on a small shop, a node that serves one, replica sets, a follower, and elections."""
+    """Show a replica set whose leader is killed while Spark mirrors it into Delta tables; verify them in the end."""
     directory = Path(tempfile.mkdtemp(prefix="flowstone-demo-"))
     try:
-        with _inside(directory):
-            _show_logs()
-            _show_node()
-            _show_replica_set()
-            _show_elections()
+        if tour:
+            with _inside(directory):
+                _show_tour()
+            code = 0
+        else:
+            code = _show_lake(directory, seconds)
     finally:
         if not keep:
-            shutil.rmtree(directory)
+            shutil.rmtree(directory, ignore_errors=True)
     where = f"The files are in {directory}." if keep else "The files are gone; with --keep they stay."
-    print(f"\n{where} More: flowstone --help")
-    return 0
+    print(f"\n{where} More: {'flowstone --help' if tour else 'flowstone demo --tour, flowstone --help'}")
+    return code
+
+
+def _show_lake(directory: Path, seconds: float) -> int:
+    from rich.console import Console
+
+    from flowstone.cli import event_loop
+    from flowstone.cli.demo_lake import Scale, show_lake
+    from flowstone.spark.session import check_java
+
+    check_java()
+    return event_loop.run(show_lake(directory, Console(), Scale(seconds)))
+
+
+def _show_tour() -> None:
+    _show_logs()
+    _show_node()
+    _show_replica_set()
+    _show_elections()
 
 
 @contextmanager

@@ -19,6 +19,7 @@ REFRESH_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 3.0
 SIGNS: Final = {"leader": "[bold green]● leads[/]", "follower": "○ follows", "candidate": "[yellow]◌ stands[/]"}
 DEAD: Final = "[bold red]✕ dead[/]"
+SHORT: Final = {"leader": "leads", "follower": "follows", "candidate": "stands"}
 
 
 class Board:
@@ -82,16 +83,18 @@ class Board:
 
         table = Table.grid(padding=(0, 3))
         table.add_row("  [cyan]nodes[/]", "   ".join(self._nodes()))
-        table.add_row("  [cyan]shop[/]", f"{answered:>11,} changes answered   {self._rate:>8,.0f}/s")
+        table.add_row("  [cyan]shop[/]", f"{answered:,} changes answered, {self._rate:,.0f}/s")
         table.add_row("  [cyan]lake[/]", lake_text(progress))
         for name, each in progress.get("tables", {}).items():
-            table.add_row("", f"{each['changes']:>11,} {name:<10} version {each['version'] or 0:,}")
+            table.add_row("", f"{name:<10} {each['changes']:>11,} rows merged, version {each['version'] or 0:,}")
         return table
 
     def _line(self, answered: int, progress: Mapping[str, Any]) -> str:
-        return (
-            f"{'  '.join(self._nodes())} │ {answered:,} answered, {self._rate:,.0f}/s │ {lake_text(progress).strip()}"
+        nodes = "  ".join(
+            f"{name} {'dead' if status is None else SHORT.get(status.state, status.state)}"
+            for name, status in self._statuses.items()
         )
+        return f"{nodes} │ {answered:,} answered │ {lake_text(progress)}"
 
 
 def lake_text(progress: Mapping[str, Any]) -> str:
@@ -99,5 +102,5 @@ def lake_text(progress: Mapping[str, Any]) -> str:
     if not progress:
         return "Spark is starting"
     lag = progress.get("lag")
-    behind = "" if lag is None else f"   {lag:.1f} s behind"
-    return f"{progress['changes']:>11,} rows in the lake   {progress['changes_per_second']:>8,.0f}/s{behind}"
+    behind = "" if lag is None else f", {lag:.1f} s behind"
+    return f"{progress['changes']:,} in the lake{behind}"
