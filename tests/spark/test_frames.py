@@ -67,6 +67,13 @@ def test_rows_of_a_snapshot_are_inserts_at_its_position(spark: SparkSession, arc
     assert [(row["_operation"], row["_commit_version"]) for row in rows] == [("insert", 10)] * 2
 
 
+def test_bytes_may_travel_with_their_slices(spark: SparkSession, archive: WrittenArchive) -> None:
+    index = opened(archive)
+    frame = changes_frame(spark, index, VClock({1: 2}), index.settled, columns=["_lsn"], transport="inline")
+    archive.disk.rename(f"{archive.directory}/{0:020d}.xlog", f"{archive.directory}/elsewhere")
+    assert sorted(row["_lsn"] for row in frame.collect()) == [3, 4, 7, 8, 9, 10]
+
+
 def test_work_is_shared_out_between_cores(spark: SparkSession) -> None:
     assert slice_size(spark, 0) == SLICE_SIZE_MIN
     assert slice_size(spark, 1 << 40) == 8 * 1024 * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.spark.archives import DIRECTORY, WrittenArchive
 from tests.spark.change_rows import (
     INSERT,
     REPLACE,
+    UPDATE,
     define,
     define_key,
     delete,
@@ -172,7 +174,10 @@ def test_a_primary_key_that_was_altered_on_the_way(monkeypatch: pytest.MonkeyPat
     archive.write(whole(insert(3, 1, "b"), insert(4, 2, "a")), whole(insert(5, 3, "c"), delete(6, 3)))
     by_name = {0x10: 288, 0x21: (512, 0, "pk", "tree", {"unique": True}, [[1, "string"]])}
     archive.write(whole(statement(REPLACE, 7, by_name)))
-    archive.write(whole(delete(8, "a"), insert(9, 1, "d")), whole(update(10, "b", ("=", 1, 7))))
+    archive.write(
+        whole(delete(8, "a"), insert(9, 1, "d")),
+        whole(statement(UPDATE, 10, {0x10: 512, 0x20: ("b",), 0x21: (("=", 0, 7),)})),
+    )
     archive.save()
     assert state(archive) == [(1, "d"), (7, "b")]
     assert state(archive, asOf="6") == [(1, "b"), (2, "a")]
@@ -237,8 +242,8 @@ def test_keys_are_shared_out_evenly_and_always_alike() -> None:
     (part,) = parts(archive)
     counts = []
     for number in range(4):
-        own = past_state._own(keys, past_state.replace(part, share=(number, 4)))
-        sliced = past_state._own(keys.slice(100, 50), past_state.replace(part, share=(number, 4)))
+        own = past_state._own(keys, replace(part, share=(number, 4)))
+        sliced = past_state._own(keys.slice(100, 50), replace(part, share=(number, 4)))
         assert own.slice(100, 50) == sliced
         counts.append(own.true_count)
     assert sum(counts) == 4000

@@ -431,7 +431,7 @@ class ArchiveIndex:
         key nothing can be written, so a space is there with its key.
         """
         found: list[FormatChange] = []
-        was = self.definition_at(start, space_id)
+        was = self.last_definition(start, space_id)
         for epoch in self._schema.behind(start):
             if not epoch.start <= end:
                 break

@@ -6,8 +6,8 @@ keep their workers. A slice is a partition of its own.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -84,8 +84,13 @@ def slices_frame(
 ) -> DataFrame:
     """What slices hold behind `start` up to `end`, a partition each."""
     slices = with_transport(slices, transport)
-    schema = pa.schema([pa.field("slice", pa.binary(), nullable=False)])
-    rows = [pa.record_batch([pa.array([pickle.dumps(part)], pa.binary())], schema=schema) for part in slices]
+    # What the slices are goes with the function, once for all that share definitions; their bytes go with their rows.
+    plan = [replace(part, data=None) for part in slices]
+    schema = pa.schema([pa.field("number", pa.int32(), nullable=False), pa.field("data", pa.binary())])
+    rows = [
+        pa.record_batch([pa.array([number], pa.int32()), pa.array([part.data], pa.binary())], schema=schema)
+        for number, part in enumerate(slices)
+    ]
     # One batch is one partition.
     frame = spark.createDataFrame(pa.Table.from_batches(rows, schema))
 
@@ -93,8 +98,9 @@ def slices_frame(
         disk = production().disk
         with clear_errors():
             for batch in batches:
-                for each in batch.column(0).to_pylist():
-                    yield from read_slice(disk, pickle.loads(each), start, end, contract, show_secrets=show_secrets)
+                for number, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    part = replace(plan[number], data=data)
+                    yield from read_slice(disk, part, start, end, contract, show_secrets=show_secrets)
 
     return frame.mapInArrow(read, contract.spark_schema)
 
