@@ -34,9 +34,9 @@ def mirror_once(
     return told
 
 
-def rows_of(lake: Path, name: str, *, version: int | None = None) -> list[dict[str, Any]]:
+def rows_of(lake: Path, name: str, *, version: int | None = None, several_sets: bool = False) -> list[dict[str, Any]]:
     """The rows of a table as any reader of Delta sees them, by key."""
-    table = Lake.open(str(lake)).table(name)
+    table = Lake.open(str(lake), several_sets=several_sets).table(name)
     assert table is not None, f"no table {name}"
     rows: list[dict[str, Any]] = DeltaTable(table.path, version=version).to_pyarrow_table().to_pylist()
     return sorted(rows, key=lambda row: row["_key"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row
@@ -17,16 +19,31 @@ from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import DataLoss
 from flowstone.spark.lake import Lake
+from flowstone.spark.lake_table import AnotherWriter
 from flowstone.spark.masks import Masking, WrongMask
 from flowstone.spark.mirror import OtherSettings
+from flowstone.spark.mirror_batch import BatchJob
 from flowstone.spark.mirror_choice import Choice
 from flowstone.spark.mirror_progress import CaughtUp, Lost, Stopped
 from flowstone.spark.mirror_sources import MirrorBusy
 from flowstone.spark.mirror_tables import MirrorTables
 from tests.node.archived_rows import SYNC, rollback
 from tests.spark.archives import WrittenArchive
-from tests.spark.change_rows import define, define_key, delete, insert, statement, truncate, update, upsert, whole
+from tests.spark.change_rows import (
+    UUID,
+    define,
+    define_key,
+    delete,
+    insert,
+    statement,
+    truncate,
+    update,
+    upsert,
+    whole,
+)
 from tests.spark.lakes import mirror_once, names_in, rows_of, tuples_of
+
+OTHER_UUID = "bbbbbbbb-0000-4000-8000-000000000002"
 
 
 def drop(lsn: int, space: int) -> Row:
@@ -284,3 +301,47 @@ def test_a_gap_is_an_error_or_a_new_state(spark: SparkSession, archive: WrittenA
     told = mirror_once(spark, [archive.directory], lake, fail_on_data_loss=False)
     assert any(isinstance(event, Lost) for event in told)
     assert tuples_of(lake, "orders") == [(5, "b")]
+
+
+def test_several_replica_sets_share_their_tables(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    archive.write(whole(insert(3, 1, "a"), insert(4, 2, "b")))
+    archive.save()
+    second = WrittenArchive(production().disk, str(tmp_path / "second"), uuid=OTHER_UUID)
+    second.define_orders()
+    second.write(whole(insert(3, 1, "A")))
+    second.save()
+    sources = [archive.directory, second.directory]
+    mirror_once(spark, sources, lake)
+    second.write(whole(update(4, 1, ("=", 2, "B"))), whole(insert(5, 3, "C")))
+    second.save()
+    mirror_once(spark, sources, lake)
+    rows = {(row["_replicaset_uuid"], unpack(row["_tuple"])) for row in rows_of(lake, "orders", several_sets=True)}
+    assert rows == {(UUID, (1, "a")), (UUID, (2, "b")), (OTHER_UUID, (1, "B")), (OTHER_UUID, (3, "C"))}
+    with pytest.raises(FlowstoneError):
+        mirror_once(spark, [archive.directory], lake)
+
+
+def test_a_mirror_that_was_overtaken_stops_and_changes_nothing(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On object storage no lock keeps a second one out: what it committed does."""
+    lake = tmp_path / "lake"
+    archive.write(whole(insert(3, 1, "n", 0)))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    archive.write(whole(update(4, 1, ("+", 3, 1))))
+    archive.save()
+    original = BatchJob.run
+
+    def overtaken(job: BatchJob, *args: Any, **kwargs: Any) -> Any:
+        folded = original(job, *args, **kwargs)
+        monkeypatch.setattr(BatchJob, "run", original)
+        mirror_once(spark, [archive.directory], lake)
+        return folded
+
+    monkeypatch.setattr("flowstone.spark.mirror._lake_lock", lambda lake: nullcontext())
+    monkeypatch.setattr(BatchJob, "run", overtaken)
+    with pytest.raises(AnotherWriter):
+        mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(1, "n", 1)]

@@ -54,6 +54,9 @@ EXTENSIONS_MAX: Final = 1000
 PROGRESS_SECONDS: Final = 1.0
 """Between two events of progress while nothing else happens."""
 
+BATCH_BYTES: Final = 64 << 20
+"""Of the log, compressed, in a batch: the driver holds what is folded of it."""
+
 KEEP_SECONDS: Final = 168 * 3600.0
 """How long former versions can be read unless somebody says otherwise: a week, as Delta's own default."""
 
@@ -367,14 +370,14 @@ class Mirror:
         """The end of the next batch: definitions that mean nothing to the tables do not end it."""
         start = stream.position
         assert start is not None
-        end = index.cut(start, max_rows=self._options.max_rows, at_definitions=True)
+        end = index.cut(start, max_rows=self._options.max_rows, max_bytes=BATCH_BYTES, at_definitions=True)
         if end == start or self._means_something(stream, index, start, end):
             return end
         for _ in range(EXTENSIONS_MAX):
             left = self._options.max_rows - (end.signature - start.signature)
             if left <= 0 or end == index.settled:
                 break
-            after = index.cut(end, max_rows=left, at_definitions=True)
+            after = index.cut(end, max_rows=left, max_bytes=BATCH_BYTES, at_definitions=True)
             if after == end or self._means_something(stream, index, end, after):
                 break
             end = after

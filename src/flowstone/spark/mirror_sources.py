@@ -6,6 +6,7 @@ Both are an `ArchiveIndex` that grows. The mirror asks how far it is, waits for 
 from __future__ import annotations
 
 import os
+import posixpath
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -20,9 +21,10 @@ from flowstone.outside.disk import AlreadyLocked
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.spool import Spool, facts_of
-from flowstone.xlog.directory import scan_directory
+from flowstone.xlog.reader import LogFile
 
 POLL_SECONDS: Final = 0.2
+NEWEST_VERSION: Final = (2, 11)
 
 
 class MirrorBusy(FlowstoneError):
@@ -161,8 +163,9 @@ def replicaset_of(members: Sequence[Uri], known: Sequence[str]) -> str:
 
 def server_version(index: ArchiveIndex) -> tuple[int, ...]:
     """Of the server whose log it is: what UPSERT does depends on it."""
-    logs = scan_directory(index.disk, index.directory)
-    newest = (*logs.snapshots, *logs.logs)[-1:]
-    text = newest[0].meta.version if newest else ""
-    numbers = [part for part in (text or "").split("-")[0].split(".") if part.isdecimal()]
-    return tuple(map(int, numbers)) or (2, 11)
+    names = [name for name in index.disk.list_directory(index.directory) if name.endswith((".xlog", ".snap"))]
+    if not names:
+        return NEWEST_VERSION
+    with LogFile.open(index.disk, posixpath.join(index.directory, max(names))) as log:
+        text = log.meta.version or ""
+    return tuple(int(part) for part in text.partition("-")[0].split(".") if part.isdecimal()) or NEWEST_VERSION
