@@ -119,7 +119,7 @@ def test_a_snapshot_comes_in_chunks_with_absolute_numbers(
     index = saved(archive)
     here, numbers, ids = at(2, 0), [], []
     while here.chunk is not None:
-        end = next_position(index, here, Limits(size=50_000), contract)
+        end = next_position(index, here, Limits(size=25_000), contract)
         assert next_position(index, here, Limits(rows=1), contract).chunk in (here.chunk + 1, None)
         for piece in slices_between(index, here, end, contract):
             for batch in read_slice(production().disk, piece.part, piece.start, piece.end, piece.contract):
@@ -127,8 +127,8 @@ def test_a_snapshot_comes_in_chunks_with_absolute_numbers(
         numbers.append(end.chunk)
         here = end
     assert ids == list(range(10_000))
-    assert len(numbers) > 3
-    assert numbers[:2] == [2, 4]
+    assert len(numbers) > 2
+    assert numbers[:2] == [1, 2]
     assert here == at(2)
     assert lsns(index, here, next_position(index, here, NO_LIMIT, ALL)) == [3]
 

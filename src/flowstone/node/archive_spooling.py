@@ -225,6 +225,7 @@ class Spooling(Archive):
             raise missing
         self._members.accepted()
         await self._begin_from_snapshot(GAP, missing.message)
+        self._on_durable()
 
     def _spool(self) -> tuple[SpoolStore, Intake]:
         store, intake = self._open_store()

@@ -53,7 +53,7 @@ class Spool:
         self._directory = directory
         self._thread = LoopThread("flowstone-spool")
         self._moved = threading.Condition()
-        self._durable = self._seen = self._position = VClock()
+        self._durable = self._seen = VClock()
         self._failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
         self._index: ArchiveIndex | None = None
@@ -124,7 +124,6 @@ class Spool:
             while not self._archive.is_begun and self._failure is None:
                 self._moved.wait(_POLL_SECONDS)
         self.check()
-        self._position = self._position.merged(self._archive.position)
         self._seen = self._durable
 
     async def _run(self) -> None:
@@ -143,7 +142,6 @@ class Spool:
     def _note_durable(self) -> None:
         """In the loop, while no worker touches the files."""
         with self._moved:
-            self._position = self._archive.position
             self._durable = self._durable.merged(self._archive.settled)
             self._moved.notify_all()
 
@@ -189,7 +187,7 @@ class Spool:
     @property
     def position(self) -> VClock:
         """What is durable, settled or not."""
-        return self._position
+        return self._archive.position
 
     @property
     def lag(self) -> float | None:

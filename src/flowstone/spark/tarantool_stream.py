@@ -99,10 +99,11 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, options: TarantoolOptions) -> None:
         self._options = options
         self._sets: _ReplicaSets | None = None
-        self._targets: dict[str, VClock] | None = None
+        self.targets: dict[str, VClock] | None = None
+        """Where a run that takes what there is ends, by replica set."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_sets": None, "_targets": None}
+        return {"_options": self._options, "_sets": None, "targets": None}
 
     # --- asked by the driver ---
 
@@ -122,13 +123,13 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         _check(self._options)
         facts = [facts_of(members) for members in self._options.members]
-        self._targets = {each.replicaset_uuid: each.ballot.vclock.without_zero() for each in facts}
+        self.targets = {each.replicaset_uuid: each.ballot.vclock.without_zero() for each in facts}
 
     @clear_errors()
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         at = Offset.from_json(start)
         sets = self._opened(at)
-        return sets.next_offset(at, self._limits(limit), self._targets).to_json()
+        return sets.next_offset(at, self._limits(limit), self.targets).to_json()
 
     @clear_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
