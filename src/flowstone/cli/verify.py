@@ -284,11 +284,14 @@ def _remarks(space: Any) -> str:
 
 def _summary(report: Report) -> str:
     rows = sum(max(space.rows_a, space.rows_b) for space in report.spaces)
+    count = report.difference_count
+    late = "; ".join(f"{letter} lacks rows" for letter, side in (("A", report.a), ("B", report.b)) if side.lacks)
     if report.is_equal:
         return f"{rows} rows of {len(report.spaces)} spaces"
-    count = report.difference_count
-    late = " and rows that one side lacks" if report.lateness() else ""
-    return f"{count} {'difference' if count == 1 else 'differences'} in {rows} rows{late}"
+    if not count:
+        return f"{late}; the {rows} rows that were compared are equal"
+    found = f"{count} {'difference' if count == 1 else 'differences'} in {rows} rows"
+    return f"{found}; {late}" if late else found
 
 
 def _show_difference(console: Console, difference: ShownDifference) -> None:

@@ -1,0 +1,100 @@
+"""Lakes as sides: histories whose states do not follow each other, masks, tables that are ahead of the lake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from flowstone.cli import run
+from flowstone.outside import production
+from flowstone.replication.vclock import VClock
+from flowstone.spark.lake import Lake
+from flowstone.spark.lake_side import LakeSide
+from flowstone.spark.sides import LogSide, SideError
+from flowstone.spark.verify import VerifyOptions, verify
+from flowstone.spark.verify_report import Report
+from tests.spark.archives import WrittenArchive
+from tests.spark.change_rows import UUID, delete, insert, update, whole
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    written = WrittenArchive(production().disk, str(tmp_path / "archive"))
+    written.define_orders()
+    written.write(*(whole(insert(3 + number, number, f"name {number}")) for number in range(20)))
+    written.write(whole(update(23, 1, ("=", 2, "once"))), whole(update(24, 1, ("=", 2, "twice"))), whole(delete(25, 2)))
+    written.save()
+    return written
+
+
+def mirrored(archive: WrittenArchive, lake: Path, *options: str) -> Path:
+    assert run(["mirror", "--once", *options, archive.directory, str(lake)]) == 0
+    return lake
+
+
+def found(spark: SparkSession, archive: WrittenArchive, lake: Path, salt: str | None = None) -> Report:
+    options = VerifyOptions(wait=0.0, limit=100)
+    return verify(spark, LogSide(archive.directory), LakeSide(str(lake), salt=salt), options)
+
+
+def test_states_of_a_history_follow_each_other(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = mirrored(archive, tmp_path / "history", "--history")
+    report = found(spark, archive, lake)
+    assert report.is_equal
+    (orders,) = [space for space in report.spaces if space.name == "orders"]
+    assert (orders.rows_a, orders.rows_b) == (19, 19)
+    table = DeltaTable(str(lake / "orders"))
+    table.update({"_to_version": "_to_version + 100"}, predicate="name = 'name 1'")
+    table.update({"_to_version": "_from_version - 1"}, predicate="name = 'name 2'")
+    report = found(spark, archive, lake)
+    said = sorted(row.what.partition(" (")[0] for row in report.wrong)
+    assert said == ["history: a state ends before it begins", "history: states overlap"]
+    assert (report.is_equal, report.differences) == (False, ())
+
+
+def test_masked_fields_are_compared_where_the_masks_can_be_repeated(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWSTONE_MASK_SALT", "pepper")
+    masked = ["--mask", "orders.name=sha256", "--spool", str(tmp_path / "spool")]
+    lake = mirrored(archive, tmp_path / "masked", *masked)
+    assert found(spark, archive, lake, "pepper").is_equal
+    without = found(spark, archive, lake)
+    assert without.is_equal
+    assert without.notes == ("of space 'orders' name is masked and not compared",)
+
+
+def test_a_table_that_is_ahead_is_read_as_it_was_where_the_lake_is(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path
+) -> None:
+    """As a crash leaves it between the commit of a table and that of the progress."""
+    lake = mirrored(archive, tmp_path / "lake")
+    opened = Lake.open(str(lake), engine="deltalake")
+    before = opened.progress[UUID]
+    archive.write(whole(insert(26, 50, "later")))
+    archive.save()
+    mirrored(archive, lake)
+    _put_back(lake, before.position)
+    side = LakeSide(str(lake))
+    side.refresh()
+    assert side.reach == VClock({1: 25})
+    report = verify(spark, LogSide(archive.directory), side, VerifyOptions(wait=0.0))
+    assert (report.a.position, report.b.position, report.b.lacks) == ({1: 25}, {1: 25}, ((1, 26, 26),))
+    assert report.difference_count == 0
+
+
+def _put_back(lake: Path, position: VClock) -> None:
+    """The lake's own table as it was before."""
+    table = DeltaTable(str(lake / "_flowstone"))
+    version = table.version()
+    while Lake.open(str(lake), engine="deltalake").progress[UUID].position != position:
+        version -= 1
+        DeltaTable(str(lake / "_flowstone")).restore(version)
+
+
+def test_a_lake_without_progress_is_none(tmp_path: Path) -> None:
+    with pytest.raises(SideError, match="there is no lake"):
+        LakeSide(str(tmp_path)).refresh()
