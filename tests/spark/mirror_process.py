@@ -30,7 +30,7 @@ class MirrorProcess:
                 [sys.executable, "-m", "flowstone.cli", "mirror", "--json", *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **environment},
+                env={**os.environ, "PYTHONFAULTHANDLER": "1", **environment},
             )
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -54,6 +54,8 @@ class MirrorProcess:
             if has_ended and not self._reader.is_alive():
                 raise AssertionError(f"mirror ended with {self.process.returncode} before {what}:\n{self.said()}")
             if time.monotonic() > deadline:
+                self.process.send_signal(signal.SIGABRT)  # its threads say where they are
+                self.process.wait(60)
                 raise AssertionError(f"no {what} within {seconds} s; last: {self.events[-3:]}\n{self.said()}")
             time.sleep(0.02)
 
