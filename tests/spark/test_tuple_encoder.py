@@ -72,10 +72,10 @@ ID = [("id", "unsigned")]
     ],
 )
 def test_values_come_back_as_they_are(kind: str, type: pa.DataType, values: list[Any]) -> None:
-    given = [list(value.items()) if isinstance(value, dict) else value for value in values]
-    found = one(
-        kind, pa.array([int(each) if type == pa.int64() and each is not None else each for each in given], type)
-    )
+    given: list[Any] = [list(value.items()) if isinstance(value, dict) else value for value in values]
+    if type == pa.int64():
+        given = [None if each is None else int(each) for each in given]
+    found = one(kind, pa.array(given, type))
     assert found == values
     assert [value.__class__ for value in found] == [
         int if isinstance(value, Decimal) and kind in ("unsigned", "integer") else value.__class__ for value in values

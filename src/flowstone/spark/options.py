@@ -85,7 +85,7 @@ class TarantoolOptions:
     spool_location: str | None = None
     transport: Literal["auto", "file", "inline", "tcp"] = "auto"
     register: bool = False
-    read_mode: Literal["auto", "snapshot", "select"] = "auto"
+    read_mode: Literal["snapshot", "select"] = "snapshot"
     transport_address: str = LOOPBACK
 
 
@@ -114,7 +114,8 @@ TARANTOOL_OPTIONS: Final = (
     "register",
     *CHANGE_OPTIONS,
 )
-WRITER_OPTIONS: Final = ("uri", "space", "onConflict")
+WRITER_OPTIONS: Final = ("uri", "space", "onConflict", "checkpointLocation")
+"""The last is Spark's own, who passes it on to the writers of streams."""
 
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.ASCII)
@@ -159,9 +160,7 @@ def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = Fals
     spool = options.read("spoolLocation", str)
     options.refuse(("readMode",) if streaming or spool is not None else (), "a stream", "it is for spark.read")
     options.refuse(_OF_CHANGES if streaming is False else (), "a batch query", "it is for spark.readStream")
-    read_mode: Literal["auto", "snapshot", "select"] = options.choice(
-        "readMode", "auto", ("auto", "snapshot", "select")
-    )
+    read_mode: Literal["snapshot", "select"] = options.choice("readMode", "snapshot", ("snapshot", "select"))
     if read_mode == "select" and options.space() is None:
         raise WrongOption("readMode=select needs a space", hint="add option space")
     if streaming and spool is None:

@@ -1,7 +1,7 @@
 """Source and writer `tarantool`: a live server's spaces as they are, its settled changes as a stream, and rows into it.
 
-A batch is one snapshot of each replica set, of one moment, which a task takes and decodes as it comes; where filters
-name keys, rows are looked up by the primary key instead. Imports pyspark; streams and writing are modules of their own.
+A batch is one snapshot of each replica set, of one moment, which a task takes and decodes as it comes; or rows are
+looked up by the primary key, as filters name them. Imports pyspark; streams and writing are modules of their own.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class TarantoolSource(DataSource):
     """A live Tarantool server, or a node of ours.
 
     As a batch, options: `uri` (required): members of a replica set with `,` between them, replica sets with `;`;
-    `space`: a name or an id, all spaces of users without it; `readMode`: auto (default: SELECT where filters name keys
-    of the primary key, else a snapshot), snapshot, select; `columns`, `unsignedAs`, `decimalScale`, `stringsAs`,
-    `showSystem`, `showSecrets`. As a stream it has those of `tarantool_stream`; `spoolLocation` says that it is one.
-    To write: `uri`, `space`, `onConflict`. docs/spark.md has them all.
+    `space`: a name or an id, all spaces of users without it; `readMode`: snapshot (default) or select (rows whose keys
+    filters name, looked up by the primary key, or all of them; load() anew for each query); `columns`, `unsignedAs`,
+    `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`. As a stream it has those of `tarantool_stream`, and
+    `spoolLocation` says that it is one. To write: `uri`, `space`, `onConflict`. docs/spark.md has them all.
     """
 
     @classmethod
@@ -72,7 +72,8 @@ class TarantoolSource(DataSource):
 
     @clear_errors()
     def reader(self, schema: StructType) -> TarantoolReader:
-        return TarantoolReader(tarantool_options(self.options))
+        options = tarantool_options(self.options)
+        return TarantoolReader(options) if options.read_mode == "snapshot" else TarantoolKeyReader(options)
 
     @clear_errors()
     def streamReader(self, schema: StructType) -> TarantoolStreamReader:  # noqa: N802
@@ -99,13 +100,6 @@ class TarantoolReader(DataSourceReader):
     def __init__(self, options: TarantoolOptions) -> None:
         self._options = options
         self._contracts = _contracts(options)
-        self._filters: tuple[Filter, ...] = ()
-
-    @clear_errors()
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """All stay with Spark, too: what they ask for is read, and perhaps a little more."""
-        self._filters = tuple(filters)
-        return filters
 
     @clear_errors()
     def partitions(self) -> Sequence[InputPartition]:
@@ -113,30 +107,46 @@ class TarantoolReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StatePart)
+        members, contract, ranges = partition.members, partition.contract, partition.ranges
+        show_secrets = self._options.changes.show_secrets
         with clear_errors():
-            show_secrets = self._options.changes.show_secrets
-            if partition.ranges is None:
-                yield from read_snapshot(partition.members, partition.contract, show_secrets=show_secrets)
+            if ranges is None:
+                yield from read_snapshot(members, contract, show_secrets=show_secrets)
             else:
-                yield from read_ranges(
-                    partition.members, partition.contract, partition.ranges, show_secrets=show_secrets
-                )
+                yield from read_ranges(members, contract, ranges, show_secrets=show_secrets)
 
     def _ranges(self, contract: StateContract) -> tuple[KeyRange, ...] | None:
         """None for a snapshot."""
-        space, mode = contract.space, self._options.read_mode
-        if space is None:
-            return None
-        if mode == "snapshot":
-            _check_is_in_snapshots(space)
-            return None
-        if mode == "auto" and not contract.replicaset_uuid and REPLICASET_UUID.name in contract.schema.names:
-            return None  # only a snapshot tells this user whose it is
+        space = contract.space
+        if space is not None and (space.is_local or space.is_temporary or space.engine == "sysview"):
+            raise CannotUse(
+                f"space {space.name!r} is local, temporary or a view of the system: no snapshot has its rows",
+                hint="read it with readMode=select",
+            )
+        return None
+
+
+class TarantoolKeyReader(TarantoolReader):
+    """The rows of one space by SELECT: those whose keys filters name, or all.
+
+    A class of its own, because Spark 4.2 keeps what a frame's last query with filters made of them for its next query
+    without: a reader that takes filters is for frames that are used once.
+    """
+
+    _filters: tuple[Filter, ...] = ()
+
+    @clear_errors()
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """All stay with Spark, too: what they ask for is read, and perhaps a little more."""
+        self._filters = tuple(filters)
+        return filters
+
+    def _ranges(self, contract: StateContract) -> tuple[KeyRange, ...]:
+        space = contract.space
+        assert space is not None
         ranges = key_ranges(space, contract.columns, self._filters)
         if ranges is not None:
             return ranges
-        if mode == "auto" and _is_in_snapshots(space):
-            return None
         if not can_walk(space.primary_key):
             raise CannotUse(
                 f"space {space.name!r} cannot be read by SELECT: that takes a primary key of type tree on plain fields",
@@ -194,18 +204,6 @@ def _check_shape(space: SpaceDefinition, schema: Schema) -> None:
         raise FormatDiffers(
             f"the format of space {space.name!r} has changed since this query was planned",
             hint="run it again: it will have the new columns",
-        )
-
-
-def _is_in_snapshots(space: SpaceDefinition) -> bool:
-    return not (space.is_local or space.is_temporary or space.engine == "sysview")
-
-
-def _check_is_in_snapshots(space: SpaceDefinition) -> None:
-    if not _is_in_snapshots(space):
-        raise CannotUse(
-            f"space {space.name!r} is local, temporary or a view: no snapshot has its rows",
-            hint="read it with readMode=select",
         )
 
 
