@@ -103,3 +103,18 @@ def test_of_several_sets_one_is_taken_and_the_prefix_goes() -> None:
 
 def test_no_rows_are_no_rows(schema: LakeSchema) -> None:
     assert len(checked_rows(schema, SET, stored(schema, *ROWS).slice(0, 0))) == 0
+
+
+def test_files_of_other_writers_have_views_of_bytes_and_are_read_all_the_same(schema: LakeSchema) -> None:
+    """delta-rs writes such files when it updates or compacts."""
+    batch = stored(schema, *ROWS)
+    views = pa.schema(
+        [
+            pa.field(each.name, pa.binary_view() if each.type == pa.binary() else pa.string_view())
+            if each.type in (pa.binary(), pa.string())
+            else each
+            for each in batch.schema
+        ]
+    )
+    arrays = [column.cast(kind) for column, kind in zip(batch.columns, views.types, strict=True)]
+    assert wrong(schema, pa.RecordBatch.from_arrays(arrays, schema=views)) == [None] * 4

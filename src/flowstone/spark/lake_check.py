@@ -32,9 +32,9 @@ CHECKED: pa.Schema = pa.schema(
 def checked_rows(schema: LakeSchema, replicaset_uuid: str, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The rows of one replica set; `wrong` says which column of a row contradicts its tuple."""
     prefix = schema.prefix(replicaset_uuid)
+    batch = _plain(batch)
     if prefix:
         batch = batch.filter(pc.equal(pc.binary_slice(batch.column(KEY.name), 0, len(prefix)), prefix))
-    batch = _without_nulls(batch)
     if _are_whole(batch.column(TUPLE.name)):
         try:
             return _checked(schema, prefix, batch)
@@ -46,14 +46,14 @@ def checked_rows(schema: LakeSchema, replicaset_uuid: str, batch: pa.RecordBatch
     )
 
 
-def _without_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A key or a tuple that is null counts as one without bytes."""
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Keys and tuples of Arrow's plain type, whoever wrote the file; one that is null counts as one without bytes."""
     for name in (KEY.name, TUPLE.name):
         place = batch.schema.get_field_index(name)
         if place < 0:
             batch = batch.append_column(name, pa.array([b""] * len(batch), pa.binary()))
-        elif batch.column(place).null_count:
-            batch = batch.set_column(place, name, pc.fill_null(batch.column(place), b""))
+        else:
+            batch = batch.set_column(place, name, pc.fill_null(batch.column(place).cast(pa.binary()), b""))
     return batch
 
 

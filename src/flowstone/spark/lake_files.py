@@ -184,7 +184,8 @@ class TableFiles:
     def read_exact(self, path: str) -> Iterator[pa.RecordBatch]:
         """Keys and tuples of a file, as much as fits in memory at a time, in the file's order."""
         with self.open(path) as file:
-            yield from file.iter_batches(columns=[KEY.name, TUPLE.name], use_threads=False)
+            for batch in file.iter_batches(columns=[KEY.name, TUPLE.name], use_threads=False):
+                yield _exact(pa.Table.from_batches([batch])).to_batches()[0] if len(batch) else batch
 
     def range_of(self, path: str) -> KeyRange:
         """Of a file of ours by its name, else by its footer."""
@@ -239,12 +240,18 @@ class PinnedTable:
                 for number in range(file.metadata.num_row_groups)
                 if _group_range(file.metadata, number).places(chosen)
             ]
-            rows = file.read_row_groups(groups, columns=[KEY.name, TUPLE.name], use_threads=False)
+            rows = _exact(file.read_row_groups(groups, columns=[KEY.name, TUPLE.name], use_threads=False))
         rows = rows.filter(pc.is_in(rows.column(KEY.name), value_set=keys))
         found = rows.column(KEY.name)
         if self.prefix:
             found = pc.binary_slice(found, len(self.prefix))
         return pa.Table.from_arrays([found.cast(pa.binary()), rows.column(TUPLE.name)], schema=LOOKED_UP)
+
+
+def _exact(rows: pa.Table) -> pa.Table:
+    """Keys and tuples of Arrow's plain type: files that delta-rs wrote have them as views, which no kernel knows."""
+    plain = pa.schema([pa.field(KEY.name, pa.binary()), pa.field(TUPLE.name, pa.binary())])
+    return rows.select(plain.names).cast(plain).combine_chunks()
 
 
 # --- what files say about themselves ------------------------------------------------------------------------------

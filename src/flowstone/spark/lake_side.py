@@ -291,6 +291,7 @@ def _read_states(
             for path, is_current in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 with table.files.open(path) as file:
                     for rows in file.iter_batches(columns=columns, use_threads=False):
+                        rows = rows.set_column(0, KEY.name, rows.column(KEY.name).cast(pa.binary()))
                         if prefix:
                             rows = rows.filter(pc.equal(pc.binary_slice(rows.column(KEY.name), 0, len(prefix)), prefix))
                         yield _state_batch(space_id, is_current, len(prefix), rows)

@@ -227,7 +227,7 @@ class EmbeddedTable:
 
     def _has_any(self, entry: FileEntry, keys: pa.Array) -> bool:
         with self.storage.open(entry.path) as file:
-            there = file.read(columns=[KEY.name], use_threads=False).column(KEY.name)
+            there = file.read(columns=[KEY.name], use_threads=False).column(KEY.name).cast(pa.binary())
         return bool(pc.any(pc.is_in(there, value_set=keys)).as_py())
 
     def append_history(
