@@ -21,8 +21,8 @@ test-full: check ## the same tests at full scale (under 4 hours)
 	FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200 $(PYTEST_ARGS)
 
 check: setup ## lint, formatting, types, import rules, and the rules of the house (tests/test_tidy.py)
-	$(PYTHON_BIN) -m ruff check $(CODE)
-	$(PYTHON_BIN) -m ruff format --check $(CODE)
+	$(PYTHON_BIN) -m ruff check $(CODE) examples
+	$(PYTHON_BIN) -m ruff format --check $(CODE) examples
 	$(PYTHON_BIN) -m mypy --strict $(CODE)
 	.venv/bin/lint-imports
 	$(PYTHON_BIN) -m pytest -q tests/test_tidy.py

@@ -1,0 +1,44 @@
+"""Mirror a live server into Delta tables, and query them. Run it again and again: only what is new is read.
+
+python examples/mirror_to_delta.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from flowstone.cli import run
+from flowstone.spark.session import session
+from shop_node import ShopNode
+
+with tempfile.TemporaryDirectory() as work, session("mirror to Delta") as spark:
+    lake = Path(work, "lake")
+
+    def mirror(uri: str) -> None:
+        """In a shell: flowstone mirror --once URI LAKE; without --once it goes on for ever."""
+        if run(["mirror", "--once", uri, str(lake)]):
+            raise SystemExit("the mirror failed")
+
+    with ShopNode(Path(work, "node")) as shop:
+        shop.sell(500)
+        mirror(shop.uri)  # a snapshot
+        shop.sell(500)
+        mirror(shop.uri)  # the changes since: INSERTs, and UPDATEs that have only operations
+
+    # Any engine that reads Delta will do; this is delta-rs, which needs no Spark.
+    orders = DeltaTable(lake / "orders")
+    print(f"orders: {len(orders.to_pyarrow_table())} rows in version {orders.version()}")
+
+    # Spark reads the files of a version, with or without Delta's jars.
+    for name in ("orders", "customers"):
+        spark.read.parquet(*DeltaTable(lake / name).file_uris()).createOrReplaceTempView(name)
+    spark.sql(
+        """
+        SELECT city, count(*) AS orders, sum(price) AS revenue
+        FROM orders JOIN customers ON orders.customer = customers.id
+        GROUP BY city ORDER BY revenue DESC
+        """
+    ).show()
