@@ -103,7 +103,7 @@ class Query:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Query]]:
     monkeypatch.setattr(TarantoolStreamReader, "is_watching_driver", False)
-    monkeypatch.setattr(spool_stream, "CHUNK_SIZE", 10_000)
+    monkeypatch.setattr(spool_stream, "CHUNK_SIZE", 4_000)
     made: list[Query] = []
 
     def making(*groups: str, **options: str) -> Query:

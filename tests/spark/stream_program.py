@@ -1,0 +1,45 @@
+"""A driver that streams a server's changes into files, to be killed; its arguments are the URI and the directory.
+
+Each batch is a file of its number, written whole; one that is written again must have the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from flowstone.spark import register
+from flowstone.spark.session import session
+
+
+def main(uri: str, directory: Path) -> None:
+    def keep(batch: DataFrame, number: int) -> None:
+        rows = batch.select("_space", "_tuple", "_operation", "_lsn", "_commit_version").collect()
+        text = json.dumps(
+            sorted([row["_lsn"], row["_commit_version"], row["_operation"], row["_tuple"]] for row in rows)
+        )
+        path = directory / f"{number}.json"
+        if path.exists() and path.read_text() != text:
+            (directory / f"{number}.differs").write_text(text)
+        temporary = directory / f"{number}.new"
+        temporary.write_text(text)
+        temporary.rename(path)
+
+    with session("stream", master="local[1]", memory="600m") as spark:
+        register(spark)
+        source = spark.readStream.format("tarantool").options(uri=uri, spoolLocation=str(directory / "spool"))
+        query = source.option("maxRowsPerTrigger", "400").load().writeStream.foreachBatch(keep)
+        started = query.option("checkpointLocation", str(directory / "checkpoint")).start()
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        (directory / "jvm").write_text(str(jvm.java.lang.ProcessHandle.current().pid()))
+        sys.stdout.write("streaming\n")
+        sys.stdout.flush()
+        started.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,123 @@
+"""A driver that is killed at any moment: no reader is left behind, and every change is in exactly one batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import FULL
+from tests.node.archived_server import SCHEMA, RealServer
+from tests.spark.spooled_servers import until
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("tarantool", "java")]
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = 10 if FULL else 2
+ROWS_BEFORE = 2000
+SECONDS = 150
+WRITER = """
+local fiber = require('fiber')
+is_writing, written = true, 0
+fiber.create(function()
+    while is_writing do
+        box.begin()
+        for i = 1, 3 do
+            written = written + 1
+            box.space.t:replace{1000000 + written, 'change'}
+        end
+        box.commit()
+        fiber.sleep(0.002)
+    end
+end)
+"""
+
+
+class Driver:
+    """`stream_program` as a process group of its own."""
+
+    def __init__(self, server: RealServer, directory: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        command = [sys.executable, "-m", "tests.spark.stream_program", server.uri, str(directory)]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        self.directory = directory
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith("streaming"), "it did not start"
+        self.jvm = int((directory / "jvm").read_text())
+
+    def kill(self, how: str) -> None:
+        """Kills the JVM without a word, or asks the driver to end."""
+        readers = children(self.jvm)
+        if how == "kill":
+            os.kill(self.jvm, signal.SIGKILL)
+        else:
+            self.process.terminate()
+        until(lambda: not any(map(is_alive, readers)), 30)
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def children(pid: int) -> list[int]:
+    text = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [int(line) for line in text.split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def batches(directory: Path) -> list[int]:
+    return sorted(int(path.stem) for path in directory.glob("*.json"))
+
+
+def wait_for_batches(directory: Path, count: int) -> None:
+    until(lambda: len(batches(directory)) >= count, SECONDS)
+
+
+def changes(directory: Path) -> list[tuple[int, str]]:
+    """The tuples of all batches but the empty ones, in their order."""
+    found = []
+    for number in batches(directory):
+        found += [(version, text) for _, version, _, text in json.loads((directory / f"{number}.json").read_text())]
+    return found
+
+
+def test_every_change_is_in_one_batch_however_often_the_driver_is_killed(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    cfg = "replication_timeout=0.2, wal_max_size=100000"
+    directory = tmp_path / "out"
+    directory.mkdir()
+    with RealServer(tmp_path / "master", setup=SCHEMA, cfg=cfg) as server:
+        server.eval("fill(...)", 1, ROWS_BEFORE)
+        server.eval(WRITER)
+        for number in range(KILLS):
+            driver = Driver(server, directory)
+            wait_for_batches(directory, len(batches(directory)) + 1)
+            time.sleep(chance.random() * 2)
+            driver.kill("kill" if number % 2 == 0 else "terminate")
+        server.eval("is_writing = false")
+        (total,) = server.eval("return written")
+        driver = Driver(server, directory)
+        wanted = ROWS_BEFORE + total
+        until(lambda: len(changes(directory)) >= wanted, SECONDS)
+        driver.kill("terminate")
+    tuples = [json.loads(text) for _, text in changes(directory)]
+    ids = [each[0] for each in tuples]
+    assert sorted(ids) == [*range(1, ROWS_BEFORE + 1), *range(1_000_001, 1_000_001 + total)], f"seed {seed}"
+    assert not list(directory.glob("*.differs")), f"seed {seed}"
+    versions = [version for version, _ in changes(directory)][ROWS_BEFORE:]
+    assert all(versions.count(version) == 3 for version in versions[:30:7])
+    assert batches(directory) == list(range(len(batches(directory))))
