@@ -48,6 +48,13 @@ def test_promote_of_a_snapshot_tells_the_confirmed_vclock_and_may_lack_a_term() 
     assert decode_control(RequestType.RAFT_PROMOTE, state.encode()) == state
 
 
+def test_a_rollback_without_an_lsn_is_of_all_that_waits() -> None:
+    """2.6.0 writes it when an asynchronous transaction behind a synchronous one gives up."""
+    assert decode_control(41, msgpack.packb({2: 1, 3: 2**64 - 1})) == Rollback(1, 0)
+    with pytest.raises(SynchroError):
+        decode_control(40, msgpack.packb({2: 1, 3: 2**64 - 1}))
+
+
 def test_full_raft_state_and_unknown_keys() -> None:
     body = msgpack.packb({0: 5, 1: 2, 2: 3, 3: {1: 10}, 4: 2, 5: True, 77: "newer"})
     assert decode_control(RequestType.RAFT, body) == RaftState(5, 2, 3, VClock({1: 10}), 2, True)

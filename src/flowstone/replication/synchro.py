@@ -20,6 +20,9 @@ NUMBER_MAX = 2**63 - 1
 """Of LSNs, as servers keep them. Terms that large nobody reaches; the next one must still be a number."""
 
 
+_MINUS_ONE = 2**64 - 1
+
+
 class SynchroError(RemoteProtocolError):
     """The body of a control row is not what its type promises."""
 
@@ -109,11 +112,12 @@ def decode_control(row_type: int, body: bytes) -> ControlBody:
     fields = _Fields(row_type, body)
     if row_type == RequestType.RAFT:
         return _raft_state(fields)
-    owner_id, lsn = fields.unsigned(Key.REPLICA_ID), fields.unsigned(Key.LSN)
+    owner_id = fields.unsigned(Key.REPLICA_ID)
+    if row_type == RequestType.RAFT_ROLLBACK:
+        return Rollback(owner_id, fields.first_lsn())
+    lsn = fields.unsigned(Key.LSN)
     if row_type == RequestType.RAFT_CONFIRM:
         return Confirm(owner_id, lsn)
-    if row_type == RequestType.RAFT_ROLLBACK:
-        return Rollback(owner_id, lsn)
     # Servers leave a zero term out, so it is missing in snapshots from before the first promotion.
     term = fields.unsigned(Key.TERM, 0)
     if row_type == RequestType.RAFT_DEMOTE:
@@ -160,6 +164,10 @@ class _Fields:
         if type(value) is not int or not 0 <= value <= NUMBER_MAX:
             raise self._error(f"{key.name} is {value!r}, not a number from 0 to {NUMBER_MAX}")
         return value
+
+    def first_lsn(self) -> int:
+        """2.6.0 writes -1 where it gives up a transaction that has no LSN yet: replicas take it for all that waits."""
+        return 0 if self._values.get(int(Key.LSN)) == _MINUS_ONE else self.unsigned(Key.LSN)
 
     def boolean(self, key: RaftKey) -> bool:
         value = self._values.get(int(key), False)
