@@ -6,6 +6,7 @@ import io
 import json
 import signal
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -105,3 +106,13 @@ def test_signals_stop_a_mirror_in_good_order() -> None:
         with pytest.raises(KeyboardInterrupt):  # who cannot wait may say it again
             signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_lines_of_several_threads_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    teller = mirror.Teller(as_json=True)
+    threads = [Thread(target=lambda: [teller.tell(PROGRESS) for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["progress"] * 800

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TextIO
@@ -265,8 +266,14 @@ class Teller:
         self._screen = screen if screen is not None else sys.stderr
         self._is_terminal = self._screen is not None and self._screen.isatty()
         self._live: Live | None = None
+        self._lock = threading.Lock()
 
     def tell(self, event: Event) -> None:
+        """Spools have threads of their own to tell from: a line is one person's."""
+        with self._lock:
+            self._tell(event)
+
+    def _tell(self, event: Event) -> None:
         from flowstone.spark.mirror_progress import Progress
 
         if self._as_json:
