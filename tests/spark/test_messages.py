@@ -1,0 +1,238 @@
+"""Mistakes and misfortunes, as whoever runs a query sees them: one sentence before Spark's stack, nothing half done.
+
+Over all sources and the writer. At CI scale each way that an error can take to the user (from planning, from a task,
+from the reader of a stream) is tried once or twice; at full scale every mistake with every source.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from flowstone.outside import production
+from flowstone.spark import register
+from tests import real_tarantool
+from tests.conftest import FULL
+from tests.spark.archives import WrittenArchive
+from tests.spark.change_rows import insert, whole
+from tests.spark.live_servers import create, rows_of, run
+
+NOBODY = "127.0.0.1:1"
+UNREACHABLE = "cannot connect to 127.0.0.1:1: connection refused"
+LOGIN = "refuses the login of user 'limited': Incorrect password supplied for user 'limited'"
+NO_SPACE = "no space 'nope' "
+PREAMBLE = 500
+"""Characters of Spark's own that may come before ours: which query, which task."""
+
+
+def message_of(work: Callable[[], Any], expected: str) -> str:
+    """What somebody sees; the expected sentence must stand in front of all stacks, of Python and of Java."""
+    with pytest.raises(PySparkException) as caught:
+        work()
+    text = str(caught.value)
+    assert expected in text, text[:2000]
+    before = text.split(expected)[0]
+    assert "Traceback" not in before, before
+    assert "\n\tat " not in before, before
+    assert len(before) < PREAMBLE, before
+    return text
+
+
+@pytest.fixture(autouse=True)
+def sources(spark: SparkSession) -> None:
+    register(spark)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
+    archive = WrittenArchive(production().disk, str(tmp_path_factory.mktemp("logs") / "archive"))
+    archive.define_orders()
+    archive.write(whole(insert(3, 3, "three")))
+    archive.save()
+    return archive.directory
+
+
+def always(*cases: Any) -> list[Any]:
+    return list(cases)
+
+
+def at_full_scale(*cases: Any) -> list[Any]:
+    return list(cases) if FULL else []
+
+
+# --- reading a batch ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        *always(({"space": "nope"}, NO_SPACE)),
+        *at_full_scale(
+            (
+                {"startingOffset": "latest"},
+                "source 'xlog' has no option 'startingoffset'; did you mean startingOffsets?",
+            ),
+            ({"columns": "nope"}, "no column 'nope'; there are: "),
+            ({"path": "/nowhere"}, "/nowhere"),
+        ),
+    ],
+)
+def test_batches_of_archives(spark: SparkSession, archive: str, options: dict[str, str], expected: str) -> None:
+    message_of(lambda: spark.read.format("xlog").options(**{"path": archive, **options}).load().collect(), expected)
+
+
+@pytest.mark.parametrize(
+    ("user", "options", "expected"),
+    [
+        *always(
+            ("limited:wrong@", {"space": "orders"}, LOGIN),
+            # Only the task that asks for it hears that there is no snapshot for this user.
+            (
+                "limited:pass@",
+                {"space": "orders"},
+                "does not give a snapshot to user 'limited': Read access to universe",
+            ),
+        ),
+        *at_full_scale(
+            ("", {"space": "nope"}, NO_SPACE),
+            (
+                "",
+                {"space": "orders", "colums": "id"},
+                "source 'tarantool' has no option 'colums'; did you mean columns?",
+            ),
+            ("", {"space": "orders", "columns": "nope"}, "no column 'nope'; there are: id, name, amount"),
+            ("", {"space": "orders", "startingOffsets": "latest"}, "startingOffsets is given to a batch query"),
+            ("", {"uri": NOBODY}, UNREACHABLE),
+            ("", {"uri": "u:secret@host:nothing"}, "uri: "),
+        ),
+    ],
+)
+def test_batches_of_live_servers(
+    spark: SparkSession, real_server: str, user: str, options: dict[str, str], expected: str
+) -> None:
+    given = {"uri": f"{user}{real_server}", **options}
+    text = message_of(lambda: spark.read.format("tarantool").options(**given).load().collect(), expected)
+    assert "pass@" not in text
+    assert "secret" not in text
+
+
+# --- streams ------------------------------------------------------------------------------------------------------
+
+
+def stream(spark: SparkSession, directory: Path, **options: str) -> None:
+    given = {"spoolLocation": str(directory / "spool"), **options}
+    source = spark.readStream.format("tarantool").options(**given).load()
+    query = source.writeStream.format("noop").option("checkpointLocation", str(directory / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+
+
+@pytest.mark.parametrize(
+    ("user", "options", "expected"),
+    [
+        *always(("", {"uri": NOBODY}, UNREACHABLE)),
+        *at_full_scale(
+            ("", {"space": "nope"}, "nope"),
+            ("limited:wrong@", {}, "Incorrect password supplied for user 'limited'"),
+            ("limited:pass@", {}, "let the user replicate"),
+            ("", {"readMode": "select", "space": "orders"}, "readMode is given to a stream; it is for spark.read"),
+            ("", {"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'; it must be a whole number above 0"),
+        ),
+    ],
+)
+def test_streams_of_live_servers(
+    spark: SparkSession, real_server: str, tmp_path: Path, user: str, options: dict[str, str], expected: str
+) -> None:
+    message_of(lambda: stream(spark, tmp_path, **{"uri": f"{user}{real_server}", **options}), expected)
+    assert not list(tmp_path.rglob("*.snap"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few kilobytes; only root may have one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a file system of our own cannot be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_stream_whose_spool_has_no_room(spark: SparkSession, real_server: str, small_disk: Path) -> None:
+    """The checkpoint of the query lies elsewhere; of the snapshot nothing is left that looks whole."""
+    (small_disk / "ballast").write_bytes(b"\x00" * 12 * 1024)
+    message_of(
+        lambda: stream(spark, small_disk.parent, uri=real_server, spoolLocation=str(small_disk / "spool")),
+        "No space left on device",
+    )
+    assert not list(small_disk.rglob("*.snap"))
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def frame(spark: SparkSession, rows: int = 3) -> DataFrame:
+    return spark.range(1, rows + 1).selectExpr("id", "concat('n', id) as name", "1.5D as amount")
+
+
+@pytest.mark.parametrize(
+    ("user", "options", "expected"),
+    [
+        *always(("", {"space": "nope"}, NO_SPACE)),
+        *at_full_scale(
+            (
+                "",
+                {"space": "empty", "onConflict": "upsert"},
+                "onConflict is 'upsert'; it can be replace, insert or skip",
+            ),
+            ("", {"space": "pairs"}, "space 'pairs' has no field 'id'; select what it has: a, b, c"),
+            ("", {"space": "empty", "uri": NOBODY}, UNREACHABLE),
+            ("limited:wrong@", {"space": "empty"}, LOGIN),
+            ("limited:pass@", {"space": "empty"}, "no space 'empty' at "),
+        ),
+    ],
+)
+def test_writers_before_the_first_row(
+    spark: SparkSession, real_server: str, user: str, options: dict[str, str], expected: str
+) -> None:
+    given = {"uri": f"{user}{real_server}", **options}
+    message_of(lambda: frame(spark).write.format("tarantool").options(**given).mode("append").save(), expected)
+    assert not rows_of(real_server, 515)
+
+
+def test_a_row_that_the_server_refuses(spark: SparkSession, real_server: str) -> None:
+    """By a trigger: nothing that could have been known before."""
+    create(real_server, 770, "guarded", [("id", "unsigned"), ("name", "string"), ("amount", "number")])
+    run(
+        real_server,
+        "box.space.guarded:before_replace(function(_, new) if new[1] == 2 then error('not this one') end end)",
+    )
+    options = {"uri": real_server, "space": "guarded"}
+    work = frame(spark).coalesce(1).write.format("tarantool").options(**options).mode("append")
+    text = message_of(work.save, "the row with key 2 of space 'guarded' was refused by 127.0.0.1:")
+    assert "not this one (ER_PROC_LUA, 32)" in text
+    assert (2,) not in {row[:1] for row in rows_of(real_server, 770)}
+
+
+def test_a_server_whose_disk_is_full(spark: SparkSession, tmp_path: Path, tarantool: object) -> None:
+    """Its log may not grow: the server refuses rows, and has none of those that it refused."""
+    limited = tmp_path / "limited"
+    limited.write_text("#!/bin/sh\ntrap '' XFSZ\nulimit -f 300\nexec tarantool \"$@\"\n")
+    limited.chmod(0o755)
+    with real_tarantool.serve(tmp_path / "server", binary=str(limited), cfg="wal_max_size=1e9, log_level=1,") as server:
+        create(server.uri, 512, "orders", [("id", "unsigned"), ("name", "string"), ("amount", "number")])
+        options = {"uri": server.uri, "space": "orders"}
+        work = frame(spark, 20_000).coalesce(1).write.format("tarantool").options(**options).mode("append")
+        text = message_of(work.save, f"of space 'orders' was refused by {server.uri}: Failed to write to disk")
+        key = int(text.split("the row with key ")[1].split(" ")[0])
+        there = [row[0] for row in rows_of(server.uri, 512)]
+        assert key not in there
+        assert there == list(range(1, len(there) + 1))
