@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flowstone.iproto.uri import Uri
+    from flowstone.node.archive_events import Event
     from flowstone.spark.options import AsOf
     from flowstone.spark.sides import Side
     from flowstone.spark.verify import VerifyOptions
@@ -156,8 +157,10 @@ def _verified(
     sides: list[Side] = []
 
     def opened(name: str) -> Side:
-        sides.append(open_side(name, login=login, storage_options=settings, salt=os.environ.get(SALT_VARIABLE)))
-        return sides[-1]
+        salt = os.environ.get(SALT_VARIABLE)
+        side = open_side(name, login=login, storage_options=settings, salt=salt, on_event=teller.hear)
+        sides.append(side)
+        return side
 
     def login(text: str) -> Uri:
         return address(text, username, password)
@@ -195,6 +198,13 @@ class _Teller:
     def tell(self, what: str, more: str = "") -> None:
         self._what = what
         self.progress(more)
+
+    def hear(self, event: Event) -> None:
+        """How a node is being received."""
+        from flowstone.node.archive_events import Progress
+
+        if isinstance(event, Progress):
+            self.progress(f": {event}")
 
     def progress(self, more: str) -> None:
         if self._is_terminal:

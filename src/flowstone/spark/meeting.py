@@ -84,6 +84,8 @@ def meet(
             side.refresh()
     if fixed is not None:
         raise _cannot_show(behind[0], fixed)
+    if not missing_rows(a.reach, position) and not missing_rows(b.reach, position):
+        raise _cannot_show(behind[0], position)
     return _late(a, b, position)
 
 
