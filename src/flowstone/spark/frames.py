@@ -6,8 +6,8 @@ keep their workers. A slice is a partition of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from flowstone.spark.slice_bytes import Transport, with_transport
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RAW_COLUMNS", "changes_frame", "slices_frame", "snapshot_frame"]
+__all__ = ["RAW_COLUMNS", "SliceRows", "changes_frame", "slices_frame", "snapshot_frame", "snapshot_rows"]
 
 SLICE_SIZE_MIN: Final = 512 * 1024
 """Below this a task of its own costs more than it helps."""
@@ -72,6 +72,21 @@ def snapshot_frame(
     return slices_frame(spark, slices, position, position, contract, show_secrets=show_secrets, transport=transport)
 
 
+def snapshot_rows(
+    spark: SparkSession,
+    index: ArchiveIndex,
+    snapshot: SnapshotFile,
+    *,
+    columns: Sequence[str],
+    spaces: Collection[int] = (),
+    transport: Transport = "file",
+) -> SliceRows:
+    """The same rows for who makes something else of them at once."""
+    slices = index.snapshot_slices(snapshot, size=slice_size(spark, snapshot.size))
+    contract = _contract(index, columns, spaces, show_system=False)
+    return slice_rows(spark, slices, snapshot.vclock, snapshot.vclock, contract, transport=transport)
+
+
 def slices_frame(
     spark: SparkSession,
     slices: Sequence[Slice],
@@ -82,6 +97,37 @@ def slices_frame(
     show_secrets: bool = True,
     transport: Transport = "file",
 ) -> DataFrame:
+    """What slices hold behind `start` up to `end`, a partition each."""
+    rows = slice_rows(spark, slices, start, end, contract, show_secrets=show_secrets, transport=transport)
+    return rows.plan.mapInArrow(rows.read, contract.spark_schema)
+
+
+ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True)
+class SliceRows:
+    """Rows of slices that are in no frame yet. A function of them runs where they are read: they enter no JVM."""
+
+    plan: DataFrame
+    read: ArrowFunction
+
+    def mapInArrow(self, func: ArrowFunction, schema: str) -> DataFrame:  # noqa: N802  # as frames call it
+        """What `func` makes of the rows, which it gets batch by batch."""
+        read = self.read
+        return self.plan.mapInArrow(lambda batches: func(read(batches)), schema)
+
+
+def slice_rows(
+    spark: SparkSession,
+    slices: Sequence[Slice],
+    start: VClock,
+    end: VClock,
+    contract: ChangeContract,
+    *,
+    show_secrets: bool = True,
+    transport: Transport = "file",
+) -> SliceRows:
     """What slices hold behind `start` up to `end`, a partition each."""
     slices = with_transport(slices, transport)
     # What the slices are goes with the function, once for all that share definitions; their bytes go with their rows.
@@ -102,7 +148,7 @@ def slices_frame(
                     part = replace(plan[number], data=data)
                     yield from read_slice(disk, part, start, end, contract, show_secrets=show_secrets)
 
-    return frame.mapInArrow(read, contract.spark_schema)
+    return SliceRows(frame, read)
 
 
 def slice_size(spark: SparkSession, whole: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Engine = Literal["auto", "deltalake", "spark"]
+
+
+class ArrowRows(Protocol):
+    """A data frame, or rows that are in none yet (`frames.SliceRows`): what `mapInArrow` is called on."""
+
+    def mapInArrow(self, func: Any, schema: Any) -> DataFrame: ...  # noqa: N802  # as frames call it
+
 
 PROGRESS: Final = "_flowstone"
 """The directory of the progress: readers of a lake pass over names that begin so."""
@@ -244,7 +251,7 @@ class Lake:
 
     def load(
         self,
-        frame: DataFrame,
+        frame: ArrowRows,
         definitions: Sequence[SpaceDefinition],
         uuid: str,
         position: VClock,
@@ -390,13 +397,12 @@ def is_living(schema: LakeSchema) -> bool:
 # --- the inside ---------------------------------------------------------------------------------------------------
 
 
-def _written_by(frame: DataFrame, targets: dict[int, LoadTarget]) -> dict[int, list[WrittenFile]]:
+def _written_by(frame: ArrowRows, targets: dict[int, LoadTarget]) -> dict[int, list[WrittenFile]]:
     """The files that executors made of the rows, by space id."""
     to_files = RowsToFiles(targets)
-    rows = frame.where(frame[frame.columns[0]].isin(list(targets)))
     is_current = {space_id: None if target.states is None else True for space_id, target in targets.items()}
     written: dict[int, list[WrittenFile]] = {}
-    for each in rows.mapInArrow(lambda batches: to_files(batches), LOADED_DDL).collect():  # noqa: PLW0108
+    for each in frame.mapInArrow(lambda batches: to_files(batches), LOADED_DDL).collect():  # noqa: PLW0108
         entry = FileEntry(each.path, each.size, each.row_count, is_current[each.space_id])
         written.setdefault(each.space_id, []).append(WrittenFile(entry, each.statistics))
     return written

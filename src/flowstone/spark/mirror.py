@@ -31,7 +31,7 @@ from flowstone.spark.fold import upsert_rules
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import Progress as Saved
 from flowstone.spark.masks import Masking
-from flowstone.spark.mirror_batch import BatchJob, load_frame, truncations
+from flowstone.spark.mirror_batch import BatchJob, load_rows, truncations
 from flowstone.spark.mirror_choice import Choice, Spaces, changes_between
 from flowstone.spark.mirror_sources import (
     DirectorySource,
@@ -404,8 +404,8 @@ class Mirror:
         self._tables.drop(changes_between(stream.spaces, spaces).dropped, stream.uuid, position, time_us)
         rows = 0
         if spaces and snapshot is not None:
-            frame = load_frame(self._spark, index, snapshot, spaces, self._job.transport)
-            rows = self._tables.load(frame, spaces, stream.uuid, position, time_us)
+            loaded = load_rows(self._spark, index, snapshot, spaces, self._job.transport)
+            rows = self._tables.load(loaded, spaces, stream.uuid, position, time_us)
         self._save(stream, position, tracker, spaces, time_us)
         self._meter.batch(time.monotonic(), time.monotonic() - begun, None)
         self._tell(events.Snapshot(stream.uuid, position.to_mapping(), rows))

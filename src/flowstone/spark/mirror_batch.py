@@ -25,7 +25,7 @@ from flowstone.spark.change_batches import read_slice
 from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.contract import ChangeContract, spark_ddl
 from flowstone.spark.fold import fold, keys_needing_old
-from flowstone.spark.frames import RAW_COLUMNS, changes_frame, snapshot_frame
+from flowstone.spark.frames import RAW_COLUMNS, SliceRows, changes_frame, snapshot_rows
 from flowstone.spark.lake_files import PinnedTable
 from flowstone.spark.masks import SpaceMask
 from flowstone.spark.slice_bytes import Transport
@@ -222,16 +222,16 @@ def truncations(index: ArchiveIndex, start: VClock, end: VClock, spaces: Collect
     return found
 
 
-def load_frame(
+def load_rows(
     spark: SparkSession, index: ArchiveIndex, snapshot: SnapshotFile, spaces: Collection[int], transport: Transport
-) -> DataFrame:
+) -> SliceRows:
     """The rows of a snapshot: space id, sort key, tuple."""
     columns = ("_space_id", "_sort_key", "_tuple_msgpack")
-    return snapshot_frame(spark, index, snapshot, columns=columns, spaces=tuple(spaces), transport=transport)
+    return snapshot_rows(spark, index, snapshot, columns=columns, spaces=tuple(spaces), transport=transport)
 
 
 def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of `load_frame` with masked tuples."""
+    """Rows of `load_rows` with masked tuples."""
     with clear_errors():
         for batch in batches:
             space_ids, keys, tuples = batch.columns

@@ -21,7 +21,7 @@ from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.update import UpdateRules
 from flowstone.replication.vclock import VClock
 from flowstone.spark import mirror_progress as events
-from flowstone.spark.lake import Lake
+from flowstone.spark.lake import ArrowRows, Lake
 from flowstone.spark.lake_schema import LakeError
 from flowstone.spark.lake_table import LakeTable, Merged, Moment
 from flowstone.spark.masks import Masking
@@ -30,7 +30,7 @@ from flowstone.spark.mirror_choice import Choice, Spaces
 from flowstone.xlog.columns import ColumnOptions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LOADED_DDL = "space_id INT, sort_key BINARY, tuple BINARY"
@@ -161,11 +161,11 @@ class MirrorTables:
         self.load(self._spark.createDataFrame(rows), {space.id: space}, uuid, position, time_us)
         return {space.id: self._table(space.name).version}
 
-    def load(self, frame: DataFrame, spaces: Spaces, uuid: str, position: VClock, time_us: int) -> int:
+    def load(self, frame: ArrowRows, spaces: Spaces, uuid: str, position: VClock, time_us: int) -> int:
         """Tables become exactly the rows of a frame (space id, sort key, exact tuple); how many rows there are."""
         masks = {space.id: mask for space in spaces.values() if (mask := self._masking.of(space)) is not None}
         columns = {space.name: list(names) for space in spaces.values() if (names := self._choice.columns_of(space))}
-        shown = frame.mapInArrow(partial(mask_rows, masks), LOADED_DDL) if masks else frame
+        shown: ArrowRows = frame.mapInArrow(partial(mask_rows, masks), LOADED_DDL) if masks else frame
         done = self._lake.load(
             shown,
             [self._shown(space) for space in spaces.values()],
