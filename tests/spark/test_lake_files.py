@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowstone.spark.lake_files import (
@@ -41,6 +41,7 @@ def found_in(pinned: PinnedTable, *keys: bytes) -> dict[bytes, bytes]:
     return dict(zip(*(column.to_pylist() for column in looked_up.columns), strict=True))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=50), min_size=1, unique=True), st.lists(st.binary(max_size=50)))
 def test_no_key_lies_outside_of_its_range(inside: list[bytes], asked: list[bytes]) -> None:
     ordered = sorted(inside)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowstone.spark.lake_files import KeyRange, SortedKeys
@@ -14,6 +14,7 @@ from tests.spark.lake_rows_given import ORDERS, folded, key_of, moment, packed, 
 KEYS = st.binary(max_size=3)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(KEYS, KEYS), min_size=1), st.lists(KEYS, unique=True))
 def test_every_new_key_has_one_home_and_every_old_one_is_found(
     bounds: list[tuple[bytes, bytes]], new: list[bytes]

@@ -192,13 +192,6 @@ def history_source(schema: LakeSchema, states: States) -> pa.Table:
     return pa.concat_tables(parts).combine_chunks()
 
 
-def register_table(spark: SparkSession, database: str, table: EmbeddedTable) -> None:
-    """The table in the session's catalog, under the name of its space, where it lies."""
-    name = table.schema.space.name.replace("`", "``")
-    spark.sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
-    spark.sql(f"CREATE TABLE IF NOT EXISTS `{database}`.`{name}` USING DELTA LOCATION '{table.path}'")
-
-
 @contextmanager
 def _commit_settings(spark: SparkSession, position: VClock, uuid: str) -> Iterator[None]:
     """Delta takes what a commit shall carry from the session."""
