@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from flowstone.errors import FlowstoneError
 from flowstone.spark.clear_errors import clear_errors
-from flowstone.spark.session import SparkJobFailed, SparkUnavailable, check_java, is_local, session
+from flowstone.spark.session import SparkJobFailed, SparkUnavailable, check_java, is_local, is_one_process, session
 
 OWN_SESSION = """
 import os, sys, tempfile
@@ -95,8 +95,13 @@ def test_a_java_that_cannot_start_spark_is_quoted(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("master", "local"),
-    [("local", True), ("local[*]", True), ("local-cluster[2,1,1024]", True), ("spark://db1:7077", False)],
+    ("master", "is_here", "is_one"),
+    [
+        ("local", True, True),
+        ("local[*]", True, True),
+        ("local-cluster[2,1,1024]", True, False),
+        ("spark://db1:7077", False, False),
+    ],
 )
-def test_only_a_master_elsewhere_hears_the_network(master: str, local: bool) -> None:
-    assert is_local(master) is local
+def test_only_a_master_elsewhere_hears_the_network(master: str, is_here: bool, is_one: bool) -> None:
+    assert (is_local(master), is_one_process(master)) == (is_here, is_one)

@@ -119,19 +119,23 @@ def _settings(directory: Path, master: str, memory: str, log_level: str) -> dict
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.python.worker.reuse": "true",
-    } | (_local(directory) if is_local(master) else {})
+    } | (_local(directory, master) if is_local(master) else {})
 
 
 def is_local(master: str) -> bool:
     """True where driver and executors share this machine, so that nothing has to be heard outside of it."""
-    return master.startswith(("local[", "local-cluster[")) or master == "local"
+    return is_one_process(master) or master.startswith("local-cluster[")
 
 
-def _local(directory: Path) -> dict[str, str]:
-    return {
+def is_one_process(master: str) -> bool:
+    """True where whatever the driver sees, executors see as well."""
+    return master.startswith("local[") or master == "local"
+
+
+def _local(directory: Path, master: str) -> dict[str, str]:
+    return ({"spark.local.dir": str(directory / "local")} if is_one_process(master) else {}) | {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.local.dir": str(directory / "local"),
         "spark.sql.shuffle.partitions": str(len(os.sched_getaffinity(0))),
         # Without checksums beside each file, and with a rename as the commit of one: a third of a micro-batch's cost.
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",

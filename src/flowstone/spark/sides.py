@@ -41,7 +41,7 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.masks import SpaceMask
 from flowstone.spark.options import AsOf
-from flowstone.spark.session import is_local
+from flowstone.spark.session import is_one_process
 from flowstone.spark.slice_bytes import Transport
 from flowstone.spark.state import state_frame
 
@@ -245,7 +245,7 @@ class NodeSide:
 
     def view(self, spark: SparkSession, position: VClock) -> View:
         # What is received lies on the driver's machine.
-        transport: Transport = "file" if is_local(spark.sparkContext.master or "") else "inline"
+        transport: Transport = "file" if is_one_process(spark.sparkContext.master or "") else "inline"
         return log_view(spark, self._index, position, has_vinyl=True, transport=transport)
 
     def close(self) -> None:
