@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flowstone.errors import FlowstoneError
 from flowstone.replication.vclock import VClock
-from flowstone.spark.options import AsOf, WrongOption, tarantool_options, writer_options, xlog_options
+from flowstone.spark.options import (
+    TARANTOOL_OPTIONS,
+    WRITER_OPTIONS,
+    XLOG_OPTIONS,
+    AsOf,
+    WrongOption,
+    tarantool_options,
+    writer_options,
+    xlog_options,
+)
 from flowstone.xlog.columns import ColumnOptions
 
 XLOG = {"path": "archive"}
@@ -128,3 +139,23 @@ def test_a_password_is_in_no_message() -> None:
     with pytest.raises(FlowstoneError) as caught:
         tarantool_options({"uri": "u:verysecret@a:notaport"})
     assert "verysecret" not in str(caught.value)
+
+
+def test_the_reference_names_all_options() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs/spark.md").read_text()
+    spark_s_own = {"checkpointLocation"}
+    missing = [name for name in (*XLOG_OPTIONS, *TARANTOOL_OPTIONS, *WRITER_OPTIONS) if f"`{name}`" not in text]
+    assert set(missing) == spark_s_own
+
+
+def test_a_batch_of_a_server_is_a_state_and_a_stream_has_changes() -> None:
+    assert tarantool_options({**LIVE, "space": "t", "readMode": "SELECT"}).read_mode == "select"
+    for name in ("startingOffsets", "images", "failOnDataLoss", "register", "transportAddress"):
+        with pytest.raises(WrongOption, match=f"{name} is given to a batch query"):
+            tarantool_options({**LIVE, name: "true"})
+    with pytest.raises(WrongOption, match="readMode is given to a stream"):
+        tarantool_options({**LIVE, "spoolLocation": "spool", "readMode": "select"}, streaming=True)
+    with pytest.raises(WrongOption, match="readMode=select needs a space"):
+        tarantool_options({**LIVE, "readMode": "select"})
+    with pytest.raises(WrongOption, match="option uri is missing"):
+        tarantool_options({"space": "t"})

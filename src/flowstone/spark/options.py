@@ -121,7 +121,9 @@ _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.ASCII)
 _NUMBER: Final = re.compile(r"\d+", re.ASCII)
 _SECONDS: Final = re.compile(r"\d+\.\d+", re.ASCII)
-_OF_CHANGES: Final = ("images", "startingOffsets", "endingOffsets", "failOnDataLoss", "transport", "register")
+_OF_CHANGES: Final = tuple(
+    "images startingOffsets endingOffsets failOnDataLoss transport transportAddress register".split()
+)
 """What a batch of `tarantool`, which is a state, has no use for."""
 
 _STREAM_ONLY: Final = ("maxRowsPerTrigger", "maxBytesPerTrigger", "schemaAt", "spoolLocation")
