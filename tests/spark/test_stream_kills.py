@@ -22,19 +22,20 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("tarantool", "java")]
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10 if FULL else 2
 ROWS_BEFORE = 2000
+CHANGES_MAX = 30_000 if FULL else 3_000
 SECONDS = 150
-WRITER = """
+WRITER = f"""
 local fiber = require('fiber')
 is_writing, written = true, 0
 fiber.create(function()
-    while is_writing do
+    while is_writing and written < {CHANGES_MAX} do
         box.begin()
         for i = 1, 3 do
             written = written + 1
-            box.space.t:replace{1000000 + written, 'change'}
+            box.space.t:replace{{1000000 + written, 'change'}}
         end
         box.commit()
-        fiber.sleep(0.002)
+        fiber.sleep(0.01)
     end
 end)
 """

@@ -120,14 +120,14 @@ def ids(rows: list[Row]) -> list[int]:
 
 
 def test_a_snapshot_in_chunks_then_changes_and_each_batch_again(server: RealServer, make: Callable[..., Query]) -> None:
-    server.eval("fill(1, 9000)")
+    server.eval("fill(1, 30000)")
     query = make(server.uri, space="t", columns="id,_operation,_commit_version,_commit_timestamp,_lsn")
     chunks = [query.batch(ReadMaxRows(1)) for _ in range(3)]
-    server.eval("fill(8999, 9003)")
+    server.eval("fill(29999, 30003)")
     rows = [row for chunk in chunks for row in chunk or []] + query.rest()
-    assert ids(rows) == [*range(1, 9001), *range(8999, 9004)]
-    assert {row["_operation"] for row in rows[:9000]} == {"insert"}
-    assert {row["_operation"] for row in rows[9000:]} == {"replace"}
+    assert ids(rows) == [*range(1, 30001), *range(29999, 30004)]
+    assert {row["_operation"] for row in rows[:30000]} == {"insert"}
+    assert {row["_operation"] for row in rows[30000:]} == {"replace"}
     assert [list(offset["snapshots"].values()) for offset in query.logged[:3]] == [[1], [2], [3]]
     times = [row["_commit_timestamp"] for row in rows]
     assert times == sorted(times)
@@ -135,6 +135,7 @@ def test_a_snapshot_in_chunks_then_changes_and_each_batch_again(server: RealServ
     query.died()
     assert query.run(last) == query.batches[last]  # before any latestOffset, by a new process
     assert query.rest() == []
+    assert query.reader.reportLatestOffset() == {uuid: lsns for uuid, lsns in query.position.items() if "-" in uuid}
     server.eval("fill(1, 1)")
     assert ids(query.rest()) == [1]
 

@@ -124,7 +124,7 @@ class Spool:
             while not self._archive.is_begun and self._failure is None:
                 self._moved.wait(_POLL_SECONDS)
         self.check()
-        self._seen = self._durable
+        self._seen = self._durable = self._durable.merged(self.index.settled)
 
     async def _run(self) -> None:
         try:
@@ -183,6 +183,11 @@ class Spool:
         return self._thread.run(
             first_of(self._members, lambda uri: ask_ballot(production(), uri))
         ).vclock.without_zero()
+
+    @property
+    def settled(self) -> VClock:
+        """What of it can no longer be withdrawn; `index` may be a moment ahead."""
+        return self._durable
 
     @property
     def position(self) -> VClock:

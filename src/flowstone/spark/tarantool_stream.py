@@ -131,6 +131,10 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         sets = self._opened(at)
         return sets.next_offset(at, self._limits(limit), self.targets).to_json()
 
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """What the progress of a query shows as its source's end."""
+        return self._sets.settled().to_json() if self._sets is not None else None
+
     @clear_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         first, last = Offset.from_json(start), Offset.from_json(end)
@@ -276,6 +280,10 @@ class _ReplicaSets:
                     end = end.moved(uuid, position)
             if end.positions != at.positions or not self._wait(is_due=is_due):
                 return end
+
+    def settled(self) -> Offset:
+        """What could be delivered now."""
+        return Offset({uuid: Position(each.spool.settled) for uuid, each in self._sets.items()})
 
     def _wait(self, *, is_due: bool) -> bool:
         """Waits a moment for more; whether to look again: only for what is sure to come."""
