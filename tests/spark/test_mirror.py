@@ -66,6 +66,13 @@ def archive(tmp_path: Path) -> WrittenArchive:
     return written
 
 
+@pytest.fixture
+def by_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver leaves even the smallest batch to a job of Spark."""
+    monkeypatch.setattr("flowstone.spark.mirror_batch.DRIVER_ROWS", 0)
+
+
+@pytest.mark.usefixtures("by_jobs")
 def test_a_table_is_what_its_space_is(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     archive.write(whole(insert(3, 1, "a"), insert(4, 2, "b")), whole(update(5, 2, ("=", 2, "c"))))
     archive.save()
@@ -162,6 +169,7 @@ def test_spaces_and_columns_are_chosen(spark: SparkSession, archive: WrittenArch
         mirror_once(spark, [archive.directory], lake)
 
 
+@pytest.mark.usefixtures("by_jobs")
 def test_masked_values_are_nowhere_in_the_lake(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     lake, spool = tmp_path / "lake", tmp_path / "spool"
     masking = Masking.parse(["orders.name=sha256"], "salt")
@@ -201,6 +209,7 @@ def test_a_masked_field_that_is_renamed_stops_the_mirror(
     assert tuples_of(lake, "orders") == [(1, None)]
 
 
+@pytest.mark.usefixtures("by_jobs")
 def test_a_history_has_every_state(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "a")), whole(update(4, 1, ("=", 2, "b"))), whole(insert(5, 2, "x")))

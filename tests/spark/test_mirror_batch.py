@@ -1,20 +1,32 @@
-"""What executors make of the changes of a batch, and what the driver reads beside it: without Spark."""
+"""What executors make of the changes of a batch, and what the driver reads beside it: mostly without Spark."""
 
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from flowstone.iproto.msgpack import pack, unpack
+from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.change_batches import read_slice
 from flowstone.spark.contract import RAW_COLUMNS, ChangeContract
 from flowstone.spark.masks import Masking
-from flowstone.spark.mirror_batch import Folded, Target, by_space, fold_partition, mask_rows, truncations
+from flowstone.spark.mirror_batch import (
+    SHUFFLE_ROWS,
+    BatchJob,
+    Folded,
+    Target,
+    by_space,
+    fold_partition,
+    mask_rows,
+    truncations,
+)
 from tests.spark.archives import DIRECTORY, WrittenArchive
 from tests.spark.change_rows import ORDERS, UUID, delete, insert, truncate, update, upsert, whole
 
@@ -148,3 +160,25 @@ def test_rows_of_a_snapshot_are_masked_by_space(is_masked: bool) -> None:
     shown = [unpack(each)[1] for each in rows["tuple"].to_pylist()]
     assert shown == (["***", "y", "***"] if is_masked else ["x", "y", "z"])
     assert rows["space_id"].to_pylist() == [512, 513, 512]
+
+
+def test_a_small_batch_needs_no_job() -> None:
+    index = index_of(*CHANGES)
+    job = BatchJob(cast(SparkSession, None), 2)
+    found = job.run(index, START, index.settled, {512: target(Tuples((2, "was"), (3, "gone")))}, row_count=5)
+    assert [row for _, row in states(found[512])] == [(1, "b"), (2, "new"), None, (4, "fresh")]
+    assert job.run(index, index.settled, index.settled, {512: target()}, row_count=0) == {}
+    assert job.run(index, START, index.settled, {}, row_count=5) == {}
+
+
+def test_a_larger_batch_is_the_same_as_a_job(spark: SparkSession, tmp_path: Path) -> None:
+    archive = WrittenArchive(production().disk, str(tmp_path / "archive"))
+    archive.define_orders()
+    archive.write(*(whole(insert(3 + number, number % 900, f"n{number}")) for number in range(2000)))
+    archive.save()
+    index = ArchiveIndex.open(production().disk, archive.directory)
+    here = BatchJob(spark, 2).run(index, START, index.settled, {512: target()}, row_count=1)[512]
+    for row_count in (SHUFFLE_ROWS - 1, SHUFFLE_ROWS):  # by one task, and by several behind a shuffle
+        there = BatchJob(spark, 2).run(index, START, index.settled, {512: target()}, row_count=row_count)[512]
+        assert there.states.sort_by("sort_key").to_pylist() == here.states.sort_by("sort_key").to_pylist()
+        assert (there.change_count, there.newest) == (here.change_count, here.newest) == (2000, 2_102_000_000)

@@ -99,7 +99,7 @@ class Load(Thread):
                 workload.run(self.member, self.plain.steps(CHUNK))
                 if number % 8 == 1:
                     workload.run(self.member, self.defining.steps(25))
-                if number % 12 == 3:
+                if number % (12 if FULL else 28) == 3:
                     workload.run(self.member, ddl())
                 self.withdraw(number)
                 time.sleep(0.05 if FULL else 0.3)

@@ -51,6 +51,9 @@ FOLDED_SCHEMA: Final = pa.schema(
 )
 """What executors send back. A row without a `sort_key` tells, in `lsn`, how many changes the space had."""
 
+DRIVER_ROWS: Final = 1000
+"""Fewer rows than this are folded by the driver itself: a job would take longer, however little it has to do."""
+
 SHUFFLE_ROWS: Final = 20_000
 """Fewer rows than this are folded by one task: a shuffle would take longer."""
 
@@ -100,6 +103,8 @@ class BatchJob:
         """The changes behind `start` up to `end`, folded, by space. `row_count` is about how many there are."""
         if not targets:
             return {}
+        if row_count < DRIVER_ROWS:
+            return by_space(pa.Table.from_batches(_fold_here(index, start, end, targets), FOLDED_SCHEMA))
         frame = changes_frame(
             self.spark,
             index,
@@ -118,6 +123,15 @@ class BatchJob:
             frame = frame.repartition(self.partitions, "_space_id", "_sort_key")
         found = frame.mapInArrow(partial(fold_partition, dict(targets)), spark_ddl(FOLDED_SCHEMA)).toArrow()
         return by_space(found)
+
+
+def _fold_here(
+    index: ArchiveIndex, start: VClock, end: VClock, targets: Mapping[int, Target]
+) -> Iterator[pa.RecordBatch]:
+    contract = ChangeContract(index.replicaset_uuid, wanted=RAW_COLUMNS, only=tuple(sorted(targets)))
+    slices = index.slices(start, end, spaces=tuple(targets))
+    changes = (each for part in slices for each in read_slice(index.disk, part, start, end, contract))
+    yield from fold_partition(targets, changes)
 
 
 def fold_partition(targets: Mapping[int, Target], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
