@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowstone.spark import lake_files
 from flowstone.spark.lake_files import (
     RANGE_BYTES,
     FileEntry,
@@ -147,3 +149,19 @@ def test_executors_write_the_rows_of_each_space_sorted(tmp_path: Path) -> None:
         assert there == sorted(there)
         assert all(key.startswith(b"p-") for key in there)
         assert row["size"] == (tmp_path / str(row["space_id"]) / row["path"]).stat().st_size
+
+
+def test_object_stores_are_written_and_read_as_local_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The store of delta-rs over a local directory, as it is over a bucket.
+    monkeypatch.setattr(lake_files, "_LOCAL", re.compile("never"))
+    (tmp_path / "other").mkdir()
+    files, other = TableFiles(f"file://{tmp_path}"), TableFiles(f"file://{tmp_path}/other")
+    files.make_directory()
+    written = files.write(rows(b"a", b"b"))
+    assert written.entry.size == (tmp_path / written.entry.path).stat().st_size
+    assert files.read(written.entry.path, SCHEMA.file_schema) == rows(b"a", b"b")
+    assert found_in(PinnedTable(files, (written.entry.path,)), b"b") == {b"b": packed(1, "62")}
+    files.copy_to(other, written.entry.path)
+    assert other.read(written.entry.path, SCHEMA.file_schema) == rows(b"a", b"b")
+    with pytest.raises(LakeError, match="not there"):
+        files.open("gone.parquet")
