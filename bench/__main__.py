@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from bench import logs, replication, serving, synchronous
+from bench import logs, replication, serving, spark_mirror, spark_sources, spark_streaming, synchronous
 from bench.measure import Result
 from tests import real_tarantool
 
-PARTS = ("logs", "serving", "replication", "synchronous")
+PARTS = ("logs", "serving", "replication", "synchronous", "spark_sources", "spark_streaming", "spark_mirror")
+SHORT_ROWS, SHORT_SECONDS = 200_000, 20.0
+"""Of the parts about Spark with --short: enough to see that they run, not to judge by."""
+
 README = Path(__file__).parent.parent / "README.md"
 MARKERS = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
@@ -23,6 +26,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--only", choices=PARTS, help="measure one part, and leave the README alone")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows per log (default: %(default)s)")
+    parser.add_argument(
+        "--short", action="store_true", help="little data for the parts about Spark; implies --no-readme"
+    )
     parser.add_argument("--no-readme", action="store_true", help="leave the README alone")
     options = parser.parse_args()
     if not real_tarantool.available():
@@ -34,13 +40,14 @@ def main() -> None:
             "serving": serving.run,
             "replication": replication.run,
             "synchronous": synchronous.run,
+            **spark_parts(options.short),
         }
         for part in [options.only] if options.only else PARTS:
             for result in runs[part](Path(work) / part):
                 print(line(result), flush=True)
                 results.append(result)
     table = "\n".join([*HEAD, *(line(result) for result in results)]) + "\n"
-    if not options.no_readme and not options.only:
+    if not (options.no_readme or options.only or options.short):
         text, count = MARKERS.subn(lambda match: match[1] + table + match[2], README.read_text())
         if count != 1:
             sys.exit("bench: the README has no place for the table (<!-- bench --> … <!-- /bench -->)")
@@ -48,6 +55,20 @@ def main() -> None:
     broken = [result.what for result in results if not result.holds]
     if broken:
         sys.exit("bench: below what is promised: " + "; ".join(broken))
+
+
+def spark_parts(is_short: bool) -> dict[str, Callable[[Path], Iterator[Result]]]:
+    if not is_short:
+        return {
+            "spark_sources": spark_sources.run,
+            "spark_streaming": spark_streaming.run,
+            "spark_mirror": spark_mirror.run,
+        }
+    return {
+        "spark_sources": partial(spark_sources.run, rows=SHORT_ROWS),
+        "spark_streaming": partial(spark_streaming.run, seconds=SHORT_SECONDS, backlog=SHORT_ROWS),
+        "spark_mirror": partial(spark_mirror.run, rows=SHORT_ROWS, steady_seconds=SHORT_SECONDS),
+    }
 
 
 HEAD = ["| what | Flowstone | beside it | ratio | promised |", "|---|---|---|---|---|"]
