@@ -84,10 +84,10 @@ def test_a_session_on_this_machine_gets_sources_settings_and_this_python() -> No
 
 
 def test_a_python_that_was_named_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    session: Any = Session(context=Context("local", **{registration.PYTHON_CONF: "/opt/python"}))
+    session: Any = Session(context=Context("local", **{registration.PYTHON_CONF: "some-python"}))
     register_sources(session)
-    assert session.sparkContext.pythonExec == "/opt/python"
-    monkeypatch.setenv(registration.PYTHON_ENVIRONMENT, "/usr/bin/python3.11")
+    assert session.sparkContext.pythonExec == "some-python"
+    monkeypatch.setenv(registration.PYTHON_ENVIRONMENT, "another-python")
     session = Session()
     register_sources(session)
     assert session.sparkContext.pythonExec == "python3"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import os
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowstone.box.definitions import FieldDefinition, IndexDefinition, IndexPart, SpaceDefinition
@@ -20,6 +21,9 @@ from flowstone.spark.row_sender import _tuple_of
 from flowstone.spark.tuple_encoder import CannotWrite, TupleEncoder
 
 KEY = IndexDefinition(512, 0, "pk", "tree", True, (IndexPart(0, "unsigned"),))
+EXAMPLES = settings(max_examples=10) if os.environ.get("NUMBA_DISABLE_JIT") == "1" else settings()
+"""Uncompiled kernels are slow."""
+
 MOMENT = pa.timestamp("us", tz="UTC")
 
 
@@ -82,6 +86,7 @@ def test_values_come_back_as_they_are(kind: str, type: pa.DataType, values: list
     ]
 
 
+@EXAMPLES
 @given(st.lists(st.one_of(st.none(), st.decimals(allow_nan=False, allow_infinity=False, places=5)), min_size=1))
 def test_decimals_from_texts_are_those_of_the_texts(values: list[Decimal | None]) -> None:
     values = [value for value in values if value is None or len(value.as_tuple().digits) <= 38]
@@ -91,6 +96,7 @@ def test_decimals_from_texts_are_those_of_the_texts(values: list[Decimal | None]
     assert all(each is None or -each.as_tuple().exponent == 5 for each in found)
 
 
+@EXAMPLES
 @given(st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))), st.integers(0, 3))
 def test_numbers_are_as_short_as_other_writers_make_them(values: list[int | None], offset: int) -> None:
     column = pa.array(values, pa.int64())[offset:]
@@ -98,12 +104,14 @@ def test_numbers_are_as_short_as_other_writers_make_them(values: list[int | None
     assert raw == [pack((value,)) for value in values[offset:]]
 
 
+@EXAMPLES
 @given(st.lists(st.one_of(st.none(), st.uuids())), st.lists(st.one_of(st.none(), st.text()), max_size=5))
 def test_uuids_and_texts(uuids: list[UUID | None], texts: list[str | None]) -> None:
     assert one("uuid", pa.array([None if each is None else str(each).upper() for each in uuids], pa.string())) == uuids
     assert one("string", pa.array(texts, pa.string())) == texts
 
 
+@EXAMPLES
 @given(st.lists(st.one_of(st.none(), st.datetimes(timezones=st.just(datetime.UTC)))))
 def test_moments(values: list[datetime.datetime | None]) -> None:
     found = one("datetime", pa.array(values, MOMENT))
