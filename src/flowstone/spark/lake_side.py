@@ -39,6 +39,9 @@ MASKS: Final = "masks"
 FINGERPRINT: Final = "mask_fingerprint"
 """Settings of a lake: its masks, and what tells whether one has their salt."""
 
+TASKS_PER_CORE: Final = 4
+"""So that a core that is done early has something left to do."""
+
 DELETION_VECTORS: Final = "deletionVectors"
 
 
@@ -208,13 +211,18 @@ def _frame(
     work = [(space_id, path) for space_id, table in chosen.items() for path in table.current]
     frame = spark.createDataFrame(_definition_rows(progress, wanted), SIDE_COLUMNS)
     if work:
-        files = spark.createDataFrame(work, "space_id INT, path STRING").repartition(len(work))
+        files = spark.createDataFrame(work, "space_id INT, path STRING").repartition(_tasks(spark, len(work)))
         read = partial(_read, chosen, progress.replicaset_uuid)
         frame = frame.unionByName(files.mapInArrow(read, SIDE_COLUMNS))
     for space_id, table in chosen.items():
         if table.schema.history:
             frame = frame.unionByName(_broken_chains(spark, space_id, table, progress.replicaset_uuid))
     return frame
+
+
+def _tasks(spark: SparkSession, file_count: int) -> int:
+    """Among how many tasks so many files are divided."""
+    return min(file_count, TASKS_PER_CORE * int(spark.sparkContext.defaultParallelism))
 
 
 def _definition_rows(progress: Progress, wanted: Collection[int]) -> list[tuple[int, bytearray, bytearray, None]]:
@@ -256,7 +264,7 @@ def _broken_chains(spark: SparkSession, space_id: int, table: PinnedRows, replic
     work = [(path, path in table.current) for path in (*table.current, *table.former)]
     if not work:
         return spark.createDataFrame([], SIDE_COLUMNS)
-    files = spark.createDataFrame(work, "path STRING, is_current BOOLEAN").repartition(len(work))
+    files = spark.createDataFrame(work, "path STRING, is_current BOOLEAN").repartition(_tasks(spark, len(work)))
     states = files.mapInArrow(partial(_read_states, space_id, table, replicaset_uuid), _STATE_COLUMNS)
     in_order = Window.partitionBy("sort_key").orderBy("from_version", f.col("to_version").asc_nulls_last())
     following = states.withColumn("next", f.lead("from_version").over(in_order))
