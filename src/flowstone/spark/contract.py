@@ -25,9 +25,8 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.scan import Cells
 from flowstone.spark.images import Images, with_images
-from flowstone.spark.sort_keys import sort_keys, sort_keys_of_keys
 from flowstone.spark.stream_order import Stamps
-from flowstone.xlog.columns import INT32_MAX, MOMENT, Column, ColumnOptions, TypedDecoder, span_column
+from flowstone.xlog.columns import INT32_MAX, MOMENT, Column, ColumnOptions, TypedDecoder, span_column, text_array
 from flowstone.xlog.reader import Slab
 
 LEADING_FIELDS: Final = (
@@ -85,7 +84,7 @@ _OPERATIONS: Final = {
 }
 _IS_OPERATION: Final = np.array([code in _OPERATIONS for code in range(max(_OPERATIONS) + 2)])
 _TRUNCATE: Final = "truncate"
-_NAMES: Final = pa.array([_OPERATIONS.get(code) for code in range(max(_OPERATIONS) + 1)], pa.string())
+_NAMES: Final = text_array([_OPERATIONS.get(code, "") for code in range(max(_OPERATIONS) + 1)])
 
 
 class ColumnClash(FlowstoneError):
@@ -302,6 +301,9 @@ class _Changes:
         return pa.array(np.minimum(self._line(number), INT32_MAX).astype(np.int32))
 
     def _make_operation(self) -> pa.Array:
+        first = int(self.kinds[0])
+        if (self.kinds == first).all():
+            return self.repeated(_OPERATIONS[first])
         return _NAMES.take(pa.array(self.kinds))
 
     def _make_commit_version(self) -> pa.Array:
@@ -362,6 +364,8 @@ class _Changes:
 
     def _make_sort_key(self) -> pa.Array:
         """By space, and there by whether a row has a tuple or a key."""
+        from flowstone.spark.sort_keys import sort_keys, sort_keys_of_keys  # only who asks for keys loads encoders
+
         tuples, keys = self.column("_tuple_msgpack"), self.column("_key_msgpack")
         distinct, places = self._spaces
         spaces = [self.schema.get(space_id) for space_id in distinct]

@@ -15,12 +15,13 @@ import pyarrow as pa
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.scan import Cells
+from flowstone.xlog.columns import text_array
 from flowstone.xlog.reader import Slab
 
 Images = Literal["ops", "post", "full"]
 """ops: operations as they are. post: the tuple after the change, of a DELETE the one before. full: both."""
 
-CHANGE_TYPES: Final = pa.array(["insert", "update_preimage", "update_postimage", "delete"])
+CHANGE_TYPES: Final = text_array(["insert", "update_preimage", "update_postimage", "delete"])
 _INSERT, _PREIMAGE, _POSTIMAGE, _DELETE = range(4)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -35,8 +35,10 @@ from flowstone.spark.log_directories import (
 )
 from flowstone.spark.offsets import INITIAL, Offset, Position
 from flowstone.spark.options import WrongOption, XlogOptions, xlog_options
-from flowstone.spark.past_state import StatePart, plan_state, read_state, state_contracts
 from flowstone.spark.spool_stream import Limits, StreamSlice, next_position, slices_between
+
+if TYPE_CHECKING:
+    from flowstone.spark.past_state import StatePart
 
 SLICE_SIZE_MIN = 512 * 1024
 SLICES_WANTED = 16
@@ -88,6 +90,8 @@ class XlogSource(DataSource):
         options = xlog_options(self.options, streaming=None)
         directories = _opened(options)
         if options.mode == "state":
+            from flowstone.spark.past_state import state_contracts  # what folds is for those who want a state
+
             return next(iter(state_contracts(directories, options).values())).spark_schema
         is_stream = options.schema_at is not None
         contracts = (contracts_of_stream if is_stream else contracts_of_batch)(directories, options)
@@ -168,9 +172,13 @@ class StateReader(DataSourceReader):
 
     @clear_errors()
     def partitions(self) -> Sequence[InputPartition]:
+        from flowstone.spark.past_state import plan_state
+
         return [StateOfKeys(part) for part in plan_state(_opened(self._options), self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from flowstone.spark.past_state import read_state
+
         assert isinstance(partition, StateOfKeys)
         with clear_errors():
             yield from read_state(production().disk, partition.part, show_secrets=self._options.changes.show_secrets)

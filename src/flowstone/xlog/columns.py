@@ -44,7 +44,16 @@ from flowstone.xlog import column_kernels as kernels
 from flowstone.xlog.column_kernels import Starts
 from flowstone.xlog.reader import Slab
 
-TYPE_NAMES = pa.array([type_name(code) for code in range(129)], pa.string())
+
+def text_array(values: Sequence[str]) -> pa.Array:
+    """A column of texts, for constants: `pa.array` would import pandas, which costs more than all of ours."""
+    parts = [value.encode() for value in values]
+    offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(pa.string(), len(parts), buffers)
+
+
+TYPE_NAMES = text_array([type_name(code) for code in range(129)])
 INT32_MAX = 2**31 - 1
 MOMENT = pa.timestamp("us", tz="UTC")
 
