@@ -38,6 +38,7 @@ def test_ranges_have_exactly_their_rows_in_pages_of_any_size(
 ) -> None:
     monkeypatch.setattr(index_scan, "FIRST_PAGE_ROWS", page)
     monkeypatch.setattr(index_scan, "PAGE_ROWS_MAX", page)
+    monkeypatch.setattr(index_scan, "ROWS_MIN", 10)
     assert scanned(address, KeyRange()) == list(PAIR_ROWS)
     assert scanned(address, KeyRange((1,)), KeyRange((3,))) == [row for row in PAIR_ROWS if row[0] in (1, 3)]
     some = scanned(address, KeyRange((1,), ("b3", False), ("b5", True)), KeyRange((2,), None, ("b1", True)))

@@ -60,6 +60,14 @@ def test_an_empty_part_writes_nothing(address: str, space_id: int) -> None:
     ) == Written(0, 0)
 
 
+def test_large_texts_of_arrow_are_texts(address: str, space_id: int) -> None:
+    source = TarantoolSource({"uri": address, "space": str(space_id)})
+    writer = source.writer(SCHEMA, False)
+    large = pa.table({"id": [1], "name": pa.array(["a"], pa.large_string())})
+    assert writer.write(iter(large.to_batches())).row_count == 1
+    assert rows_of(address, space_id) == [(1, "a", None)]
+
+
 def test_what_is_read_can_be_written(address: str, space_id: int) -> None:
     """Tuples as they are: no type and no field is lost."""
     source = TarantoolSource({"uri": address, "space": "orders", "columns": "_tuple_msgpack"})

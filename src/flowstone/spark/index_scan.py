@@ -36,6 +36,9 @@ PAGE_SIZE: Final = 4 * 1024 * 1024
 
 FIRST_PAGE_ROWS: Final = 256
 PAGE_ROWS_MAX: Final = 20_000
+ROWS_MIN: Final = 2048
+"""Rows that are decoded together, where there are so many."""
+
 UNDER_WAY: Final = 64
 """Ranges whose first page is asked for at the same time."""
 
@@ -100,9 +103,8 @@ def scan_ranges(members: Sequence[Uri], space: SpaceDefinition, ranges: Sequence
         connection, uri = thread.run(connect(members))
         try:
             scan = _Scan(connection, space, ranges)
-            while (slab := thread.run(_words(scan.page(), uri))) is not None:
-                if len(slab):
-                    yield slab
+            while len(slab := thread.run(_words(scan.next_rows(), uri))):
+                yield slab
         finally:
             thread.run(connection.close())
     finally:
@@ -128,8 +130,22 @@ class _Scan:
         self._sent: deque[tuple[KeyRange, int, asyncio.Future[Response]]] = deque()
         self._edges: Cells = np.empty(PAGE_ROWS_MAX + 1, np.int64)
 
-    async def page(self) -> Slab | None:
-        """The next page, perhaps an empty one; None at the end."""
+    async def next_rows(self) -> Slab:
+        """Of one page, or of several small ones; none at the end."""
+        bodies, spans = [], []
+        size = count = 0
+        while count < ROWS_MIN and (page := await self._page()) is not None:
+            body, edges = page
+            spans.append(edges + size)
+            bodies.append(body)
+            size, count = size + len(body), count + len(edges) - 1
+        starts = np.concatenate([edges[:-1] for edges in spans] or [np.zeros(0, np.int64)])
+        ends = np.concatenate([edges[1:] for edges in spans] or [np.zeros(0, np.int64)])
+        buf: Bytes = np.frombuffer(bodies[0] if len(bodies) == 1 else b"".join(bodies), np.uint8)
+        return slab_of_spans(buf, starts, ends, self._space.id, self._connection.address)
+
+    async def _page(self) -> tuple[bytes, Cells] | None:
+        """The next page, perhaps an empty one: an answer, and where its tuples lie; None at the end."""
         while self._waiting and len(self._sent) < UNDER_WAY:
             wanted = self._waiting.popleft()
             limit = 1 if len(wanted.prefix) == len(self._key.parts) else FIRST_PAGE_ROWS
@@ -140,8 +156,7 @@ class _Scan:
         response = await self._connection.answer(future, timeout=REQUEST_SECONDS)
         if response.is_error:
             raise response.error()
-        buf: Bytes = np.frombuffer(response.body, np.uint8)
-        count = tuple_spans(buf, self._edges)
+        count = tuple_spans(np.frombuffer(response.body, np.uint8), self._edges)
         if count < 0:
             raise RemoteProtocolError(f"{self._connection.address} sent a broken answer to a SELECT")
         edges = self._edges[: count + 1].copy()
@@ -150,7 +165,7 @@ class _Scan:
             if count == limit == inside:
                 self._go_on(wanted, response.body, edges)
             edges = edges[: inside + 1]
-        return slab_of_spans(buf, edges[:-1], edges[1:], self._space.id, self._connection.address)
+        return response.body, edges
 
     def _inside(self, wanted: KeyRange, body: bytes, edges: Cells) -> int:
         """How many tuples of a page are of the range; those behind it may be of another, and come with that."""

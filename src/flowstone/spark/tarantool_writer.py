@@ -57,7 +57,7 @@ class _Writing:
             sender = RowSender(self._options.uri, self._space, self._options.on_conflict)
             try:
                 encoder: TupleEncoder | None = None
-                for batch in iterator:
+                for batch in map(_with_small_offsets, iterator):
                     if encoder is None:
                         encoder = TupleEncoder(self._space, batch.schema, self._kind)
                     if len(batch):
@@ -74,6 +74,14 @@ class TarantoolWriter(_Writing, DataSourceArrowWriter):
 
 class TarantoolStreamWriter(_Writing, DataSourceStreamArrowWriter):
     """`df.writeStream.format("tarantool")`. A micro-batch that is replayed finds its own rows and leaves them."""
+
+
+def _with_small_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Sessions may be set to send texts and bytes as Arrow's large ones."""
+    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    if not any(kind in small for kind in batch.schema.types):
+        return batch
+    return batch.cast(pa.schema([each.with_type(small.get(each.type, each.type)) for each in batch.schema]))
 
 
 def _space(options: WriterOptions) -> SpaceDefinition:
