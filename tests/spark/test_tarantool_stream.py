@@ -174,6 +174,26 @@ def test_a_snapshot_lost_half_way_is_loud(server: RealServer, make: Callable[...
         query.batch()
 
 
+@pytest.mark.parametrize("starting", ["snapshot", "latest"])
+def test_the_first_batch_is_read_again_by_another_process(
+    server: RealServer, make: Callable[..., Query], starting: str
+) -> None:
+    server.eval("fill(1, 5)")
+    query = make(server.uri, space="t", columns="id", startingOffsets=starting)
+    query.batch()
+    server.eval("fill(6, 7)")
+    query.died()
+    assert query.run(0) == query.batches[0]
+    query.died()
+    shutil.rmtree(query.spool)
+    if starting == "snapshot":
+        with pytest.raises(SnapshotLost, match="is gone"):
+            query.run(0)
+    else:
+        assert query.run(0) == []
+        assert ids(query.rest()) == [6, 7]
+
+
 def test_what_is_committed_is_dropped(server: RealServer, make: Callable[..., Query]) -> None:
     query = make(server.uri)
     query.rest()
@@ -240,6 +260,7 @@ def test_a_change_of_format_ends_the_query_and_a_new_one_goes_on(
     server.eval("fill(1, 3)")
     query = make(server.uri, space="t", columns="id,_lsn")
     query.rest()
+    query.batches.clear()
     server.eval("fill(4, 5)")
     server.eval(
         "box.space.t:format({{'id', 'unsigned'}, {'text', 'string', is_nullable=true},"
@@ -249,7 +270,7 @@ def test_a_change_of_format_ends_the_query_and_a_new_one_goes_on(
     )
     with pytest.raises(FormatChanged, match="the format of space 't' changes behind"):
         query.rest()
-    assert ids(query.batches[-1]) == [4, 5]
+    assert [row["id"] for batch in query.batches for row in batch] == [4, 5]
     query.died()
     options = tarantool_options({"uri": server.uri, "spoolLocation": str(query.spool), "space": "t"}, streaming=True)
     assert "note" in stream_schema(options)

@@ -8,7 +8,8 @@ the middle of the log; rows that are gone are an error unless that is allowed; n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Literal
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
@@ -40,7 +41,8 @@ class Spooling(Archive):
     With `snapshot` there is one to begin with when it has begun. `is_anew`: nobody was promised anything of what is
     here; with `latest` it is dropped.
     With a position as beginning, what is here goes on if it has that position, else it is begun anew there, where
-    `definitions` hold (without them, those that the server has now).
+    `definitions` hold (without them, those that the server has now). `guard` is held while files are changed that an
+    index may have read.
     """
 
     _store_type = SpoolStore
@@ -59,6 +61,7 @@ class Spooling(Archive):
         replication_timeout: float = 1.0,
         on_event: Callable[[Event], None] = lambda event: None,
         on_durable: Callable[[], None] = lambda: None,
+        guard: AbstractContextManager[Any] | None = None,
         outside: Outside | None = None,
     ) -> None:
         super().__init__(
@@ -77,6 +80,7 @@ class Spooling(Archive):
         self._definitions = check_rows(definitions) if definitions is not None else None
         self._fails_on_data_loss = fail_on_data_loss
         self._on_durable = on_durable
+        self._guard = guard if guard is not None else nullcontext()
         self._attempts = 0
         self._is_right_place = self._is_joining = False
         self.generation = 0
@@ -204,9 +208,8 @@ class Spooling(Archive):
         self._sink.refusal = None
         if isinstance(error, UpstreamLostTail) and self._sink.is_anonymous and store.settled <= error.theirs:
             # Nobody was promised what is not settled: the new leader's log has something else there.
-            await intake.alone(store.take_back)
+            await intake.alone(self._take_back)
             intake.begin_anew()
-            self.generation += 1
             return True
         if is_gap(error):
             ballot = self._applier.ballot if self._applier is not None else None
@@ -218,6 +221,12 @@ class Spooling(Archive):
         elif verdict is not None:
             raise self._explained(verdict) from verdict
         return True
+
+    def _take_back(self) -> None:
+        store, _ = self._spool()
+        with self._guard:
+            store.take_back()
+            self.generation += 1
 
     async def _pass_over(self, missing: RowsMissing) -> None:
         """Goes on with a new snapshot behind rows that no member has any more, if that is allowed."""

@@ -47,8 +47,9 @@ class SpoolLocked(AlreadyLocked):
 class Spool:
     """Made by `open`. `index` plans over what is durable; `check` raises what ended the receiving."""
 
-    def __init__(self, members: Sequence[Uri], directory: str, make: Callable[[Callable[[], None]], Spooling]) -> None:
-        self._archive = make(self._note_durable)
+    def __init__(self, members: Sequence[Uri], directory: str, make: Callable[[Spool], Spooling]) -> None:
+        self._files = threading.Lock()
+        self._archive = make(self)
         self._members = tuple(members)
         self._directory = directory
         self._thread = LoopThread("flowstone-spool")
@@ -81,7 +82,7 @@ class Spool:
         somebody has to put right, a server that cannot be reached among it; of a spool that is begun it may be away.
         """
 
-        def make(on_durable: Callable[[], None]) -> Spooling:
+        def make(spool: Spool) -> Spooling:
             return Spooling(
                 members,
                 directory,
@@ -93,7 +94,8 @@ class Spool:
                 wal_max_size=wal_max_size,
                 replication_timeout=replication_timeout,
                 on_event=on_event,
-                on_durable=on_durable,
+                on_durable=spool._note_durable,
+                guard=spool._files,
             )
 
         deadline = time.monotonic() + LOCK_SECONDS
@@ -154,13 +156,14 @@ class Spool:
     @property
     def index(self) -> ArchiveIndex:
         """What is durable, as of this call."""
-        generation = self._archive.generation
-        if self._index is None or generation != self._generation:
-            self._generation = generation
-            self._index = ArchiveIndex.open(production().disk, self._directory)
-        else:
-            self._index.refresh()
-        return self._index
+        with self._files:
+            generation = self._archive.generation
+            if self._index is None or generation != self._generation:
+                self._generation = generation
+                self._index = ArchiveIndex.open(production().disk, self._directory)
+            else:
+                self._index.refresh()
+            return self._index
 
     def wait(self, seconds: float) -> bool:
         """Waits until more is settled than at the last call, at most `seconds`; whether it is."""

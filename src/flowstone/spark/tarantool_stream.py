@@ -230,8 +230,9 @@ class _ReplicaSets:
     def _spool(self, members: Sequence[Uri], uuid: str, at: Position | None, end: Position | None) -> Spool:
         directory = _directory(self._options, uuid)
         begin = self._beginning(uuid)
-        if at is None and begin == "latest":
-            at = end  # its first batch has no rows, and ends where it begins
+        if at is None and end is not None and not isinstance(begin, VClock):
+            # The first batch of a stream is of the snapshot at its end, or it has no rows and begins where it ends.
+            at = end if begin == "latest" else Position(end.vclock, chunk=0)
         in_snapshot = at is not None and at.chunk is not None
         if at is not None and in_snapshot:
             _check_snapshot(directory, at)
@@ -311,7 +312,13 @@ class _ReplicaSets:
         for uuid, until in end:
             each = self._sets[uuid]
             index = self._reach(each, until)
-            found += slices_between(index, start.get(uuid) or self._first(index, uuid), until, each.contract)
+            first = start.get(uuid)
+            if first is None:
+                begin = self._beginning(uuid)
+                first = (
+                    Position(begin) if isinstance(begin, VClock) else Position(until.vclock, chunk=_first_chunk(begin))
+                )
+            found += slices_between(index, first, until, each.contract)
         if self._server is not None:
             self._server.next_batch()
         parts = with_transport([piece.part for piece in found], self._options.transport, self._server)
@@ -341,6 +348,10 @@ class _ReplicaSets:
             self._server.close()
         for each in self._sets.values():
             each.spool.close()
+
+
+def _first_chunk(begin: Beginning) -> int | None:
+    return 0 if begin == "snapshot" else None
 
 
 def _check(options: TarantoolOptions) -> None:
