@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
+from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def test_statistics_bound_what_the_file_has(tmp_path: Path) -> None:
 def test_look_ups_open_only_files_that_can_have_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = TableFiles(str(tmp_path))
     paths = tuple(files.write(rows(*keys)).entry.path for keys in ([b"a", b"c"], [b"d", b"f"], [b"g"]))
-    pinned: PinnedTable = pickle.loads(pickle.dumps(PinnedTable(files, paths)))
+    pinned: PinnedTable = deepcopy(PinnedTable(files, paths))
     opened: list[str] = []
     plain = TableFiles.open
 
