@@ -16,7 +16,7 @@ from typing import Any
 
 from flowstone.replication.vclock import VClock
 
-SECONDS = 240.0
+SECONDS = 600.0
 
 
 class MirrorProcess:

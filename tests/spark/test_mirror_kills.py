@@ -48,7 +48,7 @@ OPTIONS = ["--trigger-seconds=0.2", "--strings-as=binary"]
 
 STEADY = {PLAIN: "plain", PAIRS: "pairs", HASH: "hash", NUMBERED: "numbered", SURE: "sure"}
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(7200 if FULL else 600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(10_000 if FULL else 1200)]
 
 
 def ddl() -> list[list[Any]]:
