@@ -14,11 +14,12 @@ from flowstone.box.definitions import FieldDefinition, SpaceDefinition
 from flowstone.history.tables import UnknownColumn
 from flowstone.iproto.row import Row
 from flowstone.replication.vclock import VClock
-from flowstone.spark.contract import ChangeContract, ColumnClash, shape_of, spark_ddl
+from flowstone.spark.contract import ChangeContract, ColumnClash, FormerFormat, shape_of, spark_ddl
 from flowstone.spark.stream_order import Place, stamp
 from flowstone.xlog.columns import ColumnOptions
 from tests.node.archived_rows import confirm, slab
 from tests.spark.change_rows import (
+    DELETE,
     NOP,
     ORDERS,
     SCHEMA,
@@ -166,3 +167,50 @@ def test_rows_of_one_space_only_are_named_without_a_look_at_each() -> None:
     rows: list[Row] = [insert(number, number, "x") for number in range(1, 100)]
     table = changes(ChangeContract(UUID), *(whole(row) for row in rows))
     assert set(table.column("_space").to_pylist()) == {"orders"}
+
+
+def test_sort_keys_are_given_on_request_to_rows_that_have_a_key() -> None:
+    contract = ChangeContract(UUID, wanted=("_lsn", "_sort_key", "_space_id"))
+    table = changes(contract, *MIXED, whole(statement(DELETE, 12, {0x10: 512, 0x11: 1, 0x20: ("x",)})))
+    keys = dict(listed(table, "_lsn", "_sort_key"))
+    assert keys[2] == keys[3] != keys[1]
+    assert keys[8] == keys[10]
+    assert {lsn for lsn, key in keys.items() if key is None} == {7, 9, 11, 12}  # the last one found nothing
+    assert dict(listed(table, "_lsn", "_space_id")) | {7: 512, 9: 513, 11: 513} == dict(
+        listed(table, "_lsn", "_space_id")
+    )
+    assert "_sort_key" not in ChangeContract(UUID).schema.names
+
+
+def test_tuples_of_a_space_can_be_had_beside_its_fields() -> None:
+    table = changes(ChangeContract(UUID, ORDERS, wanted=("id", "_tuple", "_tuple_msgpack")), *MIXED)
+    assert listed(table, "id", "_tuple", "_tuple_msgpack")[0] == (1, '[1,"one"]', b"\x92\x01\xa3one")
+
+
+def test_only_the_named_spaces_are_taken() -> None:
+    contract = ChangeContract(UUID, wanted=("_lsn",), only=(513,))
+    assert listed(changes(contract, *MIXED), "_lsn") == [(9,), (11,)]
+
+
+def test_rows_of_former_formats_show_what_is_still_there() -> None:
+    now = SpaceDefinition(
+        512,
+        "orders",
+        fields=(FieldDefinition("name", "string"), FieldDefinition("new", "string")),
+        indexes=ORDERS.indexes,
+    )
+    contract = ChangeContract(UUID, now, wanted=("_lsn", "name", "new"), follows_format=True)
+    assert listed(changes(contract, *MIXED), "_lsn", "name", "new")[:3] == [
+        (1, "one", None),
+        (2, "two", None),
+        (3, None, None),
+    ]
+    wrong = SpaceDefinition(512, "orders", fields=(FieldDefinition("id", "string"),), indexes=ORDERS.indexes)
+    with pytest.raises(FormerFormat, match="field 'id' of space 'orders' was of another type up to LSN 5: int64"):
+        changes(ChangeContract(UUID, wrong, follows_format=True), *MIXED)
+    assert pickle.loads(pickle.dumps(contract)) == contract
+
+
+def test_types_are_spelled_as_spark_does() -> None:
+    contract = ChangeContract(UUID, ORDERS, ColumnOptions(unsigned_as="decimal"), wanted=("id", "_commit_timestamp"))
+    assert contract.spark_types == [("id", "decimal(38,0)"), ("_commit_timestamp", "timestamp")]

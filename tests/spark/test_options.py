@@ -13,14 +13,17 @@ from flowstone.spark.options import (
     WRITER_OPTIONS,
     XLOG_OPTIONS,
     AsOf,
+    SchemaAt,
     WrongOption,
     tarantool_options,
     writer_options,
     xlog_options,
 )
 from flowstone.xlog.columns import ColumnOptions
+from tests.spark.change_rows import UUID
 
 XLOG = {"path": "archive"}
+STATE = {"mode": "state", "space": "t"}
 LIVE = {"uri": "db1:3301"}
 
 
@@ -81,6 +84,15 @@ def test_moments_of_the_past_are_times_positions_or_lsns(text: str, moment: AsOf
     assert xlog_options({**XLOG, "space": "t", "mode": "state", "asOf": text}).as_of == moment
 
 
+def test_where_a_stream_goes_on_is_a_checkpoint_or_an_offset() -> None:
+    checkpoint = xlog_options({**XLOG, "schemaAt": " checkpoints/orders "}, streaming=True).schema_at
+    assert checkpoint == SchemaAt("checkpoints/orders")
+    for text in ('{"1": 5}', f'{{"{UUID}": {{"1": 5}}, "stamps": {{"{UUID}": 7}}}}'):
+        found = xlog_options({**XLOG, "schemaAt": text}, streaming=None).schema_at
+        assert found is not None
+        assert list(found.positions.values()) == [VClock({1: 5})]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -95,6 +107,10 @@ def test_moments_of_the_past_are_times_positions_or_lsns(text: str, moment: AsOf
         ({**XLOG, "columns": "a,b,a"}, "columns is 'a,b,a'; 'a' is there twice"),
         ({**XLOG, "columns": " "}, "columns is ' '; name columns"),
         ({**XLOG, "space": ""}, "space is empty"),
+        ({**XLOG, "startingOffsets": "snapshot"}, "startingOffsets is 'snapshot'; it is for spark.readStream"),
+        ({**XLOG, "schemaAt": "{}"}, "schemaAt is given to a batch query"),
+        ({**XLOG, **STATE, "endingOffsets": "latest"}, "offsets are given with mode=state"),
+        ({**XLOG, **STATE, "images": "full"}, "images=full is given with mode=state"),
         ({**XLOG, "decimalScale": "39"}, "decimalScale is '39'; it can be 0 to 38"),
         ({**XLOG, "asOf": "5"}, "asOf is given without mode=state"),
         ({**XLOG, "mode": "state"}, "mode=state needs a space"),
@@ -116,6 +132,7 @@ def test_each_mistake_gets_one_clear_sentence(given: dict[str, str], message: st
         ({**XLOG, "maxBytesPerTrigger": "1x"}, "maxBytesPerTrigger is '1x'; it must be a number of bytes"),
         ({**XLOG, "endingOffsets": "latest"}, "endingOffsets is given to a stream"),
         ({**XLOG, "space": "t", "mode": "state"}, "mode=state cannot be streamed"),
+        ({**XLOG, "schemaAt": "{1: 5}"}, "schemaAt: '{1: 5}' is no offset"),
     ],
 )
 def test_streams_are_checked_too(given: dict[str, str], message: str) -> None:
