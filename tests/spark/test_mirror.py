@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from flowstone.spark.archive_index import DataLoss
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake_table import AnotherWriter
 from flowstone.spark.masks import Masking, WrongMask
-from flowstone.spark.mirror import OtherSettings
+from flowstone.spark.mirror import OtherSettings, Place, WrongPlace
 from flowstone.spark.mirror_batch import BatchJob
 from flowstone.spark.mirror_choice import Choice
 from flowstone.spark.mirror_progress import CaughtUp, Lost, Stopped
@@ -354,3 +355,58 @@ def test_a_mirror_that_was_overtaken_stops_and_changes_nothing(
     with pytest.raises(AnotherWriter):
         mirror_once(spark, [archive.directory], lake)
     assert tuples_of(lake, "orders") == [(1, "n", 1)]
+
+
+def test_the_directory_of_a_real_server_needs_no_archive(spark: SparkSession, tarantool: Any, tmp_path: Path) -> None:
+    """Local rows count in its vclock, and are in no table; the state is that of its snapshot and the log behind it."""
+    said = tarantool.run(
+        """
+        box.cfg{log = 'server.log'}
+        local fields = {{'id', 'unsigned'}, {'name', 'string'}, {'count', 'unsigned'}}
+        local orders = box.schema.space.create('orders', {format = fields})
+        orders:create_index('pk')
+        local own = box.schema.space.create('own', {is_local = true})
+        own:create_index('pk')
+        for i = 1, 100 do orders:insert{i, 'n' .. i, i} own:insert{i} end
+        box.snapshot()
+        for i = 1, 100, 3 do orders:update(i, {{'+', 3, 1000}, {'=', 4, {deep = i}}}) own:delete(i) end
+        for i = 50, 150, 5 do orders:upsert({i, 'new', 0}, {{'=', 2, 'met'}}) end
+        for i = 2, 20, 2 do orders:delete(i) end
+        print(require('json').encode(orders:select()))
+        os.exit(0)
+        """,
+        tmp_path / "server",
+    )
+    lake = tmp_path / "lake"
+    mirror_once(spark, [str(tmp_path / "server")], lake)
+    assert names_in(lake) == ["orders"]
+    assert [list(each) for each in tuples_of(lake, "orders")] == json.loads(said)
+    assert [row["count"] for row in rows_of(lake, "orders")] == [each[2] for each in json.loads(said)]
+
+
+@pytest.mark.parametrize(
+    ("lake", "spool", "masked", "wanted"),
+    [
+        ("/lake", None, False, "/lake/_flowstone_spool"),
+        ("file:///lake", None, False, "/lake/_flowstone_spool"),
+        ("/lake", "/spool", True, "/spool"),
+        ("s3a://bucket/lake", "/spool", True, "/spool"),
+        ("/lake", "/lakes/spool", True, "/lakes/spool"),
+    ],
+)
+def test_where_the_spool_is(lake: str, spool: str | None, masked: bool, wanted: str) -> None:
+    assert Place.of(lake, spool, is_masked=masked, has_live=True).spool == wanted
+
+
+@pytest.mark.parametrize(
+    ("lake", "spool", "masked", "message"),
+    [
+        ("/lake", None, True, "--mask needs --spool"),
+        ("s3a://bucket/lake", None, False, "no local path"),
+        ("/lake", "/lake/spool", True, "lies in the lake"),
+        ("file:///lake", "/lake/deep/spool", True, "lies in the lake"),
+    ],
+)
+def test_where_the_spool_cannot_be(lake: str, spool: str | None, masked: bool, message: str) -> None:
+    with pytest.raises(WrongPlace, match=message):
+        Place.of(lake, spool, is_masked=masked, has_live=True)
