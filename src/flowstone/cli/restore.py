@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowstone.cli.console import OK, UsageError, note_compilation
+from flowstone.cli.console import OK, UsageError, note_compilation, say
 from flowstone.cli.spark_progress import Line, tasks_shown
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ def restore(
         raise UsageError(error.message, hint=error.hint) from error
     finally:
         line.close()
+    for note in restored.notes:
+        say(f"flowstone: note: {note}")
     print(_as_json(restored, out) if as_json else _sentence(restored))
     return OK
 
@@ -118,6 +120,7 @@ def _as_json(restored: Restored, out: str) -> str:
             "files": restored.files,
             "rows": restored.row_count,
             "spaces": [{"id": each.id, "name": each.name, "rows": each.row_count} for each in restored.spaces],
+            "notes": restored.notes,
             "seconds": round(restored.seconds, 3),
         }
     )

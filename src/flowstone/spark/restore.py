@@ -63,6 +63,8 @@ BLOCKS_SIZE: Final = 1 << 20
 ROW_SIZE: Final = 32
 """About what a row takes besides its tuple."""
 
+STOPS_AT_SYNCHRONOUS: Final = (2, 6, 0)
+
 Tell = Callable[[str], None]
 
 
@@ -90,6 +92,7 @@ class Restored:
     replicaset_uuid: str
     spaces: tuple[RestoredSpace, ...]
     files: dict[Format, str]
+    notes: tuple[str, ...]
     seconds: float
 
     @property
@@ -133,8 +136,8 @@ def restore(
         _sync(directory)
         spaces = job.spaces()
     named = {each: out + path.removeprefix(directory) for each, path in files.items()}
-    meta = job.meta
-    return Restored(position, meta.instance_uuid, index.replicaset_uuid, spaces, named, time.monotonic() - begun)
+    uuids = job.meta.instance_uuid, index.replicaset_uuid
+    return Restored(position, *uuids, spaces, named, tuple(job.notes), time.monotonic() - begun)
 
 
 @contextmanager
@@ -181,6 +184,7 @@ class _Job:
     transport: Transport
     tell: Tell
     plans: Plans = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     _frame: DataFrame | None = None
     _counts: dict[tuple[int, int], int] = field(default_factory=dict)  # rows by partition and space
     _kept: list[DataFrame] = field(default_factory=list)
@@ -246,6 +250,7 @@ class _Job:
         from pyspark.sql import functions
 
         dialect = from_greeting(_release(self.meta.version))
+        self._note_synchronous()
         timestamp = self.index.time_at(self.position) / MICROSECONDS
         meta = Meta(FileType.SNAP, self.meta.instance_uuid, self.position.to_mapping(), version=self.meta.version)
         self.tell("writing system spaces")
@@ -270,6 +275,15 @@ class _Job:
             if writer.row_count != expected:
                 raise AssertionError(f"{writer.row_count} rows were encoded of {expected}")
         return writer.path
+
+    def _note_synchronous(self) -> None:
+        names = [space.name for space in self.spaces() if space.row_count and self.plans[space.id].space.is_sync]
+        if names and _release(self.meta.version) <= STOPS_AT_SYNCHRONOUS:
+            version = ".".join(map(str, STOPS_AT_SYNCHRONOUS))
+            self.notes.append(
+                f"{', '.join(names)}: a server {version} does not start from a snapshot, not even its own, that has "
+                "tuples of synchronous spaces; a newer one does"
+            )
 
     def _group_id(self, space_id: int) -> int:
         return GROUP_LOCAL if self.plans[space_id].space.is_local else 0

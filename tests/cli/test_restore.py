@@ -1,0 +1,67 @@
+"""The command restore without Spark: what is refused before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowstone.outside.disk import SystemDisk
+from tests.cli.conftest import Command
+from tests.spark.archives import WrittenArchive
+from tests.spark.change_rows import insert, whole
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    made = WrittenArchive(SystemDisk(), str(tmp_path / "archive"))
+    made.define_orders()
+    made.write(whole(insert(3, 1, "a"), insert(4, 2, "b")), whole(insert(5, 3, "c")))
+    made.save()
+    return tmp_path / "archive"
+
+
+def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
+    text = flowstone("restore", "--help").text
+    assert "Example:" in text
+    assert "Exit codes:" in text
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("{1: 3}", "the nearest: {1: 2} and {1: 4}"),
+        ("3", "the nearest: {1: 2} and {1: 4}"),
+        ("99", "the nearest: {1: 5}"),
+        ("{1: 99}", "{1: 5}"),
+        ("1970-01-01T00:00:00Z", "{}"),
+        ("yesterday", "it can be a time with its zone"),
+    ],
+)
+def test_a_moment_that_is_none_is_refused_with_the_nearest(
+    flowstone: Command, archive: Path, tmp_path: Path, to: str, message: str
+) -> None:
+    done = flowstone("restore", archive, "--to", to, "--out", tmp_path / "out")
+    assert done.code == 2
+    assert message in done.complaints[-1]
+    assert len(done.complaints) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_not_empty_is_refused(flowstone: Command, archive: Path) -> None:
+    done = flowstone("restore", archive, "--to", "5", "--out", archive)
+    assert done.code == 2
+    assert "is not empty" in done.complaints[-1]
+
+
+def test_an_unknown_format_is_refused(flowstone: Command, archive: Path, tmp_path: Path) -> None:
+    done = flowstone("restore", archive, "--to", "5", "--out", tmp_path / "out", "--format", "csv")
+    assert done.code == 2
+    assert "snap, delta, parquet" in done.complaints[-1]
+
+
+def test_a_directory_without_logs_is_refused(flowstone: Command, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    done = flowstone("restore", tmp_path / "nothing", "--to", "5", "--out", tmp_path / "out")
+    assert done.code in (1, 2)
+    assert len(done.complaints) == 1
