@@ -222,6 +222,8 @@ class EmbeddedTable:
             if turn.replace:
                 kept, ended = turn.of_others(kept)
                 deletes += ended.num_rows
+                if not (gone.num_rows or ended.num_rows or upserts.num_rows or turn.is_rewrite):
+                    return _Rewritten(None, [])
         rows = turn.keyed(in_key_order([kept, upserts]))
         return _Rewritten(entry, self.storage.write_split(rows), None, upserts.num_rows, deletes)
 
@@ -270,7 +272,7 @@ class EmbeddedTable:
             if moment is not None:
                 kept, rest = turn.of_others(kept)
                 former = in_key_order([former, ended_at(rest, moment)])
-            if not former.num_rows and not begun.num_rows and not turn.is_total:
+            if not (former.num_rows or begun.num_rows or turn.is_rewrite):
                 return _Rewritten(None, [])
         written = self.storage.write_split(turn.keyed(in_key_order([kept, begun])), True)
         former = turn.keyed(former)
