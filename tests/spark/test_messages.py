@@ -139,7 +139,7 @@ def stream(spark: SparkSession, directory: Path, **options: str) -> None:
         *at_full_scale(
             ("", {"space": "nope"}, "nope"),
             ("limited:wrong@", {}, "Incorrect password supplied for user 'limited'"),
-            ("limited:pass@", {}, "let the user replicate"),
+            ("limited:pass@", {}, "is denied for user 'limited'"),
             ("", {"readMode": "select", "space": "orders"}, "readMode is given to a stream; it is for spark.read"),
             ("", {"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'; it must be a whole number above 0"),
         ),
