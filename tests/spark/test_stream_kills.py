@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -26,7 +28,7 @@ ROWS_BEFORE = 2000
 CHANGES = 20_000 if FULL else 1_500
 """Of each life of the driver."""
 
-SECONDS = 150
+SECONDS = 300
 WRITER = """
 written = 0
 function write_beside(count)
@@ -64,7 +66,14 @@ class Driver:
             os.kill(self.jvm, signal.SIGKILL)
         else:
             self.process.terminate()
-        until(lambda: not any(map(is_alive, readers)), 30)
+        until(lambda: not any(map(is_alive, readers)), SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.jvm, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         assert self.process.stdout is not None
@@ -107,16 +116,17 @@ def test_every_change_is_in_one_batch_however_often_the_driver_is_killed(tmp_pat
         server.eval("fill(...)", 1, ROWS_BEFORE)
         server.eval(WRITER)
         for number in range(KILLS):
-            driver = Driver(server, directory)
-            before = len(batches(directory))
-            server.eval("write_beside(...)", CHANGES)
-            wait_for_batches(directory, before + 2)
-            time.sleep(chance.random())
-            driver.kill("kill" if number % 2 == 0 else "terminate")
+            with Driver(server, directory) as driver:
+                wait_for_batches(directory, 1)
+                before = len(batches(directory))
+                server.eval("write_beside(...)", CHANGES)
+                wait_for_batches(directory, before + 1)
+                time.sleep(chance.random())
+                driver.kill("kill" if number % 2 == 0 else "terminate")
         total = KILLS * CHANGES
-        driver = Driver(server, directory)
-        until(lambda: len(changes(directory)) >= ROWS_BEFORE + total, SECONDS)
-        driver.kill("terminate")
+        with Driver(server, directory) as driver:
+            until(lambda: len(changes(directory)) >= ROWS_BEFORE + total, SECONDS)
+            driver.kill("terminate")
     ids = [json.loads(text)[0] for _, _, text in changes(directory)]
     assert sorted(ids) == [*range(1, ROWS_BEFORE + 1), *range(1_000_001, 1_000_001 + total)], f"seed {seed}"
     assert not list(directory.glob("*.differs")), f"seed {seed}"

@@ -70,6 +70,8 @@ class Intake:
         self.is_free.set()
         self.has_moved = asyncio.Event()
         """Set by every write, for who waits for one."""
+        self.gather_seconds = 0.0
+        """How long rows are waited for that share a write."""
 
     async def take(self, slab: Slab) -> None:
         """Queues what is new of `slab`; waits where much is queued already."""
@@ -114,6 +116,8 @@ class Intake:
         """Writes batch after batch until nothing is queued."""
         try:
             while self._queue:
+                if self.gather_seconds and self._queued < BATCH_SIZE:
+                    await self._outside.clock.sleep(self.gather_seconds)
                 batch = self._next_batch()
                 await self.alone(self.store.write, batch)
                 self._queued -= sum(len(slab.payload) for slab in batch)

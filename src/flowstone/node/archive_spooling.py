@@ -31,6 +31,9 @@ from flowstone.replication.vclock import VClock
 
 Beginning = Literal["snapshot", "latest"] | VClock
 
+GATHER_SECONDS: Final = 0.02
+"""Rows that come within so short a time are written and synced together: a write costs as much as a thousand rows."""
+
 ROUNDS_AT_START: Final = 3
 """How often all members are asked before a spool that never began is given up."""
 
@@ -112,7 +115,9 @@ class Spooling(Archive):
     # --- beginning ---
 
     async def _begin(self, *, is_anonymous: bool) -> None:
-        store, _ = self._spool()
+        store, intake = self._spool()
+        if is_anonymous:  # else servers wait for what it acknowledges
+            intake.gather_seconds = GATHER_SECONDS
         begin = self._beginning
         if isinstance(begin, VClock):
             if store.log is None or not store.earliest <= begin:
