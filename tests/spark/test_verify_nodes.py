@@ -16,6 +16,7 @@ from flowstone.spark.sides import NodeSide
 from flowstone.spark.verify import VerifyOptions, verify
 from flowstone.spark.verify_report import Report
 from tests import real_tarantool, served_node
+from tests.conftest import FULL
 from tests.spark.planted import SETUP
 
 WAIT_SECONDS = 60.0
@@ -58,12 +59,14 @@ def test_a_replica_equals_its_master_while_both_are_written_to_and_lacks_rows_wh
 ) -> None:
     with real_tarantool.serve(tmp_path / "master", setup=SETUP) as master:
         follow = f"--replication=127.0.0.1:{master.port}"
-        with served_node.serve(tmp_path / "replica", follow, "--read-only=true", dialect="2.6") as node:
+        with served_node.serve(tmp_path / "replica", follow, "--read-only", dialect="2.6") as node:
             replica = f"127.0.0.1:{node.port}"
             with written_to(master.port):
                 report = compared(spark, master.uri, replica, WAIT_SECONDS)
             assert report.is_equal, report
             assert report.a.position == report.b.position
+            if not FULL:
+                return
             written, followed = (client.connect("127.0.0.1", port) for port in (master.port, node.port))
             written.replace("orders", (1999, "the last that is followed"))
             ends_at = time.monotonic() + WAIT_SECONDS

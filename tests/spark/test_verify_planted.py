@@ -102,18 +102,28 @@ def check_told(report: Report, plants: list[Plant], side: str, more: Collection[
 
 
 def test_nothing_is_found_where_nothing_is_planted(world: World) -> None:
-    """A real server against the lake, and its own directory against an archive that was written anew."""
+    """A real server against the lake."""
     report = world.found(world.node(), LakeSide(str(world.lake)))
     assert report.is_equal
     assert not report.differences
     assert {space.name for space in report.spaces} == {"_space", "_index", "orders", "events", "pairs", "empty"}
     rows = {space.name: space.rows_b for space in report.spaces}
     assert (rows["orders"], rows["events"], rows["pairs"]) == (129, 124, 130)
-    clean = rewrite(world.source.archive, world.copy("clean"))
-    report = world.found(LogSide(str(world.source.server.directory)), LogSide(str(clean)))
+
+
+@pytest.mark.skipif(not FULL, reason="for the full scale")
+@pytest.mark.parametrize(("a", "b"), [("log", "archive"), ("archive", "node"), ("lake", "log"), ("lake", "lake")])
+def test_nothing_is_found_whatever_the_sides(world: World, a: str, b: str) -> None:
+    kinds: dict[str, Callable[[], Side]] = {
+        "log": lambda: LogSide(str(world.source.server.directory)),
+        "archive": lambda: LogSide(str(rewrite(world.source.archive, world.copy(f"clean-{a}-{b}")))),
+        "node": world.node,
+        "lake": lambda: LakeSide(str(world.lake)),
+    }
+    report = world.found(kinds[a](), kinds[b]())
     assert report.is_equal
     assert not report.a.lacks
-    assert "_sequence_data" in {space.name for space in report.spaces}
+    assert ("_sequence_data" in {space.name for space in report.spaces}) is ("lake" not in (a, b))
 
 
 # --- archives ---
@@ -158,9 +168,10 @@ def test_plants_in_an_archive_are_found_in_its_snapshot_and_in_its_log(world: Wo
 
 
 def test_one_lsn_late_is_named(world: World) -> None:
+    """The server's own directory against an archive that lacks its last row."""
     short = rewrite(world.source.archive, world.copy("short"), lacking=1)
-    report = world.found(world.node(), LogSide(str(short)))
-    lsn = report.a.position[1]
+    report = world.found(LogSide(str(world.source.server.directory)), LogSide(str(short)))
+    lsn = report.b.position[1] + 1
     assert (report.a.lacks, report.b.lacks) == ((), ((1, lsn, lsn),))
     assert not report.is_equal
     assert report.lateness() == [f"B ({short}) lacks LSN {lsn} of replica 1"]
