@@ -71,6 +71,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = TableFiles.write_split
     monkeypatch.setattr(TableFiles, "write_split", lambda self, rows, current=None: plain(self, rows, current, 2000))
     monkeypatch.setattr(lake_table_embedded, "COMPACT_SIZE", 8000)
+    monkeypatch.setattr(lake_table_embedded, "ROWS_AT_ONCE", 30)
 
 
 def test_a_new_table_has_typed_columns_and_its_position(tmp_path: Path) -> None:
@@ -202,6 +203,20 @@ def test_several_sets_share_a_table_without_touching_each_other(tmp_path: Path) 
     files = table.files()
     table.truncate(at(5), UUID, moment(5))
     assert (table.files(), table.positions[UUID]) == (files, at(5))
+
+
+@of_our_files
+@pytest.mark.usefixtures("small_files")
+def test_many_new_keys_behind_all_others_are_files_of_their_own(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    table.merge(folded({number: order(number) for number in range(100)}), ORDERS, at(2), UUID)
+    before = set(table.files())
+    done = table.merge(folded({number: order(number) for number in range(100, 200)}), ORDERS, at(3), UUID)
+    assert (done.files_removed, before <= set(table.files())) == (0, True)
+    done = table.merge(folded({number: order(number, "y") for number in range(99, 200)}), ORDERS, at(4), UUID)
+    assert (done.upserts, table.row_count) == (101, 200)
+    done = table.merge(folded({number: order(number) for number in range(200, 210)}), ORDERS, at(5), UUID)
+    assert (done.files_removed, sorted(tuples_in(table))) == (1, [key_of(number) for number in range(210)])
 
 
 @pytest.mark.usefixtures("small_files")

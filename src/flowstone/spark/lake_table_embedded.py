@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, pairwise
 from os import cpu_count
 from typing import Any, Final, Self
 
@@ -74,6 +74,9 @@ from flowstone.spark.sort_keys import sort_keys
 
 CHECKPOINT_INTERVAL: Final = 20
 """Commits between two checkpoints of a table's log."""
+
+ROWS_AT_ONCE: Final = 1 << 18
+"""So many new rows are decoded at a time where no file's rows have to be among them."""
 
 COMPACT_SIZE: Final = 12 << 20
 """Neighbouring files that take less than this together, on disk, become one."""
@@ -395,9 +398,16 @@ class EmbeddedTable:
         """`work` on each file of current rows that may have `touched` keys or takes `new` ones, or on all if all go."""
         ranged = in_order(self._current, self.storage)
         if not ranged:
-            return [work(None, FileShare(range(0), range(len(new))))]
-        found = shares([each for _, each in ranged], new, touched)
-        tasks = [(entry, share) for (entry, _), share in zip(ranged, found, strict=True) if share or turn.is_total]
+            return self._each(_parts(range(len(new))), lambda part: work(None, FileShare(range(0), part)))
+        tasks: list[tuple[FileEntry | None, FileShare]] = []
+        for (entry, between), share in zip(ranged, shares([each for _, each in ranged], new, touched), strict=True):
+            # Many rows behind the file's last one, as where keys only grow, are files of their own.
+            behind = range(max(share.home.start, between.places(new).stop), share.home.stop)
+            if len(behind) > ROWS_AT_ONCE:
+                share = FileShare(share.touched, range(share.home.start, behind.start))
+                tasks += [(None, FileShare(range(0), part)) for part in _parts(behind)]
+            if share or turn.is_total:
+                tasks.append((entry, share))
         return self._each(tasks, lambda task: work(*task))
 
     def _each(self, tasks: Sequence[Any], work: Callable[[Any], _Rewritten]) -> list[_Rewritten]:
@@ -517,6 +527,13 @@ def _entries(delta: DeltaTable) -> list[FileEntry]:
     return [
         FileEntry(path, size, rows or 0, current) for path, size, rows, current in zip(*columns, currents, strict=True)
     ]
+
+
+def _parts(places: range) -> list[range]:
+    """Equal parts of at most ROWS_AT_ONCE."""
+    count = -(-len(places) // ROWS_AT_ONCE)
+    edges = [places.start + len(places) * number // count for number in range(count + 1)] if count else []
+    return [range(start, end) for start, end in pairwise(edges)]
 
 
 def _small_neighbours(entries: list[FileEntry], storage: TableFiles) -> list[list[FileEntry]]:
