@@ -15,6 +15,7 @@ from flowstone.box.definitions import FieldDefinition, SpaceDefinition
 from flowstone.box.update import UpdateRules
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
+from flowstone.spark import fold as fold_module
 from flowstone.spark.fold import OLD, STATES, CannotFold, Definitions, fold, keys_needing_old, upsert_rules
 from flowstone.spark.sort_keys import sort_keys
 from tests.box import model
@@ -55,11 +56,18 @@ def states_of(folded: pa.Table) -> dict[bytes, bytes]:
     st.sampled_from(sorted(SPACES)).flatmap(lambda number: st.lists(requests(CHANGING, (number,)), max_size=30)),
     st.integers(0, 30),
     st.randoms(use_true_random=False),
+    st.sampled_from((1, fold_module.BULK_MIN)),
 )
 @settings(max_examples=200, deadline=None)
 def test_folding_gives_what_the_engine_holds(
-    program: list[model.Statement], split: int, shuffled: random.Random
+    program: list[model.Statement], split: int, shuffled: random.Random, bulk_min: int
 ) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fold_module, "BULK_MIN", bulk_min)
+        check_program(program, split, shuffled)
+
+
+def check_program(program: list[model.Statement], split: int, shuffled: random.Random) -> None:
     if not program:
         return
     space = SPACES[program[0].space]
@@ -208,6 +216,32 @@ def test_an_update_that_does_not_fit_says_which_space() -> None:
     changes = table([row(1, UPDATE, key=(1,), tuple=(("+", 1, 1),))])
     with pytest.raises(CannotFold, match="s512"):
         fold(PAIRS, changes, old_of(PAIRS, [pack((1, "a"))]))
+
+
+def test_many_updates_at_once_are_those_one_by_one() -> None:
+    """Compiled where they can be: in between are some that cannot, and keys with several."""
+    operations = [
+        (("=", 1, "b"),),
+        (("+", 2, 1), ("=", 1, "c")),
+        (("=", "name", "d"),),
+        ((":", 1, 0, 1, "zz"),),
+        (("=", 0, 9),),
+    ]
+    old = old_of(PAIRS, [pack((number, "a", number)) for number in range(100)])
+    changes = []
+    for version in range(1, 300):
+        key, each = version * 37 % 100, operations[version % 4]
+        kind, body = (
+            (UPDATE, {"key": (key,), "tuple": each}) if version % 3 else (UPSERT, {"tuple": (key, "x"), "ops": each})
+        )
+        changes.append(row(version, kind, **body))
+    changes.append(row(301, UPSERT, tuple=(5, "x"), ops=operations[4]))
+    found = [fold(PAIRS, table(changes), old)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fold_module, "BULK_MIN", 10_000)
+        found.append(fold(PAIRS, table(changes), old))
+    assert found[0] == found[1]
+    assert len(found[0]) == 100
 
 
 def test_chunks_and_nothing() -> None:

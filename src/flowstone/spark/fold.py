@@ -22,9 +22,10 @@ from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.format import TupleFormat
 from flowstone.box.update import Operation, UpdateRules, decode_operations, update_raw, upsert_raw
+from flowstone.box.update_kernels import scratch, update_bound, update_tuples
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import TarantoolError
-from flowstone.iproto.scan import Cells
+from flowstone.iproto.scan import Bytes, Cells
 from flowstone.spark.sort_keys import sort_keys
 from flowstone.xlog.columns import MOMENT
 
@@ -47,6 +48,9 @@ _OPERATIONS: Final = pa.array(["insert", "replace", "delete", "update", "upsert"
 _DELETE, _UPDATE, _UPSERT = 2, 3, 4
 _TOLERANT: Final = UpdateRules(fills_gaps=True, repeats=True)
 """For UPDATE: what was logged was possible where it was made."""
+
+BULK_MIN: Final = 16
+"""Updates that a compiled pass is worth for."""
 
 Place = tuple[int, int]
 """Where a row stands: version of its transaction, and LSN."""
@@ -155,6 +159,8 @@ class _Folding:
         self._old = old if old is not None else OLD.empty_table()
         self._rules = rules
         self._engines: dict[int, _Engine] = {}
+        fields = {field for space in definitions.spaces for field in _key_fields(space)}
+        self._key_fields = np.array(sorted(fields), np.int64)
 
     def last_state(self) -> pa.Table:
         ordered = self._ordered
@@ -214,47 +220,81 @@ class _Folding:
         return pa.table([column.cast(each.type) for column, each in zip(columns, STATES, strict=True)], schema=STATES)
 
     def _states(self, firsts: Cells, stops: Cells) -> list[list[tuple[int, bytes | None]]]:
-        """Per key the rows from `firsts` on that changed something, with the tuple behind each."""
+        """Per key the rows from `firsts` on that changed something, with the tuple behind each.
+
+        The first changes of all keys are done together, then the second ones, and so on: most have one.
+        """
+        keys = _Keys(self._old_tuples(firsts))
+        order = np.argsort(firsts - stops, kind="stable")  # those with the most changes first
+        lengths = (stops - firsts)[order]
+        for number in range(int(lengths[0]) if len(lengths) else 0):
+            active = order[: int(np.searchsorted(-lengths, -number))]
+            self._change(keys, active, firsts[active] + number)
+        return keys.states
+
+    def _change(self, keys: _Keys, active: Cells, rows: Cells) -> None:
+        """One change of each of some keys."""
+        tuples, codes = self._ordered.column("_tuple_msgpack", rows), self._ordered.codes[rows].tolist()
+        left: list[int] = []
+        for number, (key, row, code, value) in enumerate(
+            zip(active.tolist(), rows.tolist(), codes, tuples, strict=True)
+        ):
+            now, was_known = keys.now[key], keys.is_known[key]
+            keys.is_known[key] = True
+            if code >= _UPDATE and now is not None:
+                left.append(number)
+            elif code == _UPDATE or (code == _DELETE and now is None and was_known):
+                continue
+            else:
+                keys.put(key, row, None if code == _DELETE else value)
+        if left:
+            places = np.array(left)
+            self._operate(keys, active[places], rows[places])
+
+    def _operate(self, keys: _Keys, active: Cells, rows: Cells) -> None:
+        """UPDATEs and UPSERTs of tuples that are there."""
         ordered = self._ordered
-        olds = self._old_tuples(firsts)
-        rows = np.concatenate([np.arange(first, stop) for first, stop in zip(firsts, stops, strict=True)])
-        names = ("_tuple_msgpack", "_operations_msgpack", "_index_base", "_commit_version", "_lsn")
-        columns = [ordered.column(name, rows) for name in names]
-        codes, numbers = ordered.codes[rows].tolist(), rows.tolist()
-        keys = ordered.keys.take(pa.array(firsts)).to_pylist()
-        found: list[list[tuple[int, bytes | None]]] = []
-        at = 0
-        for old, key, first, stop in zip(olds, keys, firsts.tolist(), stops.tolist(), strict=True):
-            end = at + stop - first
-            changes = zip(numbers[at:end], codes[at:end], *(column[at:end] for column in columns), strict=True)
-            found.append(self._states_of_key(key, old, changes))
-            at = end
-        return found
+        places = list(zip(ordered.column("_commit_version", rows), ordered.column("_lsn", rows), strict=True))
+        operations, bases = ordered.column("_operations_msgpack", rows), ordered.column("_index_base", rows)
+        tuples = [keys.now[key] for key in active.tolist()]
+        changed = self._in_bulk(tuples, operations, bases)
+        is_upsert = (ordered.codes[rows] == _UPSERT).tolist()
+        for number, (key, row) in enumerate(zip(active.tolist(), rows.tolist(), strict=True)):
+            value, old = changed[number], tuples[number]
+            assert old is not None
+            if value is None:
+                engine = self._engine(places[number])
+                if is_upsert[number]:
+                    sort_key = ordered.keys[row].as_py()
+                    value = engine.upsert(sort_key, old, operations[number], bases[number])
+                else:
+                    value = engine.update(old, operations[number], bases[number])
+            keys.put(key, row, value)
+
+    def _in_bulk(
+        self, tuples: Sequence[bytes | None], operations: Sequence[bytes], bases: Sequence[int]
+    ) -> list[bytes | None]:
+        """What compiled updates make of them; None where they are not for that, as in most small batches."""
+        count = len(tuples)
+        if count < BULK_MIN:
+            return [None] * count
+        buf, offsets = _joined(tuples)
+        ops, ops_offsets = _joined(operations)
+        out = np.empty(update_bound(len(buf), len(ops), count), np.uint8)
+        ends, is_done = np.zeros(count + 1, np.int64), np.empty(count, np.uint8)
+        numbers = np.array(bases, np.int64)
+        update_tuples(buf, offsets, ops, ops_offsets, numbers, self._key_fields, scratch(), out, ends[1:], is_done)
+        whole = out[: int(ends[-1])].tobytes()
+        edges = ends.tolist()
+        return [
+            whole[start:end] if done else None
+            for start, end, done in zip(edges, edges[1:], is_done.tolist(), strict=False)
+        ]
 
     def _old_tuples(self, firsts: Cells) -> list[bytes | None]:
         places = pc.index_in(self._ordered.keys.take(pa.array(firsts)), _whole(self._old["sort_key"]))
         found: list[bytes | None] = _whole(self._old["tuple"]).take(places).to_pylist()
         return found
-
-    def _states_of_key(self, key: bytes, now: bytes | None, changes: Any) -> list[tuple[int, bytes | None]]:
-        states: list[tuple[int, bytes | None]] = []
-        is_known = False  # a DELETE in front may have found a tuple that nobody told us of
-        for row, code, value, operations, base, version, lsn in changes:
-            was_known, is_known = is_known, True
-            if code == _UPDATE:
-                if now is None:
-                    continue
-                now = self._engine((version, lsn)).update(now, operations, base)
-            elif code == _UPSERT:
-                now = value if now is None else self._engine((version, lsn)).upsert(key, now, operations, base)
-            elif code == _DELETE:
-                if now is None and was_known:
-                    continue
-                now = None
-            else:
-                now = value
-            states.append((row, now))
-        return states
 
     def _engine(self, place: Place) -> _Engine:
         number = bisect_right(self._definitions.until, place)
@@ -262,6 +302,20 @@ class _Folding:
         if engine is None:
             engine = self._engines[number] = _Engine(self._definitions.spaces[number], self._rules)
         return engine
+
+
+class _Keys:
+    """The keys of one call that have operations: what each holds now, and what it held behind each change."""
+
+    def __init__(self, old: list[bytes | None]) -> None:
+        self.now = old
+        # A DELETE in front may have found a tuple that nobody told us of.
+        self.is_known = [False] * len(old)
+        self.states: list[list[tuple[int, bytes | None]]] = [[] for _ in old]
+
+    def put(self, key: int, row: int, value: bytes | None) -> None:
+        self.now[key] = value
+        self.states[key].append((row, value))
 
 
 class _Engine:
@@ -272,8 +326,7 @@ class _Engine:
         self._rules = rules
         self._format = TupleFormat(space, Dialect.V2_11)
         self._decoded: dict[tuple[bytes, int], tuple[Operation, ...]] = {}
-        parts = space.primary_key.parts if space.primary_key is not None else ()
-        self._key_fields = frozenset(part.field for part in parts)
+        self._key_fields = _key_fields(space)
 
     def update(self, old: bytes, operations: bytes, base: int) -> bytes:
         try:
@@ -310,6 +363,18 @@ class _Engine:
 
 _DECODED_MAX: Final = 10_000
 """Decoded operations that are kept: updates are often the same for many tuples."""
+
+
+def _key_fields(space: SpaceDefinition) -> frozenset[int]:
+    return frozenset(part.field for part in space.primary_key.parts) if space.primary_key is not None else frozenset()
+
+
+def _joined(values: Sequence[bytes | None]) -> tuple[Bytes, Cells]:
+    """Bytes one after the other, and where each begins and ends."""
+    sizes = np.fromiter((len(value) for value in values if value is not None), np.int64, len(values))
+    offsets: Cells = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return np.frombuffer(b"".join(value for value in values if value is not None), np.uint8), offsets
 
 
 def _by_key(states: pa.Table) -> pa.Table:
