@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 CORES: Final = 2
 ROWS: Final = 5_000_000
-TUPLE_ROWS: Final = 250_000
-"""Of the source of ready tuples: it is measured per row."""
-
 ROUNDS: Final = 3
 PARQUET_RATIO, TUPLES_RATIO = 0.4, 4.0
 BLOCK_ROWS: Final = 20_000
@@ -103,12 +100,11 @@ def run(work: Path, rows: int = ROWS) -> Iterator[Result]:
         spark.dataSource.register(TupleSource)
         from_xlog = spark.read.format("xlog").option("space", "orders")
         from_xlog.load(archive).write.parquet(parquet)
-        few = min(rows, TUPLE_ROWS)
         taken = alternate(
             ROUNDS,
             lambda: seconds(lambda: _drain(from_xlog.load(archive))),
             lambda: seconds(lambda: _drain(spark.read.parquet(parquet))),
-            lambda: seconds(lambda: _drain(spark.read.format("tuples").option("rows", few).load())) * rows / few,
+            lambda: seconds(lambda: _drain(spark.read.format("tuples").option("rows", rows).load())),
         )
     ours, beside, tuples = taken
     speed = million_rows_per_second(rows, ours)

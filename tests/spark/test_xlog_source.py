@@ -15,6 +15,8 @@ from tests.node.archived_rows import SYNC, confirm, rollback
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import UUID, define, delete, insert, update, whole
 
+OTHER_UUID = "bbbbbbbb-0000-4000-8000-000000000001"
+
 
 @pytest.fixture
 def archive(tmp_path: Path, spark: SparkSession) -> WrittenArchive:
@@ -55,6 +57,26 @@ def test_a_batch_has_the_settled_changes(spark: SparkSession, archive: WrittenAr
     assert rows[0]["_replicaset_uuid"] == UUID
 
 
+def test_a_state_of_the_past_has_the_columns_of_its_space(spark: SparkSession, archive: WrittenArchive) -> None:
+    reader = spark.read.format("xlog").options(mode="state", space="orders")
+    assert sorted(map(tuple, reader.load(archive.directory).collect())) == [(3, "drei", None), (5, "kept", None)]
+    then = reader.option("asOf", "1970-01-01T00:01:44Z").load(archive.directory)  # LSN 4 was written then
+    assert then.columns == ["id", "name", "_extra"]
+    assert sorted(row["name"] for row in then.collect()) == ["four", "three"]
+
+
+def test_several_directories_are_one_frame(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    other = WrittenArchive(production().disk, str(tmp_path / "other"), uuid=OTHER_UUID)
+    other.define_orders()
+    other.write(whole(insert(3, 3, "other")))
+    other.save()
+    frame = spark.read.format("xlog").option("space", "orders").load(f"{archive.directory},{other.directory}")
+    assert {tuple(row) for row in frame.select("_replicaset_uuid", "_lsn").collect()} == {
+        *((UUID, lsn) for lsn in (3, 4, 5, 9, 10)),
+        (OTHER_UUID, 3),
+    }
+
+
 def test_a_stream_goes_on_where_it_stopped(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     assert stream(spark, archive, checkpoint, maxRowsPerTrigger="3") == [[3, 4], [5], [9, 10]]
@@ -81,7 +103,12 @@ def test_a_stream_stops_where_the_format_changes_and_goes_on_with_the_new_column
     assert "Traceback" not in str(caught.value).split(message)[0]
     assert message in str(caught.value)
     assert query.lastProgress is not None
-    assert stream(spark, archive, checkpoint) == [[13]]
+    archive.write(whole(define(14, 512, "orders", ("id", "unsigned"))), whole(insert(15, 15)))
+    archive.save()
+    # By now the format is a third one; the checkpoint tells which one the query goes on with.
+    with pytest.raises(PySparkException, match=r"changes behind \{1: 13\}"):
+        stream(spark, archive, checkpoint, columns="_lsn,note", schemaAt=str(checkpoint))
+    assert stream(spark, archive, checkpoint, columns="_lsn,id", schemaAt=str(checkpoint)) == [[15]]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +117,7 @@ def test_a_stream_stops_where_the_format_changes_and_goes_on_with_the_new_column
         ({"space": "nope"}, "no space 'nope' in "),
         ({"startingOffset": "latest"}, "source 'xlog' has no option 'startingoffset'; did you mean startingOffsets?"),
         ({"images": "full"}, "there are no images of the rows behind {}"),
+        ({"mode": "state", "space": "orders", "asOf": "1"}, "behind LSN 1 is no settled position"),
     ],
 )
 def test_mistakes_are_one_sentence_at_the_front(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -291,7 +291,8 @@ class _Changes:
         return self._made[name]
 
     def repeated(self, text: str | None) -> pa.Array:
-        return pa.repeat(pa.scalar(text, pa.string()), len(self.rows))
+        count = len(self.rows)
+        return _same_texts(text, 1 << count.bit_length()).slice(0, count)
 
     def _line(self, number: int) -> Cells:
         line: Cells = self.slab.cells[number]
@@ -405,6 +406,12 @@ class _Changes:
             return [int(space_ids[0])], None
         distinct, places = np.unique(space_ids, return_inverse=True)
         return distinct.tolist(), places
+
+
+@lru_cache(maxsize=16)
+def _same_texts(text: str | None, count: int) -> pa.Array:
+    """A column of one text. Batches of a source share theirs: nobody changes it."""
+    return pa.repeat(pa.scalar(text, pa.string()), count)
 
 
 def _decoder(space: SpaceDefinition, columns: ColumnOptions, wanted: Sequence[str] | None) -> TypedDecoder:

@@ -471,7 +471,10 @@ class TypedDecoder:
         row = kernels.split_tuples(slab.buf, slab.cells, rows, self._key_fields, starts)
         if row >= 0:
             raise ColumnError(f"{chosen.where(row)}: its tuple or key is not an array")
-        arrays = dict(zip(self._all, chosen.header(), strict=False))
+        header = self._all[: len(_HEADER_FIELDS)]
+        arrays: dict[str, pa.Array] = {}
+        if not {*header}.isdisjoint(self.schema.names):
+            arrays = dict(zip(header, chosen.header(), strict=True))
         for number, column in enumerate(self._columns):
             if column.name in self.schema.names:
                 arrays[column.name] = self._field(chosen, number, starts[number])
