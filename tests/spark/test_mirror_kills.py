@@ -228,7 +228,7 @@ def test_a_killed_mirror_of_the_real_server_is_what_the_server_is(java: None, re
     check_same(lake, source)
     check_no_ghosts(lake)
     assert load.ghosts
-    assert sum(event["event"] == "snapshot" and event["rows"] is not None for run in runs for event in run.events) == 1
+    assert sum(event["event"] == "snapshot" and event["rows"] is not None for run in runs for event in run.events) <= 1
 
 
 def test_a_killed_history_of_a_cluster_has_each_settled_change_once(java: None, nodes: Cluster, tmp_path: Path) -> None:
