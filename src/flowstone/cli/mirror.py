@@ -35,6 +35,9 @@ EXAMPLE = (
 EXIT_CODES = """Exit codes: 0 stopped by a signal, or with --once at the end; 1 a source refuses, has lost rows, or
 (with --once) is away, another mirror writes to the lake, or the disk is full; 2 the command line or a path is wrong."""
 
+MASTER: Final = "local[*,4]"
+"""All cores of this machine; a task whose worker dies is tried again, as on a cluster, up to four times in all."""
+
 SALT_VARIABLE: Final = "FLOWSTONE_MASK_SALT"
 
 
@@ -136,7 +139,7 @@ def mirror(
             help="Files of older versions are removed after so long; 0: never.",
         ),
     ] = 168.0,
-    master: Annotated[str, typer.Option("--master", help="Of Spark, as `spark-submit --master`.")] = "local[*]",
+    master: Annotated[str, typer.Option("--master", help="Of Spark, as `spark-submit --master`.")] = MASTER,
     conf: Annotated[
         list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark. May be repeated.")
     ] = None,
