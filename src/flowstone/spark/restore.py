@@ -256,7 +256,7 @@ class _Job:
         self.tell("writing system spaces")
         states = None
         if dialect is not Dialect.V2_6:
-            states = states_at(self.spark, self.index, self.snapshot, self.position)
+            states = states_at(self.spark, self.index, self.snapshot, self.position, transport=self.transport)
         system = self._system_rows()
         with SnapWriter(self.index.disk, directory, meta, timestamp) as writer:
             for space_id, tuples in system.items():

@@ -6,7 +6,6 @@ followed by the verdicts in between: executors look for them and give back those
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +27,7 @@ from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.contract import spark_ddl
 from flowstone.spark.frames import slice_size
-from flowstone.spark.slice_bytes import open_slice
+from flowstone.spark.slice_bytes import Transport, open_slice, with_transport
 from flowstone.spark.stream_order import Window, rows_between, stamp
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import CONTROL_TYPES
@@ -49,7 +48,14 @@ CONTROL: Final = pa.schema(
 _TYPES: Final = np.array(sorted(CONTROL_TYPES), np.int64)
 
 
-def states_at(spark: SparkSession, index: ArchiveIndex, snapshot: SnapshotFile, position: VClock) -> States:
+def states_at(
+    spark: SparkSession,
+    index: ArchiveIndex,
+    snapshot: SnapshotFile,
+    position: VClock,
+    *,
+    transport: Transport = "file",
+) -> States:
     """Term, vote, and whose the queue is, as a snapshot at `position` has them."""
     synchro = Synchro()
     for row in rows_of_snapshot(index.disk, snapshot.path):
@@ -57,15 +63,16 @@ def states_at(spark: SparkSession, index: ArchiveIndex, snapshot: SnapshotFile, 
     size = slice_size(spark, index.size_between(snapshot.vclock, position))
     slices = index.slices(snapshot.vclock, position, size=size)
     if slices:
-        schema = pa.schema([pa.field("slice", pa.binary(), nullable=False)])
-        parts = [pa.record_batch([pa.array([pickle.dumps(part)])], schema=schema) for part in slices]
-        frame = spark.createDataFrame(pa.Table.from_batches(parts, schema))
+        slices = with_transport(slices, transport)
+        schema = pa.schema([pa.field("number", pa.int32(), nullable=False)])
+        numbers = [pa.record_batch([pa.array([number], pa.int32())], schema=schema) for number in range(len(slices))]
+        frame = spark.createDataFrame(pa.Table.from_batches(numbers, schema))
 
         def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with clear_errors():
                 for batch in batches:
-                    for each in batch.column(0).to_pylist():
-                        yield from control_rows(production().disk, pickle.loads(each), snapshot.vclock, position)
+                    for number in batch.column(0).to_pylist():
+                        yield from control_rows(production().disk, slices[number], snapshot.vclock, position)
 
         found = frame.mapInArrow(read, spark_ddl(CONTROL)).toArrow()
         for row in found.sort_by([("version", "ascending"), ("lsn", "ascending")]).to_pylist():
