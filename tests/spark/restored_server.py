@@ -32,7 +32,7 @@ START = (
     + r"""
 local file = require('fio').open('held.txt', {'O_CREAT', 'O_WRONLY'}, 420)
 file:write(held()) file:close()
-print(box.info.vclock[1], box.info.uuid, box.info.cluster.uuid)
+print(box.info.vclock[1], box.info.uuid, (box.info.replicaset or box.info.cluster).uuid)
 -- It is one to go on with. Whose queue of synchronous transactions it is, is known; who starts again has to say so.
 if box.ctl.promote then box.ctl.promote() end
 box.space.plain:replace{1000000, 'after'}

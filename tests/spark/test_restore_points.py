@@ -60,7 +60,7 @@ async def test_a_server_starts_from_settled_moments(spark: SparkSession, server:
     assert len(index.snapshots) > ROUNDS
     assert index._withdrawn.ranges, "nothing was rolled back"
     (moments,) = server.eval("local r = {} for lsn in pairs(moments) do table.insert(r, tonumber(lsn)) end return r")
-    (uuids,) = server.eval("return {box.info.uuid, box.info.cluster.uuid}")
+    (uuids,) = server.eval("return {box.info.uuid, (box.info.replicaset or box.info.cluster).uuid}")
     there = sorted(lsn for lsn in moments if lsn >= first)
     assert len(there) >= POINTS
     for lsn in sorted(random.Random(7).sample(there, POINTS)):

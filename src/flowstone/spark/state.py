@@ -234,10 +234,10 @@ class _StateJob:
         rows = rows.unionAll(self._change_rows())
         stages = max((len(plan.rekeyed) for plan in self.plans.values()), default=0)
         if not stages:
-            return self._folded(rows, 0)
+            return self._folded(rows, is_ordered=self.is_ordered)
         rekeyed = [space_id for space_id, plan in self.plans.items() if plan.rekeyed]
         is_rekeyed = functions.col("_space_id").isin(rekeyed)
-        found = self._folded(rows.filter(~is_rekeyed), 0).unionAll(self._in_stages(rows.filter(is_rekeyed), stages))
+        found = self._folded(rows.filter(~is_rekeyed)).unionAll(self._in_stages(rows.filter(is_rekeyed), stages))
         if not self.is_ordered:
             return found
         return found.repartitionByRange("space_id", "sort_key").sortWithinPartitions("space_id", "sort_key")
@@ -251,12 +251,12 @@ class _StateJob:
             if state is not None:
                 renewed = partial(_rekey, dict(self.plans), stage)
                 part = part.unionAll(state.mapInArrow(renewed, _changes_ddl()))
-            state = self._folded(part, stage)
+            state = self._folded(part)
         assert state is not None
         return state
 
-    def _folded(self, rows: DataFrame, stage: int) -> DataFrame:
-        divided = rows.repartitionByRange if self.is_ordered else rows.repartition
+    def _folded(self, rows: DataFrame, *, is_ordered: bool = False) -> DataFrame:
+        divided = rows.repartitionByRange if is_ordered else rows.repartition
         ordered = divided("_space_id", "_sort_key").sortWithinPartitions(
             "_space_id", "_sort_key", "_commit_version", "_lsn"
         )
