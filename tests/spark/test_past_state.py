@@ -150,6 +150,10 @@ def test_a_large_snapshot_is_shared_out_by_ranges_of_keys(monkeypatch: pytest.Mo
     assert found[1998] == "changed"
     assert found[5000] == "new"
     assert state(archive, asOf="2") == [values for _, values in tuples]
+    # Whatever key a slice begins with, its changes are folded once.
+    archive.write(whole(*(statement(REPLACE, 7 + number, {0x10: 512, 0x21: (number, "r")}) for number in range(2000))))
+    archive.save()
+    assert state(archive) == [*((number, "r") for number in range(2000)), (5000, "new")]
 
 
 def test_a_space_without_order_is_shared_out_by_hash(monkeypatch: pytest.MonkeyPatch) -> None:

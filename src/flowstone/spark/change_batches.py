@@ -118,5 +118,5 @@ def _check_format(contract: ChangeContract, schema: Schema, slab: Slab, rows: Ce
     if shape_of(now) != shape_of(space) and (slab.cells[scan.SPACE_ID, rows] == space.id).any():
         raise FormatChanged(
             f"the format of space {space.name!r} changed while a query with its former columns was running",
-            hint="restart the query: it goes on with the new columns where it stopped",
+            hint="restart the query, xlog with schemaAt: it goes on where it stopped, with the columns of there",
         )
