@@ -129,7 +129,9 @@ def test_rows_that_are_not_there_are_named(archive: WrittenArchive) -> None:
     name = "00000000000000000000"
     for extension in (".snap", ".xlog", ".blocks.jsonl"):
         archive.disk.unlink(f"{DIRECTORY}/{name}{extension}")
-    with pytest.raises(DataLoss, match=r"LSN 4 to 20 of replica 1 are missing behind \{1: 3\}: its oldest log begins later"):
+    with pytest.raises(
+        DataLoss, match=r"LSN 4 to 20 of replica 1 are missing behind \{1: 3\}: its oldest log begins later"
+    ):
         opened(archive).slices(VClock({1: 3}), index.settled)
 
 
