@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+import flowstone.spark
+from examples.shop_node import ShopNode
+from flowstone.cli import run
 from flowstone.outside import production
 from flowstone.spark.session import session
 from tests.spark.archives import WrittenArchive
@@ -68,11 +72,61 @@ def processes(spark: SparkSession, place: Place) -> Any:
 @job
 def xlog_changes(spark: SparkSession, place: Place) -> Any:
     """A batch of an archive in shared storage."""
-    from flowstone.spark.xlog_source import XlogSource
-
-    spark.dataSource.register(XlogSource)
     frame = spark.read.format("xlog").option("space", "orders").load(str(written_archive(place.shared / "archive")))
     return sorted([row["_operation"], row["_lsn"], row["id"], row["name"]] for row in frame.collect())
+
+
+@job
+def restored(spark: SparkSession, place: Place) -> Any:
+    """The archive's last state, as a snapshot and as Parquet."""
+    out = place.shared / "restored"
+    formats = ["--format", "snap", "--format", "parquet"]
+    code = command("restore", *formats, "--to", "6", "--out", str(out), str(place.shared / "archive"))
+    rows = spark.read.parquet(str(out / "parquet" / "orders")).select("id", "name").collect()
+    return {"code": code, "snapshots": len(list((out / "snap").glob("*.snap"))), "rows": [list(row) for row in rows]}
+
+
+@job
+def live(spark: SparkSession, place: Place) -> Any:
+    """A node's rows, its changes by ways that need no shared spool, and its mirror, which is verified twice."""
+    found: dict[str, Any] = {}
+    with ShopNode(place.hidden / "node") as shop:
+        shop.sell(50)
+        source = spark.read.format("tarantool").option("uri", shop.uri)
+        found["rows"] = source.option("space", "customers").load().count()
+        for transport in ("inline", "tcp"):
+            found[transport] = streamed(spark, shop.uri, place, transport)
+        lake, spool = str(place.shared / "lake"), str(place.hidden / "mirror-spool")
+        mirror = ("mirror", "--once", "--spool", spool, shop.uri, lake)
+        found["mirror"] = [command(*mirror)]
+        shop.sell(50)
+        found["mirror"].append(command(*mirror))
+        found["verify"] = [command("verify", shop.uri, lake)]
+        shop.raise_prices(10)
+        found["verify"].append(command("verify", "--wait", "1", shop.uri, lake))
+    return found
+
+
+def streamed(spark: SparkSession, uri: str, place: Place, transport: str) -> list[int]:
+    """Orders in the order of their changes."""
+    orders: list[int] = []
+
+    def keep(batch: DataFrame, number: int) -> None:
+        orders.extend(row["id"] for row in batch.orderBy("_commit_version").select("id").collect())
+
+    spool, checkpoint = place.hidden / f"spool-{transport}", place.shared / f"checkpoint-{transport}"
+    options = {"uri": uri, "space": "orders", "spoolLocation": str(spool), "transport": transport}
+    source = spark.readStream.format("tarantool").options(**options).load()
+    query = source.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
+    query.trigger(availableNow=True).start().awaitTermination()
+    return orders
+
+
+def command(*arguments: str) -> int:
+    """A command of ours in this process, on this session; what it says goes to standard error, where a failure is
+    looked for."""
+    with redirect_stdout(sys.stderr):
+        return run(arguments)
 
 
 def written_archive(directory: Path) -> Path:
@@ -87,8 +141,9 @@ def written_archive(directory: Path) -> Path:
 def main(master: str, directory: str, hidden: str) -> None:
     place = Place(Path(directory), Path(hidden))
     with session("cluster", master=master, conf=EXECUTOR) as spark:
-        for name, run in JOBS.items():
-            print(json.dumps({"job": name, "found": run(spark, place)}), flush=True)  # noqa: T201
+        flowstone.spark.register(spark)
+        for name, each in JOBS.items():
+            print(json.dumps({"job": name, "found": each(spark, place)}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
