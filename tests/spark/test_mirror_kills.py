@@ -8,6 +8,9 @@ any table ever held a row that was rolled back.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +35,10 @@ from tests.interop.cluster import Cluster
 from tests.interop.member import Member
 from tests.interop.versions import Binary, binaries
 from tests.interop.workload import HASH, NUMBERED, PAIRS, PLAIN, SURE, Workload
-from tests.spark.lakes import rows_of
-from tests.spark.mirror_process import MirrorProcess
+from tests.spark.archives import WrittenArchive
+from tests.spark.change_rows import insert, update, whole
+from tests.spark.lakes import rows_of, tuples_of
+from tests.spark.mirror_process import MirrorProcess, descendants
 
 ROWS_BEFORE = 20_000 if FULL else 1_000
 CHANGES = 200_000 if FULL else 7_000
@@ -246,3 +251,33 @@ def test_a_killed_history_of_a_cluster_has_each_settled_change_once(java: None, 
     check_same(lake, leader, history=True)
     check_no_ghosts(lake)
     check_history(lake, leader.directory, begun)
+
+
+@pytest.mark.skipif(not FULL, reason="takes a mirror of its own, for one thing")
+def test_a_worker_that_dies_costs_a_task_and_nothing_else(java: None, tmp_path: Path) -> None:
+    archive = WrittenArchive(production().disk, str(tmp_path / "archive"))
+    archive.define_orders()
+    keys = [(lsn * 7919) % 20_000 for lsn in range(3, 60_003)]
+    rows = [
+        whole(insert(lsn, key, f"n{lsn}") if lsn < 20_003 else update(lsn, key, ("=", 2, f"u{lsn}")))
+        for lsn, key in enumerate(keys, 3)
+    ]
+    for first in range(0, len(rows), 1000):
+        archive.write(*rows[first : first + 1000])
+    archive.save()
+    lake = tmp_path / "lake"
+    run = MirrorProcess(["--once", "--max-rows=25000", archive.directory, str(lake)], tmp_path)
+    run.wait_for("its beginning", lambda event: event["event"] == "opened")
+    killed = 0
+    while run.process.poll() is None and killed < 2:
+        for pid in descendants(run.process.pid):
+            with contextlib.suppress(OSError):
+                if "pyspark.worker" in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+                    break
+        time.sleep(0.5)
+    assert run.process.wait(600) == 0, run.said()
+    assert killed == 2
+    last = {key: f"u{lsn}" for lsn, key in enumerate(keys, 3)}
+    assert dict(tuples_of(lake, "orders")) == last
