@@ -51,6 +51,13 @@ def test_tuples_become_rows() -> None:
     assert len(StateContract(UUID, ORDERS).of_tuples(binary())) == 0
 
 
+@pytest.mark.parametrize("layout", [pa.large_binary(), pa.binary_view()])
+def test_tuples_may_come_in_any_of_arrows_layouts(layout: pa.DataType) -> None:
+    tuples = binary((1, "a"), (2, "a name that is too long for a view to hold it"))
+    contract = StateContract(UUID, ORDERS)
+    assert contract.of_tuples(tuples.cast(layout)) == contract.of_tuples(tuples)
+
+
 def test_rows_of_any_space_are_json_and_messagepack() -> None:
     slab = slab_of([insert(1, 1, "a").encode(), insert(2, 2, space=513).encode(), insert(3, 3, space=999).encode()])
     batch = StateContract(UUID).batch(slab, np.arange(3), SCHEMA)

@@ -132,6 +132,8 @@ class StateContract:
 
 def slab_of_tuples(tuples: pa.Array, space_id: int, path: str) -> Slab:
     """Tuples as a table of rows that insert them, without a copy. `path` is named in errors."""
+    if tuples.type != pa.binary():
+        tuples = tuples.cast(pa.binary())  # delta-rs has views, others large texts: kernels know one layout
     count = len(tuples)
     _, offsets, data = tuples.buffers()
     edges: Cells = np.zeros(count + 1, np.int64)
