@@ -151,14 +151,17 @@ def _steady(spark: SparkSession, server: RealServer, work: Path, seconds: float,
     """Changes per second that came through, and the median lag of their rows."""
     query = _query(spark, server, work)
     watched = Watched(server)
-    _wait_for_batch(query)
+    server.eval("write(1000)")
+    while not _batches(query):  # once everything is loaded and compiled
+        server.eval("write(10)")
+        time.sleep(0.2)
     server.eval("write_steadily(...)", rate)
     time.sleep(WARM_UP_SECONDS)
     begin = time.time()
     time.sleep(seconds)
     server.eval("is_writing = false")
     end = time.time()
-    time.sleep(LAG_MAX)
+    time.sleep(2 * LAG_MAX)
     batches = [batch for batch in _batches(query) if begin <= batch.at <= end]
     query.stop()
     watched.close()
@@ -175,11 +178,6 @@ def _backlog(spark: SparkSession, server: RealServer, work: Path, changes: int) 
     start = time.perf_counter()
     _query(spark, server, work, is_once=True).awaitTermination()
     return changes / (time.perf_counter() - start)
-
-
-def _wait_for_batch(query: StreamingQuery) -> None:
-    while query.lastProgress is None:
-        time.sleep(0.1)
 
 
 def _batches(query: StreamingQuery) -> list[Batch]:
