@@ -169,7 +169,8 @@ def _steady(spark: SparkSession, server: RealServer, work: Path, seconds: float,
     for batch in batches:
         step = max(1, (batch.last - batch.first) // 50)
         lags += [batch.at - watched.written_at(lsn) for lsn in range(batch.first + 1, batch.last + 1, step)]
-    return (batches[-1].last - batches[0].last) / (batches[-1].at - batches[0].at), statistics.median(lags)
+    changes = sum(batch.last - batch.first for batch in batches)
+    return changes / (end - begin), statistics.median(lags) if lags else float("inf")
 
 
 def _backlog(spark: SparkSession, server: RealServer, work: Path, changes: int) -> float:
