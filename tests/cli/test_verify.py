@@ -116,6 +116,17 @@ def test_nothing_is_left_of_a_node_that_could_not_be_reached(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_nobody_expected_does_not_look_like_a_difference(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("a worker exited")
+
+    monkeypatch.setattr("flowstone.cli.verify._verified", broken)
+    assert run(["verify", "a", "b"]) == 2
+    assert "a worker exited" in capsys.readouterr().err
+
+
 def test_the_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())

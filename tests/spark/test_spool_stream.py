@@ -59,9 +59,20 @@ def test_changes_come_up_to_the_limit_and_the_target(archive: WrittenArchive) ->
     assert end.vclock == VClock({1: 8})
     assert lsns(index, at(2), end) == [3, 4, 5, 6, 7, 8]
     assert next_position(index, at(2), Limits(rows=2), ALL).vclock == VClock({1: 4})
-    assert next_position(index, at(2), NO_LIMIT, ALL, target=VClock({1: 5})).vclock == VClock({1: 5})
+    target = VClock({1: 5})
+    assert next_position(index, at(2), Limits(rows=3), ALL, target=target).vclock == target
+    assert next_position(index, at(5), NO_LIMIT, ALL, target=target) == at(5)
     assert next_position(index, end, NO_LIMIT, ALL) == end
     assert Limits(10, 1).share(3) == Limits(3, 1)
+
+
+def test_a_target_that_is_no_place_in_this_log_splits_nothing(archive: WrittenArchive) -> None:
+    # Whoever was asked for the target had the row of replica 2 before the second one of replica 1.
+    archive.write(whole(insert(3, 3, "x")), whole(insert(4, 4, "x")), whole(insert(1, 5, "x", origin=2)))
+    archive.write(whole(insert(5, 6, "x")))
+    index = saved(archive)
+    end = next_position(index, at(2), NO_LIMIT, ALL, target=VClock({1: 3, 2: 1}))
+    assert lsns(index, at(2), end) == [3, 4, 1, 5]
 
 
 def test_nothing_that_was_withdrawn_comes(archive: WrittenArchive) -> None:

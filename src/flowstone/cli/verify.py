@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -109,6 +110,10 @@ def verify(
         return TROUBLE
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception:
+        # Whatever it is, it must not look like the answer that they differ.
+        traceback.print_exc()
+        return TROUBLE
     finally:
         teller.close()
     try:

@@ -67,9 +67,14 @@ def next_position(
     target: VClock | None = None,
     over_gaps: bool = False,
 ) -> Position:
-    """Where the batch behind `at` ends; `at` itself where there is nothing yet. Never behind `target`."""
+    """Where the batch behind `at` ends; `at` itself where there is nothing yet, or where `target` is reached.
+
+    A batch that reaches the target may go beyond it: of what other members have, it need be no place in this log.
+    """
     if at.chunk is not None:
         return _next_chunk(index, at, limits)
+    if target is not None and target <= at.vclock:
+        return at
     try:
         end = index.cut(at.vclock, max_rows=limits.rows, max_bytes=limits.size)
     except DataLoss:
@@ -80,8 +85,6 @@ def next_position(
         until = VClock(gap.until)
         # Of a plain directory there may be no snapshot there.
         return Position(until, at.stamp, 0 if any(each.vclock == until for each in index.snapshots) else None)
-    if target is not None:
-        end = at.vclock.merged(end.common(target))
     end = _before_format_change(index, contract, at.vclock, end)
     return at if end == at.vclock else Position(end, max(at.stamp, index.time_at(end)))
 
