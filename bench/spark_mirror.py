@@ -49,6 +49,9 @@ FLAT: Final = 1.2
 
 START_SECONDS: Final = 180.0
 QUIET_SECONDS: Final = 1.0
+WEIGH_SECONDS: Final = 0.5
+WARM_UP: Final = 0.1
+"""The part of the time that is not looked at."""
 
 FILL_LUA: Final = """
 local rows = ...
@@ -215,9 +218,8 @@ class Watched:
             event = json.loads(line)
             if event["event"] == "progress":
                 self.progress.append((time.monotonic(), event))
-                self._weigh()
 
-    def _weigh(self) -> None:
+    def weigh(self) -> None:
         """The driver is this process and its JVM, the child of it; workers are children of that."""
         pids = [self.process.pid, *_children(self.process.pid)]
         self.memory.append(
@@ -259,16 +261,19 @@ def _watched(server: RealMember, lake: Path) -> Iterator[Watched]:
 def _steady(server: RealMember, directory: Path, rows: int, steady_seconds: float) -> Iterator[Result]:
     lake = directory / "steady"
     with _watched(server, lake) as mirror:
-        mirror.wait("the snapshot is loaded", lambda progress: progress["changes"] >= rows and not progress["lag_lsn"])
+        mirror.wait("the snapshot is loaded", lambda progress: _has(progress, server.vclock()))
         began = time.monotonic()
         server.eval(LOAD_LUA, rows, RATE, steady_seconds)
-        time.sleep(steady_seconds)
+        while time.monotonic() < began + steady_seconds:
+            mirror.weigh()
+            time.sleep(WEIGH_SECONDS)
         ended = time.monotonic()
         loaded = int(server.eval("return loaded"))
         mirror.wait("all changes are there", lambda progress: _has(progress, server.vclock()))
-        lags = [event["lag"] for at, event in mirror.progress if began + 10 < at < ended and event["lag"] is not None]
-        behind = [event["lag_lsn"] / RATE for at, event in mirror.progress if began + 10 < at < ended]
-        memory = [(at, size) for at, size in mirror.memory if at > began]
+        warm = began + steady_seconds * WARM_UP
+        steady = [event for at, event in mirror.progress if warm < at < ended and event["lag"] is not None]
+        lags = [event["lag"] for event in steady]
+        behind = [event["lag_lsn"] / RATE for event in steady]
     what = f"{loaded / steady_seconds / 1000:.0f} k changes/s of random keys merged into {rows / 1e6:g} M rows"
     lag = statistics.median(lags)
     worst = max(lags)
@@ -289,8 +294,8 @@ def _steady(server: RealMember, directory: Path, rows: int, steady_seconds: floa
         holds=files <= FILES_MAX,
     )
     third = began + (ended - began) / 3
-    early = statistics.median(size for at, size in memory if at <= third)
-    late = statistics.median(size for at, size in memory if at >= ended - (ended - began) / 3)
+    early = statistics.median(size for at, size in mirror.memory if warm < at <= third)
+    late = statistics.median(size for at, size in mirror.memory if at >= ended - (ended - began) / 3)
     yield Result(
         f"memory of the driver (Java and Python) over {loaded / 1e6:.1f} M changes",
         f"{late / 1e6:.0f} MB at the end",
@@ -303,7 +308,9 @@ def _steady(server: RealMember, directory: Path, rows: int, steady_seconds: floa
 
 def _has(progress: dict[str, Any], vclock: dict[int, int]) -> bool:
     places = progress["positions"].values()
-    return all(place.get(str(number), 0) >= lsn for place in places for number, lsn in vclock.items() if number)
+    return bool(places) and all(
+        place.get(str(number), 0) >= lsn for place in places for number, lsn in vclock.items() if number
+    )
 
 
 def main() -> None:

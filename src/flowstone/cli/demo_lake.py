@@ -156,7 +156,7 @@ class Story:
         stack.push_async_callback(mirror.stop)
         await self._running(stack, mirror.listen())
         self._mirror = mirror
-        await self._until("the mirror has loaded a snapshot", lambda: bool(mirror.progress.get("changes")), mirror)
+        await self._until("the mirror has loaded a snapshot", lambda: bool(mirror.progress.get("positions")), mirror)
         self._say("The snapshot is in the lake; from here on it follows the log, batch by batch.")
         return mirror
 
