@@ -110,7 +110,12 @@ def test_signals_stop_a_mirror_in_good_order() -> None:
 
 def test_lines_of_several_threads_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
     teller = mirror.Teller(as_json=True)
-    threads = [Thread(target=lambda: [teller.tell(PROGRESS) for _ in range(200)]) for _ in range(4)]
+
+    def tell() -> None:
+        for _ in range(200):
+            teller.tell(PROGRESS)
+
+    threads = [Thread(target=tell) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
