@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -11,14 +12,15 @@ from pyspark.sql import SparkSession
 from flowstone.cli import run
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
-from flowstone.spark.lake import Lake
-from flowstone.spark.lake_side import LakeSide
+from flowstone.spark.lake import Lake, Progress
+from flowstone.spark.lake_side import LakeSide, read_files
 from flowstone.spark.sides import LogSide, SideError
 from flowstone.spark.verify import VerifyOptions, verify
 from flowstone.spark.verify_report import Report
 from tests.conftest import FULL
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import UUID, delete, insert, update, whole
+from tests.spark.lake_rows_given import OTHER_UUID, at, folded, packed, space
 
 
 @pytest.fixture
@@ -95,6 +97,25 @@ def _put_back(lake: Path, position: VClock) -> None:
     while Lake.open(str(lake), engine="deltalake").progress[UUID].position != position:
         version -= 1
         DeltaTable(str(lake / "_flowstone")).restore(version)
+
+
+def test_of_several_sets_each_has_its_own_rows(tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path), several_sets=True)
+    fields = ("id", "unsigned"), ("name", "string")
+    for uuid, number, name in ((UUID, 512, "ours"), (OTHER_UUID, 600, "theirs")):
+        definition = space(*fields, number=number)
+        table = lake.create(definition, uuid, at(1))
+        table.merge(folded({1: packed(1, name)}, definition), definition, at(2), uuid)
+        lake.save(Progress(uuid, at(2), 0, (), {number: "orders"}, {}))
+    for uuid, number, name in ((UUID, 512, "ours"), (OTHER_UUID, 600, "theirs")):
+        side = LakeSide(str(tmp_path))
+        side.refresh()
+        side.choose(uuid)
+        pinned = side.pinned("orders", side.lake.progress[uuid])
+        assert pinned is not None
+        work = [pa.record_batch({"space_id": [number], "path": [path]}) for path in pinned.current]
+        found = [row for rows in read_files({number: pinned}, uuid, iter(work)) for row in rows.to_pylist()]
+        assert [(row["space_id"], row["tuple"], row["wrong"]) for row in found] == [(number, packed(1, name), None)]
 
 
 def test_a_lake_without_progress_is_none(tmp_path: Path) -> None:

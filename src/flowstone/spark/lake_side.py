@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -22,11 +22,12 @@ from flowstone.iproto.msgpack import pack, unpack
 from flowstone.replication.vclock import VClock
 from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.digests import SIDE_COLUMNS
-from flowstone.spark.lake import Lake, Progress
+from flowstone.spark.lake import Lake, Progress, directory_of
 from flowstone.spark.lake_check import checked_rows
 from flowstone.spark.lake_files import TableFiles
-from flowstone.spark.lake_schema import IS_CURRENT, KEY, NOTE, TUPLE, LakeError, LakeSchema
+from flowstone.spark.lake_schema import IS_CURRENT, KEY, NOTE, TUPLE, LakeError, LakeSchema, unprefixed
 from flowstone.spark.lake_table import position_in
+from flowstone.spark.lake_table_embedded import EmbeddedTable
 from flowstone.spark.masks import Masking
 from flowstone.spark.options import AsOf
 from flowstone.spark.sides import SideError, View, comparable
@@ -132,7 +133,7 @@ class LakeSide:
                 left_out[space_id] = f"{self.path} was begun without it"
         notes: list[str] = []
         tables = {
-            space_id: self._pinned(name, progress) for space_id, name in progress.tables.items() if space_id in spaces
+            space_id: self.pinned(name, progress) for space_id, name in progress.tables.items() if space_id in spaces
         }
         for space_id, table in tables.items():
             if table is None:
@@ -161,12 +162,13 @@ class LakeSide:
             make=make,
         )
 
-    def _pinned(self, name: str, progress: Progress) -> PinnedRows | None:
+    def pinned(self, name: str, progress: Progress) -> PinnedRows | None:
         """The table as it was at the lake's position, or None where it is gone."""
-        newest = self.lake.table(name)
+        options = dict(self.storage_options)
+        # Whether it is of one replica set or of several, the table itself says.
+        newest = EmbeddedTable.open(f"{self.lake.path}/{directory_of(name)}", options)
         if newest is None:
             return None
-        options = dict(self.storage_options)
         for version in range(newest.version, -1, -1):
             table = DeltaTable(newest.path, version=version, storage_options=options)
             position = position_in(table.transaction_version, table.history, progress.replicaset_uuid)
@@ -212,7 +214,7 @@ def _frame(
     frame = spark.createDataFrame(_definition_rows(progress, wanted), SIDE_COLUMNS)
     if work:
         files = spark.createDataFrame(work, "space_id INT, path STRING").repartition(_tasks(spark, len(work)))
-        read = partial(_read, chosen, progress.replicaset_uuid)
+        read = partial(read_files, chosen, progress.replicaset_uuid)
         frame = frame.unionByName(files.mapInArrow(read, SIDE_COLUMNS))
     for space_id, table in chosen.items():
         if table.schema.history:
@@ -235,7 +237,7 @@ def _definition_rows(progress: Progress, wanted: Collection[int]) -> list[tuple[
     return found
 
 
-def _read(
+def read_files(
     tables: Mapping[int, PinnedRows], replicaset_uuid: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """In executors: the checked rows of files."""
@@ -245,7 +247,10 @@ def _read(
                 table = tables[space_id]
                 with table.files.open(path) as file:
                     for rows in file.iter_batches(use_threads=False):
-                        yield checked_rows(table.schema, replicaset_uuid, rows)
+                        checked = checked_rows(table.schema, replicaset_uuid, rows)
+                        # The table has the id that one of its sets knows the space by; others may have another.
+                        space_ids = pa.repeat(pa.scalar(space_id, pa.int32()), len(checked))
+                        yield checked.set_column(0, checked.schema.field(0), space_ids)
 
 
 # --- histories ---
@@ -306,13 +311,10 @@ def _read_states(
 
 
 def _state_batch(space_id: int, is_current: bool, prefix_size: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-    import pyarrow.compute as pc
-
-    keys: Any = rows.column(KEY.name)
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(space_id, pa.int32()), len(rows)),
-            pc.binary_slice(keys, prefix_size) if prefix_size else keys,
+            unprefixed(prefix_size, rows.column(KEY.name)),
             pa.repeat(pa.scalar(is_current), len(rows)),
             rows.column("_from_version"),
             rows.column("_to_version"),
