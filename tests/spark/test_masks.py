@@ -133,6 +133,39 @@ def test_what_cannot_be_masked(text: str, message: str) -> None:
         Masking.parse([text]).of(USERS)
 
 
+def renamed(*names: str, space: str = "users") -> SpaceDefinition:
+    fields = tuple(FieldDefinition(name, "any") for name in names)
+    return SpaceDefinition(512, space, fields=fields, indexes=USERS.indexes)
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        (renamed("id", "mail", "age", "email"), "would hide other fields .*: field 2 was 'email', and now is 'mail'"),
+        (renamed("id", "age", "email", "note"), "field 2 was 'email', and now is 'age'"),
+        (renamed("id", "x", "y", "z", "email"), "field 2 was 'email', and now is 'x'"),
+        (renamed("id", "mail", "age", "note"), "has no field 'email' to mask"),
+        (renamed("id", "email", "age", "note", space="people"), "is now called 'people', and masks are given"),
+    ],
+)
+def test_a_mask_stays_with_the_field_it_was_given_for(now: SpaceDefinition, message: str) -> None:
+    masking = Masking.parse(["users.email=sha256"])
+    with pytest.raises(WrongMask, match=message):
+        masking.follow(USERS, now)
+    with pytest.raises(WrongMask):
+        masking.follow(now, USERS)
+
+
+def test_what_masks_do_not_hide_may_be_altered() -> None:
+    now = renamed("id", "email", "years", "note", "more")
+    Masking.parse(["users.email=sha256"]).follow(USERS, now)
+    Masking.parse(["users.email=null", "users.age=null"]).follow(USERS, renamed("id", "age", "email", "note"))
+    Masking.parse(["people.email=null"]).follow(USERS, now)
+    Masking().follow(USERS, renamed("id", "age", "email", "note", space="people"))
+    with pytest.raises(WrongMask, match="would hide other fields"):  # both are hidden, each in the way of the other
+        Masking.parse(["users.email=null", "users.age=redact"]).follow(USERS, renamed("id", "age", "email", "note"))
+
+
 def test_one_field_has_one_mask() -> None:
     with pytest.raises(WrongMask, match="masked twice"):
         Masking.parse(["users.email=null", "users.email=sha256"])

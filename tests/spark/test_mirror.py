@@ -197,15 +197,23 @@ def plain_bytes(file: Path) -> bytes:
     return repr(pq.read_table(file).to_pylist()).encode() + file.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([("nick", "string")], "space 'orders' has no field 'name' to mask"),
+        ([("nick", "string"), ("name", "string")], "field 2 was 'name', and now is 'nick'"),
+    ],
+    ids=["renamed", "its name is taken"],
+)
 def test_a_masked_field_that_is_renamed_stops_the_mirror(
-    spark: SparkSession, archive: WrittenArchive, tmp_path: Path
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path, fields: list[tuple[str, str]], message: str
 ) -> None:
     lake, spool, masking = tmp_path / "lake", tmp_path / "spool", Masking.parse(["orders.name=null"])
     archive.write(whole(insert(3, 1, "secret")))
-    archive.write(whole(define(4, 512, "orders", ("id", "unsigned"), ("nick", "string"))))
+    archive.write(whole(define(4, 512, "orders", ("id", "unsigned"), *fields)))
     archive.write(whole(insert(5, 2, "secret")))
     archive.save()
-    with pytest.raises(WrongMask, match="space 'orders' has no field 'name' to mask"):
+    with pytest.raises(WrongMask, match=message):
         mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking)
     assert tuples_of(lake, "orders") == [(1, None)]
 
@@ -311,6 +319,24 @@ def test_a_gap_is_an_error_or_a_new_state(spark: SparkSession, archive: WrittenA
     told = mirror_once(spark, [archive.directory], lake, fail_on_data_loss=False)
     assert any(isinstance(event, Lost) for event in told)
     assert tuples_of(lake, "orders") == [(5, "b")]
+
+
+def test_a_masked_space_does_not_get_another_name_in_a_gap(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path
+) -> None:
+    lake, spool, masking = tmp_path / "lake", tmp_path / "spool", Masking.parse(["orders.name=null"])
+    archive.save()
+    mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking)
+    archive.lose(VClock({1: 10}))
+    archive.write(whole(define(11, 512, "people", ("id", "unsigned"), ("name", "string")), define_key(12, 512)))
+    layout = [{"name": "id", "type": "unsigned"}, {"name": "name", "type": "string"}]
+    rows: list[tuple[int, Any]] = [(272, ("version", 2, 11, 1)), (280, (512, 1, "people", "memtx", 0, {}, layout))]
+    rows += [(288, (512, 0, "pk", "tree", {"unique": True}, [[0, "unsigned"]])), (512, (5, "secret"))]
+    archive.snapshot(VClock({1: 12}), rows)
+    archive.save()
+    with pytest.raises(WrongMask, match="is now called 'people', and masks are given for one of the names"):
+        mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking, fail_on_data_loss=False)
+    assert names_in(lake) == ["orders"]
 
 
 def test_several_replica_sets_share_their_tables(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:

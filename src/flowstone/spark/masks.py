@@ -175,6 +175,26 @@ class Masking:
             fields[number] = mask.kind
         return SpaceMask(tuple(sorted(fields.items())), self.salt) if fields else None
 
+    def follow(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
+        """Refuses an alter behind which other values would be masked than before.
+
+        Values stay at the number of their field, whatever it is called: names alone may have been exchanged.
+        """
+        before, after = self.of(was), self.of(now)
+        if before == after and (before is None or was.name == now.name):
+            return
+        if before is None or after is None or was.name != now.name:
+            raise WrongMask(
+                f"space {was.name!r} is now called {now.name!r}, and masks are given for one of the names",
+                hint="begin a new lake with masks for the new name",
+            )
+        number, _ = min({*before.fields} ^ {*after.fields})
+        raise WrongMask(
+            f"masks of space {now.name!r} would hide other fields than before: field {number + 1} was "
+            f"{_name_of(was, number)}, and now is {_name_of(now, number)}",
+            hint="begin a new lake with masks for the new names",
+        )
+
     @property
     def fingerprint(self) -> str:
         """Equal where masks and salt are: tables of a lake are all of one. It does not tell the salt."""
@@ -182,6 +202,10 @@ class Masking:
         if not text:
             return ""
         return hmac.new((self.salt or "").encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def _name_of(space: SpaceDefinition, number: int) -> str:
+    return repr(space.field_names[number]) if number < len(space.fields) else "without a name"
 
 
 def _fields(tuples: pa.Array, numbers: Sequence[int]) -> tuple[Starts, Cells]:

@@ -32,7 +32,7 @@ from flowstone.spark.lake import Lake
 from flowstone.spark.lake import Progress as Saved
 from flowstone.spark.masks import Masking
 from flowstone.spark.mirror_batch import BatchJob, load_rows, truncations
-from flowstone.spark.mirror_choice import Choice, Spaces, changes_between
+from flowstone.spark.mirror_choice import Changes, Choice, Spaces, changes_between
 from flowstone.spark.mirror_sources import (
     DirectorySource,
     LiveSource,
@@ -400,8 +400,10 @@ class Mirror:
         if stream.position is None:
             choice.check(index.schema_at(index.settled).schema)
         spaces = choice.spaces_of(tracker.schema, stream.spaces)
+        changes = changes_between(stream.spaces, spaces)
+        self._check_masks(changes)
         time_us = index.time_at(position)
-        self._tables.drop(changes_between(stream.spaces, spaces).dropped, stream.uuid, position, time_us)
+        self._tables.drop(changes.dropped, stream.uuid, position, time_us)
         rows = 0
         if spaces and snapshot is not None:
             loaded = load_rows(self._spark, index, snapshot, spaces, self._job.transport)
@@ -420,6 +422,7 @@ class Mirror:
         tracker = index.schema_at(end)
         spaces = self._options.choice.spaces_of(tracker.schema, stream.spaces)
         changes = changes_between(stream.spaces, spaces)
+        self._check_masks(changes)
         truncated = truncations(index, start, end, spaces)
         self._load_late(stream, index, changes.created, start, end)
         time_us = index.time_at(end)
@@ -450,6 +453,11 @@ class Mirror:
         lag = None if newest is None else max(0.0, time.time() - newest / 1e6)
         self._meter.batch(now, now - begun, lag if lag is not None else self._meter.lag)
         self._report(force=now - begun > PROGRESS_SECONDS)
+
+    def _check_masks(self, changes: Changes) -> None:
+        """What was masked stays so, or nothing goes on."""
+        for was, now in (*changes.renamed, *changes.altered):
+            self._options.masking.follow(was, now)
 
     def _load_late(
         self, stream: _Stream, index: ArchiveIndex, created: Sequence[SpaceDefinition], start: VClock, end: VClock
