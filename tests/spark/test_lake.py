@@ -140,6 +140,70 @@ def test_a_rename_goes_on_under_the_new_name_and_can_be_repeated(
     assert (back.row_count, back.positions, list(lake.tables())) == (0, {UUID: at(5)}, ["orders"])
 
 
+SALES = space(*((each.name, each.type) for each in ORDERS.fields), name="sales")
+
+
+def of_both(lake: Lake) -> list[dict[str, list[bytes]]]:
+    """Of each set, the tuples of each living table in which its space is."""
+    return [
+        {name: sorted(tuples_in(each, uuid).values()) for name, each in lake.tables().items() if is_in(each, uuid)}
+        for uuid in (UUID, OTHER_UUID)
+    ]
+
+
+def is_in(table: EmbeddedTable, uuid: str) -> bool:
+    return uuid in table.schema.sets and uuid not in table.schema.dropped
+
+
+def test_each_of_several_sets_renames_its_space_when_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake.open(str(tmp_path), several_sets=True)
+    for uuid in (UUID, OTHER_UUID):
+        lake.create(ORDERS, uuid, at(1)).merge(folded({1: packed(1, "x", 1), 2: packed(2)}), ORDERS, at(2), uuid)
+    with monkeypatch.context() as patched:
+        patched.setattr(EmbeddedTable, "mark", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            lake.rename("orders", SALES, UUID, at(3))
+    sales = lake.rename("orders", SALES, UUID, at(3))
+    assert (sales.positions, sales.row_count) == ({UUID: at(3)}, 2)
+    sales.merge(folded({1: None}), SALES, at(4), UUID)
+    # The other one goes on under the old name, and takes along what it wrote there meanwhile.
+    orders_table = lake.table("orders")
+    assert orders_table is not None
+    orders_table.merge(folded({3: packed(3)}), ORDERS, at(20), OTHER_UUID)
+    assert of_both(lake) == [
+        {"sales": [packed(2)]},
+        {"orders": sorted([packed(1, "x", 1), packed(2), packed(3)])},
+    ]
+    sales = lake.rename("orders", SALES, OTHER_UUID, at(21))
+    assert sales.positions == {UUID: at(4), OTHER_UUID: at(21)}
+    assert of_both(lake) == [{"sales": [packed(2)]}, {"sales": sorted([packed(1, "x", 1), packed(2), packed(3)])}]
+    orders_table.refresh()
+    assert (orders_table.schema.renamed_to, list(lake.tables())) == ("sales", ["sales"])
+    # Back again, one after the other.
+    for uuid, position in ((UUID, at(30)), (OTHER_UUID, at(31))):
+        lake.rename("sales", ORDERS, uuid, position)
+    assert of_both(lake) == [{"orders": [packed(2)]}, {"orders": sorted([packed(1, "x", 1), packed(2), packed(3)])}]
+
+
+def test_a_history_goes_along_to_a_table_where_the_set_was_before(tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path), several_sets=True)
+    for uuid in (UUID, OTHER_UUID):
+        table = lake.create(ORDERS, uuid, at(1), history=True)
+        table.append_history(states((1, packed(1, "x"), 2), (1, packed(1, "y"), 3)), ORDERS, at(3), uuid)
+    lake.rename("orders", SALES, UUID, at(4))
+    lake.rename("sales", ORDERS, UUID, at(5))
+    rows = DeltaTable(lake.tables()["orders"].path).to_pyarrow_table().to_pylist()
+    found = sorted((row["_replicaset_uuid"], row["name"], row["_to_version"], row["_is_current"]) for row in rows)
+    assert found == [(uuid, *each) for uuid in (UUID, OTHER_UUID) for each in (("x", 3, False), ("y", None, True))]
+
+
+def test_a_table_is_not_taken_for_that_of_another_space(tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path))
+    lake.create(USERS, UUID, at(1))
+    with pytest.raises(LakeError, match="is the table of space 513, not of 512, now called 'sales'"):
+        lake.rename("users", SALES, UUID, at(2))
+
+
 def test_progress_is_kept_per_replica_set(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path))
     assert lake.progress == {}

@@ -9,7 +9,7 @@ import pytest
 
 from flowstone.box.definitions import FieldDefinition, SpaceDefinition
 from flowstone.history.tables import UnknownColumn
-from flowstone.spark.lake_schema import LakeError, LakeSchema, column_names, prefixed
+from flowstone.spark.lake_schema import LakeError, LakeSchema, column_names, prefixed, unprefixed
 from flowstone.xlog.columns import ColumnOptions
 from tests.spark.lake_rows_given import ORDERS, OTHER_UUID, UUID, packed, space
 
@@ -70,18 +70,24 @@ def test_a_changed_definition_shows_what_it_changes() -> None:
     assert schema.shows_as(schema.moved(space(*plain, name="other")))
     assert not schema.shows_as(schema.moved(space(*plain[:1], ("name", "any"), *plain[2:])))
     assert not schema.shows_as(schema.moved(space(*plain, ("more", "any"))))  # `_extra` is then another
+    exchanged = space(("id", "unsigned"), ("x", "string"), ("y", "string"), ("z", "string"))
+    chosen = LakeSchema(exchanged, wanted=("id", "y"))
+    types = [("id", "unsigned"), ("y", "string"), ("x", "string"), ("z", "string")]
+    assert not chosen.shows_as(chosen.moved(space(*types)))  # the same columns, of other fields
+    assert chosen.shows_as(chosen.moved(space(types[0], ("z", "string"), types[1], ("x", "string"))))
     assert schema.moved(space(*plain[:1])).wanted == ("id",)
     assert schema.has_keys_of(schema.moved(space(*plain, ("more", "any"))))
     assert not schema.has_keys_of(schema.moved(space(*plain, key=1)))
 
 
-@pytest.mark.parametrize("keys", [[], [b""], [b"a", b"", b"long" * 9]])
+@pytest.mark.parametrize("keys", [[], [b""], [b"a", b"b"], [b"a", b"", b"long" * 9]])
 def test_keys_of_several_sets_begin_with_the_uuid(keys: list[bytes]) -> None:
     schema = LakeSchema(ORDERS, several_sets=True)
     prefix = schema.prefix(OTHER_UUID)
     assert len(prefix) == 16
     given = pa.array([b"x", *keys], pa.binary()).slice(1)
     assert prefixed(prefix, given).to_pylist() == [prefix + key for key in keys]
+    assert unprefixed(16, prefixed(prefix, given)).to_pylist() == keys
     rows = schema.rows(prefixed(prefix, given), pa.array([packed(1)] * len(keys), pa.binary()))
     assert rows["_replicaset_uuid"].to_pylist() == [OTHER_UUID] * len(keys)
     assert LakeSchema(ORDERS).prefix(OTHER_UUID) == b""

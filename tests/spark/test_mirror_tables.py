@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.update import UpdateRules
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.replication.vclock import VClock
@@ -61,11 +62,10 @@ class Place:
         self.told: list[Event] = []
         self.tables = self.opened(masking)
 
-    def opened(self, masking: Masking) -> MirrorTables:
+    def opened(self, masking: Masking, types: ColumnOptions | None = None) -> MirrorTables:
         lakes = (Lake.open(str(self.lake)), Lake.open(str(self.exact)))
-        return MirrorTables(
-            NOTHING, *lakes, masking, Choice(), types=ColumnOptions(), history=False, on_event=self.told.append
-        )
+        types = types or ColumnOptions()
+        return MirrorTables(NOTHING, *lakes, masking, Choice(), types=types, history=False, on_event=self.told.append)
 
 
 def test_a_masked_table_has_a_twin_with_the_exact_tuples(tmp_path: Path) -> None:
@@ -121,6 +121,41 @@ def test_masks_do_not_go_along_with_a_new_name(tmp_path: Path) -> None:
     place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
     with pytest.raises(LakeError, match="is now called 'sales', and masks are given"):
         place.tables.rename([(ORDERS, msgspec.structs.replace(ORDERS, name="sales"))], UUID, VClock({1: 3}))
+
+
+def named(name: str, number: int) -> SpaceDefinition:
+    return msgspec.structs.replace(ORDERS, name=name, id=number)
+
+
+def test_a_name_is_taken_over_in_the_transaction_that_frees_it(tmp_path: Path) -> None:
+    place = Place(tmp_path, Masking())
+    shop, import_ = named("shop", 512), named("import", 513)
+    place.tables.create([shop, import_], UUID, VClock({1: 2}), {}, 0)
+    for space, text in ((shop, "old"), (import_, "new")):
+        place.tables.commit(space, folded((3, (1, text))), UUID, VClock({1: 3}))
+    # The space with the lesser id comes last: its new name is another's until then.
+    pairs = [(import_, named("shop", 513)), (shop, named("shop_old", 512))]
+    for tables in (place.tables, place.opened(Masking())):  # the second one again, as if the first had been killed
+        tables.rename(pairs, UUID, VClock({1: 4}))
+        assert sorted(Lake.open(str(place.lake)).tables()) == ["shop", "shop_old"]
+        assert (tuples_of(place.lake, "shop"), tuples_of(place.lake, "shop_old")) == ([(1, "new")], [(1, "old")])
+
+
+def test_names_that_are_exchanged_in_one_transaction_are_refused_before_anything_is_done(tmp_path: Path) -> None:
+    place = Place(tmp_path, Masking())
+    one, other, third = named("one", 512), named("other", 513), named("third", 514)
+    place.tables.create([one, other, third], UUID, VClock({1: 2}), {}, 0)
+    pairs = [(one, named("other", 512)), (other, named("one", 513)), (third, named("last", 514))]
+    with pytest.raises(LakeError, match="exchanges names of spaces: 'one' to 'other', 'other' to 'one'"):
+        place.tables.rename(pairs, UUID, VClock({1: 4}))
+    assert sorted(Lake.open(str(place.lake)).tables()) == ["one", "other", "third"]
+
+
+def test_a_space_that_is_created_meanwhile_has_the_types_that_were_chosen(tmp_path: Path) -> None:
+    place = Place(tmp_path, Masking())
+    types = ColumnOptions(unsigned_as="decimal", strings_as="binary")
+    place.opened(Masking(), types).create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    assert Lake.open(str(place.lake)).tables()["orders"].schema.options == types
 
 
 def test_a_table_that_is_gone_is_missed(tmp_path: Path) -> None:

@@ -199,9 +199,7 @@ class Lake:
         schema = self._schema(definition, uuid, history, columns, options)
         if not self._is_done(schema, uuid, position):
             self._put(schema, [], uuid, position, None)
-        made = self.table(definition.name)
-        assert made is not None
-        return made
+        return self._there(definition.name)
 
     def _schema(
         self,
@@ -290,31 +288,62 @@ class Lake:
     # --- names ----------------------------------------------------------------------------------------------------
 
     def rename(self, old_name: str, definition: SpaceDefinition, uuid: str, position: VClock) -> EmbeddedTable:
-        """The table of `old_name` under the name of `definition`, with all its rows and positions, in one commit.
+        """The table of `old_name` under the name of `definition`, with all its rows, at `position`.
 
-        A second one takes it to `definition` and `position`. The old table stays as it was, at its own position, marked
-        with `renamed_to`.
+        The old table stays as it was, at its own position, marked with `renamed_to`. In a lake of several sets each
+        renames its space when it does: only the rows of this one are taken along. The old table goes on with those of
+        the others, this set is in its `dropped`, and `renamed_to` is there when none is left.
         """
         old = self.table(old_name)
         if old is None:
             raise LakeError(f"{self.path} has no table of a space {old_name!r}", hint="mirror it anew")
-        name, new = definition.name, self.table(definition.name)
-        if new is None or new.schema.space.id != definition.id or not is_living(new.schema):
-            schema = replace(old.schema, space=msgspec.structs.replace(old.schema.space, name=name), renamed_to=None)
-            files = TableFiles(self._path_of(name), self.storage_options)
-            files.make_directory()
-            written = [_copied(old.storage, files, each) for each in old.entries]
-            if new is None:
-                options, keep_hours = self.storage_options, self.keep_hours
-                EmbeddedTable.create(files.path, schema, old.positions, options, written=written, keep_hours=keep_hours)
-            else:
-                new.overwrite(schema, written, old.positions)
-            new = self.table(name)
-            assert new is not None
+        new = self._moved(old, definition, uuid, position) if self.several_sets else self._copied(old, definition)
         new.rewrite(definition, position, uuid)
-        if old.schema.renamed_to != name:
-            old.mark(replace(old.schema, renamed_to=name))
+        marked = _without_set(old.schema, uuid, definition) if self.several_sets else _without(old.schema, definition)
+        if marked != old.schema:
+            old.mark(marked)
         return new
+
+    def _copied(self, old: EmbeddedTable, definition: SpaceDefinition) -> EmbeddedTable:
+        """All that `old` holds, at its positions, under another name: its very files, in one commit."""
+        name, new = definition.name, self.table(definition.name)
+        if new is not None and new.schema.space.id == definition.id and is_living(new.schema):
+            return new
+        if old.schema.space.id != definition.id:
+            raise LakeError(
+                f"{old.path} is the table of space {old.schema.space.id}, not of {definition.id}, now called {name!r}",
+                hint="begin a new lake",
+            )
+        schema = replace(old.schema, space=msgspec.structs.replace(old.schema.space, name=name), renamed_to=None)
+        files = TableFiles(self._path_of(name), self.storage_options)
+        files.make_directory()
+        written = [_file_copied(old.storage, files, each) for each in old.entries]
+        if new is None:
+            options, keep_hours = self.storage_options, self.keep_hours
+            EmbeddedTable.create(files.path, schema, old.positions, options, written=written, keep_hours=keep_hours)
+        else:
+            new.overwrite(schema, written, old.positions)
+        return self._there(name)
+
+    def _moved(self, old: EmbeddedTable, definition: SpaceDefinition, uuid: str, position: VClock) -> EmbeddedTable:
+        """The rows that `old` has of one set in the table of another name, whose rows of other sets stay."""
+        new = self.table(definition.name)
+        base = old.schema if new is None or not is_living(new.schema) else new.schema
+        schema = replace(base.moved(definition), sets=(uuid,), dropped=(), renamed_to=None)
+        if not self._is_done(schema, uuid, position):
+            held = old.positions.get(uuid)
+            if held is None:
+                raise LakeError(f"{old.path} has no rows of replica set {uuid}", hint="begin a new lake")
+            files = TableFiles(self._path_of(definition.name), self.storage_options)
+            files.make_directory()
+            written = old.files_of_set(schema, uuid, files)
+            self._put(schema, written, uuid, held if is_replay(old.path, held, position) else position, None)
+        return self._there(definition.name)
+
+    def _there(self, name: str) -> EmbeddedTable:
+        found = self.table(name)
+        assert found is not None
+        return found
 
     # --- progress -------------------------------------------------------------------------------------------------
 
@@ -420,7 +449,20 @@ def _states_at(moment: Moment) -> dict[str, Any]:
     }
 
 
-def _copied(source: TableFiles, target: TableFiles, entry: FileEntry) -> WrittenFile:
+def _without(schema: LakeSchema, definition: SpaceDefinition) -> LakeSchema:
+    """The note of a table whose space has another name; where the name is another space's by now, it is that one's."""
+    return schema if schema.space.id != definition.id else replace(schema, renamed_to=definition.name)
+
+
+def _without_set(schema: LakeSchema, uuid: str, definition: SpaceDefinition) -> LakeSchema:
+    """The note of a table where the space of one of several sets has another name."""
+    if uuid in schema.dropped or uuid not in schema.sets:
+        return schema
+    left = replace(schema, dropped=(*schema.dropped, uuid))
+    return left if is_living(left) else replace(left, renamed_to=definition.name)
+
+
+def _file_copied(source: TableFiles, target: TableFiles, entry: FileEntry) -> WrittenFile:
     source.copy_to(target, entry.path)
     with target.open(entry.path) as file:
         return WrittenFile(entry, statistics_json(file.metadata, file.schema_arrow))

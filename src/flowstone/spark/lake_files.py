@@ -27,7 +27,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from flowstone.spark.clear_errors import clear_errors
-from flowstone.spark.lake_schema import IS_CURRENT, KEY, TUPLE, LakeError, LakeSchema, prefixed
+from flowstone.spark.lake_schema import IS_CURRENT, KEY, TUPLE, LakeError, LakeSchema, prefixed, unprefixed
 
 FILE_SIZE: Final = 32 << 20
 """Bytes in memory of a file's rows, about. A merge reads and writes whole files, some of them at a time."""
@@ -228,7 +228,7 @@ class PinnedTable:
                 keys, tuples = batch.columns
                 if self.prefix:
                     ours = pc.equal(pc.binary_slice(keys, 0, len(self.prefix)), pa.scalar(self.prefix, pa.binary()))
-                    keys, tuples = pc.binary_slice(keys.filter(ours), len(self.prefix)), tuples.filter(ours)
+                    keys, tuples = unprefixed(len(self.prefix), keys.filter(ours)), tuples.filter(ours)
                 yield pa.RecordBatch.from_arrays([keys, tuples], schema=LOOKED_UP)
 
     def _lookup_in(self, path: str, ordered: SortedKeys, places: range) -> pa.Table:
@@ -242,9 +242,7 @@ class PinnedTable:
             ]
             rows = _exact(file.read_row_groups(groups, columns=[KEY.name, TUPLE.name], use_threads=False))
         rows = rows.filter(pc.is_in(rows.column(KEY.name), value_set=keys))
-        found = rows.column(KEY.name)
-        if self.prefix:
-            found = pc.binary_slice(found, len(self.prefix))
+        found = unprefixed(len(self.prefix), rows.column(KEY.name))
         return pa.Table.from_arrays([found.cast(pa.binary()), rows.column(TUPLE.name)], schema=LOOKED_UP)
 
 

@@ -81,9 +81,9 @@ def column_names(space: SpaceDefinition) -> tuple[str, ...]:
 class LakeSchema:
     """The columns of the table of one space, and what else is noted about it. Picklable.
 
-    `sets` are the replica sets whose rows are here, `dropped` those of them whose space is gone. `wanted` limits the
-    fields that have columns, by the field's name; `_key`, `_tuple` and `_extra` stay. `renamed_to` is the name under
-    which the table goes on.
+    `sets` are the replica sets whose rows are here, `dropped` those of them whose space is gone or has another name.
+    `wanted` limits the fields that have columns, by the field's name; `_key`, `_tuple` and `_extra` stay. `renamed_to`
+    is the name under which the table goes on.
     """
 
     space: SpaceDefinition
@@ -153,11 +153,14 @@ class LakeSchema:
 
     def shows_as(self, other: LakeSchema) -> bool:
         """Whether rows of the one are rows of the other, all but their keys: if so, files may stay as they are."""
-        ours, theirs = (
-            (each.column_names, [part.type for part in each.space.fields], each.options, each.history)
-            for each in (self, other)
-        )
+        ours, theirs = ((each._shown, each.options, each.history) for each in (self, other))
         return ours == theirs
+
+    @property
+    def _shown(self) -> list[tuple[str | None, str]]:
+        """Of each field its column, if it has one, and its type: a name may go from one field to another."""
+        named = zip(column_names(self.space), self.space.fields, strict=True)
+        return [(name if name in self.column_names else None, each.type) for name, each in named]
 
     def has_keys_of(self, other: LakeSchema) -> bool:
         """Whether both have the same primary key."""
@@ -214,6 +217,12 @@ def prefixed(prefix: bytes, keys: pa.Array | pa.ChunkedArray) -> pa.Array:
     out[~is_prefix] = np.frombuffer(data, np.uint8)[edges[0] : edges[-1]] if data is not None else []
     buffers = [None, pa.py_buffer(out_edges.astype(np.int32)), pa.py_buffer(out)]
     return pa.Array.from_buffers(pa.binary(), len(keys), buffers)
+
+
+def unprefixed(size: int, keys: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Values of `_key` as sort keys of their replica sets: without the first `size` bytes."""
+    # Without an end Arrow reckons with 2^63 bytes a row, which overflows from the second row on.
+    return pc.binary_slice(keys, size, np.iinfo(np.int32).max) if size else keys
 
 
 def _sets_of(keys: pa.Array) -> pa.Array:

@@ -322,17 +322,24 @@ class EmbeddedTable:
     def take_in(
         self, schema: LakeSchema, written: Sequence[WrittenFile], position: VClock, uuid: str, moment: Moment | None
     ) -> Merged:
-        """The rows of one replica set are exactly those of these files; rows of others stay."""
+        """The rows of one replica set are exactly those of these files; rows of others stay.
+
+        In a history the states that the set had end at `moment`; without one they go, as if they had never been.
+        """
         turn = _Turn(self.schema, schema, schema.prefix(uuid), replace=True)
-        nothing = Changes.of(NO_STATES, b"")
-        if schema.history:
-            current = schema.file_schema.empty_table()
+        if schema.history and moment is not None:
+            nothing, current = SortedKeys(pa.array([], pa.binary())), schema.file_schema.empty_table()
             work = partial(self._end_in_file, turn, current, States(NO_STATES, b"").touched, moment)
+            done = [*self._file_by_file(turn, work, nothing, nothing), *self._former_rewritten(turn)]
         else:
-            work = partial(self._merge_file, turn, nothing)
-        done = self._file_by_file(turn, work, nothing.ordered, nothing.ordered)
-        done += [_Rewritten(None, list(written)), *self._former_rewritten(turn)]
-        return self._commit(done, turn, {uuid: position})
+            done = self._each(self.entries, partial(turn.without_set, self.storage))
+        return self._commit([*done, _Rewritten(None, list(written))], turn, {uuid: position})
+
+    def files_of_set(self, schema: LakeSchema, uuid: str, target: TableFiles) -> list[WrittenFile]:
+        """The rows of one replica set as files of another table."""
+        turn = _Turn(self.schema, schema, schema.prefix(uuid))
+        done = self._each(self.entries, partial(turn.only_set, self.storage, target))
+        return [file for each in done for file in each.written]
 
     def mark(self, schema: LakeSchema) -> Merged:
         """Another note, and nothing else: no position moves."""
@@ -516,6 +523,18 @@ class _Turn:
         """A file as it is under the new schema."""
         rows = self.keyed(self.read(storage, entry))
         return _Rewritten(entry, storage.write_split(rows, entry.is_current))
+
+    def without_set(self, storage: TableFiles, entry: FileEntry) -> _Rewritten:
+        """A file without the rows of the set whose turn it is."""
+        kept, gone = self.of_others(self.read(storage, entry))
+        if not gone.num_rows and not self.is_rewrite:
+            return _Rewritten(None, [])
+        return _Rewritten(entry, storage.write_split(self.keyed(kept), entry.is_current), deletes=gone.num_rows)
+
+    def only_set(self, storage: TableFiles, target: TableFiles, entry: FileEntry) -> _Rewritten:
+        """Of a file the rows of the set whose turn it is, for another table."""
+        rows = self.keyed(self.of_others(self.read(storage, entry))[1])
+        return _Rewritten(None, target.write_split(rows, entry.is_current))
 
 
 def _entries(delta: DeltaTable) -> list[FileEntry]:

@@ -21,7 +21,7 @@ from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.update import UpdateRules
 from flowstone.replication.vclock import VClock
 from flowstone.spark import mirror_progress as events
-from flowstone.spark.lake import ArrowRows, Lake
+from flowstone.spark.lake import ArrowRows, Lake, is_living
 from flowstone.spark.lake_schema import LakeError
 from flowstone.spark.lake_table import LakeTable, Merged, Moment
 from flowstone.spark.masks import Masking
@@ -104,7 +104,7 @@ class MirrorTables:
 
     def rename(self, pairs: Iterable[Pair], uuid: str, position: VClock) -> None:
         """Spaces under another name. `position` is the one before the batch: rows of the batch come behind."""
-        for was, now in pairs:
+        for was, now in in_order(pairs):
             if (self._masking.of(was) is None) != (self._masking.of(now) is None) or self._masking.of(was) is not None:
                 self._refuse_rename(was, now)
             self._open[False, now.name] = self._lake.rename(was.name, self._shown(now), uuid, position)
@@ -135,8 +135,14 @@ class MirrorTables:
             if found is not None and found.states.num_rows:
                 versions |= self._create_filled(space, found, uuid, position, time_us)
             else:
-                columns = self._choice.columns_of(space)
-                table = self._lake.create(self._shown(space), uuid, position, history=self._is_history, columns=columns)
+                table = self._lake.create(
+                    self._shown(space),
+                    uuid,
+                    position,
+                    history=self._is_history,
+                    columns=self._choice.columns_of(space),
+                    options=self._types,
+                )
                 self._open[False, space.name] = table
                 versions[space.id] = table.version
                 if self._masking.of(space) is not None:
@@ -195,8 +201,14 @@ class MirrorTables:
             self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._catalog_name(name)} USING delta LOCATION '{place}'")
 
     def _unregister(self, name: str) -> None:
-        """Takes the name out of the catalog; the files of a table with a place of its own stay."""
-        if self._catalog is not None:
+        """Takes the name out of the catalog; the files of a table with a place of its own stay.
+
+        A table that still has the rows of another replica set stays there.
+        """
+        if self._catalog is None:
+            return
+        table = self._lake.table(name)
+        if table is None or not is_living(table.schema):
             self._spark.sql(f"DROP TABLE IF EXISTS {self._catalog_name(name)}")
 
     def _catalog_name(self, name: str) -> str:
@@ -315,6 +327,24 @@ EMPTY = pa.table(
         "lsn": pa.array([], pa.int64()),
     }
 )
+
+
+def in_order(pairs: Iterable[Pair]) -> list[Pair]:
+    """Renamed spaces in an order in which each new name is free when its turn comes."""
+    ordered: list[Pair] = []
+    waiting = list(pairs)
+    while waiting:
+        taken = {was.name for was, _ in waiting}
+        free = [pair for pair in waiting if pair[1].name not in taken]
+        if not free:
+            names = ", ".join(f"{was.name!r} to {now.name!r}" for was, now in waiting)
+            raise LakeError(
+                f"one transaction exchanges names of spaces: {names}; tables cannot follow that",
+                hint="begin a new lake; or next time exchange them by three transactions, over a third name",
+            )
+        ordered += free
+        waiting = [pair for pair in waiting if pair not in free]
+    return ordered
 
 
 def last_states(states: pa.Table) -> pa.Table:
