@@ -20,8 +20,9 @@ settings.load_profile("full" if FULL else "ci")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is meant for servers that are not there, such as a newer Tarantool."""
-    unfit = [item for item in items if item.get_closest_marker("unfit") is not None]
+    """Leaves out what is meant for servers that are not there, such as a newer Tarantool, or for the full scale."""
+    names = ["unfit"] if FULL else ["unfit", "full_scale"]
+    unfit = [item for item in items if any(item.get_closest_marker(name) is not None for name in names)]
     if unfit:
         config.hook.pytest_deselected(items=unfit)
         items[:] = [item for item in items if item not in unfit]

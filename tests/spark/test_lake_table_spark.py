@@ -40,7 +40,7 @@ def test_a_history_gets_ends_by_key_and_states_that_match_nothing() -> None:
     assert all(row["_source_key"] is None for row in added)
 
 
-@pytest.mark.skipif(not FULL, reason="FLOWSTONE_SCALE=full resolves Delta's jars with Maven")
+@pytest.mark.full_scale(reason="FLOWSTONE_SCALE=full resolves Delta's jars with Maven")
 @pytest.mark.timeout(1800)
 def test_tables_behave_the_same_with_deltas_jars(java: None) -> None:
     module = Path(__file__).with_name("test_lake_table_embedded.py")

@@ -253,7 +253,7 @@ def test_a_killed_history_of_a_cluster_has_each_settled_change_once(java: None, 
     check_history(lake, leader.directory, begun)
 
 
-@pytest.mark.skipif(not FULL, reason="takes a mirror of its own, for one thing")
+@pytest.mark.full_scale(reason="takes a mirror of its own, for one thing")
 def test_a_worker_that_dies_costs_a_task_and_nothing_else(java: None, tmp_path: Path) -> None:
     archive = WrittenArchive(production().disk, str(tmp_path / "archive"))
     archive.define_orders()

@@ -111,7 +111,7 @@ def test_nothing_is_found_where_nothing_is_planted(world: World) -> None:
     assert (rows["orders"], rows["events"], rows["pairs"]) == (129, 124, 130)
 
 
-@pytest.mark.skipif(not FULL, reason="for the full scale")
+@pytest.mark.full_scale(reason="for the full scale")
 @pytest.mark.parametrize(("a", "b"), [("log", "archive"), ("archive", "node"), ("lake", "log"), ("lake", "lake")])
 def test_nothing_is_found_whatever_the_sides(world: World, a: str, b: str) -> None:
     kinds: dict[str, Callable[[], Side]] = {
@@ -215,7 +215,7 @@ def test_plants_in_a_lake_are_found(world: World) -> None:
 # --- each alone ---
 
 
-@pytest.mark.skipif(not FULL, reason="each plant alone is for the full scale")
+@pytest.mark.full_scale(reason="each plant alone is for the full scale")
 @pytest.mark.parametrize("number", range(len(PLANTS)))
 def test_each_plant_is_found_alone(world: World, number: int) -> None:
     """In turns in A and in B, against the live server, the lake and the archive."""
@@ -229,7 +229,7 @@ def test_each_plant_is_found_alone(world: World, number: int) -> None:
     check_told(report, [plant], side)
 
 
-@pytest.mark.skipif(not FULL, reason="each plant alone is for the full scale")
+@pytest.mark.full_scale(reason="each plant alone is for the full scale")
 @pytest.mark.parametrize("number", range(len(LAKE_PLANTS)))
 def test_each_plant_in_a_lake_is_found_alone(world: World, number: int) -> None:
     lake = copied(world.lake, world.copy(f"alone-lake-{number}"))
