@@ -12,7 +12,6 @@ import pytest
 from flowstone.spark.lake_rows import Changes, States
 from flowstone.spark.lake_schema import LakeSchema
 from flowstone.spark.lake_table_spark import history_source, state_source
-from tests.conftest import FULL
 from tests.spark.lake_rows_given import ORDERS, UUID, folded, key_of, packed, states
 
 ROOT = Path(__file__).resolve().parents[2]

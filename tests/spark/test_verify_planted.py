@@ -23,7 +23,6 @@ from flowstone.spark.sides import LogSide, NodeSide, Side
 from flowstone.spark.verify import VerifyOptions, verify
 from flowstone.spark.verify_report import Report
 from tests import served_node
-from tests.conftest import FULL
 from tests.spark.planted import (
     FITTING,
     NAMES,
