@@ -322,6 +322,20 @@ def test_moments_in_a_gap_are_not_known(archive: WrittenArchive) -> None:
         index.resolve(AsOf(vclock=VClock({1: 12})))
 
 
+def test_definitions_behind_a_gap_are_those_of_its_snapshot_before_a_row_follows(archive: WrittenArchive) -> None:
+    index = opened(archive)
+    archive.lose(VClock({1: 20}))  # nothing is defined in the snapshot behind it
+    archive.save()
+    for each in (index, opened(archive)):
+        each.refresh()
+        assert _names(each, 20) is None
+        assert _names(each, 6) == ("id", "name")
+    archive.write(whole(define(21, 512, "orders", ("id", "unsigned"))))
+    archive.save()
+    index.refresh()
+    assert _names(index, 21) == ("id",)
+
+
 def test_a_batch_ends_before_a_gap(archive: WrittenArchive) -> None:
     archive.lose(VClock({1: 20}))
     archive.write(whole(insert(21, 21, space=513)))

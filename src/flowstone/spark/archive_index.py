@@ -135,9 +135,12 @@ class ArchiveIndex:
                 self._begin(added.before)
             self._add(added)
         settled = VClock(self._runs[-1].run.settled) if self._runs else facts.settled
-        for until in gaps:
-            # Behind a gap there may be a snapshot only, yet.
-            settled = settled.merged(until) if until <= facts.settled else settled
+        for until in sorted(gaps, key=lambda vclock: vclock.signature):
+            if until <= facts.settled and not until <= settled:
+                # Behind a gap there is only a snapshot, yet.
+                settled = settled.merged(until)
+                if not until <= self._settled and self._begun_at != until:
+                    self._begin(until)
         self._settled = self._settled.merged(settled)
         self._schema.settle(self._settled, self._withdrawn.ranges)
 
