@@ -97,7 +97,7 @@ def live(spark: SparkSession, place: Place) -> Any:
         for transport in ("inline", "tcp"):
             found[transport] = streamed(spark, shop.uri, place, transport)
         lake, spool = str(place.shared / "lake"), str(place.hidden / "mirror-spool")
-        mirror = ("mirror", "--once", "--spool", spool, shop.uri, lake)
+        mirror = ("mirror", "--once", "--transport", "tcp", "--spool", spool, shop.uri, lake)
         found["mirror"] = [command(*mirror)]
         shop.sell(50)
         found["mirror"].append(command(*mirror))

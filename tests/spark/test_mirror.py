@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hmac
 import json
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
+from flowstone.spark import mirror
 from flowstone.spark.archive_index import DataLoss
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake_table import AnotherWriter
@@ -28,6 +30,7 @@ from flowstone.spark.mirror_choice import Choice
 from flowstone.spark.mirror_progress import CaughtUp, Lost, Stopped
 from flowstone.spark.mirror_sources import MirrorBusy
 from flowstone.spark.mirror_tables import MirrorTables
+from flowstone.spark.slice_bytes import Transport
 from tests.node.archived_rows import SYNC, rollback
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import (
@@ -408,6 +411,82 @@ def test_the_directory_of_a_real_server_needs_no_archive(spark: SparkSession, ta
     assert names_in(lake) == ["orders"]
     assert [list(each) for each in tuples_of(lake, "orders")] == json.loads(said)
     assert [row["count"] for row in rows_of(lake, "orders")] == [each[2] for each in json.loads(said)]
+
+
+class Done:
+    """Stands in for the tables of a mirror; what was done to keep house, and when."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.compacted: list[tuple[float, list[str]]] = []
+        self.vacuumed: list[tuple[float, int]] = []
+
+    def compact(self, names: list[str]) -> None:
+        self.compacted.append((self.now, names))
+
+    def vacuum(self, keep_hours: int) -> None:
+        self.vacuumed.append((self.now, keep_hours))
+
+
+def kept_house(monkeypatch: pytest.MonkeyPatch, hours: int, **options: Any) -> Done:
+    """What a mirror does that has a batch in its first minute, and none after it."""
+    done = Done()
+    monkeypatch.setattr("flowstone.spark.mirror.time.monotonic", lambda: done.now)
+    job = mirror.Mirror(cast(SparkSession, None), [], Place("/lake"), mirror.MirrorOptions(**options))
+    job._tables = cast(MirrorTables, done)
+    job._touched.add("orders")
+    for minute in range(hours * 60 + 1):
+        done.now = minute * 60.0
+        job._keep_house()
+    return done
+
+
+def test_tables_are_compacted_once_and_vacuumed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of versions become old while nothing happens."""
+    done = kept_house(monkeypatch, 50)
+    assert [each for each in done.compacted if each[1]] == [(300.0, ["orders"])]
+    assert done.vacuumed == [(3600.0, 168), (25 * 3600.0, 168), (49 * 3600.0, 168)]
+
+
+def test_tables_are_vacuumed_where_nobody_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = kept_house(monkeypatch, 2, compact_every=None, vacuum_after=1800.0)
+    assert done.compacted == []
+    assert done.vacuumed == [(3600.0, 1), (7200.0, 1)]
+    assert kept_house(monkeypatch, 2, vacuum_after=None).vacuumed == []
+
+
+def test_a_mirror_that_runs_once_keeps_house_at_its_end() -> None:
+    done = Done()
+    job = mirror.Mirror(cast(SparkSession, None), [], Place("/lake"), mirror.MirrorOptions(once=True))
+    job._tables = cast(MirrorTables, done)
+    job._touched.add("orders")
+    job._loop()
+    assert ([names for _, names in done.compacted], [hours for _, hours in done.vacuumed]) == ([["orders"]], [168])
+
+
+@pytest.mark.parametrize(
+    ("master", "asked", "address", "transport", "listens"),
+    [
+        ("local[2]", "auto", None, "file", None),
+        ("local", "auto", None, "file", None),
+        ("local[2]", "tcp", None, "tcp", "127.0.0.2"),
+        ("spark://head:7077", "auto", None, "auto", "127.0.0.2"),
+        ("spark://head:7077", "tcp", "127.0.0.1", "tcp", "127.0.0.1"),
+        ("spark://head:7077", "inline", None, "inline", None),
+        ("spark://head:7077", "file", None, "file", None),
+    ],
+)
+def test_executors_get_the_log_where_they_find_the_driver(
+    master: str, asked: Transport, address: str | None, transport: str, listens: str | None
+) -> None:
+    conf = SimpleNamespace(get={"spark.driver.host": "127.0.0.2"}.get)
+    context = SimpleNamespace(master=master, defaultParallelism=2, getConf=lambda: conf)
+    options = mirror.MirrorOptions(transport=asked, transport_address=address)
+    spark = cast(SparkSession, SimpleNamespace(sparkContext=context))
+    with ExitStack() as stack:
+        job = mirror.Mirror(spark, [], Place("/lake"), options)._batch_job(stack)
+        assert job.transport == transport
+        assert (job.server.address[0] if job.server is not None else None) == listens
 
 
 @pytest.mark.parametrize(

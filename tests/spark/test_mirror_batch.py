@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from pyspark.sql import SparkSession
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
+from flowstone.spark import slice_bytes
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.change_batches import read_slice
 from flowstone.spark.contract import RAW_COLUMNS, ChangeContract
@@ -27,6 +30,7 @@ from flowstone.spark.mirror_batch import (
     mask_rows,
     truncations,
 )
+from flowstone.spark.slice_bytes import NoBytes, SliceServer, Transport
 from tests.spark.archives import DIRECTORY, WrittenArchive
 from tests.spark.change_rows import ORDERS, UUID, delete, insert, truncate, update, upsert, whole
 
@@ -55,6 +59,41 @@ def index_of(*transactions: bytes) -> ArchiveIndex:
     archive.write(*transactions)
     archive.save()
     return ArchiveIndex.open(archive.disk, DIRECTORY)
+
+
+class Plans:
+    """Stands in for a session: keeps what would go to executors."""
+
+    def __init__(self) -> None:
+        self.sparkContext = SimpleNamespace(defaultParallelism=2)
+        self.sent = pa.table({})
+
+    def createDataFrame(self, plan: pa.Table) -> None:  # noqa: N802  # as Spark calls it
+        self.sent = plan
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_a_large_snapshot_does_not_go_through_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: Transport
+) -> None:
+    monkeypatch.setattr(slice_bytes, "INLINE_BATCH_MAX", 10)
+    archive = WrittenArchive(production().disk, str(tmp_path))
+    archive.define_orders()
+    key = (512, 0, "pk", "tree", {"unique": True}, [[0, "unsigned"]])
+    rows: list[tuple[int, Any]] = [(280, (512, 1, "orders", "memtx", 0, {}, [])), (288, key), (512, (1, "a"))]
+    archive.snapshot(VClock({1: 2}), rows)
+    archive.save()
+    index, plans = ArchiveIndex.open(archive.disk, archive.directory), Plans()
+    with closing(SliceServer()) as server:
+        job = BatchJob(cast(SparkSession, plans), 2, transport, server)
+        loaded = job.load(index, index.snapshots[-1], [512])
+        assert plans.sent["data"].null_count == len(plans.sent) > 0
+        (batch,) = [each for each in loaded.read(plans.sent.to_batches()) if each.num_rows]
+        assert batch["_tuple_msgpack"].to_pylist() == [pack((1, "a"))]
+        for _ in range(2):
+            job.load(index, index.snapshots[-1], [512])
+        with pytest.raises(NoBytes, match="does not know this slice"):  # what is over is not kept for ever
+            list(loaded.read(plans.sent.to_batches()))
 
 
 def changes(index: ArchiveIndex) -> list[pa.RecordBatch]:

@@ -158,6 +158,24 @@ def test_a_space_that_is_created_meanwhile_has_the_types_that_were_chosen(tmp_pa
     assert Lake.open(str(place.lake)).tables()["orders"].schema.options == types
 
 
+def test_all_tables_are_vacuumed_also_those_of_spaces_that_are_gone(tmp_path: Path) -> None:
+    place = Place(tmp_path, MASKED)
+    sales = msgspec.structs.replace(ORDERS, id=513, name="sales")
+    place.tables.create([ORDERS, sales], UUID, VClock({1: 2}), {}, 0)
+    for lsn in (3, 4):
+        for space in (ORDERS, sales):
+            place.tables.commit(space, folded((lsn, (1, f"at {lsn}"))), UUID, VClock({1: lsn}))
+    place.tables.drop([sales], UUID, VClock({1: 5}), 0)
+    place.opened(MASKED).vacuum(0)
+    tables = (place.lake / "orders", place.lake / "sales", place.exact / "orders")
+    assert [len(list(each.glob("*.parquet"))) for each in tables] == [1, 1, 1]
+    place.tables = place.opened(MASKED)
+    place.tables.commit(ORDERS, folded((6, (2, "more"))), UUID, VClock({1: 6}))
+    place.tables.vacuum(0)
+    place.tables.commit(ORDERS, folded((7, (3, "and more"))), UUID, VClock({1: 7}))  # it stands at its newest version
+    assert tuples_of(place.exact, "orders") == [(1, "at 4"), (2, "more"), (3, "and more")]
+
+
 def test_a_table_that_is_gone_is_missed(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="there is no table of space 'orders', which there was"):
         Place(tmp_path, Masking()).tables.targets({512: ORDERS}, UUID, {}, RULES)

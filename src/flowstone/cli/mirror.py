@@ -147,6 +147,14 @@ def mirror(
         Literal["auto", "file", "inline", "tcp"],
         typer.Option("--transport", help="How executors get the log: file is for a directory that they share."),
     ] = "auto",
+    transport_address: Annotated[
+        str | None,
+        typer.Option(
+            "--transport-address",
+            metavar="HOST",
+            help="Of this machine, where executors get the log by tcp. Default: spark.driver.host.",
+        ),
+    ] = None,
     catalog: Annotated[
         str | None, typer.Option("--catalog", metavar="SCHEMA", help="Register the tables there, in Spark's catalog.")
     ] = None,
@@ -188,6 +196,7 @@ def mirror(
         compact_every=compact_every or None,
         vacuum_after=vacuum_after * 3600 or None,
         transport=transport,
+        transport_address=transport_address,
         catalog=catalog,
     )
     settings = _settings(conf or ())

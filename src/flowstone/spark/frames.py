@@ -20,7 +20,7 @@ from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.change_batches import read_slice
 from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.contract import RAW_COLUMNS, ChangeContract
-from flowstone.spark.slice_bytes import Transport, with_transport
+from flowstone.spark.slice_bytes import SliceServer, Transport, with_transport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,13 +45,16 @@ def changes_frame(
     show_system: bool = False,
     show_secrets: bool = True,
     transport: Transport = "file",
+    server: SliceServer | None = None,
 ) -> DataFrame:
     """The settled changes behind `start` up to `end`, both settled; of `spaces` alone where they are named."""
     size = slice_size(spark, index.size_between(start, end))
     # Truncations are rows of another space.
     slices = index.slices(start, end, size=size, spaces=(*spaces, TRUNCATE_ID) if spaces else ())
     contract = _contract(index, columns, spaces, show_system)
-    return slices_frame(spark, slices, start, end, contract, show_secrets=show_secrets, transport=transport)
+    return slices_frame(
+        spark, slices, start, end, contract, show_secrets=show_secrets, transport=transport, server=server
+    )
 
 
 def snapshot_frame(
@@ -64,12 +67,15 @@ def snapshot_frame(
     show_system: bool = False,
     show_secrets: bool = True,
     transport: Transport = "file",
+    server: SliceServer | None = None,
 ) -> DataFrame:
     """The rows of a snapshot: each is an `insert`, and the version of all is the snapshot's signature."""
     slices = index.snapshot_slices(snapshot, size=slice_size(spark, snapshot.size))
     contract = _contract(index, columns, spaces, show_system)
     position = snapshot.vclock
-    return slices_frame(spark, slices, position, position, contract, show_secrets=show_secrets, transport=transport)
+    return slices_frame(
+        spark, slices, position, position, contract, show_secrets=show_secrets, transport=transport, server=server
+    )
 
 
 def snapshot_rows(
@@ -80,11 +86,12 @@ def snapshot_rows(
     columns: Sequence[str],
     spaces: Collection[int] = (),
     transport: Transport = "file",
+    server: SliceServer | None = None,
 ) -> SliceRows:
     """The same rows for who makes something else of them at once."""
     slices = index.snapshot_slices(snapshot, size=slice_size(spark, snapshot.size))
     contract = _contract(index, columns, spaces, show_system=False)
-    return slice_rows(spark, slices, snapshot.vclock, snapshot.vclock, contract, transport=transport)
+    return slice_rows(spark, slices, snapshot.vclock, snapshot.vclock, contract, transport=transport, server=server)
 
 
 def slices_frame(
@@ -96,9 +103,12 @@ def slices_frame(
     *,
     show_secrets: bool = True,
     transport: Transport = "file",
+    server: SliceServer | None = None,
 ) -> DataFrame:
     """What slices hold behind `start` up to `end`, a partition each."""
-    rows = slice_rows(spark, slices, start, end, contract, show_secrets=show_secrets, transport=transport)
+    rows = slice_rows(
+        spark, slices, start, end, contract, show_secrets=show_secrets, transport=transport, server=server
+    )
     return rows.plan.mapInArrow(rows.read, contract.spark_schema)
 
 
@@ -127,9 +137,10 @@ def slice_rows(
     *,
     show_secrets: bool = True,
     transport: Transport = "file",
+    server: SliceServer | None = None,
 ) -> SliceRows:
     """What slices hold behind `start` up to `end`, a partition each."""
-    slices = with_transport(slices, transport)
+    slices = with_transport(slices, transport, server)
     # What the slices are goes with the function, once for all that share definitions; their bytes go with their rows.
     plan = [replace(part, data=None) for part in slices]
     schema = pa.schema([pa.field("number", pa.int32(), nullable=False), pa.field("data", pa.binary())])

@@ -151,9 +151,12 @@ class Lake:
 
     def tables(self) -> dict[str, EmbeddedTable]:
         """The tables of living spaces by the space's name; neither dropped nor renamed ones."""
+        return {each.schema.space.name: each for each in self.all_tables() if is_living(each.schema)}
+
+    def all_tables(self) -> list[EmbeddedTable]:
+        """Also those of spaces that were dropped or renamed."""
         found = [self._open(f"{self.path}/{each}") for each in self._directories()]
-        living = [each for each in found if each is not None and is_living(each.schema)]
-        return {each.schema.space.name: each for each in living}
+        return [each for each in found if each is not None]
 
     def _directories(self) -> list[str]:
         system, root = TableFiles(self.path, self.storage_options).place

@@ -7,6 +7,7 @@ is killed between two commits, the next run leaves out what is there. Nothing he
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -31,7 +32,7 @@ from flowstone.spark.fold import upsert_rules
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import Progress as Saved
 from flowstone.spark.masks import Masking
-from flowstone.spark.mirror_batch import BatchJob, load_rows, truncations
+from flowstone.spark.mirror_batch import BatchJob, truncations
 from flowstone.spark.mirror_choice import Changes, Choice, Spaces, changes_between
 from flowstone.spark.mirror_sources import (
     DirectorySource,
@@ -42,7 +43,9 @@ from flowstone.spark.mirror_sources import (
     server_version,
 )
 from flowstone.spark.mirror_tables import MirrorTables
-from flowstone.spark.slice_bytes import Transport
+from flowstone.spark.options import LOOPBACK
+from flowstone.spark.session import is_one_process
+from flowstone.spark.slice_bytes import SliceServer, Transport
 from flowstone.xlog.columns import ColumnOptions
 
 if TYPE_CHECKING:
@@ -57,8 +60,14 @@ PROGRESS_SECONDS: Final = 1.0
 BATCH_BYTES: Final = 64 << 20
 """Of the log, compressed, in a batch: the driver holds what is folded of it."""
 
-KEEP_SECONDS: Final = 168 * 3600.0
+KEEP_HOURS: Final = 168
 """How long former versions can be read unless somebody says otherwise: a week, as Delta's own default."""
+
+VACUUM_SECONDS: Final = 24 * 3600.0
+"""The most between two vacuums of all tables: of one that nothing changes any more, files become old all the same."""
+
+FIRST_VACUUM_SECONDS: Final = 3600.0
+"""Until the first one, so that it delays no beginning."""
 
 COLLECT_SECONDS: Final = 5.0
 """Between two collections of a spool."""
@@ -125,9 +134,15 @@ class MirrorOptions:
     register: bool = False
     fail_on_data_loss: bool = True
     compact_every: float | None = 300.0
-    vacuum_after: float | None = KEEP_SECONDS
+    vacuum_after: float | None = KEEP_HOURS * 3600.0
     transport: Transport = "auto"
+    transport_address: str | None = None
     catalog: str | None = None
+
+    @property
+    def keep_hours(self) -> int | None:
+        """Delta counts whole hours: rather one too many than files removed that somebody reads."""
+        return None if self.vacuum_after is None else math.ceil(self.vacuum_after / 3600)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -182,7 +197,8 @@ class Mirror:
         self._meter = events.Meter(time.monotonic())
         self._streams: list[_Stream] = []
         self._told_at = 0.0
-        self._compacted_at = self._vacuumed_at = time.monotonic()
+        self._compacted_at = time.monotonic()
+        self._vacuum_at = self._compacted_at + FIRST_VACUUM_SECONDS
         self._touched: set[str] = set()
 
     def stop(self) -> None:
@@ -211,7 +227,7 @@ class Mirror:
             spark=self._spark,
             storage_options=self._place.storage_options,
             several_sets=len(self._places) > 1,
-            keep_hours=int((self._options.vacuum_after or KEEP_SECONDS) // 3600),
+            keep_hours=self._options.keep_hours or KEEP_HOURS,
         )
         if self._options.catalog is not None and lake.engine != "spark":
             raise OtherSettings(
@@ -239,7 +255,7 @@ class Mirror:
             catalog=self._options.catalog,
             on_event=self._tell,
         )
-        self._job = BatchJob(self._spark, int(self._spark.sparkContext.defaultParallelism), self._transport())
+        self._job = self._batch_job(stack)
         for place in self._places:
             stream = self._open_source(place, saved)
             stack.callback(stream.source.close)
@@ -272,10 +288,17 @@ class Mirror:
                     hint="give the same as then, or begin another lake",
                 )
 
-    def _transport(self) -> Transport:
-        if self._options.transport != "auto":
-            return self._options.transport
-        return "file" if (self._spark.sparkContext.master or "").startswith("local[") else "auto"
+    def _batch_job(self, stack: ExitStack) -> BatchJob:
+        """With a server of slices where executors may need one: it listens where they find the driver, too."""
+        context = self._spark.sparkContext
+        transport, server = self._options.transport, None
+        if transport == "auto" and is_one_process(context.master or ""):
+            transport = "file"
+        if transport in ("auto", "tcp"):
+            driver = context.getConf().get("spark.driver.host")
+            server = SliceServer(self._options.transport_address or driver or LOOPBACK)
+            stack.callback(server.close)
+        return BatchJob(self._spark, int(context.defaultParallelism), transport, server)
 
     def _open_source(self, place: Sequence[Uri] | str, saved: Mapping[str, Saved]) -> _Stream:
         if isinstance(place, str):
@@ -316,6 +339,7 @@ class Mirror:
             if self._options.once and all(stream.is_done for stream in self._streams):
                 self._report(force=True)
                 self._tell(events.CaughtUp(self._positions))
+                self._keep_house(is_end=True)
                 return
             self._keep_house()
             if has_moved and self._is_behind():
@@ -406,7 +430,7 @@ class Mirror:
         self._tables.drop(changes.dropped, stream.uuid, position, time_us)
         rows = 0
         if spaces and snapshot is not None:
-            loaded = load_rows(self._spark, index, snapshot, spaces, self._job.transport)
+            loaded = self._job.load(index, snapshot, spaces)
             rows = self._tables.load(loaded, spaces, stream.uuid, position, time_us)
         self._save(stream, position, tracker, spaces, time_us)
         self._meter.batch(time.monotonic(), time.monotonic() - begun, None)
@@ -483,17 +507,17 @@ class Mirror:
 
     # --- house-keeping ---
 
-    def _keep_house(self) -> None:
+    def _keep_house(self, *, is_end: bool = False) -> None:
+        """Compacts and vacuums what is due; at the end of `once` all of it: the next run may be as short."""
         now = time.monotonic()
-        every, keep = self._options.compact_every, self._options.vacuum_after
-        if every is None or now - self._compacted_at < every:
-            return
-        self._compacted_at = now
-        self._tables.compact(sorted(self._touched))
-        if keep is not None and now - self._vacuumed_at >= min(keep, 3600.0):
-            self._vacuumed_at = now
-            self._tables.vacuum(sorted(self._touched), int(keep // 3600))
-        self._touched.clear()
+        every, hours = self._options.compact_every, self._options.keep_hours
+        if every is not None and (is_end or now - self._compacted_at >= every):
+            self._compacted_at = now
+            self._tables.compact(sorted(self._touched))
+            self._touched.clear()
+        if hours is not None and (is_end or now >= self._vacuum_at):
+            self._vacuum_at = now + min(hours * 3600.0, VACUUM_SECONDS)
+            self._tables.vacuum(hours)
 
 
 @contextmanager

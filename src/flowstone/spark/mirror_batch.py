@@ -28,7 +28,7 @@ from flowstone.spark.fold import fold, keys_needing_old
 from flowstone.spark.frames import RAW_COLUMNS, SliceRows, changes_frame, snapshot_rows
 from flowstone.spark.lake_files import PinnedTable
 from flowstone.spark.masks import SpaceMask
-from flowstone.spark.slice_bytes import Transport
+from flowstone.spark.slice_bytes import SliceServer, Transport
 from flowstone.xlog.columns import MOMENT
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ class BatchJob:
     spark: SparkSession
     partitions: int
     transport: Transport = "file"
+    server: SliceServer | None = None
+    """Where executors get slices that are not sent along."""
 
     def run(
         self, index: ArchiveIndex, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
@@ -105,6 +107,7 @@ class BatchJob:
             return {}
         if row_count < DRIVER_ROWS:
             return by_space(pa.Table.from_batches(_fold_here(index, start, end, targets), FOLDED_SCHEMA))
+        self._next_batch()
         frame = changes_frame(
             self.spark,
             index,
@@ -113,8 +116,26 @@ class BatchJob:
             columns=RAW_COLUMNS,
             spaces=tuple(sorted(targets)),
             transport=self.transport,
+            server=self.server,
         )
         return self.fold(frame, targets, row_count)
+
+    def load(self, index: ArchiveIndex, snapshot: SnapshotFile, spaces: Collection[int]) -> SliceRows:
+        """The rows of a snapshot: space id, sort key, tuple."""
+        self._next_batch()
+        return snapshot_rows(
+            self.spark,
+            index,
+            snapshot,
+            columns=("_space_id", "_sort_key", "_tuple_msgpack"),
+            spaces=tuple(spaces),
+            transport=self.transport,
+            server=self.server,
+        )
+
+    def _next_batch(self) -> None:
+        if self.server is not None:
+            self.server.next_batch()
 
     def fold(self, frame: DataFrame, targets: Mapping[int, Target], row_count: int) -> dict[int, Folded]:
         if row_count < SHUFFLE_ROWS:
@@ -236,16 +257,8 @@ def truncations(index: ArchiveIndex, start: VClock, end: VClock, spaces: Collect
     return found
 
 
-def load_rows(
-    spark: SparkSession, index: ArchiveIndex, snapshot: SnapshotFile, spaces: Collection[int], transport: Transport
-) -> SliceRows:
-    """The rows of a snapshot: space id, sort key, tuple."""
-    columns = ("_space_id", "_sort_key", "_tuple_msgpack")
-    return snapshot_rows(spark, index, snapshot, columns=columns, spaces=tuple(spaces), transport=transport)
-
-
 def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of `load_rows` with masked tuples."""
+    """Rows of `BatchJob.load` with masked tuples."""
     with clear_errors():
         for batch in batches:
             space_ids, keys, tuples = batch.columns

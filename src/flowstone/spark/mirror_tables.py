@@ -308,9 +308,12 @@ class MirrorTables:
         for table in self._tables_of(names):
             table.compact()
 
-    def vacuum(self, names: Sequence[str], keep_hours: int) -> None:
-        for table in self._tables_of(names):
-            table.vacuum(keep_hours)
+    def vacuum(self, keep_hours: int) -> None:
+        """All tables, also those of spaces that are gone or have another name."""
+        opened = {table.path: table for table in self._open.values()}
+        for lake in (self._lake, self._exact):
+            for table in lake.all_tables() if lake is not None else ():
+                opened.get(table.path, table).vacuum(keep_hours)
 
     def _tables_of(self, names: Sequence[str]) -> list[LakeTable]:
         return [table for (_, name), table in sorted(self._open.items(), key=lambda item: item[0]) if name in names]

@@ -98,7 +98,7 @@ class SliceServer:
         except OSError as error:
             raise NoBytes(
                 f"cannot listen on {host} for executors: {error.strerror or error}",
-                hint="set transportAddress to an address of this machine that executors reach",
+                hint="name one of this machine that executors reach: transportAddress, of mirror --transport-address",
             ) from error
         self.address: tuple[str, int] = (host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="flowstone-slices", daemon=True)
@@ -168,7 +168,8 @@ def _fetch(part: Slice, host: str, port: int, token: bytes) -> bytes:
     except OSError as error:
         raise NoBytes(
             f"cannot get a slice of {part.path} from the reader at {host}:{port}: {error.strerror or error}",
-            hint="set transportAddress to an address of the driver that executors reach, or transport=inline",
+            hint="name an address of the driver that executors reach: transportAddress, of mirror --transport-address; "
+            "or choose the transport inline",
         ) from error
 
 
