@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.row import Row
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark import slice_bytes
@@ -32,9 +33,22 @@ from flowstone.spark.mirror_batch import (
 )
 from flowstone.spark.slice_bytes import NoBytes, SliceServer, Transport
 from tests.spark.archives import DIRECTORY, WrittenArchive
-from tests.spark.change_rows import ORDERS, UUID, delete, insert, truncate, update, upsert, whole
+from tests.spark.change_rows import (
+    INSERT,
+    ORDERS,
+    UUID,
+    define,
+    define_key,
+    delete,
+    insert,
+    truncate,
+    update,
+    upsert,
+    whole,
+)
 
 START = VClock({1: 2})
+FIELDS = (("id", "unsigned"), ("name", "string"))
 
 
 class Tuples:
@@ -165,6 +179,21 @@ def test_what_came_before_a_truncation_is_gone() -> None:
     emptied = Target(ORDERS, START, START, Tuples((2, "was")), truncated=(8, 8))  # type: ignore[arg-type]
     sent = list(fold_partition({512: emptied}, changes(index)))
     assert states(by_space(pa.Table.from_batches(sent))[512]) == [("insert", (9, "z"))]
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        (delete(8, 512, 0, space=288), delete(9, 512, space=280), define(10, 512, "orders", *FIELDS, kind=INSERT)),
+        (delete(8, 512, 1, space=288), delete(9, 512, 0, space=288)),
+    ],
+)
+def test_a_space_that_is_dropped_and_made_again_in_a_transaction_is_emptied(dropped: tuple[Row, ...]) -> None:
+    index = index_of(*CHANGES, whole(*dropped, define_key(11, 512)), whole(insert(12, 9, "z")))
+    found = truncations(index, START, index.settled, {512: ORDERS})
+    assert [(space, each.lsn) for space, each in found.items()] == [(512, 9)]
+    secondary = index_of(*CHANGES, whole(delete(8, 512, 1, space=288)))
+    assert not truncations(secondary, START, secondary.settled, {512: ORDERS})
 
 
 def test_truncations_of_other_spaces_and_of_other_times_are_none_here() -> None:

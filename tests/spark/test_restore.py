@@ -150,6 +150,10 @@ def test_an_output_must_be_new_or_empty(tmp_path: Path) -> None:
         check_output(str(tmp_path))
     with pytest.raises(OutputTaken, match="is not a directory"):
         check_output(str(tmp_path / "file"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    with pytest.raises(OutputTaken, match="is a symbolic link, which nothing can be renamed to"):
+        check_output(str(tmp_path / "link"))
 
 
 def test_a_directory_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:

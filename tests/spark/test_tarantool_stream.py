@@ -359,3 +359,9 @@ def test_an_unreachable_server_is_one_sentence_at_the_front(spark: SparkSession,
     text = str(caught.value)
     assert "cannot connect to 127.0.0.1:1" in text
     assert "Traceback" not in text.split("cannot connect")[0]
+
+
+def test_executors_get_no_login() -> None:
+    given = {"uri": "dana:hunter2@127.0.0.1:3301", "spoolLocation": "spool"}
+    reader = TarantoolStreamReader(tarantool_options(given, streaming=True))
+    assert b"hunter2" not in pickle.dumps(reader)

@@ -143,6 +143,9 @@ class ArchiveIndex:
                     self._begin(until)
         self._settled = self._settled.merged(settled)
         self._schema.settle(self._settled, self._withdrawn.ranges)
+        if news.gone:
+            oldest = min((each.vclock for each in facts.snapshots), key=lambda vclock: vclock.signature, default=None)
+            self._schema.forget(self.earliest if oldest is None else oldest.common(self.earliest))
 
     def _begin(self, position: VClock) -> None:
         """Definitions begin anew."""

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flowstone.box.definitions import SpaceDefinition
-from flowstone.box.system import TRUNCATE_ID
+from flowstone.box.system import INDEX_ID, SPACE_ID, TRUNCATE_ID
 from flowstone.box.update import UpdateRules
+from flowstone.iproto.msgpack import unpack
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.change_batches import read_slice
@@ -239,22 +240,41 @@ class Truncation:
     time: int
 
 
-_TRUNCATION_COLUMNS: Final = ("_operation", "_commit_version", "_commit_timestamp", "_lsn", "_space_id")
+_TRUNCATION_COLUMNS: Final = (
+    "_operation",
+    "_commit_version",
+    "_commit_timestamp",
+    "_lsn",
+    "_space_id",
+    "_key_msgpack",
+)
 
 
 def truncations(index: ArchiveIndex, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
-    """Which of the spaces are emptied between two positions. Read by the driver: only few runs of a log have any."""
-    contract = ChangeContract(index.replicaset_uuid, wanted=_TRUNCATION_COLUMNS)
+    """Which of the spaces are emptied between two positions. Read by the driver: only few runs of a log have any.
+
+    One that is dropped and made again in a transaction, or whose primary key is, is emptied, too.
+    """
+    only = (*spaces, SPACE_ID, INDEX_ID)
+    contract = ChangeContract(index.replicaset_uuid, wanted=_TRUNCATION_COLUMNS, show_system=True, only=only)
     found: dict[int, Truncation] = {}
     for part in index.slices(start, end, spaces=(TRUNCATE_ID,)):
         for batch in read_slice(index.disk, part, start, end, contract):
-            rows = batch.filter(pc.equal(batch["_operation"], "truncate"))
+            is_definition = pc.is_in(batch["_space_id"], pa.array([SPACE_ID, INDEX_ID], pa.int32()))
+            is_dropping = pc.and_(pc.equal(batch["_operation"], "delete"), is_definition)
+            rows = batch.filter(pc.or_(pc.equal(batch["_operation"], "truncate"), is_dropping))
             times = rows["_commit_timestamp"].cast(pa.int64())
-            columns = (rows[name].to_pylist() for name in ("_space_id", "_commit_version", "_lsn"))
-            for space_id, version, lsn, time in zip(*columns, times.to_pylist(), strict=True):
-                if space_id in spaces:
-                    found[space_id] = Truncation(version, lsn, time)
+            columns = (rows[name].to_pylist() for name in ("_space_id", "_key_msgpack", "_commit_version", "_lsn"))
+            for space_id, key, version, lsn, time in zip(*columns, times.to_pylist(), strict=True):
+                emptied = _dropped(space_id, unpack(key)) if space_id in (SPACE_ID, INDEX_ID) else space_id
+                if emptied in spaces:
+                    found[emptied] = Truncation(version, lsn, time)
     return found
+
+
+def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
+    """The space that loses its rows with a row of `_space`, or with the one of `_index` that is its primary key."""
+    return key[0] if system_space == SPACE_ID or key[1] == 0 else None
 
 
 def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

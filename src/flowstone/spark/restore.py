@@ -106,6 +106,9 @@ def check_output(out: str) -> None:
         return
     if not os.path.isdir(out):
         raise OutputTaken(f"{out} is not a directory", hint="name one that is new or empty")
+    if os.path.islink(out) or os.path.ismount(out):
+        what = "a symbolic link" if os.path.islink(out) else "a mount point"
+        raise OutputTaken(f"{out} is {what}, which nothing can be renamed to", hint="name a new directory below it")
     if os.listdir(out):
         raise OutputTaken(f"{out} is not empty", hint="name a directory that is new or empty")
 

@@ -45,6 +45,8 @@ class _Definition:
     before: VClock
     after: VClock
     rows: tuple[tuple[int, int, int, bytes], ...] = ()  # originator, LSN, type, body
+    defines: bool = True
+    """False where it only truncates."""
     file: str | None = None
 
 
@@ -80,10 +82,16 @@ class SchemaEpochs:
                 continue
             rows = [row for row in definition.rows if not _is_within(rolled_back, row[0], row[1])]
             if rows:
-                tracker = self.at(definition.before).copy()
-                for _, _, kind, body in rows:
-                    tracker.apply(kind, body)
+                tracker = self.at(definition.before)
+                if definition.defines:
+                    tracker = tracker.copy()
+                    for _, _, kind, body in rows:
+                        tracker.apply(kind, body)
                 self._append(definition, tracker)
+
+    def forget(self, position: VClock) -> None:
+        """Nobody will ask for what was defined before `position`."""
+        del self.epochs[: max(self._number(position), 0)]
 
     def at(self, position: VClock) -> SchemaTracker:
         """What is defined at a settled position; not the caller's to change."""
@@ -151,7 +159,8 @@ def _definitions(slab: Slab, before: VClock) -> Iterator[_Definition]:
         chosen = rows[numbers == number]
         found = tuple((row.replica_id, row.lsn, row.type, row.body) for row in slab.rows(chosen))
         behind = before.merged(newest(slab, int(commits[number]) + 1))
-        yield _Definition(before.merged(newest(slab, first)), behind, found)
+        defines = bool((space_ids[chosen] != TRUNCATE_ID).any())
+        yield _Definition(before.merged(newest(slab, first)), behind, found, defines)
 
 
 def newest(slab: Slab, stop: int) -> VClock:

@@ -103,7 +103,8 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Where a run that takes what there is ends, by replica set."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_sets": None, "targets": None}
+        """For executors, who connect to nobody and need no login."""
+        return {"_options": replace(self._options, members=()), "_sets": None, "targets": None}
 
     # --- asked by the driver ---
 
