@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import select
 import shutil
 import signal
@@ -21,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -221,10 +220,13 @@ class Watched:
 
     def weigh(self) -> None:
         """The driver is this process and its JVM, the child of it; workers are children of that."""
-        pids = [self.process.pid, *_children(self.process.pid)]
-        self.memory.append(
-            (time.monotonic(), sum(resident_bytes(pid) for pid in pids if os.path.exists(f"/proc/{pid}")))
-        )
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the mirror ended with {self.process.returncode}")
+        size = 0
+        for pid in (self.process.pid, *_children(self.process.pid)):
+            with suppress(ProcessLookupError, FileNotFoundError):  # a child that has just ended
+                size += resident_bytes(pid)
+        self.memory.append((time.monotonic(), size))
 
     def wait(self, what: str, is_there: Any) -> None:
         deadline = time.monotonic() + START_SECONDS
