@@ -22,6 +22,7 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark import mirror
 from flowstone.spark.archive_index import DataLoss
 from flowstone.spark.lake import Lake
+from flowstone.spark.lake_schema import LakeError
 from flowstone.spark.lake_table import AnotherWriter
 from flowstone.spark.masks import Masking, WrongMask
 from flowstone.spark.mirror import OtherSettings, Place, WrongPlace
@@ -143,6 +144,37 @@ def test_a_space_may_be_filled_where_it_is_made(spark: SparkSession, archive: Wr
     archive.save()
     mirror_once(spark, [archive.directory], lake)
     assert tuples_of(lake, "made") == [(1, "m"), (2, "n")]
+
+
+ID, NAME = (0, "unsigned"), (1, "string")
+
+
+def rekey(lsn: int, *parts: tuple[int, str]) -> Row:
+    """Alters the primary key in its place."""
+    key = (512, 0, "pk", "tree", {"unique": True}, parts)
+    return statement(RequestType.REPLACE, lsn, {0x10: 288, 0x21: key})
+
+
+def test_another_primary_key_is_followed_unless_rows_change_in_its_transaction(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    archive.write(whole(insert(3, 1, "a"), insert(4, 2, "b")), whole(rekey(5, NAME)), whole(delete(6, "b")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(1, "a")]
+    archive.write(whole(truncate(7), rekey(8, ID), insert(9, 3, "c")))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert tuples_of(lake, "orders") == [(3, "c")]
+    layout = (("id", "unsigned"), ("name", "string"))
+    archive.write(whole(define(10, 512, "sales", *layout), rekey(11, NAME), delete(12, "c")))
+    archive.save()
+    for _ in range(2):
+        with pytest.raises(LakeError, match="gives space 'sales' another primary key and changes its"):
+            mirror_once(spark, [archive.directory], lake)
+    assert names_in(lake) == ["orders"]
+    assert tuples_of(lake, "orders") == [(3, "c")]
 
 
 def test_definitions_that_change_no_table_end_no_batch(
@@ -324,6 +356,58 @@ def test_a_gap_is_an_error_or_a_new_state(spark: SparkSession, archive: WrittenA
     assert tuples_of(lake, "orders") == [(5, "b")]
 
 
+def snapshot_rows(spaces: dict[int, str], *rows: tuple[int, Any]) -> list[tuple[int, Any]]:
+    """A snapshot with these spaces, and rows of them."""
+    layout = [{"name": "id", "type": "unsigned"}, {"name": "name", "type": "string"}]
+    return [
+        (272, ("version", 2, 11, 1)),
+        *((280, (number, 1, name, "memtx", 0, {}, layout)) for number, name in spaces.items()),
+        *((288, (number, 0, "pk", "tree", {"unique": True}, [[0, "unsigned"]])) for number in spaces),
+        *rows,
+    ]
+
+
+def test_names_follow_a_gap(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    """One name is free behind it, another is that of another space."""
+    lake, layout = tmp_path / "lake", (("id", "unsigned"), ("name", "string"))
+    archive.write(whole(define(3, 600, "other", *layout), define_key(4, 600)), whole(insert(5, 1, "o", space=600)))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    archive.lose(VClock({1: 10}))
+    archive.write(whole(define(11, 512, "sales", *layout), define_key(12, 512)))
+    archive.write(whole(define(13, 600, "orders", *layout), define_key(14, 600)))
+    rows = snapshot_rows({512: "sales", 600: "orders"}, (512, (5, "s")), (600, (6, "o")))
+    archive.snapshot(VClock({1: 14}), rows)
+    archive.save()
+    told = mirror_once(spark, [archive.directory], lake, fail_on_data_loss=False)
+    assert names_in(lake) == ["orders", "sales"]
+    assert (tuples_of(lake, "orders"), tuples_of(lake, "sales")) == ([(6, "o")], [(5, "s")])
+    left = Lake.open(str(lake)).table("other")
+    assert left is not None
+    assert left.schema.renamed_to == "orders"
+    assert "table other renamed: to orders" in [str(event) for event in told]
+
+
+def test_a_space_that_is_gone_before_its_first_load_was_noted_has_no_living_table(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = tmp_path / "lake"
+    archive.write(whole(define(3, 600, "other", ("id", "unsigned"), ("name", "string")), define_key(4, 600)))
+    archive.snapshot(VClock({1: 4}), snapshot_rows({512: "orders", 600: "other"}, (600, (1, "o"))))
+    archive.save()
+    with monkeypatch.context() as patched:
+        patched.setattr(Lake, "save", dying_after(0, Lake.save))
+        with pytest.raises(Died):
+            mirror_once(spark, [archive.directory], lake)
+    assert names_in(lake) == ["orders", "other"]
+    archive.write(whole(drop_key(5, 600), drop(6, 600)))
+    archive.snapshot(VClock({1: 6}), snapshot_rows({512: "orders"}, (512, (1, "a"))))
+    archive.save()
+    mirror_once(spark, [archive.directory], lake)
+    assert names_in(lake) == ["orders"]
+    assert tuples_of(lake, "orders") == [(1, "a")]
+
+
 def test_a_masked_space_does_not_get_another_name_in_a_gap(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path
 ) -> None:
@@ -332,10 +416,7 @@ def test_a_masked_space_does_not_get_another_name_in_a_gap(
     mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking)
     archive.lose(VClock({1: 10}))
     archive.write(whole(define(11, 512, "people", ("id", "unsigned"), ("name", "string")), define_key(12, 512)))
-    layout = [{"name": "id", "type": "unsigned"}, {"name": "name", "type": "string"}]
-    rows: list[tuple[int, Any]] = [(272, ("version", 2, 11, 1)), (280, (512, 1, "people", "memtx", 0, {}, layout))]
-    rows += [(288, (512, 0, "pk", "tree", {"unique": True}, [[0, "unsigned"]])), (512, (5, "secret"))]
-    archive.snapshot(VClock({1: 12}), rows)
+    archive.snapshot(VClock({1: 12}), snapshot_rows({512: "people"}, (512, (5, "secret"))))
     archive.save()
     with pytest.raises(WrongMask, match="is now called 'people', and masks are given for one of the names"):
         mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking, fail_on_data_loss=False)

@@ -24,8 +24,9 @@ from flowstone.spark.mirror_tables import EMPTY, MirrorTables, at, last_states
 from flowstone.spark.sort_keys import sort_keys
 from flowstone.xlog.columns import ColumnOptions
 from tests.spark.change_rows import ORDERS, UUID
-from tests.spark.lakes import tuples_of
+from tests.spark.lakes import rows_of, tuples_of
 
+OTHER_UUID = "bbbbbbbb-0000-4000-8000-000000000002"
 NOTHING = cast(SparkSession, None)
 MASKED = Masking.parse(["orders.name=redact"])
 RULES = UpdateRules(fills_gaps=True)
@@ -57,28 +58,67 @@ def folded(*rows: tuple[int, tuple[Any, ...] | None]) -> Folded:
 class Place:
     """Tables in a lake, their exact twins beside it, and what was told."""
 
-    def __init__(self, directory: Path, masking: Masking) -> None:
+    def __init__(self, directory: Path, masking: Masking, *, history: bool = False) -> None:
+        self.history = history
         self.lake, self.exact = directory / "lake", directory / "exact"
         self.told: list[Event] = []
         self.tables = self.opened(masking)
 
     def opened(self, masking: Masking, types: ColumnOptions | None = None) -> MirrorTables:
         lakes = (Lake.open(str(self.lake)), Lake.open(str(self.exact)))
-        types = types or ColumnOptions()
-        return MirrorTables(NOTHING, *lakes, masking, Choice(), types=types, history=False, on_event=self.told.append)
+        how: dict[str, Any] = {"types": types or ColumnOptions(), "history": self.history}
+        return MirrorTables(NOTHING, *lakes, masking, Choice(), **how, on_event=self.told.append)
 
 
 def test_a_masked_table_has_a_twin_with_the_exact_tuples(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     place.tables.commit(ORDERS, folded((3, (1, "secret")), (4, (2, "more"))), UUID, VClock({1: 4}))
     assert tuples_of(place.lake, "orders") == [(1, "***"), (2, "***")]
     assert tuples_of(place.exact, "orders") == [(1, "secret"), (2, "more")]
 
 
+def test_a_space_that_is_filled_where_it_is_made_is_there_in_one_commit(tmp_path: Path) -> None:
+    place = Place(tmp_path, MASKED)
+    for tables in (place.tables, place.opened(MASKED)):  # the second one again, as if the first had been killed
+        made = folded((3, None), (4, (2, "secret")), (5, (3, "more")))
+        assert tables.create([ORDERS], UUID, VClock({1: 5}), {512: made}) == {512: 0}
+    assert tuples_of(place.lake, "orders") == [(2, "***"), (3, "***")]
+    assert tuples_of(place.exact, "orders") == [(2, "secret"), (3, "more")]
+
+
+def test_a_history_has_the_states_between_of_the_transaction_that_makes_a_space(tmp_path: Path) -> None:
+    place = Place(tmp_path, MASKED, history=True)
+    made = folded((3, (1, "first")), (4, (1, "second")), (5, (2, "other")))
+    assert place.tables.create([ORDERS], UUID, VClock({1: 5}), {512: made}) == {512: 0}
+    rows = sorted(rows_of(place.lake, "orders"), key=lambda row: row["_lsn"])
+    names = ("_operation", "_replica_id", "_lsn", "_from_version", "_to_version", "_is_current")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("replace", 1, 3, 3, 4, False),
+        ("replace", 1, 4, 4, None, True),
+        ("replace", 1, 5, 5, None, True),
+    ]
+    assert [unpack(row["_tuple"]) for row in rows] == [(1, "***"), (1, "***"), (2, "***")]
+    assert tuples_of(place.exact, "orders") == [(1, "second"), (2, "other")]
+
+
+def test_what_a_snapshot_does_not_have_is_marked_with_its_twin(tmp_path: Path) -> None:
+    """The same snapshot as when the tables were made, with other spaces chosen, or a later one."""
+    for number, history in enumerate((False, True)):
+        place = Place(tmp_path / str(number), MASKED, history=history)
+        place.tables.create([ORDERS, named("shop", 513)], UUID, VClock({1: 2}), {})
+        place.tables.leave([], {513: named("shop", 513)}, OTHER_UUID, VClock({1: 2}), 0)
+        assert len(Lake.open(str(place.lake)).tables()) == 2  # nothing there is of that replica set
+        place.tables.leave([], {513: named("shop", 513)}, UUID, VClock({1: 2}), 0)
+        assert (list(Lake.open(str(place.lake)).tables()), Lake.open(str(place.exact)).tables()) == (["shop"], {})
+        place.tables.leave([], {}, UUID, VClock({1: 3}), 0)
+        assert Lake.open(str(place.lake)).tables() == {}
+        assert [str(event) for event in place.told[2:]] == ["table orders dropped", "table shop dropped"]
+
+
 def test_a_twin_that_is_behind_catches_up_and_the_table_takes_nothing_twice(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     table = Lake.open(str(place.lake)).table("orders")
     assert table is not None
     mask = MASKED.of(ORDERS)
@@ -99,7 +139,7 @@ def test_a_twin_that_is_behind_catches_up_and_the_table_takes_nothing_twice(tmp_
 
 def test_a_batch_without_changes_commits_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     assert place.tables.commit(ORDERS, None, UUID, VClock({1: 3})) is None
     assert (
         place.tables.commit(ORDERS, Folded(EMPTY, pa.chunked_array([EMPTY["tuple"]]), 0, None), UUID, VClock()) is None
@@ -108,7 +148,7 @@ def test_a_batch_without_changes_commits_nothing(tmp_path: Path) -> None:
 
 def test_a_truncation_leaves_what_came_behind_it(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     place.tables.commit(ORDERS, folded((3, (1, "a")), (4, (2, "b"))), UUID, VClock({1: 4}))
     truncation = Truncation(5, 5, 5_000_000)
     place.tables.commit(ORDERS, folded((6, (3, "c"))), UUID, VClock({1: 6}), truncation=truncation)
@@ -118,7 +158,7 @@ def test_a_truncation_leaves_what_came_behind_it(tmp_path: Path) -> None:
 
 def test_masks_do_not_go_along_with_a_new_name(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     with pytest.raises(LakeError, match="is now called 'sales', and masks are given"):
         place.tables.rename([(ORDERS, msgspec.structs.replace(ORDERS, name="sales"))], UUID, VClock({1: 3}))
 
@@ -130,7 +170,7 @@ def named(name: str, number: int) -> SpaceDefinition:
 def test_a_name_is_taken_over_in_the_transaction_that_frees_it(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     shop, import_ = named("shop", 512), named("import", 513)
-    place.tables.create([shop, import_], UUID, VClock({1: 2}), {}, 0)
+    place.tables.create([shop, import_], UUID, VClock({1: 2}), {})
     for space, text in ((shop, "old"), (import_, "new")):
         place.tables.commit(space, folded((3, (1, text))), UUID, VClock({1: 3}))
     # The space with the lesser id comes last: its new name is another's until then.
@@ -144,7 +184,7 @@ def test_a_name_is_taken_over_in_the_transaction_that_frees_it(tmp_path: Path) -
 def test_names_that_are_exchanged_in_one_transaction_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     one, other, third = named("one", 512), named("other", 513), named("third", 514)
-    place.tables.create([one, other, third], UUID, VClock({1: 2}), {}, 0)
+    place.tables.create([one, other, third], UUID, VClock({1: 2}), {})
     pairs = [(one, named("other", 512)), (other, named("one", 513)), (third, named("last", 514))]
     with pytest.raises(LakeError, match="exchanges names of spaces: 'one' to 'other', 'other' to 'one'"):
         place.tables.rename(pairs, UUID, VClock({1: 4}))
@@ -154,14 +194,14 @@ def test_names_that_are_exchanged_in_one_transaction_are_refused_before_anything
 def test_a_space_that_is_created_meanwhile_has_the_types_that_were_chosen(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     types = ColumnOptions(unsigned_as="decimal", strings_as="binary")
-    place.opened(Masking(), types).create([ORDERS], UUID, VClock({1: 2}), {}, 0)
+    place.opened(Masking(), types).create([ORDERS], UUID, VClock({1: 2}), {})
     assert Lake.open(str(place.lake)).tables()["orders"].schema.options == types
 
 
 def test_all_tables_are_vacuumed_also_those_of_spaces_that_are_gone(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
     sales = msgspec.structs.replace(ORDERS, id=513, name="sales")
-    place.tables.create([ORDERS, sales], UUID, VClock({1: 2}), {}, 0)
+    place.tables.create([ORDERS, sales], UUID, VClock({1: 2}), {})
     for lsn in (3, 4):
         for space in (ORDERS, sales):
             place.tables.commit(space, folded((lsn, (1, f"at {lsn}"))), UUID, VClock({1: lsn}))

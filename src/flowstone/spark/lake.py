@@ -33,6 +33,7 @@ from flowstone.spark.lake_files import (
     WrittenFile,
     statistics_json,
 )
+from flowstone.spark.lake_rows import Changes, States
 from flowstone.spark.lake_schema import LakeError, LakeSchema
 from flowstone.spark.lake_table import KEEP_HOURS, AnotherWriter, Merged, Moment, application, is_replay
 from flowstone.spark.lake_table_embedded import EmbeddedTable
@@ -192,17 +193,29 @@ class Lake:
         history: bool = False,
         columns: Sequence[str] | None = None,
         options: ColumnOptions | None = None,
+        states: pa.Table | None = None,
     ) -> EmbeddedTable:
-        """An empty table for a new space, in one commit that carries `position`.
+        """A table for a new space, in one commit that carries `position`.
 
+        `states` are what `fold` gives of the rows that came in the transaction that makes it; without any it is empty.
         A table of that name that is there is overwritten (its former versions can still be read), but for a replay,
         where it is at `position` or behind it already, for the same space. In a lake of several sets only this set's
-        rows go. Rows of the batch that creates the space are merged at a later position.
+        rows go.
         """
         schema = self._schema(definition, uuid, history, columns, options)
         if not self._is_done(schema, uuid, position):
-            self._put(schema, [], uuid, position, None)
+            written = self._written(schema, uuid, states) if states is not None else []
+            self._put(schema, written, uuid, position, None)
         return self._there(definition.name)
+
+    def _written(self, schema: LakeSchema, uuid: str, states: pa.Table) -> list[WrittenFile]:
+        """Files of a table that has had no other states than these."""
+        files = TableFiles(self._path_of(schema.space.name), self.storage_options)
+        files.make_directory()
+        if schema.history:
+            new = States(states, schema.prefix(uuid))
+            return [*files.write_split(new.current(schema), True), *files.write_split(new.former(schema), False)]
+        return files.write_split(Changes.of(states, schema.prefix(uuid)).upserts(schema, 0, states.num_rows))
 
     def _schema(
         self,
@@ -302,10 +315,15 @@ class Lake:
             raise LakeError(f"{self.path} has no table of a space {old_name!r}", hint="mirror it anew")
         new = self._moved(old, definition, uuid, position) if self.several_sets else self._copied(old, definition)
         new.rewrite(definition, position, uuid)
+        self.leave(old_name, definition, uuid)
+        return new
+
+    def leave(self, old_name: str, definition: SpaceDefinition, uuid: str) -> None:
+        """Marks the table of `old_name`, whose space goes on under the name of `definition`."""
+        old = self._there(old_name)
         marked = _without_set(old.schema, uuid, definition) if self.several_sets else _without(old.schema, definition)
         if marked != old.schema:
             old.mark(marked)
-        return new
 
     def _copied(self, old: EmbeddedTable, definition: SpaceDefinition) -> EmbeddedTable:
         """All that `old` holds, at its positions, under another name: its very files, in one commit."""

@@ -31,8 +31,9 @@ from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.fold import upsert_rules
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import Progress as Saved
+from flowstone.spark.lake_schema import LakeError
 from flowstone.spark.masks import Masking
-from flowstone.spark.mirror_batch import BatchJob, truncations
+from flowstone.spark.mirror_batch import BatchJob, has_changes, truncations
 from flowstone.spark.mirror_choice import Changes, Choice, Spaces, changes_between
 from flowstone.spark.mirror_sources import (
     DirectorySource,
@@ -432,6 +433,7 @@ class Mirror:
         if spaces and snapshot is not None:
             loaded = self._job.load(index, snapshot, spaces)
             rows = self._tables.load(loaded, spaces, stream.uuid, position, time_us)
+        self._tables.leave(changes.renamed, spaces, stream.uuid, position, time_us)
         self._save(stream, position, tracker, spaces, time_us)
         self._meter.batch(time.monotonic(), time.monotonic() - begun, None)
         self._tell(events.Snapshot(stream.uuid, position.to_mapping(), rows))
@@ -448,6 +450,14 @@ class Mirror:
         changes = changes_between(stream.spaces, spaces)
         self._check_masks(changes)
         truncated = truncations(index, start, end, spaces)
+        rekeyed = [now for was, now in changes.altered if key_parts(was) != key_parts(now) and now.id not in truncated]
+        for space in rekeyed:
+            if has_changes(index, start, end, space.id):
+                raise LakeError(
+                    f"the transaction behind {start} gives space {space.name!r} another primary key and changes its"
+                    " rows; tables cannot follow that",
+                    hint="begin a new lake, with a snapshot behind that transaction: it has what came of it",
+                )
         self._load_late(stream, index, changes.created, start, end)
         time_us = index.time_at(end)
         self._tables.drop(changes.dropped, stream.uuid, end, time_us)
@@ -456,7 +466,7 @@ class Mirror:
         targets = self._tables.targets(spaces, stream.uuid, truncated, rules, created=changes.created)
         folded = self._job.run(index, start, end, targets, row_count=end.signature - start.signature)
         newest = None
-        versions = self._tables.create(changes.created, stream.uuid, end, folded, time_us)
+        versions = self._tables.create(changes.created, stream.uuid, end, folded)
         for space_id, space in spaces.items():
             found, version = folded.get(space_id), versions.get(space_id)
             if version is None:
@@ -536,6 +546,10 @@ def _lake_lock(lake: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def key_parts(space: SpaceDefinition) -> tuple[object, ...]:
+    return space.primary_key.parts if space.primary_key is not None else ()
 
 
 def _tracker(rows: Sequence[tuple[int, bytes]]) -> SchemaTracker:

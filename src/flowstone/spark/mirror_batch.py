@@ -277,6 +277,13 @@ def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
     return key[0] if system_space == SPACE_ID or key[1] == 0 else None
 
 
+def has_changes(index: ArchiveIndex, start: VClock, end: VClock, space_id: int) -> bool:
+    """Whether any row of a space is between two positions. Read by the driver: for a single transaction."""
+    contract = ChangeContract(index.replicaset_uuid, wanted=("_operation",), only=(space_id,))
+    slices = index.slices(start, end, spaces=(space_id,))
+    return any(batch.num_rows for part in slices for batch in read_slice(index.disk, part, start, end, contract))
+
+
 def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of `BatchJob.load` with masked tuples."""
     with clear_errors():

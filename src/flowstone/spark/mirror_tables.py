@@ -113,6 +113,30 @@ class MirrorTables:
             self._register(now.name)
             self._tell(events.Table(was.name, "renamed", f"to {now.name}"))
 
+    def leave(self, pairs: Iterable[Pair], spaces: Spaces, uuid: str, position: VClock, time_us: int) -> None:
+        """Marks what a snapshot, whose tables are there, does not have: `pairs` under their former names, and others.
+
+        Others are from a snapshot before it, where a mirror was killed before it could note that it was there.
+        """
+        taken = {space.name for space in spaces.values()}
+        for was, now in pairs:
+            if was.name not in taken:
+                self._lake.leave(was.name, now, uuid)
+                self._forget(was.name)
+                self._unregister(was.name)
+                self._tell(events.Table(was.name, "renamed", f"to {now.name}"))
+        moment = Moment(position.signature, at(time_us))
+        for lake in (self._exact, self._lake):
+            for name, table in lake.tables().items() if lake is not None else ():
+                if name in taken or uuid not in table.schema.sets or uuid in table.schema.dropped:
+                    continue
+                if table.drop(position, uuid, moment).is_replay:  # the same snapshot, with other spaces chosen
+                    table.mark(replace(table.schema, dropped=(*table.schema.dropped, uuid)))
+                self._forget(name)
+                self._unregister(name)
+                if lake is self._lake:
+                    self._tell(events.Table(name, "dropped"))
+
     def _refuse_rename(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
         """Masks go by names: under another one nobody said what is to be hidden."""
         raise LakeError(
@@ -126,46 +150,37 @@ class MirrorTables:
         uuid: str,
         position: VClock,
         folded: Mapping[int, Folded],
-        time_us: int,
     ) -> dict[int, int]:
         """Tables for new spaces, with the rows that came in the same transaction; the version of each by space."""
         versions: dict[int, int] = {}
         for space in spaces:
             found = folded.get(space.id)
-            if found is not None and found.states.num_rows:
-                versions |= self._create_filled(space, found, uuid, position, time_us)
-            else:
-                table = self._lake.create(
-                    self._shown(space),
-                    uuid,
-                    position,
-                    history=self._is_history,
-                    columns=self._choice.columns_of(space),
-                    options=self._types,
-                )
-                self._open[False, space.name] = table
-                versions[space.id] = table.version
-                if self._masking.of(space) is not None:
-                    assert self._exact is not None
-                    self._open[True, space.name] = self._exact.create(space, uuid, position, columns=())
+            table = self._lake.create(
+                self._shown(space),
+                uuid,
+                position,
+                history=self._is_history,
+                columns=self._choice.columns_of(space),
+                options=self._types,
+                states=self._shown_states(space, found),
+            )
+            self._open[False, space.name] = table
+            versions[space.id] = table.version
+            if self._masking.of(space) is not None:
+                assert self._exact is not None
+                states = last_states(found.states) if found is not None else None
+                twin = self._exact.create(space, uuid, position, columns=(), states=states)
+                self._open[True, space.name] = twin
             self._register(space.name)
             self._tell(events.Table(space.name, "created"))
         return versions
 
-    def _create_filled(
-        self, space: SpaceDefinition, folded: Folded, uuid: str, position: VClock, time_us: int
-    ) -> dict[int, int]:
-        states = last_states(folded.states)
-        states = states.filter(states["tuple"].is_valid())
-        rows = pa.table(
-            {
-                "space_id": pa.repeat(pa.scalar(space.id, pa.int32()), states.num_rows),
-                "sort_key": states["sort_key"],
-                "tuple": states["tuple"],
-            }
-        )
-        self.load(self._spark.createDataFrame(rows), {space.id: space}, uuid, position, time_us)
-        return {space.id: self._table(space.name).version}
+    def _shown_states(self, space: SpaceDefinition, folded: Folded | None) -> pa.Table:
+        """States with the tuples that the lake's table has."""
+        states = folded.states if folded is not None else EMPTY
+        if self._masking.of(space) is not None and folded is not None:
+            states = states.set_column(states.schema.get_field_index("tuple"), "tuple", folded.masked)
+        return states
 
     def load(self, frame: ArrowRows, spaces: Spaces, uuid: str, position: VClock, time_us: int) -> int:
         """Tables become exactly the rows of a frame (space id, sort key, exact tuple); how many rows there are."""
@@ -261,9 +276,7 @@ class MirrorTables:
         if truncation is None and not is_altered and (folded is None or not folded.states.num_rows):
             return None
         table = self._table(space.name)
-        states = folded.states if folded is not None else EMPTY
-        if self._masking.of(space) is not None and folded is not None:
-            states = states.set_column(states.schema.get_field_index("tuple"), "tuple", folded.masked)
+        states = self._shown_states(space, folded)
         shown = table.positions.get(uuid, VClock())
         states = states.filter(behind(shown, states["replica_id"], states["lsn"]))
         done = self._apply(table, self._shown(space), states, uuid, position, truncation, is_altered)
