@@ -267,7 +267,7 @@ def truncations(index: ArchiveIndex, start: VClock, end: VClock, spaces: Collect
             columns = (rows[name].to_pylist() for name in ("_space_id", "_key_msgpack", "_commit_version", "_lsn"))
             for space_id, key, version, lsn, time in zip(*columns, times.to_pylist(), strict=True):
                 emptied = _dropped(space_id, unpack(key)) if space_id in (SPACE_ID, INDEX_ID) else space_id
-                if emptied in spaces:
+                if emptied is not None and emptied in spaces:
                     found[emptied] = Truncation(version, lsn, time)
     return found
 

@@ -42,6 +42,11 @@ class MirrorSource(Protocol):
         """What is there now. Cheap: asked for at every turn."""
         ...
 
+    @property
+    def received(self) -> VClock:
+        """What has come, settled or not."""
+        ...
+
     def wait(self, seconds: float) -> None:
         """Until there may be more, at most so long."""
         ...
@@ -76,6 +81,10 @@ class DirectorySource:
             self._index.refresh()
         self._is_fresh = False
         return self._index
+
+    @property
+    def received(self) -> VClock:
+        return self._index.settled
 
     def wait(self, seconds: float) -> None:
         time.sleep(min(seconds, POLL_SECONDS))
@@ -134,6 +143,10 @@ class LiveSource:
     @property
     def index(self) -> ArchiveIndex:
         return self._spool.index
+
+    @property
+    def received(self) -> VClock:
+        return self._spool.position
 
     def wait(self, seconds: float) -> None:
         self._spool.wait(min(seconds, POLL_SECONDS))
