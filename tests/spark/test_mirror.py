@@ -596,16 +596,3 @@ def test_where_the_spool_is(lake: str, spool: str | None, masked: bool, wanted: 
 def test_where_the_spool_cannot_be(lake: str, spool: str | None, masked: bool, message: str) -> None:
     with pytest.raises(WrongPlace, match=message):
         Place.of(lake, spool, is_masked=masked, has_live=True)
-
-
-def test_once_does_not_wait_for_what_waits_for_a_quorum() -> None:
-    class Source:
-        received = VClock({1: 9})
-        index = SimpleNamespace(settled=VClock({1: 7}))
-
-    stream = mirror._Stream(Source(), VClock({1: 6}), target=VClock({1: 9}))  # type: ignore[arg-type]
-    assert not stream.is_done
-    stream.position = VClock({1: 7})
-    assert stream.is_done
-    Source.received = VClock({1: 8})
-    assert not stream.is_done

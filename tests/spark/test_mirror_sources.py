@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import parse_uri
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
+from flowstone.spark import mirror
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.mirror_sources import DirectorySource, LiveSource, MirrorBusy, replicaset_of, server_version
 from tests.real_tarantool import free_port
@@ -67,3 +69,16 @@ def test_a_spool_has_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             on_event=lambda message: None,
         )
     lock.release()
+
+
+def test_once_does_not_wait_for_what_waits_for_a_quorum() -> None:
+    class Source:
+        received = VClock({1: 9})
+        index = SimpleNamespace(settled=VClock({1: 7}))
+
+    stream = mirror._Stream(Source(), VClock({1: 6}), target=VClock({1: 9}))  # type: ignore[arg-type]
+    assert not stream.is_done
+    stream.position = VClock({1: 7})
+    assert stream.is_done
+    Source.received = VClock({1: 8})
+    assert not stream.is_done
