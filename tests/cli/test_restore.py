@@ -65,3 +65,9 @@ def test_a_directory_without_logs_is_refused(flowstone: Command, tmp_path: Path)
     done = flowstone("restore", tmp_path / "nothing", "--to", "5", "--out", tmp_path / "out")
     assert done.code in (1, 2)
     assert len(done.complaints) == 1
+
+
+def test_a_directory_that_is_not_there_is_a_wrong_command_line(flowstone: Command, tmp_path: Path) -> None:
+    done = flowstone("restore", tmp_path / "nosuch", "--to", "5", "--out", tmp_path / "out")
+    assert done.code == 2
+    assert "there is no such directory" in done.complaints[-1]

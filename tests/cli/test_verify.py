@@ -50,6 +50,11 @@ equal: 131 rows of 4 spaces, in 4.1 s"""
     )
 
 
+def test_nothing_is_cut_off_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    show(report(SpaceResult(512, "a_space_with_a_rather_long_name_" * 3, 1234567, 1234567)))
+    assert "a_space_with_a_rather_long_name_" * 3 in capsys.readouterr().out
+
+
 def test_differences_are_told_with_both_values_and_the_field() -> None:
     differing = ShownDifference(
         512, "orders", "[34]", "differs", "[34,102]", "[34,102.0]", (FieldDifference("total", "102", "102.0"),)

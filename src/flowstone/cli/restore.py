@@ -72,6 +72,8 @@ def restore(
 
     note_compilation()
     wanted, moment = _formats(formats), _moment(to)
+    if not os.path.isdir(archive):
+        raise UsageError(f"{archive}: there is no such directory", hint="name an archive, or a directory of logs")
     line = Line()
     try:
         job.check_output(out)

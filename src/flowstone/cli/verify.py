@@ -247,13 +247,17 @@ def _tasks(spark: SparkSession, teller: _Teller) -> Iterator[None]:
         watcher.join()
 
 
+FILE_WIDTH: Final = 200
+
+
 def show(report: Report, console: Console | None = None) -> None:
     """The report for people: a table of spaces, then the keys that differ."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = console or Console(soft_wrap=True, highlight=False)
+    # In a file, whose width nobody knows, nothing is to be cut off.
+    console = console or Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
     for letter, side in (("A", report.a), ("B", report.b)):
         console.print(f"{letter}  {escape(side.name)} ({side.kind}) at {_position(side.position)}")
     table = Table(box=None, pad_edge=False, header_style="bold")

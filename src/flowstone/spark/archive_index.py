@@ -342,7 +342,7 @@ class ArchiveIndex:
 
     def snapshot_slices(self, snapshot: SnapshotFile, *, size: int = SLICE_SIZE) -> list[Slice]:
         """The blocks of a snapshot, in slices of about `size` bytes; which rows a slice has is not known before."""
-        place = Place(snapshot.vclock, self._time_of(snapshot))
+        place = Place(snapshot.vclock, self.time_of(snapshot))
         definitions = self._schema.defined_by(snapshot.path)
         cuts = [block for block, _ in self._blocks(snapshot)[:1]]
         behind = cuts[0] if cuts else 0
@@ -369,7 +369,7 @@ class ArchiveIndex:
                     at = known[-1][1]
         return known
 
-    def _time_of(self, snapshot: SnapshotFile) -> int:
+    def time_of(self, snapshot: SnapshotFile) -> int:
         """The commit time of a snapshot's rows: not before that of any row below it, nor behind that of one above.
 
         What stands in it is when it was written, by the clock of whoever wrote it.
@@ -508,7 +508,7 @@ class ArchiveIndex:
             found, is_at_beginning = place, False
         if is_at_beginning:
             base = next((each for each in self.snapshots if each.vclock == found.vclock), None)
-            if base is None or self._time_of(base) > time:
+            if base is None or self.time_of(base) > time:
                 before = self._runs[number - 1].vclock if number else found.vclock
                 raise self._refused(f"the state at {_time_text(time)} is not known", before, found.vclock)
         if not found.vclock <= self.settled:

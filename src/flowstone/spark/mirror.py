@@ -431,7 +431,7 @@ class Mirror:
         spaces = choice.spaces_of(tracker.schema, stream.spaces)
         changes = changes_between(stream.spaces, spaces)
         self._check_masks(changes)
-        time_us = index.time_at(position)
+        time_us = index.time_of(snapshot) if snapshot is not None else index.time_at(position)
         self._tables.drop(changes.dropped, stream.uuid, position, time_us)
         rows = 0
         if spaces and snapshot is not None:
