@@ -12,6 +12,7 @@ import pytest
 
 from flowstone.cli import mirror, run
 from flowstone.spark.mirror_progress import CaughtUp, Opened, Progress, Table, TableProgress
+from tests.real_tarantool import free_port
 
 UUID = "aaaaaaaa-0000-4000-8000-000000000001"
 PROGRESS = Progress(
@@ -23,7 +24,8 @@ PROGRESS = Progress(
     ("arguments", "message"),
     [
         (["/nowhere/archive", "LAKE"], "/nowhere/archive: there is no such directory; name an archive"),
-        (["not an address", "LAKE"], "'not an address' is no address"),
+        (["nosuch", "LAKE"], "'nosuch' is neither a directory that is there nor an address (host:port)"),
+        (["user:secret@nosuch", "LAKE"], "'nosuch' is no address"),
         (["127.0.0.1:1", "s3a://bucket/lake"], "s3a://bucket/lake is no local path, so --spool is needed"),
         (["--mask=users.email", "127.0.0.1:1", "LAKE"], "'users.email' is no mask; write it as SPACE.FIELD=KIND"),
         (["--mask=users.email=md5", "127.0.0.1:1", "LAKE"], "no mask is called 'md5'"),
@@ -46,6 +48,20 @@ def test_what_is_wrong_is_said_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     assert run(["mirror", *arguments]) == 2
     assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_spark_does_not_start_for_a_source_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(*arguments: object, **options: object) -> None:
+        raise AssertionError("nothing is to be mirrored")
+
+    monkeypatch.setattr("flowstone.spark.session.session", start)
+    monkeypatch.chdir(tmp_path)
+    address = f"127.0.0.1:{free_port()}"
+    assert run(["mirror", "--mask=users.email=null", "--spool=SPOOL", address, "LAKE"]) == 1
+    assert address in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,7 +108,7 @@ def test_a_terminal_shows_figures_per_table_in_one_place() -> None:
     assert "flowstone: table orders truncated" in shown
 
 
-def test_signals_stop_a_mirror_in_good_order() -> None:
+def test_signals_stop_a_mirror_in_good_order(capfd: pytest.CaptureFixture[str]) -> None:
     stopped: list[int] = []
 
     class Job:
@@ -103,8 +119,10 @@ def test_signals_stop_a_mirror_in_good_order() -> None:
     with mirror.stopped_by_signals(Job()):  # type: ignore[arg-type]
         signal.raise_signal(signal.SIGTERM)
         assert stopped == [1]
+        assert "stopping behind the batch under way; once more to stop at once\n" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):  # who cannot wait may say it again
             signal.raise_signal(signal.SIGTERM)
+        assert capfd.readouterr().err == ""
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -25,11 +25,12 @@ from flowstone.spark.lake import Lake
 from flowstone.spark.lake_schema import LakeError
 from flowstone.spark.lake_table import AnotherWriter
 from flowstone.spark.masks import Masking, WrongMask
-from flowstone.spark.mirror import OtherSettings, Place, WrongPlace
+from flowstone.spark.mirror import Place
 from flowstone.spark.mirror_batch import BatchJob
 from flowstone.spark.mirror_choice import Choice
 from flowstone.spark.mirror_progress import CaughtUp, Lost, Stopped
 from flowstone.spark.mirror_sources import MirrorBusy
+from flowstone.spark.mirror_start import OtherSettings, WrongPlace
 from flowstone.spark.mirror_tables import MirrorTables
 from flowstone.spark.slice_bytes import Transport
 from tests.node.archived_rows import SYNC, rollback
@@ -460,7 +461,7 @@ def test_a_mirror_that_was_overtaken_stops_and_changes_nothing(
         mirror_once(spark, [archive.directory], lake)
         return folded
 
-    monkeypatch.setattr("flowstone.spark.mirror._lake_lock", lambda lake: nullcontext())
+    monkeypatch.setattr("flowstone.spark.mirror.lake_lock", lambda lake: nullcontext())
     monkeypatch.setattr(BatchJob, "run", overtaken)
     with pytest.raises(AnotherWriter):
         mirror_once(spark, [archive.directory], lake)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from flowstone.replication.vclock import VClock
-from flowstone.spark.mirror_progress import Event, Meter, Opened, Progress, Snapshot, Table, lsns
+from flowstone.spark.mirror_progress import Event, Meter, Opened, Progress, Snapshot, Stopped, Table, lsns
 
 UUID = "aaaaaaaa-0000-4000-8000-000000000001"
 
@@ -49,6 +49,9 @@ def test_events_are_json_objects_with_their_kind() -> None:
     [
         (Opened("lake", {}, []), "new lake in lake"),
         (Opened("lake", {UUID: {1: 5}}, ["a", "b"]), "lake in lake, 2 tables, at {1: 5}"),
+        (Opened("lake", {UUID: {1: 5}}, ["a"]), "lake in lake, 1 table, at {1: 5}"),
+        (Stopped({UUID: {1: 5}}, 1, 1, 2.0), "stopped at {1: 5}: 1 change in 1 batch, 2.0 s"),
+        (Stopped({}, 2000, 0, 2.0), "stopped at nothing: 2,000 changes in 0 batches, 2.0 s"),
         (Table("users", "renamed", "to people"), "table users renamed: to people"),
         (Snapshot(UUID, {1: 5}, 1234), "loaded the snapshot at {1: 5}: 1,234 rows"),
         (

@@ -13,7 +13,7 @@ from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark import mirror
 from flowstone.spark.archive_index import ArchiveIndex
-from flowstone.spark.mirror_sources import DirectorySource, LiveSource, MirrorBusy, replicaset_of, server_version
+from flowstone.spark.mirror_sources import DirectorySource, LiveSource, MirrorBusy, server_version
 from tests.real_tarantool import free_port
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import UUID, insert, whole
@@ -44,14 +44,6 @@ def test_the_server_that_logged_says_its_version(archive: WrittenArchive) -> Non
     assert server_version(ArchiveIndex.open(production().disk, archive.directory)) == (2, 11, 9)
 
 
-def test_while_nobody_answers_the_only_replica_set_of_the_lake_is_meant() -> None:
-    nobody = [parse_uri(f"127.0.0.1:{free_port()}")]
-    assert replicaset_of(nobody, [UUID]) == UUID
-    for known in ([], [UUID, "another"]):
-        with pytest.raises(FlowstoneError):
-            replicaset_of(nobody, known)
-
-
 def test_a_spool_has_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.spark.spool.LOCK_SECONDS", 0.2)
     spool = tmp_path / "spools" / UUID
@@ -69,6 +61,21 @@ def test_a_spool_has_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             on_event=lambda message: None,
         )
     lock.release()
+
+
+def test_a_spool_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FlowstoneError):
+        LiveSource(
+            [parse_uri(f"127.0.0.1:{free_port()}")],
+            UUID,
+            str(tmp_path / UUID),
+            begin=None,
+            definitions=None,
+            fail_on_data_loss=True,
+            register=False,
+            on_event=lambda message: None,
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_once_does_not_wait_for_what_waits_for_a_quorum() -> None:

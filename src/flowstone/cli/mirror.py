@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TextIO
 
 import typer
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flowstone.iproto.uri import Uri
     from flowstone.spark.mirror import Mirror
     from flowstone.spark.mirror_progress import Event, Progress
+    from flowstone.spark.mirror_start import Source
 
 EXAMPLE = (
     "Example: `TT_CLI_USERNAME=replicator TT_CLI_PASSWORD=secret flowstone mirror db1:3301,db2:3301 /lake/shop`\n\n"
@@ -37,6 +38,9 @@ EXIT_CODES = """Exit codes: 0 stopped by a signal, or with --once at the end; 1 
 
 MASTER: Final = "local[*,4]"
 """All cores of this machine; a task whose worker dies is tried again, as on a cluster, up to four times in all."""
+
+STDERR: Final = 2
+STOPPING: Final = b"flowstone: stopping behind the batch under way; once more to stop at once\n"
 
 SALT_VARIABLE: Final = "FLOWSTONE_MASK_SALT"
 
@@ -174,10 +178,11 @@ def mirror(
     from flowstone.spark.masks import Masking
     from flowstone.spark.mirror import Mirror, MirrorOptions, Place
     from flowstone.spark.mirror_choice import Choice
+    from flowstone.spark.mirror_start import check_start
     from flowstone.xlog.columns import ColumnOptions
 
     note_compilation()
-    places: list[Sequence[Uri] | str] = [_source(text, username, password) for text in sources]
+    places: list[Source] = [_source(text, username, password) for text in sources]
     with _usage_errors():
         choice = Choice.parse(space or (), exclude or (), columns or ())
         masking = Masking.parse(mask or (), mask_salt)
@@ -203,9 +208,10 @@ def mirror(
     from flowstone.spark.session import session
 
     with _usage_errors(), advice(force=False), ExitStack() as stack:
+        checked = check_start(places, lake, options)
         teller = stack.enter_context(_telling(as_json))
         spark = stack.enter_context(session("flowstone mirror", master=master, conf=settings))
-        job = Mirror(spark, places, where, options, on_event=teller.tell)
+        job = Mirror(spark, checked, where, options, on_event=teller.tell)
         stack.enter_context(stopped_by_signals(job))
         job.run()
     return OK
@@ -215,8 +221,8 @@ def mirror(
 def _usage_errors() -> Iterator[None]:
     """What was asked for and cannot be is a mistake of the command line, wherever it is noticed."""
     from flowstone.spark.masks import WrongMask
-    from flowstone.spark.mirror import OtherSettings, WrongPlace
     from flowstone.spark.mirror_choice import WrongChoice
+    from flowstone.spark.mirror_start import OtherSettings, WrongPlace
 
     try:
         yield
@@ -226,12 +232,19 @@ def _usage_errors() -> Iterator[None]:
 
 def _source(text: str, username: str | None, password: str | None) -> Sequence[Uri] | str:
     """The members of a replica set, or a directory."""
+    from flowstone.iproto.uri import UriError
+
     if os.path.isdir(text):
         return text
     looks_like_a_path = os.sep in text and not text.startswith("unix/:") and "@" not in text
     if looks_like_a_path:
         raise UsageError(f"{text}: there is no such directory", hint="name an archive, a log directory, or host:port")
-    return [address(member, username, password) for member in text.split(",")]
+    try:
+        return [address(member, username, password) for member in text.split(",")]
+    except UriError as error:
+        if "@" in text:
+            raise  # what is shown of it here could be part of a password
+        raise UsageError(f"{text!r} is neither a directory that is there nor an address (host:port)") from error
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
@@ -248,6 +261,8 @@ def stopped_by_signals(job: Mirror) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         job.stop()
+        with suppress(OSError):  # nobody may listen
+            os.write(STDERR, STOPPING)  # print may be under way already, and does not bear to be interrupted by itself
         for each in before:
             signal.signal(each, signal.default_int_handler)
 

@@ -11,19 +11,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import SchemaTracker
-from flowstone.errors import FlowstoneError
-from flowstone.iproto.uri import Uri
-from flowstone.node.archive_definitions import Definitions, rows_of
+from flowstone.node.archive_definitions import rows_of
 from flowstone.node.archive_manifest import Lsns
-from flowstone.outside import production
-from flowstone.outside.disk import AlreadyLocked
 from flowstone.replication.vclock import VClock
 from flowstone.spark import mirror_progress as events
 from flowstone.spark.archive_index import ArchiveIndex, DataLoss
@@ -35,13 +31,19 @@ from flowstone.spark.lake_schema import LakeError
 from flowstone.spark.masks import Masking
 from flowstone.spark.mirror_batch import BatchJob, has_changes, truncations
 from flowstone.spark.mirror_choice import Changes, Choice, Spaces, changes_between
-from flowstone.spark.mirror_sources import (
-    DirectorySource,
-    LiveSource,
-    MirrorBusy,
-    MirrorSource,
-    replicaset_of,
-    server_version,
+from flowstone.spark.mirror_sources import DirectorySource, LiveSource, MirrorSource, server_version
+from flowstone.spark.mirror_start import (
+    Origin,
+    OtherSettings,
+    Source,
+    WrongPlace,
+    first_snapshot,
+    is_local,
+    lake_lock,
+    local_path,
+    made,
+    origins_of,
+    schema_of,
 )
 from flowstone.spark.mirror_tables import MirrorTables
 from flowstone.spark.options import LOOPBACK
@@ -74,14 +76,6 @@ COLLECT_SECONDS: Final = 5.0
 """Between two collections of a spool."""
 
 
-class WrongPlace(FlowstoneError):
-    """The lake and the spool cannot be where they were said to be."""
-
-
-class OtherSettings(FlowstoneError):
-    """The lake was begun with other settings than these."""
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the lake is, and the directory of the mirror itself: the log on its way, and tuples that masks hide."""
@@ -110,15 +104,6 @@ class Place:
                     hint="name a directory outside of it, which only the mirror may read",
                 )
         return cls(lake, spool)
-
-
-def is_local(path: str) -> bool:
-    """Whether a lake is in the local file system."""
-    return "://" not in path or path.startswith("file://")
-
-
-def local_path(path: str) -> str:
-    return path.removeprefix("file://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +172,7 @@ class Mirror:
     def __init__(
         self,
         spark: SparkSession,
-        sources: Sequence[Sequence[Uri] | str],
+        sources: Sequence[Source],
         place: Place,
         options: MirrorOptions,
         *,
@@ -214,7 +199,7 @@ class Mirror:
         """Until `stop`, or, with `once`, until everything is there that the sources had when they were asked first."""
         begun = time.monotonic()
         with ExitStack() as stack:
-            stack.enter_context(_lake_lock(self._place.lake))
+            stack.enter_context(lake_lock(self._place.lake))
             self._open(stack)
             self._loop()
         seconds = time.monotonic() - begun
@@ -240,14 +225,8 @@ class Mirror:
                 hint="add --conf spark.jars.packages=io.delta:delta-spark_4.0_2.13:…, or leave --catalog out",
             )
         saved = lake.progress
-        for each in saved.values():
-            self._check_settings(each.settings)
-        exact = None
-        if self._options.masking:
-            assert self._place.spool is not None, "a masked mirror has a place of its own"
-            directory = os.path.join(self._place.spool, "exact")
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            exact = Lake.open(directory, spark=self._spark, several_sets=len(self._places) > 1)
+        origins = origins_of(self._places, self._place.lake, self._options, saved)
+        exact = self._make_directories(origins, stack)
         self._lake = lake
         self._tables = MirrorTables(
             self._spark,
@@ -261,37 +240,27 @@ class Mirror:
             on_event=self._tell,
         )
         self._job = self._batch_job(stack)
-        for place in self._places:
-            stream = self._open_source(place, saved)
+        for origin in origins:
+            stream = self._open_source(origin, saved.get(origin.replicaset_uuid))
             stack.callback(stream.source.close)
-            if any(stream.uuid == other.uuid for other in self._streams):
-                raise WrongPlace(f"{stream.source.name} is of a replica set that another source is of, too")
             self._streams.append(stream)
-        strange = sorted(saved.keys() - {stream.uuid for stream in self._streams})
-        if strange:
-            raise OtherSettings(
-                f"{self._place.lake} also has the rows of replica set {strange[0]}, which no source is of",
-                hint="name all its sources, or another lake",
-            )
         self._tell(events.Opened(self._place.lake, self._positions, sorted(lake.tables())))
         if self._options.once:
             for stream in self._streams:
                 stream.target = stream.source.target()
 
-    def _check_settings(self, settings: Mapping[str, str]) -> None:
-        ours = self._options.settings
-        options = {
-            "history": "--history",
-            "mask_fingerprint": "--mask or --mask-salt",
-            "columns": "--columns",
-            "types": "--unsigned-as, --decimal-scale or --strings-as",
-        }
-        for name, words in options.items():
-            if settings.get(name, "") != ours[name]:
-                raise OtherSettings(
-                    f"{self._place.lake} was begun with other {words} than these",
-                    hint="give the same as then, or begin another lake",
-                )
+    def _make_directories(self, origins: Sequence[Origin], stack: ExitStack) -> Lake | None:
+        """The mirror's own ones, for nobody else to read where masks hide something; the lake of exact tuples."""
+        live = [each.replicaset_uuid for each in origins if not isinstance(each.source, DirectorySource)]
+        is_masked = bool(self._options.masking)
+        if not (live or is_masked):
+            return None
+        spool = self._place.spool
+        assert spool is not None, "live sources and masks have a place of their own"
+        exact = os.path.join(spool, "exact")
+        within = [os.path.join(spool, uuid) for uuid in live] + ([exact] if is_masked else [])
+        stack.enter_context(made(spool, *within, is_private=is_masked))
+        return Lake.open(exact, spark=self._spark, several_sets=len(self._places) > 1) if is_masked else None
 
     def _batch_job(self, stack: ExitStack) -> BatchJob:
         """With a server of slices where executors may need one: it listens where they find the driver, too."""
@@ -305,16 +274,14 @@ class Mirror:
             stack.callback(server.close)
         return BatchJob(self._spark, int(context.defaultParallelism), transport, server)
 
-    def _open_source(self, place: Sequence[Uri] | str, saved: Mapping[str, Saved]) -> _Stream:
-        if isinstance(place, str):
-            stream = _Stream(DirectorySource(place))
-            known = saved.get(stream.uuid)
+    def _open_source(self, origin: Origin, known: Saved | None) -> _Stream:
+        if isinstance(origin.source, DirectorySource):
+            stream = _Stream(origin.source)
         else:
-            uuid = replicaset_of(place, list(saved))
-            known = saved.get(uuid)
+            uuid = origin.replicaset_uuid
             assert self._place.spool is not None, "live sources have a spool"
             source = LiveSource(
-                place,
+                origin.source,
                 uuid,
                 os.path.join(self._place.spool, uuid),
                 begin=known.position if known is not None else None,
@@ -325,7 +292,7 @@ class Mirror:
             )
             stream = _Stream(source)
         if known is not None:
-            schema = _tracker(known.definitions).schema
+            schema = schema_of(known.definitions)
             found = {space_id: schema.get(space_id) for space_id in known.tables}
             stream.position = known.position
             stream.spaces = {space_id: space for space_id, space in found.items() if space is not None}
@@ -380,7 +347,7 @@ class Mirror:
         """One batch, or the snapshot; whether there was anything to do."""
         index = stream.source.index
         if stream.position is None:
-            self._begin(stream, index, _first_snapshot(index, is_history=self._options.history))
+            self._begin(stream, index, first_snapshot(index, is_history=self._options.history))
             return True
         try:
             end = self._plan(stream, index)
@@ -534,46 +501,8 @@ class Mirror:
             self._tables.vacuum(hours)
 
 
-@contextmanager
-def _lake_lock(lake: str) -> Iterator[None]:
-    """One mirror per lake: on this machine by a lock, elsewhere by what the tables themselves carry."""
-    if not is_local(lake):
-        yield
-        return
-    directory = local_path(lake)
-    os.makedirs(directory, exist_ok=True)
-    try:
-        lock = production().disk.lock(directory)
-    except AlreadyLocked as error:
-        raise MirrorBusy(f"another mirror writes to {lake}", hint="stop it, or choose another lake") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def key_parts(space: SpaceDefinition) -> tuple[object, ...]:
     return space.primary_key.parts if space.primary_key is not None else ()
-
-
-def _tracker(rows: Sequence[tuple[int, bytes]]) -> SchemaTracker:
-    """What saved rows of `_space` and `_index` define."""
-    tracker = SchemaTracker()
-    Definitions({}, "", "", tuple(rows)).apply_to(tracker)
-    return tracker
-
-
-def _first_snapshot(index: ArchiveIndex, *, is_history: bool) -> SnapshotFile | None:
-    """The newest that is settled, or for a history the oldest; None where the log begins with nothing."""
-    settled = [each for each in index.snapshots if each.vclock <= index.settled]
-    if not settled:
-        if index.earliest:
-            raise DataLoss(
-                f"{index.directory}: its logs begin at {index.earliest}, and there is no snapshot to begin with",
-                hint="mirror a directory that has one",
-            )
-        return None
-    return settled[0] if is_history else settled[-1]
 
 
 def _snapshot_behind(index: ArchiveIndex, position: VClock, loss: DataLoss) -> SnapshotFile:

@@ -33,7 +33,7 @@ class Opened(Event, frozen=True):
         if not self.positions:
             return f"new lake in {self.lake}"
         places = ", ".join(str(VClock(lsns)) for lsns in self.positions.values())
-        return f"lake in {self.lake}, {len(self.tables)} tables, at {places}"
+        return f"lake in {self.lake}, {counted(len(self.tables), 'table')}, at {places}"
 
 
 class Source(Event, frozen=True):
@@ -56,7 +56,7 @@ class Snapshot(Event, frozen=True):
     def __str__(self) -> str:
         if self.rows is None:
             return f"loading the snapshot at {VClock(self.position)}"
-        return f"loaded the snapshot at {VClock(self.position)}: {self.rows:,} rows"
+        return f"loaded the snapshot at {VClock(self.position)}: {counted(self.rows, 'row')}"
 
 
 class Table(Event, frozen=True):
@@ -107,8 +107,8 @@ class Progress(Event, frozen=True):
         lag = "?" if self.lag is None else f"{self.lag:.1f} s"
         places = ", ".join(str(VClock(lsns)) for lsns in self.positions.values())
         return (
-            f"{self.changes_per_second:,.0f} changes/s, lag {lag} and {self.lag_lsn:,} rows, at {places or 'nothing'},"
-            f" {self.changes:,} changes"
+            f"{self.changes_per_second:,.0f} changes/s, lag {lag} and {counted(self.lag_lsn, 'row')}, at"
+            f" {places or 'nothing'}, {counted(self.changes, 'change')}"
         )
 
 
@@ -131,7 +131,7 @@ class Stopped(Event, frozen=True):
 
     def __str__(self) -> str:
         places = ", ".join(str(VClock(lsns)) for lsns in self.positions.values())
-        done = f"{self.changes:,} changes in {self.batches:,} batches, {self.seconds:.1f} s"
+        done = f"{counted(self.changes, 'change')} in {counted(self.batches, 'batch', 'es')}, {self.seconds:.1f} s"
         return f"stopped at {places or 'nothing'}: {done}"
 
 
@@ -205,6 +205,11 @@ class Meter:
             tables,
             None if self.batch_seconds is None else round(self.batch_seconds, 3),
         )
+
+
+def counted(count: int, word: str, ending: str = "s") -> str:
+    """As `1 batch`, and `2,000 batches`."""
+    return f"{count:,} {word}{'' if count == 1 else ending}"
 
 
 def lsns(positions: dict[str, VClock]) -> dict[str, Lsns]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -20,7 +21,7 @@ from flowstone.outside import production
 from flowstone.outside.disk import AlreadyLocked
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
-from flowstone.spark.spool import Spool, facts_of
+from flowstone.spark.spool import Spool
 from flowstone.xlog.reader import LogFile
 
 POLL_SECONDS: Final = 0.2
@@ -124,7 +125,7 @@ class LiveSource:
             if not isinstance(event, ArchiveProgress):
                 on_event(str(event))
 
-        os.makedirs(os.path.dirname(directory) or ".", exist_ok=True)
+        is_new = not os.path.isdir(directory) or not os.listdir(directory)
         try:
             self._spool = Spool.open(
                 members,
@@ -139,6 +140,10 @@ class LiveSource:
             raise MirrorBusy(
                 f"another mirror has the spool {directory}", hint="stop it, or give this one another lake and --spool"
             ) from error
+        except FlowstoneError:
+            if is_new:  # half a snapshot is of no use, and may have what a mask is to hide
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
 
     @property
     def index(self) -> ArchiveIndex:
@@ -162,16 +167,6 @@ class LiveSource:
 
     def close(self) -> None:
         self._spool.close()
-
-
-def replicaset_of(members: Sequence[Uri], known: Sequence[str]) -> str:
-    """The replica set that answers; while nobody does, the only one that the lake knows."""
-    try:
-        return facts_of(members).replicaset_uuid
-    except FlowstoneError:
-        if len(known) == 1:
-            return known[0]
-        raise
 
 
 def server_version(index: ArchiveIndex) -> tuple[int, ...]:

@@ -1,0 +1,205 @@
+"""How a mirror starts: everything that can refuse it is asked before anything is made, and needs no Spark.
+
+A start that is refused leaves nothing behind: no lake, no spool, and above all no tuple that a mask was to hide.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri
+from flowstone.node.archive_definitions import DefinitionRow, Definitions
+from flowstone.outside import production
+from flowstone.outside.disk import AlreadyLocked
+from flowstone.spark.archive_index import ArchiveIndex, DataLoss
+from flowstone.spark.archive_runs import SnapshotFile
+from flowstone.spark.lake import Lake
+from flowstone.spark.lake import Progress as Saved
+from flowstone.spark.mirror_sources import DirectorySource, MirrorBusy
+from flowstone.spark.spool import facts_of
+
+if TYPE_CHECKING:
+    from flowstone.spark.mirror import MirrorOptions
+
+Source = Sequence[Uri] | str | DirectorySource
+"""The members of a replica set, or a directory, which may be open already."""
+
+
+class WrongPlace(FlowstoneError):
+    """The lake and the spool cannot be where they were said to be."""
+
+
+class OtherSettings(FlowstoneError):
+    """The lake was begun with other settings than these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A source that has said who it is. `definitions` are those of a live one; None: it is away, and is waited for."""
+
+    source: Sequence[Uri] | DirectorySource
+    replicaset_uuid: str
+    definitions: tuple[DefinitionRow, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        source = self.source
+        return source.name if isinstance(source, DirectorySource) else ",".join(each.address for each in source)
+
+
+def check_start(sources: Sequence[Source], lake: str, options: MirrorOptions) -> list[Source]:
+    """Raises what would stop a mirror of these sources; returns them, with directories open.
+
+    How far a lake in an object store is, and so whether a source may be away, only the mirror itself can find out.
+    """
+    if not is_local(lake):
+        return list(sources)
+    saved: Mapping[str, Saved] = {}
+    if os.path.isdir(local_path(lake)):
+        with lake_lock(lake):
+            saved = Lake.open(lake).progress
+    return [origin.source for origin in origins_of(sources, lake, options, saved)]
+
+
+def origins_of(
+    sources: Sequence[Source], lake: str, options: MirrorOptions, saved: Mapping[str, Saved]
+) -> list[Origin]:
+    """Who the sources are; raises where they, or the options, do not go together with what is saved in the lake."""
+    for each in saved.values():
+        _check_settings(each.settings, options.settings, lake)
+    origins: list[Origin] = []
+    for source in sources:
+        origin = origin_of(source, list(saved))
+        if any(origin.replicaset_uuid == other.replicaset_uuid for other in origins):
+            raise WrongPlace(f"{origin.name} is of a replica set that another source is of, too")
+        origins.append(origin)
+    strange = sorted(saved.keys() - {origin.replicaset_uuid for origin in origins})
+    if strange:
+        raise OtherSettings(
+            f"{lake} also has the rows of replica set {strange[0]}, which no source is of",
+            hint="name all its sources, or another lake",
+        )
+    for origin in origins:
+        if origin.replicaset_uuid not in saved:
+            _check_beginning(origin, options)
+    return origins
+
+
+def origin_of(source: Source, known: Sequence[str]) -> Origin:
+    """The replica set that answers; while nobody does, the only one that the lake knows."""
+    if isinstance(source, str):
+        source = DirectorySource(source)
+    if isinstance(source, DirectorySource):
+        return Origin(source, source.replicaset_uuid)
+    try:
+        facts = facts_of(source)
+    except FlowstoneError:
+        if len(known) == 1:
+            return Origin(source, known[0])
+        raise
+    return Origin(source, facts.replicaset_uuid, facts.definitions)
+
+
+def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
+    """Choice and masks fit the spaces that a first load is going to have."""
+    if isinstance(origin.source, DirectorySource):
+        index = origin.source.index
+        newest = index.schema_at(index.settled).schema
+        snapshot = first_snapshot(index, is_history=options.history)
+        first = index.schema_at(snapshot.vclock if snapshot is not None else index.earliest).schema
+    else:
+        assert origin.definitions is not None, "who is new has answered"
+        newest = first = schema_of(origin.definitions)
+    options.choice.check(newest)
+    for space in options.choice.spaces_of(first, {}).values():
+        options.masking.of(space)
+        options.choice.columns_of(space)
+
+
+def _check_settings(settings: Mapping[str, str], ours: Mapping[str, str], lake: str) -> None:
+    options = {
+        "history": "--history",
+        "mask_fingerprint": "--mask or --mask-salt",
+        "columns": "--columns",
+        "types": "--unsigned-as, --decimal-scale or --strings-as",
+    }
+    for name, words in options.items():
+        if settings.get(name, "") != ours[name]:
+            raise OtherSettings(
+                f"{lake} was begun with other {words} than these",
+                hint="give the same as then, or begin another lake",
+            )
+
+
+def schema_of(rows: Sequence[DefinitionRow]) -> Schema:
+    """What rows of `_space` and `_index` define."""
+    tracker = SchemaTracker()
+    Definitions({}, "", "", tuple(rows)).apply_to(tracker)
+    return tracker.schema
+
+
+def first_snapshot(index: ArchiveIndex, *, is_history: bool) -> SnapshotFile | None:
+    """The newest that is settled, or for a history the oldest; None where the log begins with nothing."""
+    settled = [each for each in index.snapshots if each.vclock <= index.settled]
+    if not settled:
+        if index.earliest:
+            raise DataLoss(
+                f"{index.directory}: its logs begin at {index.earliest}, and there is no snapshot to begin with",
+                hint="mirror a directory that has one",
+            )
+        return None
+    return settled[0] if is_history else settled[-1]
+
+
+# --- directories ---
+
+
+def is_local(path: str) -> bool:
+    """Whether a lake is in the local file system."""
+    return "://" not in path or path.startswith("file://")
+
+
+def local_path(path: str) -> str:
+    return path.removeprefix("file://")
+
+
+@contextmanager
+def lake_lock(lake: str) -> Iterator[None]:
+    """One mirror per lake: on this machine by a lock, elsewhere by what the tables themselves carry."""
+    if not is_local(lake):
+        yield
+        return
+    directory = local_path(lake)
+    with made(directory):
+        try:
+            lock = production().disk.lock(directory)
+        except AlreadyLocked as error:
+            raise MirrorBusy(f"another mirror writes to {lake}", hint="stop it, or choose another lake") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+@contextmanager
+def made(*directories: str, is_private: bool = False) -> Iterator[None]:
+    """Directories that are there, the outer ones first; an error takes away those of them that are new and empty.
+
+    What is private only its owner may read; one that somebody else has made stays as it is.
+    """
+    new = [each for each in directories if not os.path.isdir(each)]
+    for each in new:
+        os.makedirs(each, mode=0o700 if is_private else 0o777, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for each in reversed(new):
+            with suppress(OSError):  # it is in use, or gone already
+                os.rmdir(each)
+        raise
