@@ -34,6 +34,7 @@ MASKED = MirrorOptions(masking=Masking.parse(["orders.name=sha256"]))
 REFUSED: list[tuple[MirrorOptions, type[FlowstoneError], str]] = [
     (MirrorOptions(masking=Masking.parse(["orders.nick=null"])), WrongMask, "has no field 'nick' to mask"),
     (MirrorOptions(masking=Masking.parse(["orders.id=null"])), WrongMask, "is part of its primary key"),
+    (MirrorOptions(masking=Masking.parse(["order.name=null"])), WrongMask, "there is no space 'order' to mask"),
     (MirrorOptions(choice=Choice.parse(["users"], [], [])), UnknownSpace, "users"),
     (MirrorOptions(choice=Choice.parse([], [], ["orders=nick"])), UnknownColumn, "has no field 'nick'"),
 ]

@@ -21,6 +21,7 @@ from flowstone.spark.archive_index import ArchiveIndex, DataLoss
 from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import Progress as Saved
+from flowstone.spark.masks import WrongMask
 from flowstone.spark.mirror_sources import DirectorySource, MirrorBusy
 from flowstone.spark.spool import facts_of
 
@@ -117,6 +118,10 @@ def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
         assert origin.definitions is not None, "who is new has answered"
         newest = first = schema_of(origin.definitions)
     options.choice.check(newest)
+    for mask in options.masking.masks:
+        # A name that is written wrongly would hide nothing, and nobody would see it.
+        if newest.get(mask.space) is None:
+            raise WrongMask(f"there is no space {mask.space!r} to mask", hint="mask what is there, by its name")
     for space in options.choice.spaces_of(first, {}).values():
         options.masking.of(space)
         options.choice.columns_of(space)
