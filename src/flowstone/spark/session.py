@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.errors import FlowstoneError
+from flowstone.spark.clear_errors import HIDE_TRACEBACK
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -173,6 +174,7 @@ def _launch(conf: SparkConf, environment: Mapping[str, str], directory: Path) ->
     command += [part for name, value in conf.getAll() for part in ("--conf", f"{name}={value}")]
     loud = conf.get("spark.log.level") != "OFF"
     own = {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(directory / "gateway")}
+    own[HIDE_TRACEBACK] = ""  # an error of ours may have set it in this process; workers decide for themselves
     with (directory / "java.log").open("wb") as output:
         # Ctrl-C is for us alone, who then stop it. It ends with us in any case: it reads from a pipe that we hold.
         return subprocess.Popen(
