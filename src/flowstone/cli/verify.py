@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
@@ -15,10 +12,10 @@ import typer
 from flowstone.cli.console import INTERRUPTED, OK, USAGE, UsageError, note_compilation, say, silence
 from flowstone.cli.mirror import SALT_VARIABLE
 from flowstone.cli.play import PASSWORD_HELP, USERNAME_VARIABLE, address
+from flowstone.cli.spark_progress import Line, tasks_shown
 from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from rich.console import Console
 
     from flowstone.iproto.uri import Uri
@@ -42,8 +39,6 @@ SIDE_HELP: Final = (
     "A live node ([user[:password]@]host:port, unix/:/path, or a port), a lake, or the directory of an archive "
     "or of logs."
 )
-CLEAR_LINE: Final = "\r\x1b[K"
-POLL_SECONDS: Final = 0.3
 VALUE_WIDTH: Final = 600
 """Characters of a tuple that are shown; --json has all of it."""
 
@@ -175,7 +170,7 @@ def _verified(
         # Who cannot be reached is found out before Spark is started.
         meeting = find_position(a, b, options, teller.tell)
         teller.tell("starting Spark")
-        with session("flowstone verify", master=master) as spark, _tasks(spark, teller):
+        with session("flowstone verify", master=master) as spark, tasks_shown(spark, teller):
             return compare(spark, a, b, meeting, options, tell=teller.tell)
     finally:
         for side in sides:
@@ -192,59 +187,14 @@ def _setting(text: str) -> tuple[str, str]:
 # --- what people see ---
 
 
-class _Teller:
-    """What is being done, on one line of a terminal; nothing where there is none."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._what = ""
-        self._has_line = False
-
-    def tell(self, what: str, more: str = "") -> None:
-        self._what = what
-        self.progress(more)
+class _Teller(Line):
+    """What is being done, and how a node is being received."""
 
     def hear(self, event: Event) -> None:
-        """How a node is being received."""
         from flowstone.node.archive_events import Progress
 
         if isinstance(event, Progress):
             self.progress(f": {event}")
-
-    def progress(self, more: str) -> None:
-        if self._is_terminal:
-            sys.stderr.write(f"{CLEAR_LINE}{self._what}{more}…")
-            sys.stderr.flush()
-            self._has_line = True
-
-    def close(self) -> None:
-        if self._has_line:
-            sys.stderr.write(CLEAR_LINE)
-            sys.stderr.flush()
-            self._has_line = False
-
-
-@contextmanager
-def _tasks(spark: SparkSession, teller: _Teller) -> Iterator[None]:
-    """While the block runs, how many of Spark's tasks are done."""
-    ended = threading.Event()
-    tracker: Any = spark.sparkContext.statusTracker()
-
-    def watch() -> None:
-        while not ended.wait(POLL_SECONDS):
-            with suppress(Exception):  # Spark may be stopping; a progress line is nothing to fail for
-                stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
-                done = sum(stage.numCompletedTasks for stage in stages if stage)
-                total = sum(stage.numTasks for stage in stages if stage)
-                teller.progress(f" ({done} of {total} tasks)" if total else "")
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
 
 
 FILE_WIDTH: Final = 200
