@@ -1,0 +1,245 @@
+"""The entries of log files: what a `pwal_*`, epoch, snapshot or compacted file is made of, to bytes and back.
+
+Pure functions over bytes (reference: log entries on disk). All persistent formats share this encoding; before format 6
+a session had no end marker, which concerns only those who follow snippets. A length is compared with the bytes that are
+there before anything of that length is made. Never decides what an entry in its place means: that is `recovery.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from flowstone.errors import LocalProtocolError
+from flowstone.limestone.errors import DamagedFile
+
+LENGTH_MAX: Final = (1 << 32) - 1
+"""Of a key, of a value, and of a list of blobs."""
+
+WINDOW_SIZE: Final = 1 << 20
+"""What `walk` reads at once; an entry that is longer is read whole."""
+
+NO_CRC: Final = 1
+"""The only kind of checksum that an end marker was ever written with: none."""
+
+
+class EntryType(IntEnum):
+    """The first byte of an entry."""
+
+    NORMAL = 1
+    MARKER_BEGIN = 2
+    MARKER_END = 3
+    MARKER_DURABLE = 4
+    REMOVE = 5
+    MARKER_INVALIDATED_BEGIN = 6
+    CLEAR_STORAGE = 7
+    ADD_STORAGE = 8
+    REMOVE_STORAGE = 9
+    NORMAL_WITH_BLOB = 10
+
+
+POINT_TYPES: Final = frozenset({EntryType.NORMAL, EntryType.REMOVE, EntryType.NORMAL_WITH_BLOB})
+"""Entries about one key."""
+
+STORAGE_TYPES: Final = frozenset({EntryType.CLEAR_STORAGE, EntryType.ADD_STORAGE, EntryType.REMOVE_STORAGE})
+"""Entries about a whole storage."""
+
+MARKER_TYPES: Final = frozenset(
+    {EntryType.MARKER_BEGIN, EntryType.MARKER_END, EntryType.MARKER_DURABLE, EntryType.MARKER_INVALIDATED_BEGIN}
+)
+
+
+class WriteVersion(NamedTuple):
+    """When an entry was written; compared by major, then minor. Minor's top bit marks long transactions."""
+
+    major: int
+    minor: int
+
+
+class Entry(NamedTuple):
+    """A change of one key, or of a storage. Keys, values and blobs are empty where the type has none."""
+
+    type: EntryType
+    storage_id: int
+    version: WriteVersion
+    key: bytes = b""
+    value: bytes = b""
+    blob_ids: tuple[int, ...] = ()
+
+
+class Marker(NamedTuple):
+    """The begin or end of a session in a log file, or a durable epoch in an epoch file."""
+
+    type: EntryType
+    epoch: int
+
+
+class Torn(NamedTuple):
+    """The file ends inside an entry of this type."""
+
+    type: EntryType
+
+
+class Unknown(NamedTuple):
+    """A byte that begins no entry. Nothing behind it can be read: entries have no frame."""
+
+    byte: int
+    zeros: bool = False
+    """It and all bytes behind it are 0: a length that reached the disk before what it should hold."""
+
+
+Token = Entry | Marker | Torn | Unknown
+
+_NORMAL = struct.Struct("<BIIQ")
+_REMOVE = struct.Struct("<BIQ")
+_STORAGE = struct.Struct("<BQQQ")
+_MARKER = struct.Struct("<BQ")
+_END = struct.Struct("<BQB")
+_VERSION = struct.Struct("<QQ")
+_COUNT = struct.Struct("<I")
+_LENGTHS = struct.Struct("<II")
+
+_NORMAL_SIZE: Final = _NORMAL.size + _VERSION.size
+_REMOVE_SIZE: Final = _REMOVE.size + _VERSION.size
+_TYPES: Final = {type.value: type for type in EntryType}
+
+
+def put(storage_id: int, key: bytes, value: bytes, version: WriteVersion, blob_ids: tuple[int, ...] = ()) -> Entry:
+    """The entry that sets a key: a plain one where there are no blobs, as the real program writes it."""
+    kind = EntryType.NORMAL_WITH_BLOB if blob_ids else EntryType.NORMAL
+    return Entry(kind, storage_id, version, key, value, blob_ids)
+
+
+def remove(storage_id: int, key: bytes, version: WriteVersion) -> Entry:
+    return Entry(EntryType.REMOVE, storage_id, version, key)
+
+
+def encode(token: Entry | Marker) -> bytes:
+    """The bytes of an entry or marker; LocalProtocolError if its numbers or lengths do not fit the format."""
+    try:
+        return _encode(token)
+    except struct.error as error:
+        raise LocalProtocolError(f"cannot write entry {token.type.name}: {error}") from None
+
+
+def _encode(token: Entry | Marker) -> bytes:
+    if isinstance(token, Marker):
+        if token.type is EntryType.MARKER_END:
+            return _END.pack(token.type, token.epoch, NO_CRC)
+        if token.type not in MARKER_TYPES:
+            raise LocalProtocolError(f"{token.type.name} is no marker")
+        return _MARKER.pack(token.type, token.epoch)
+    kind, storage_id, version, key, value, blob_ids = token
+    if kind is EntryType.NORMAL:
+        return b"".join((_NORMAL.pack(kind, len(key), len(value), storage_id), key, _VERSION.pack(*version), value))
+    if kind is EntryType.REMOVE:
+        return b"".join((_REMOVE.pack(kind, len(key), storage_id), key, _VERSION.pack(*version)))
+    if kind is EntryType.NORMAL_WITH_BLOB:
+        head = _NORMAL.pack(kind, len(key), len(value), storage_id)
+        blobs = struct.pack(f"<I{len(blob_ids)}Q", len(blob_ids), *blob_ids)
+        return b"".join((head, key, _VERSION.pack(*version), value, blobs))
+    if kind in STORAGE_TYPES:
+        return _STORAGE.pack(kind, storage_id, *version)
+    raise LocalProtocolError(f"{kind.name} is a marker")
+
+
+def extent(data: bytes, offset: int) -> int:
+    """How many bytes the entry at `offset` takes, as far as `data` tells; 0 if its first byte begins none.
+
+    Never more than it takes, and exact when that many are there. So a reader fetches that many, and asks again.
+    """
+    kind = _TYPES.get(data[offset])
+    left = len(data) - offset
+    if kind is None:
+        return 0
+    if kind is EntryType.NORMAL or kind is EntryType.NORMAL_WITH_BLOB:
+        with_blobs = 4 if kind is EntryType.NORMAL_WITH_BLOB else 0
+        if left < _NORMAL.size:
+            return _NORMAL_SIZE + with_blobs
+        key_size, value_size = _LENGTHS.unpack_from(data, offset + 1)
+        size: int = _NORMAL_SIZE + key_size + value_size + with_blobs
+        if with_blobs and left >= size:
+            size += 8 * int(_COUNT.unpack_from(data, offset + size - 4)[0])
+        return size
+    if kind is EntryType.REMOVE:
+        return _REMOVE_SIZE + (int(_COUNT.unpack_from(data, offset + 1)[0]) if left >= _REMOVE.size else 0)
+    if kind in STORAGE_TYPES:
+        return _STORAGE.size
+    return _END.size if kind is EntryType.MARKER_END else _MARKER.size
+
+
+def decode(data: bytes, offset: int = 0) -> tuple[Token, int]:
+    """The entry at `offset`, and where it ends. Torn and Unknown end where they begin."""
+    size = extent(data, offset)
+    end = offset + size
+    if not size:
+        return Unknown(data[offset]), offset
+    kind = _TYPES[data[offset]]
+    if end > len(data):
+        return Torn(kind), offset
+    if kind in MARKER_TYPES:
+        return Marker(kind, _MARKER.unpack_from(data, offset)[1]), end
+    if kind in STORAGE_TYPES:
+        _, storage_id, major, minor = _STORAGE.unpack_from(data, offset)
+        return Entry(kind, storage_id, WriteVersion(major, minor)), end
+    if kind is EntryType.REMOVE:
+        _, key_size, storage_id = _REMOVE.unpack_from(data, offset)
+        key_at, value_size = offset + _REMOVE.size, 0
+    else:
+        _, key_size, value_size, storage_id = _NORMAL.unpack_from(data, offset)
+        key_at = offset + _NORMAL.size
+    version_at = key_at + key_size
+    value_at = version_at + _VERSION.size
+    value_end = value_at + value_size
+    blob_ids: tuple[int, ...] = ()
+    if kind is EntryType.NORMAL_WITH_BLOB:
+        blob_ids = struct.unpack_from(f"<{(end - value_end - 4) // 8}Q", data, value_end + 4)
+    version = WriteVersion(*_VERSION.unpack_from(data, version_at))
+    return Entry(kind, storage_id, version, data[key_at:version_at], data[value_at:value_end], blob_ids), end
+
+
+def walk(read_at: Callable[[int, int], bytes], size: int, *, start: int = 0) -> Iterator[tuple[int, Token]]:
+    """Each entry of `size` bytes with its offset, read in windows. Torn or Unknown, if any, comes last.
+
+    `read_at(offset, size)` is as that of a File. What an entry says of its length is asked for only if the file has it.
+    """
+    base, offset, data = start, 0, b""
+    while base + offset < size:
+        needed = extent(data, offset) if offset < len(data) else 1
+        left = size - base - offset
+        if needed > len(data) - offset and len(data) - offset < left and needed <= left:
+            base, offset = base + offset, 0
+            data = read_at(base, min(max(needed, WINDOW_SIZE), left))
+            if len(data) < needed:
+                size = base + len(data)  # it was cut meanwhile
+            continue
+        token, end = decode(data, offset)
+        if isinstance(token, Unknown):
+            token = Unknown(token.byte, _only_zeros(read_at, base + offset, size))
+        yield base + offset, token
+        if end == offset:
+            return
+        offset = end
+
+
+def _only_zeros(read_at: Callable[[int, int], bytes], offset: int, size: int) -> bool:
+    while offset < size:
+        data = read_at(offset, min(WINDOW_SIZE, size - offset))
+        if not data or data.count(0) != len(data):
+            return not data
+        offset += len(data)
+    return True
+
+
+def decode_all(data: bytes, path: str) -> list[Entry | Marker]:
+    """Every entry of a file that must be whole, such as a snapshot or a compacted file."""
+    found: list[Entry | Marker] = []
+    for offset, token in walk(lambda at, size: data[at : at + size], len(data)):
+        if isinstance(token, Torn):
+            raise DamagedFile(path, offset, f"it ends inside an entry {token.type.name}")
+        if isinstance(token, Unknown):
+            raise DamagedFile(path, offset, f"no entry begins with byte {token.byte:#04x}")
+        found.append(token)
+    return found

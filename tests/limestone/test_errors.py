@@ -1,0 +1,17 @@
+"""Errors of this room say which file and where, and cross process boundaries."""
+
+from __future__ import annotations
+
+import pickle
+
+from flowstone.errors import RemoteProtocolError
+from flowstone.limestone.errors import DamagedFile, LimestoneError
+
+
+def test_a_damaged_file_is_named_with_the_byte_and_the_way_out() -> None:
+    error = DamagedFile("log/epoch", 9, "it ends inside a record", hint="repair it")
+    assert str(error) == "log/epoch is damaged at byte 9: it ends inside a record; repair it"
+    assert isinstance(error, LimestoneError)
+    assert isinstance(error, RemoteProtocolError)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.path, again.offset) == (str(error), "log/epoch", 9)
