@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -211,3 +212,15 @@ def test_a_link_is_told_from_what_it_leads_to(tmp_path: Path) -> None:
     assert disk.is_link(str(tmp_path / "link"))
     assert disk.kind(str(tmp_path / "link")) == "directory"
     assert not disk.is_link(str(tmp_path))
+
+
+def test_a_file_is_locked_whoever_opens_it_and_kept_as_it_is(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "limestone-manifest.json"
+    path.write_bytes(b"{}")
+    with disk.lock_file(str(path)):
+        with pytest.raises(AlreadyLocked, match="cannot lock"):
+            disk.lock_file(str(path))
+        with path.open("r+b") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    disk.lock_file(str(path)).release()
+    assert path.read_bytes() == b"{}"

@@ -55,6 +55,12 @@ class Inode:
         _cut(self.data, size)
         self.unsynced.append(size)
 
+    def overwrite(self, offset: int, data: bytes) -> None:
+        """All or nothing of it survives: marks are one byte long."""
+        self.sync()
+        self.data[offset : offset + len(data)] = data
+        self.synced[offset : offset + len(data)] = data
+
     def sync(self) -> None:
         for change in self.unsynced:
             _apply(self.synced, change)
@@ -218,6 +224,14 @@ class SimulatedDisk:
         storage.check("append_to", path)
         return SimulatedFile(self, path, storage.find(path), is_writable=True)
 
+    def overwrite(self, path: str, offset: int, data: bytes) -> None:
+        storage, path = self.enter(), _absolute(path)
+        inode = storage.find(path)
+        if offset < 0 or offset + len(data) > len(inode.data):
+            raise ValueError(f"cannot overwrite {len(data)} bytes at {offset} of {path}: it ends at {len(inode.data)}")
+        storage.operate("overwrite", path)
+        inode.overwrite(offset, data)
+
     def rename(self, old: str, new: str) -> None:
         storage, old, new = self.enter(), _absolute(old), _absolute(new)
         storage.operate("rename", f"{old} {new}")
@@ -265,7 +279,15 @@ class SimulatedDisk:
 
     def lock(self, path: str) -> Lock:
         storage, path = self.enter(), _absolute(path)
-        storage.check_directory(path)
+        return self._lock(storage.check_directory(path))
+
+    def lock_file(self, path: str) -> Lock:
+        storage, path = self.enter(), _absolute(path)
+        storage.find(path)
+        return self._lock(path)
+
+    def _lock(self, path: str) -> Lock:
+        storage = self.storage
         if path in storage.locked:
             raise AlreadyLocked(
                 f"cannot lock {path}: it is in use",

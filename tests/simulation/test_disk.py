@@ -75,6 +75,8 @@ def test_both_disks_know_names_alike(place: tuple[Disk, str]) -> None:
         lambda disk, missing: disk.list_directory(missing),
         lambda disk, missing: disk.sync_directory(missing),
         lambda disk, missing: disk.lock(missing),
+        lambda disk, missing: disk.lock_file(missing),
+        lambda disk, missing: disk.overwrite(missing, 0, b""),
         lambda disk, missing: disk.size(missing),
     ],
 )
@@ -93,6 +95,35 @@ def test_both_disks_lock_and_create_once(place: tuple[Disk, str]) -> None:
     with disk.lock(directory), pytest.raises(AlreadyLocked):
         disk.lock(directory)
     disk.lock(directory).release()
+    with disk.lock_file(f"{directory}/file"), pytest.raises(AlreadyLocked):
+        disk.lock_file(f"{directory}/file")
+    disk.lock_file(f"{directory}/file").release()
+
+
+def test_both_disks_overwrite_what_is_there_and_let_nothing_grow(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    path = f"{directory}/file"
+    with disk.create(path) as file:
+        file.append(b"hello world")
+        disk.overwrite(path, 6, b"W")
+        file.append(b"!")
+        assert file.read_at(0, 100) == b"hello World!"
+    for offset in (-1, 10, 12):
+        with pytest.raises(ValueError, match="ends at 12"):
+            disk.overwrite(path, offset, b"123")
+
+
+def test_power_leaves_what_was_overwritten() -> None:
+    machine = storage()
+    disk = mount(machine)
+    with disk.create("/file") as file:
+        file.append(b"abc")
+        disk.overwrite("/file", 1, b"B")
+        file.append(b"lost")
+    disk.sync_directory("/")
+    machine.crash(Loss.UNSYNCED)
+    with mount(machine).open("/file") as file:
+        assert file.read_at(0, 100) == b"aBc"
 
 
 def test_power_takes_what_was_not_synced() -> None:

@@ -101,6 +101,12 @@ class Disk(Protocol):
         """An existing file, for writing at its end and reading."""
         ...
 
+    def overwrite(self, path: str, offset: int, data: bytes) -> None:
+        """Put `data` over bytes of an existing file, within its length; durable on return, with all that was appended.
+
+        For marks that a log file has room for. ValueError if the file would grow."""
+        ...
+
     def rename(self, old: str, new: str) -> None:
         """Give `old` the name `new`, atomically, replacing a file that has it."""
         ...
@@ -137,6 +143,12 @@ class Disk(Protocol):
         """Take the exclusive lock on a directory, the one that a Tarantool takes on its `wal_dir`, or AlreadyLocked."""
         ...
 
+    def lock_file(self, path: str) -> Lock:
+        """Take the exclusive lock on a file, the one that a Limestone takes on its manifest, or AlreadyLocked.
+
+        It is on the file, not its name: whoever replaces a locked file by rename has left the lock behind."""
+        ...
+
     def free_space(self, path: str) -> int:
         """Bytes that an unprivileged writer can still add to the file system holding `path`."""
         ...
@@ -153,6 +165,14 @@ class SystemDisk:
 
     def append_to(self, path: str) -> File:
         return _open(path, os.O_RDWR | os.O_APPEND)
+
+    def overwrite(self, path: str, offset: int, data: bytes) -> None:
+        # Not through append_to: with O_APPEND, Linux writes to the end whatever the offset.
+        with _named(path), _SystemFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC)) as file:
+            if offset < 0 or offset + len(data) > file.size():
+                raise ValueError(f"cannot overwrite {len(data)} bytes at {offset} of {path}: it ends at {file.size()}")
+            file.write_at(offset, data)
+            file.sync()
 
     def rename(self, old: str, new: str) -> None:
         os.replace(old, new)
@@ -190,20 +210,10 @@ class SystemDisk:
             os.close(descriptor)
 
     def lock(self, path: str) -> Lock:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with _named(path):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise AlreadyLocked(
-                f"cannot lock {path}: it is in use",
-                hint="stop the process that holds it, or choose another directory",
-            ) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return _SystemLock(descriptor)
+        return _locked(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def lock_file(self, path: str) -> Lock:
+        return _locked(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def free_space(self, path: str) -> int:
         status = os.statvfs(path)
@@ -268,6 +278,11 @@ class _SystemFile(_Descriptor):
                 missing -= len(data)
             return b"".join(pieces)
 
+    def write_at(self, offset: int, data: bytes) -> None:
+        while data:
+            written = os.pwrite(self._descriptor, data, offset)
+            offset, data = offset + written, data[written:]
+
     def append(self, *parts: Buffer) -> None:
         # First as almost always: a few parts, written at once. This is in the way of every write to a log.
         if len(parts) <= WRITEV_PARTS_MAX:
@@ -299,6 +314,23 @@ class _SystemFile(_Descriptor):
         with _named(self._path):
             # macOS has no fdatasync; fsync promises at least as much.
             getattr(os, "fdatasync", os.fsync)(self._descriptor)
+
+
+def _locked(path: str, descriptor: int) -> _SystemLock:
+    """The lock on what the descriptor leads to; closed again if somebody else has it."""
+    try:
+        with _named(path):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise AlreadyLocked(
+            f"cannot lock {path}: it is in use",
+            hint="stop the process that holds it, or choose another directory",
+        ) from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return _SystemLock(descriptor)
 
 
 def _open(path: str, flags: int) -> _SystemFile:
