@@ -1,0 +1,122 @@
+"""The compaction catalog: which files compaction made, and which log files it has made superfluous.
+
+`parse` and `encode` are pure; reading and writing go through the Disk one is handed (reference: compaction catalog).
+Never looks whether the files that it names exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from flowstone.errors import LocalProtocolError
+from flowstone.limestone import names
+from flowstone.limestone.errors import DamagedFile
+from flowstone.limestone.files import read_whole, write_whole
+from flowstone.outside import Disk
+
+HEADER: Final = "COMPACTION_CATALOG_HEADER"
+FOOTER: Final = "COMPACTION_CATALOG_FOOTER"
+COMPACTED_VERSION: Final = 1
+NUMBER_MAX: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """`compacted`: names and versions of compacted files. `detached`: log files whose content those have."""
+
+    compacted: tuple[tuple[str, int], ...] = ()
+    detached: tuple[str, ...] = ()
+    max_epoch_id: int = 0
+    max_blob_id: int = 0
+
+
+def encode(catalog: Catalog) -> bytes:
+    """The text in the order of the real writer, both lists sorted."""
+    every_name = [*(name for name, _ in catalog.compacted), *catalog.detached]
+    if any(not name or name.split() != [name] for name in every_name):
+        raise LocalProtocolError("the name of a file in a catalog is one word")
+    lines = [HEADER]
+    lines += [f"COMPACTED_FILE {name} {version}" for name, version in sorted(catalog.compacted)]
+    lines += [f"DETACHED_PWAL {name}" for name in sorted(catalog.detached)]
+    lines += [f"MAX_EPOCH_ID {catalog.max_epoch_id}", f"MAX_BLOB_ID {catalog.max_blob_id}", FOOTER]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def parse(data: bytes, path: str) -> Catalog:
+    """What these bytes say; `path` is for the messages only. Lines come in any order, blank ones are skipped."""
+    compacted: list[tuple[str, int]] = []
+    detached: list[str] = []
+    numbers: dict[str, int] = {}
+    offset, is_ended = 0, False
+    for index, line in enumerate(data.split(b"\n")):
+        words = _words(line, path, offset)
+        if index == 0:
+            if line != HEADER.encode():
+                raise DamagedFile(path, 0, "it has no header of a catalog")
+        elif words and is_ended:
+            raise DamagedFile(path, offset, "there is something behind its footer")
+        elif line == FOOTER.encode():
+            is_ended = True
+        elif words[:1] == ["COMPACTED_FILE"] and len(words) == 3:
+            compacted.append((words[1], _number(words[2], path, offset)))
+        elif words[:1] == ["DETACHED_PWAL"] and len(words) == 2:
+            detached.append(words[1])
+        elif words[:1] in (["MAX_EPOCH_ID"], ["MAX_BLOB_ID"]) and len(words) == 2:
+            numbers[words[0]] = _number(words[1], path, offset)
+        elif words:
+            raise DamagedFile(path, offset, f"line {line[:40]!r} is none of a catalog")
+        offset += len(line) + 1
+    if not is_ended:
+        raise DamagedFile(path, len(data), "it has no footer")
+    if "MAX_EPOCH_ID" not in numbers:
+        raise DamagedFile(path, len(data), "it has no line MAX_EPOCH_ID")
+    compacted_files, detached_files = tuple(sorted(compacted)), tuple(sorted(detached))
+    return Catalog(compacted_files, detached_files, numbers["MAX_EPOCH_ID"], numbers.get("MAX_BLOB_ID", 0))
+
+
+def _words(line: bytes, path: str, offset: int) -> list[str]:
+    try:
+        return line.decode().split()
+    except UnicodeDecodeError:
+        raise DamagedFile(path, offset, "it is no text") from None
+
+
+def _number(text: str, path: str, offset: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= NUMBER_MAX):
+        raise DamagedFile(path, offset, f"{text[:40]!r} is no number of 64 bits")
+    return int(text)
+
+
+def read(disk: Disk, directory: str) -> Catalog | None:
+    """What the catalog says, or the one before it where it cannot be read; None where there is neither."""
+    path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
+    data, kept = read_whole(disk, path), read_whole(disk, back)
+    if data is None and kept is None:
+        return None
+    try:
+        return parse(data or b"", path)
+    except DamagedFile:
+        if kept is None:
+            raise
+        return parse(kept, back)
+
+
+def write(disk: Disk, directory: str, catalog: Catalog) -> None:
+    """Put this catalog in place; the one before it is kept as `.back`, if it can be read.
+
+    A crash leaves the old or the new one to `read`."""
+    path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
+    if disk.kind(path) == "file" and _is_sound(disk, path):
+        disk.rename(path, back)
+        disk.sync_directory(directory)
+    write_whole(disk, path, encode(catalog))
+    disk.sync_directory(directory)
+
+
+def _is_sound(disk: Disk, path: str) -> bool:
+    try:
+        parse(read_whole(disk, path) or b"", path)
+    except DamagedFile:
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""The manifest: which formats a data directory is written in, and its identity. It is the lock file, too.
+
+`parse` and `encode` are pure; what is done to the file goes through the Disk one is handed, and in place, because a
+lock is on the file and not on its name (reference: manifest and lock). Never compares identities: no peer does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowstone.limestone import names
+from flowstone.limestone.errors import DamagedFile, LimestoneError, UnsupportedFormat
+from flowstone.limestone.files import read_whole, write_whole
+from flowstone.outside import Disk
+
+FORMAT_VERSION: Final = "1.1"
+"""Of the manifest itself; 1.0 had no instance_uuid."""
+
+PERSISTENT_FORMAT_VERSION: Final = 7
+END_MARKERS_SINCE: Final = 6
+"""The persistent format from which on a session has an end marker."""
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says. `instance_uuid` is None in those of format 1.0."""
+
+    instance_uuid: str | None
+    persistent_format_version: int = PERSISTENT_FORMAT_VERSION
+    format_version: str = FORMAT_VERSION
+
+    @property
+    def is_current(self) -> bool:
+        return self.persistent_format_version == PERSISTENT_FORMAT_VERSION and self.format_version == FORMAT_VERSION
+
+    @property
+    def has_end_markers(self) -> bool:
+        """Whether a session without an end marker is one that never ended."""
+        return self.persistent_format_version >= END_MARKERS_SINCE
+
+    def migrated(self, fresh_uuid: str) -> Manifest:
+        """The same directory in the current formats; `fresh_uuid` is for one that has none yet."""
+        return Manifest(self.instance_uuid or fresh_uuid)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes as the real program writes them: compact, keys sorted, no newline."""
+    fields: dict[str, Any] = {
+        "format_version": manifest.format_version,
+        "persistent_format_version": manifest.persistent_format_version,
+    }
+    if manifest.instance_uuid is not None:
+        fields["instance_uuid"] = manifest.instance_uuid
+    return json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
+
+
+def parse(data: bytes, path: str) -> Manifest:
+    """What these bytes say; `path` is for the messages only."""
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError):
+        raise DamagedFile(path, 0, "it is no JSON") from None
+    if not isinstance(fields, dict):
+        raise DamagedFile(path, 0, "it is no JSON object")
+    version, persistent = fields.get("format_version"), fields.get("persistent_format_version")
+    uuid = fields.get("instance_uuid")
+    if version not in ("1.0", FORMAT_VERSION):
+        raise UnsupportedFormat(f"{path}: format_version {_short(version)} is not supported", hint="1.0 and 1.1 are")
+    if type(persistent) is not int or not 1 <= persistent <= PERSISTENT_FORMAT_VERSION:
+        raise UnsupportedFormat(
+            f"{path}: persistent_format_version {_short(persistent)} is not supported",
+            hint=f"1 to {PERSISTENT_FORMAT_VERSION} are",
+        )
+    if version == FORMAT_VERSION and not (isinstance(uuid, str) and _UUID.fullmatch(uuid)):
+        raise DamagedFile(path, 0, f"instance_uuid {_short(uuid)} is no UUID")
+    return Manifest(uuid if version == FORMAT_VERSION else None, persistent, version)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:40]
+
+
+def create(disk: Disk, directory: str, instance_uuid: str) -> Manifest:
+    """Make the manifest of a new directory, which may hold directories but no files."""
+    for name in disk.list_directory(directory):
+        if disk.kind(f"{directory}/{name}") == "file":
+            raise LimestoneError(
+                f"cannot make a data directory of {directory}: it holds {name}, and no manifest",
+                hint="choose an empty directory, or put its limestone-manifest.json back",
+            )
+    manifest = Manifest(instance_uuid)
+    write_whole(disk, f"{directory}/{names.MANIFEST}", encode(manifest))
+    disk.sync_directory(directory)
+    return manifest
+
+
+def read(disk: Disk, directory: str) -> Manifest | None:
+    """What the manifest says, or its copy where a migration was cut short; None where there is neither."""
+    path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
+    data, kept = read_whole(disk, path), read_whole(disk, back)
+    if data is None and kept is None:
+        return None
+    try:
+        return parse(data or b"", path)
+    except DamagedFile:
+        if kept is None:
+            raise
+        return parse(kept, back)
+
+
+def settle(disk: Disk, directory: str) -> None:
+    """End a migration that was cut short: a copy replaces a manifest that cannot be read, and is gone after that.
+
+    Before the lock is taken, since it puts another file in the manifest's place."""
+    path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
+    kept = read_whole(disk, back)
+    if kept is None:
+        return
+    try:
+        parse(read_whole(disk, path) or b"", path)
+        disk.unlink(back)
+    except DamagedFile:
+        parse(kept, back)
+        disk.rename(back, path)
+    disk.sync_directory(directory)
+
+
+def migrate(disk: Disk, directory: str, manifest: Manifest) -> None:
+    """Put a manifest in the place of an older one. At every moment one of the two files can be read."""
+    path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
+    write_whole(disk, back, encode(manifest))
+    disk.sync_directory(directory)
+    write_whole(disk, path, encode(manifest))
+    disk.unlink(back)
+    disk.sync_directory(directory)

@@ -1,0 +1,54 @@
+"""A simulated disk that loses power at any operation of a piece of work, with any loss of what was not synced."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from flowstone.outside import Disk
+from tests.conftest import FULL
+from tests.simulation.disk import Loss, SimulatedDisk, Storage
+from tests.simulation.loop import Died, Life
+from tests.simulation.trace import Trace
+
+DIRECTORY = "/data"
+SEEDS = 200 if FULL else 12
+
+
+def fresh(seed: int = 0) -> tuple[Storage, Disk]:
+    machine = Storage("disk", Trace(lambda: 0.0), random.Random(seed))
+    disk = mounted(machine)
+    disk.make_directory(DIRECTORY)
+    return machine, disk
+
+
+def mounted(machine: Storage) -> Disk:
+    return SimulatedDisk(machine, Life("process"))
+
+
+def crashed(prepare: Callable[[Disk], None], work: Callable[[Disk], None]) -> Iterator[tuple[Disk, bool]]:
+    """The disk after each crash of `work` on the ground that `prepare` made; True with the one that saw all of it."""
+    for seed in range(SEEDS):
+        operations, is_done = 0, False
+        while not is_done:
+            machine, disk = fresh(seed)
+            prepare(disk)
+            operations += 1
+            is_done = _survives(machine, work, operations)
+            machine.crash(Loss.ANY)
+            yield mounted(machine), is_done
+
+
+def _survives(machine: Storage, work: Callable[[Disk], None], operations: int) -> bool:
+    life = Life("process")
+
+    def die() -> None:
+        life.is_dead = True
+
+    machine.die_after(operations, die)
+    try:
+        work(SimulatedDisk(machine, life))
+    except Died:
+        return False
+    machine.spare()
+    return True

@@ -1,0 +1,45 @@
+"""Small files: bounded, written in place or replaced, whole after a crash where that is promised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowstone.limestone import files
+from flowstone.limestone.errors import DamagedFile
+from flowstone.outside import Disk, production
+from tests.limestone.crashes import DIRECTORY, crashed
+
+
+def test_a_file_is_written_in_place_and_keeps_its_identity(tmp_path: Path) -> None:
+    disk, path = production().disk, tmp_path / "file"
+    files.write_whole(disk, str(path), b"first, and longer")
+    inode = path.stat().st_ino
+    files.write_whole(disk, str(path), b"second")
+    assert (path.read_bytes(), path.stat().st_ino) == (b"second", inode)
+    assert files.read_whole(disk, str(path)) == b"second"
+    assert files.read_whole(disk, str(tmp_path)) is None
+
+
+def test_a_small_file_that_is_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "epoch"
+    with path.open("wb") as file:
+        file.truncate(files.SMALL_FILE_MAX + 1)
+    with pytest.raises(DamagedFile, match="far more"):
+        files.read_whole(production().disk, str(path))
+
+
+def test_a_replaced_file_is_the_old_or_the_new_one_after_any_crash() -> None:
+    def prepare(disk: Disk) -> None:
+        files.replace(disk, DIRECTORY, "file", "temporary", b"old")
+
+    def work(disk: Disk) -> None:
+        files.replace(disk, DIRECTORY, "file", "temporary", b"new")
+
+    found = set()
+    for disk, is_done in crashed(prepare, work):
+        data = files.read_whole(disk, f"{DIRECTORY}/file")
+        assert data in ((b"new",) if is_done else (b"old", b"new"))
+        found.add(data)
+    assert found == {b"old", b"new"}

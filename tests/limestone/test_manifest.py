@@ -1,0 +1,110 @@
+"""The manifest: the real program's bytes, all formats that were ever written, and a migration that survives a crash."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowstone.limestone import manifest, names
+from flowstone.limestone.errors import DamagedFile, LimestoneError, UnsupportedFormat
+from flowstone.limestone.manifest import Manifest, encode, parse
+from flowstone.outside import AlreadyLocked, Disk, production
+from tests.limestone import recorded
+from tests.limestone.crashes import DIRECTORY, crashed
+
+UUID = "7036c76f-ef9c-4258-9711-665964110f2a"
+OLD = Manifest(None, 4, "1.0")
+
+
+def test_recorded_manifests_are_read_and_written_byte_for_byte() -> None:
+    found = sorted(recorded.HERE.rglob(names.MANIFEST))
+    assert len(found) > 10
+    for path in found:
+        read = parse(path.read_bytes(), str(path))
+        assert (read.is_current, read.has_end_markers) == (True, True)
+        assert encode(read) == path.read_bytes()
+
+
+@pytest.mark.parametrize("version", range(1, 8))
+def test_every_persistent_format_is_read_and_becomes_the_newest(version: int) -> None:
+    found = parse(encode(Manifest(None, version, "1.0")), "x")
+    assert (found.persistent_format_version, found.has_end_markers, found.is_current) == (version, version >= 6, False)
+    assert found.migrated(UUID) == Manifest(UUID)
+    assert Manifest("kept").migrated(UUID).instance_uuid == "kept"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "word"),
+    [
+        ({"persistent_format_version": 8}, UnsupportedFormat, "persistent_format_version 8"),
+        ({"persistent_format_version": 0}, UnsupportedFormat, "persistent_format_version 0"),
+        ({"persistent_format_version": True}, UnsupportedFormat, "True"),
+        ({"format_version": "2.0"}, UnsupportedFormat, "format_version '2.0'"),
+        ({"instance_uuid": "x"}, DamagedFile, "no UUID"),
+        ({"instance_uuid": None}, DamagedFile, "no UUID"),
+    ],
+)
+def test_what_is_not_known_is_refused(change: dict[str, object], kind: type[Exception], word: str) -> None:
+    with pytest.raises(kind, match=word):
+        parse(json.dumps(json.loads(encode(Manifest(UUID))) | change).encode(), "x")
+
+
+@given(st.integers(0, len(encode(Manifest(UUID))) - 1), st.integers(0, 255))
+def test_every_truncation_and_any_damaged_byte_is_refused_or_read(at: int, byte: int) -> None:
+    data = bytearray(encode(Manifest(UUID)))
+    with pytest.raises(DamagedFile):
+        parse(bytes(data[:at]), "x")
+    data[at] = byte
+    with suppress(LimestoneError):
+        parse(bytes(data), "x")
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(DamagedFile):
+        parse(b"[" * 100_000, "x")
+
+
+def test_a_new_directory_gets_one_and_a_foreign_one_does_not(tmp_path: Path) -> None:
+    disk, directory = production().disk, str(tmp_path)
+    (tmp_path / "blob").mkdir()
+    assert manifest.read(disk, directory) is None
+    created = manifest.create(disk, directory, UUID)
+    assert manifest.read(disk, directory) == created == Manifest(UUID)
+    with pytest.raises(LimestoneError, match="holds limestone-manifest"):
+        manifest.create(disk, directory, UUID)
+
+
+def test_a_migration_leaves_the_lock_where_it_is(tmp_path: Path) -> None:
+    disk, path = production().disk, tmp_path / names.MANIFEST
+    path.write_bytes(encode(OLD))
+    with disk.lock_file(str(path)):
+        manifest.migrate(disk, str(tmp_path), OLD.migrated(UUID))
+        with pytest.raises(AlreadyLocked):
+            disk.lock_file(str(path))
+    assert [each.name for each in tmp_path.iterdir()] == [names.MANIFEST]
+
+
+def test_a_migration_that_is_cut_short_anywhere_is_settled() -> None:
+    def prepare(disk: Disk) -> None:
+        with disk.create(f"{DIRECTORY}/{names.MANIFEST}") as file:
+            file.append(encode(OLD))
+            file.sync()
+        disk.sync_directory(DIRECTORY)
+
+    for disk, is_done in crashed(prepare, lambda disk: manifest.migrate(disk, DIRECTORY, Manifest(UUID))):
+        found = manifest.read(disk, DIRECTORY)
+        assert found in ((Manifest(UUID),) if is_done else (OLD, Manifest(UUID)))
+        manifest.settle(disk, DIRECTORY)
+        assert disk.list_directory(DIRECTORY) == [names.MANIFEST]
+        assert manifest.read(disk, DIRECTORY) == found
+
+
+def test_a_manifest_that_cannot_be_read_without_a_copy_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / names.MANIFEST).write_bytes(b"{")
+    with pytest.raises(DamagedFile):
+        manifest.read(production().disk, str(tmp_path))
