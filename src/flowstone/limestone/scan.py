@@ -1,0 +1,230 @@
+"""What of a log file counts: its snippets against the durable epoch, torn and damaged tails, and what to do about them.
+
+Pure: tokens of `entries.walk` in, entries that count out, and a verdict with the changes that the file needs
+(reference: recovery, torn tails, repair rules). Never touches a file: `recovery.py` makes the changes.
+
+A snippet is a begin marker with what follows it, up to its end marker, the next begin or the end of the file. It counts
+if its epoch is durable. One whose epoch is not is marked, so that it still does not count when later epochs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Final
+
+from flowstone.limestone.entries import Entry, EntryType, Marker, Token, Torn, Unknown
+
+
+class Verdict(IntEnum):
+    """What is wrong with a file, as the real program numbers it: the worst finding is the largest."""
+
+    OK = 0
+    REPAIRED = 0x01
+    TAIL_BROKEN_BUT_MARKED = 0x11
+    NONDURABLE = 0x40
+    TAIL_BROKEN = 0x41
+    CORRUPTED_DURABLE = 0x42
+    UNEXPECTED = 0x81
+
+    @property
+    def is_repairable(self) -> bool:
+        """Nothing durable is lost: whatever is wrong can be marked or cut."""
+        return self < Verdict.CORRUPTED_DURABLE
+
+    @property
+    def is_clean(self) -> bool:
+        """The file can be used, and appended to, when the changes are made."""
+        return self <= Verdict.REPAIRED
+
+
+class Policy(Enum):
+    """What is done about a snippet that must not count."""
+
+    REPORT = "report"
+    MARK = "mark"
+    CUT = "cut"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way of reading. The first four are the real program's, byte for byte; `RECOVERY` is ours.
+
+    `nondurable`: a snippet of an epoch that is not durable. `torn`: the file ends inside an entry.
+    `damaged`: an unknown byte. `stops`: at the first thing that may not be where it is.
+    `forgives`: the rest of a write that power cut short is cut off, where it cannot have been durable.
+    """
+
+    nondurable: Policy
+    torn: Policy
+    damaged: Policy
+    stops: bool = False
+    forgives: bool = False
+
+
+STARTUP: Final = Mode(Policy.MARK, Policy.REPORT, Policy.REPORT, stops=True)
+INSPECT: Final = Mode(Policy.REPORT, Policy.REPORT, Policy.REPORT)
+REPAIR: Final = Mode(Policy.MARK, Policy.MARK, Policy.MARK)
+REPAIR_CUT: Final = Mode(Policy.MARK, Policy.CUT, Policy.CUT)
+RECOVERY: Final = Mode(Policy.MARK, Policy.CUT, Policy.REPORT, stops=True, forgives=True)
+"""Ours at start: a session that a crash cut short needs no tool. Bytes that no crash explains are left to one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a healthy file has not."""
+
+    verdict: Verdict
+    offset: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a file needs: bytes to overwrite with MARKER_INVALIDATED_BEGIN, then the size to cut it to, if any."""
+
+    marks: tuple[int, ...] = ()
+    cut: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.marks) or self.cut is not None
+
+
+class Scan:
+    """One pass over a log file: iterate once for the entries that count, then ask what was found.
+
+    `is_detached`: nobody appends to the file, so a broken tail that is marked is harmless there.
+    """
+
+    def __init__(
+        self, tokens: Iterable[tuple[int, Token]], durable_epoch: int, mode: Mode, *, is_detached: bool = False
+    ) -> None:
+        self.max_epoch = 0
+        """The largest epoch of any begin marker, marked ones included."""
+        self.findings: list[Finding] = []
+        self.counted = 0
+        self._tokens = tokens
+        self._durable_epoch = durable_epoch
+        self._mode = mode
+        self._is_detached = is_detached
+        self._marks: list[int] = []
+        self._cut: int | None = None
+        self._is_open = self._is_valid = self._is_marked = self._has_entries = False
+        self._epoch = 0
+        self._head = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        found = [finding.verdict for finding in self.findings]
+        if self._is_detached:
+            found = [verdict for verdict in found if verdict is not Verdict.TAIL_BROKEN_BUT_MARKED]
+        return max(found, default=Verdict.OK)
+
+    @property
+    def changes(self) -> Changes:
+        cut = self._cut
+        return Changes(tuple(mark for mark in self._marks if cut is None or mark < cut), cut)
+
+    def __iter__(self) -> Iterator[Entry]:
+        for offset, token in self._tokens:
+            if isinstance(token, Entry):
+                if self._is_valid and self._is_open:
+                    self.counted += 1
+                    self._has_entries = True
+                    yield token
+                elif not self._is_open:
+                    self._find(Verdict.UNEXPECTED, offset, f"{token.type.name} outside of a session")
+                    if self._mode.stops:
+                        return
+            elif isinstance(token, Marker):
+                if not self._marker(offset, token):
+                    return
+            elif isinstance(token, Torn):
+                self._torn(offset, token)
+            else:
+                self._unknown(offset, token)
+
+    def _marker(self, offset: int, marker: Marker) -> bool:
+        """Whether the scan goes on behind it."""
+        if marker.type is EntryType.MARKER_BEGIN:
+            self._begin(offset, marker.epoch)
+            if marker.epoch > self._durable_epoch:
+                self._is_valid = False
+                self._nondurable(offset)
+            return True
+        if marker.type is EntryType.MARKER_INVALIDATED_BEGIN:
+            self._begin(offset, marker.epoch)
+            self._is_valid, self._is_marked = False, True
+            return True
+        if marker.type is EntryType.MARKER_END and self._is_open:
+            self._is_open = False
+            return True
+        self._find(Verdict.UNEXPECTED, offset, f"{marker.type.name} outside of a session")
+        return marker.type is EntryType.MARKER_DURABLE and not self._mode.stops
+
+    def _begin(self, offset: int, epoch: int) -> None:
+        self.max_epoch = max(self.max_epoch, epoch)
+        self._is_open = self._is_valid = True
+        self._is_marked = self._has_entries = False
+        self._epoch, self._head = epoch, offset
+
+    def _nondurable(self, offset: int) -> None:
+        what = f"a session of epoch {self._epoch}, but only {self._durable_epoch} is durable"
+        if self._mode.nondurable is Policy.REPORT:
+            self._find(Verdict.NONDURABLE, offset, what)
+            return
+        self._marks.append(offset)
+        self._is_marked = True
+        self._find(Verdict.REPAIRED, offset, what)
+
+    def _torn(self, offset: int, torn: Torn) -> None:
+        what = f"the file ends inside an entry {torn.type.name}"
+        is_durable = self._is_open and self._epoch <= self._durable_epoch
+        if torn.type is EntryType.MARKER_INVALIDATED_BEGIN:
+            # The original lets it be, and appends to it; what is appended would be lost in it.
+            if self._mode.forgives:
+                self._broken_at(offset, offset, what, Policy.CUT)
+        elif torn.type is EntryType.MARKER_BEGIN:
+            if is_durable and not self._mode.forgives:
+                self._find(Verdict.CORRUPTED_DURABLE, offset, what)
+            else:
+                self._broken_at(offset, offset, what, self._mode.torn)
+        elif not self._is_open or torn.type is EntryType.MARKER_DURABLE:
+            self._find(Verdict.UNEXPECTED, offset, what + ", outside of a session")
+        elif self._is_valid and is_durable:
+            self._find(Verdict.CORRUPTED_DURABLE, offset, what)
+        else:
+            self._broken_at(self._head, offset, what, self._mode.torn)
+
+    def _unknown(self, offset: int, unknown: Unknown) -> None:
+        what = f"no entry begins with byte {unknown.byte:#04x}"
+        policy, is_durable = self._mode.damaged, self._is_valid
+        if self._mode.forgives:
+            # Of a durable session every byte was synced: zeros to the end are of a later one. A begin marker that is
+            # followed by nothing else may itself be half zeros, whatever epoch it seems to say.
+            is_durable = self._is_valid and (self._has_entries or not unknown.zeros)
+            if unknown.zeros or (self._is_open and not is_durable):
+                policy = Policy.CUT
+        if not self._is_open:
+            self._broken_at(offset, offset, what, policy)
+        elif is_durable:
+            self._find(Verdict.CORRUPTED_DURABLE, offset, what)
+        else:
+            self._broken_at(self._head, offset, what, policy)
+
+    def _broken_at(self, head: int, offset: int, what: str, policy: Policy) -> None:
+        """The tail from `head` on must not count; that was seen at `offset`."""
+        if policy is Policy.CUT:
+            self._cut = head
+            self._find(Verdict.REPAIRED, offset, what)
+        elif self._is_marked and head == self._head:
+            self._find(Verdict.TAIL_BROKEN_BUT_MARKED, offset, what)
+        elif policy is Policy.MARK:
+            self._marks.append(head)
+            self._find(Verdict.REPAIRED, offset, what)
+        else:
+            self._find(Verdict.TAIL_BROKEN, offset, what)
+
+    def _find(self, verdict: Verdict, offset: int, what: str) -> None:
+        self.findings.append(Finding(verdict, offset, what))

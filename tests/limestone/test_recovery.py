@@ -1,0 +1,168 @@
+"""Data directories: recorded ones recover to the recorded rows, a crash leaves what is durable, damage is named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flowstone.limestone import names
+from flowstone.limestone.entries import EntryType, Marker, WriteVersion, encode, put
+from flowstone.limestone.epoch_file import EpochWriter, record
+from flowstone.limestone.errors import DamagedFile
+from flowstone.limestone.recovery import Recovered, recover
+from flowstone.limestone.scan import INSPECT, STARTUP, Changes
+from flowstone.limestone.snapshot import encode_compacted, encode_snapshot
+from flowstone.outside import Disk, production
+from tests.limestone import recorded
+from tests.limestone.crashes import DIRECTORY, crashed
+
+DISK = production().disk
+HERE = recorded.HERE
+ROWS = recorded.rows((HERE / "dirs-master" / "before.rows.txt").read_text())
+
+
+def copied(tmp_path: Path, *parts: str) -> Path:
+    return Path(shutil.copytree(HERE.joinpath(*parts), tmp_path / "copy"))
+
+
+def shown(found: Recovered) -> list[tuple[int, bytes, bytes]]:
+    return [(row.storage_id, row.key, row.value) for row in found.snapshot.rows()]
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("side", ["dirs-master", "dirs-replica"])
+@pytest.mark.parametrize("state", ["before", "before-reopened", "after-offline-compaction"])
+def test_recorded_directories_recover_to_the_recorded_rows(tmp_path: Path, side: str, state: str) -> None:
+    listing = "after-offline.rows.txt" if state.startswith("after") else "before.rows.txt"
+    text = (HERE / side / listing).read_text()
+    directory = copied(tmp_path, side, state)
+    before = content(directory)
+    found = recover(DISK, str(directory))
+    assert shown(found) == recorded.rows(text) != []
+    assert f"last_epoch {found.last_epoch}" in text
+    assert content(directory) == before
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("dirs-master/before", "dirs-master/before-reopened"),
+        ("dirs-replica/before", "dirs-replica/before-reopened"),
+        ("tail/dir-before-reopen", "tail/dir"),
+        ("basic/master-dir", "restart/master-dir"),
+    ],
+)
+def test_the_snapshot_file_is_the_real_programs(before: str, after: str) -> None:
+    found = recover(DISK, str(HERE / before), repairs=False)
+    changes = found.snapshot.changes(with_removes=bool(found.catalog.compacted))
+    assert encode_snapshot(changes) == (HERE / after / names.SNAPSHOT).read_bytes()
+
+
+@pytest.mark.parametrize("side", ["dirs-master", "dirs-replica"])
+def test_the_compacted_file_is_the_real_programs(side: str) -> None:
+    found = recover(DISK, str(HERE / side / "before"), repairs=False)
+    real = HERE / side / "after-offline-compaction" / names.COMPACTED
+    assert encode_compacted(found.snapshot.rows()) == real.read_bytes()
+
+
+def test_what_never_became_durable_is_marked_as_the_real_program_marks_it(tmp_path: Path) -> None:
+    directory = copied(tmp_path, "tail", "dir-before-reopen")
+    found = recover(DISK, str(directory))
+    real = {name: data for name, data in content(HERE / "tail" / "dir").items() if names.is_pwal(name)}
+    assert {name: data for name, data in content(directory).items() if names.is_pwal(name)} == real
+    text = (HERE / "tail" / "2.out").read_text()
+    assert shown(found) == recorded.rows(text)
+    assert (found.durable_epoch, found.last_epoch) == (5, 6)
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    directory = copied(tmp_path, "tail", "dir-before-reopen")
+    before = content(directory)
+    recover(DISK, str(directory), repairs=False)
+    assert content(directory) == before
+
+
+def test_a_removed_key_does_not_come_back_after_an_offline_compaction() -> None:
+    """In the original it does: the empty catalog keeps the remove out of its snapshot."""
+    directory = HERE / "quirk-offline-remove" / "dir"
+    found = recover(DISK, str(directory), repairs=False)
+    removed = [token for token in found.snapshot.changes(with_removes=True) if token.type is EntryType.REMOVE]
+    assert removed
+    keys = [(storage_id, key) for storage_id, key, _ in shown(found)]
+    assert not [entry for entry in removed if (entry.storage_id, entry.key) in keys]
+
+
+def test_a_replica_that_was_killed_in_epoch_0_has_lost_something_and_says_where(tmp_path: Path) -> None:
+    directory = copied(tmp_path, "replica_crash", "crash.dir.asleft")
+    before = content(directory)
+    for mode in (STARTUP, INSPECT):
+        with pytest.raises(DamagedFile, match=r"pwal_0000 is damaged at byte \d+.*restore a backup"):
+            recover(DISK, str(directory), mode)
+    assert content(directory) == before
+
+
+def test_compacted_files_and_what_they_replace_are_not_read_as_logs(tmp_path: Path) -> None:
+    old, new = put(1, b"k", b"old", WriteVersion(1, 1)), put(1, b"k", b"new", WriteVersion(2, 1))
+    detached = "pwal_0000.01794772615522.0"
+    (tmp_path / detached).write_bytes(session(1, b"gone"))
+    (tmp_path / names.CATALOG).write_bytes(
+        f"COMPACTION_CATALOG_HEADER\nDETACHED_PWAL {detached}\nMAX_EPOCH_ID 1\nMAX_BLOB_ID 8\n"
+        "COMPACTION_CATALOG_FOOTER\n".encode()
+    )
+    (tmp_path / names.COMPACTED_PREVIOUS).write_bytes(encode_compacted([old]))
+    (tmp_path / names.EPOCH).write_bytes(record(2))
+    assert shown(recover(DISK, str(tmp_path))) == [(1, b"k", b"old")]
+    (tmp_path / names.COMPACTED).write_bytes(encode_compacted([new]))
+    found = recover(DISK, str(tmp_path))
+    assert (shown(found), found.max_blob_id, found.files) == ([(1, b"k", b"new")], 8, ())
+    (tmp_path / names.COMPACTED).write_bytes(encode_compacted([new])[:-1])
+    with pytest.raises(DamagedFile, match="restore it from a backup"):
+        recover(DISK, str(tmp_path))
+
+
+def session(epoch: int, key: bytes) -> bytes:
+    markers = [Marker(kind, epoch) for kind in (EntryType.MARKER_BEGIN, EntryType.MARKER_END)]
+    return encode(markers[0]) + encode(put(1, key, b"v" * 30, WriteVersion(epoch, 1))) + encode(markers[1])
+
+
+@pytest.mark.parametrize("start", [1, 0xFE])
+def test_a_crash_at_any_moment_leaves_the_epochs_that_were_reported_and_no_half_of_another(start: int) -> None:
+    """Sessions are synced, then their epoch is written; recovery itself may be cut short, too."""
+    reported: list[int] = []
+
+    def prepare(disk: Disk) -> None:
+        reported.clear()
+        disk.create(f"{DIRECTORY}/pwal_0000").close()
+        EpochWriter.open(disk, DIRECTORY)
+        disk.sync_directory(DIRECTORY)
+
+    def work(disk: Disk) -> None:
+        writer = EpochWriter.open(disk, DIRECTORY)
+        for epoch in range(start, start + 4):
+            data = session(epoch, b"%d" % epoch)
+            with disk.append_to(f"{DIRECTORY}/pwal_0000") as file:
+                file.append(data[:30])
+                file.append(data[30:])
+                file.sync()
+            writer.write(epoch)
+            reported.append(epoch)
+
+    for disk, _ in crashed(prepare, work):
+        found = recover(disk, DIRECTORY)
+        epochs = [int(key) for _, key, _ in shown(found)]
+        assert epochs == list(range(start, start + len(epochs)))
+        assert len(reported) <= len(epochs) <= len(reported) + 1
+        EpochWriter.open(disk, DIRECTORY).write(found.last_epoch)
+        again = recover(disk, DIRECTORY)
+        assert shown(again) == shown(found)
+        assert [report.changes for report in again.files] == [Changes()]
+
+
+def test_an_empty_directory_is_an_empty_state(tmp_path: Path) -> None:
+    found = recover(DISK, str(tmp_path))
+    assert (shown(found), found.last_epoch, found.max_blob_id) == ([], 0, 0)
