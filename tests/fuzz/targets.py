@@ -39,7 +39,7 @@ from flowstone.xlog.columns import Column, ColumnOptions, TypedDecoder, generic_
 from flowstone.xlog.meta import FileType, Meta, parse
 from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES
-from tests.fuzz import replication_targets, request_targets, turn_target
+from tests.fuzz import limestone_targets, replication_targets, request_targets, turn_target
 from tests.xlog.files import PATH, header, opened, row, small_log
 from tests.xlog.slabs import array, body, insert
 
@@ -318,6 +318,11 @@ TARGETS: dict[str, Target] = {
     "row_stream": Target(replication_targets.row_stream, replication_targets.STREAMS),
     "messages": Target(replication_targets.any_message, replication_targets.MESSAGES),
     "turn": Target(turn_target.turn, turn_target.CORPUS),
+    "limestone_log": Target(limestone_targets.log_file, limestone_targets.LOGS),
+    "limestone_messages": Target(limestone_targets.stream, limestone_targets.STREAMS),
+    "limestone_epochs": Target(limestone_targets.epochs, limestone_targets.EPOCHS),
+    "limestone_manifest": Target(limestone_targets.manifest_file, limestone_targets.MANIFESTS),
+    "limestone_catalog": Target(limestone_targets.catalog_file, limestone_targets.CATALOGS),
     "uri": Target(uri, (b"user:secret@host:3301", b"unix/:/tmp/x.sock", b"[::1]:3301")),
 }
 

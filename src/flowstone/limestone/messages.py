@@ -1,0 +1,405 @@
+"""The messages of Limestone's replication, protocol version 2, to bytes and back.
+
+Pure, and without state but the bytes that have not made a message yet (reference: wire protocol). There is no frame: a
+message is known by its type alone, so after one that cannot be read nothing can be, and the connection is closed. No
+length is believed: what it promises counts against `size_max` before a byte of it is waited for, and memory is taken
+only for bytes that came. Never knows which message may come when: that is for master and replica.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum, IntFlag
+from typing import Final, NamedTuple
+
+from flowstone.errors import LocalProtocolError
+from flowstone.limestone.entries import Entry, EntryType, WriteVersion, put
+from flowstone.limestone.errors import BadMessage
+
+PROTOCOL_VERSION: Final = 2
+MESSAGE_SIZE_MAX: Final = 1 << 30
+"""Of one message, blobs included, as we take it. The original takes what memory there is."""
+
+ENTRY_SIZE_MIN: Final = 37
+PLACEHOLDER_SECRET: Final = b"server_.get_session_secret()"
+"""What every real replica says in SESSION_BEGIN_ACK: a placeholder that was left in the program."""
+
+
+class MessageType(IntEnum):
+    """The first byte of a message. 0x02 is reserved, and closes a connection like any unknown one."""
+
+    SESSION_BEGIN = 0x01
+    GROUP_COMMIT = 0x03
+    GC_BOUNDARY_SWITCH = 0x04
+    LOG_CHANNEL_CREATE = 0x10
+    LOG_ENTRIES = 0x11
+    SESSION_BEGIN_ACK = 0x20
+    ACK = 0x21
+    ERROR = 0x22
+    RDMA_INIT = 0x30
+    RDMA_INIT_ACK = 0x31
+
+
+class ErrorCode(IntEnum):
+    """Why a replica refuses."""
+
+    UNEXPECTED_TYPE = 1
+    CONTROL_CHANNEL_EXISTS = 10
+    CONTROL_CHANNEL_WRONG_TYPE = 11
+    CONTROL_CHANNEL_CONFUSED = 12
+    UNSUPPORTED_VERSION = 13
+    TOO_MANY_LOG_CHANNELS = 20
+    LOG_CHANNEL_WRONG_TYPE = 21
+    LOG_CHANNEL_CONFUSED = 22
+    RDMA_WRONG_CHANNEL = 100
+    RDMA_NOT_AVAILABLE = 101
+    RDMA_NO_ADDRESS = 102
+    RDMA_INITIALISED_BEFORE = 103
+
+
+class SessionFlags(IntFlag):
+    """What a LOG_ENTRIES does besides carrying entries: begin before them, end or flush after them."""
+
+    NONE = 0
+    BEGIN = 0x01
+    END = 0x02
+    FLUSH = 0x04
+
+
+class Blob(NamedTuple):
+    blob_id: int
+    content: bytes
+
+
+class WireEntry(NamedTuple):
+    """An entry as it travels: every field whatever its type, and blobs with their content."""
+
+    type: int
+    storage_id: int
+    key: bytes
+    value: bytes
+    version: WriteVersion
+    blobs: tuple[Blob, ...] = ()
+
+    def logged(self) -> Entry | None:
+        """The entry that a replica writes to its log, as the real one does; None for types from the future.
+
+        BadMessage for a marker: the flags of a message are what begins and ends a session."""
+        if self.type == EntryType.NORMAL:
+            return put(self.storage_id, self.key, self.value, self.version)
+        if self.type == EntryType.NORMAL_WITH_BLOB:
+            blob_ids = tuple(blob.blob_id for blob in self.blobs)
+            return put(self.storage_id, self.key, self.value, self.version, blob_ids)
+        if self.type == EntryType.REMOVE:
+            return Entry(EntryType.REMOVE, self.storage_id, self.version, self.key)
+        if self.type in (EntryType.CLEAR_STORAGE, EntryType.ADD_STORAGE, EntryType.REMOVE_STORAGE):
+            return Entry(EntryType(self.type), self.storage_id, self.version)
+        if self.type > max(EntryType):
+            return None
+        raise BadMessage(f"an entry of type {self.type} in LOG_ENTRIES: markers are not sent")
+
+
+def wire_entry(entry: Entry, blobs: tuple[Blob, ...] = ()) -> WireEntry:
+    """How a master sends an entry; `blobs` are those that it names, in that order."""
+    if entry.blob_ids != tuple(blob.blob_id for blob in blobs):
+        raise LocalProtocolError(f"an entry with blobs {entry.blob_ids} was given others to send")
+    return WireEntry(entry.type, entry.storage_id, entry.key, entry.value, entry.version, blobs)
+
+
+class SessionBegin(NamedTuple):
+    """Opens the control channel. Real masters leave all but the version empty."""
+
+    protocol_version: int = PROTOCOL_VERSION
+    configuration_id: bytes = b""
+    epoch: int = 0
+    connection_type: int = 0
+
+
+class SessionBeginAck(NamedTuple):
+    session_secret: bytes = PLACEHOLDER_SECRET
+
+
+class GroupCommit(NamedTuple):
+    """The epoch has become durable at the master, or will when the replica says so."""
+
+    epoch: int
+
+
+class GcBoundarySwitch(NamedTuple):
+    """Known, but never sent; a replica closes the connection."""
+
+    write_version: int
+
+
+class LogChannelCreate(NamedTuple):
+    """Opens a log channel."""
+
+    channel_id: int
+    secret: bytes = b""
+    connection_type: int = 1
+
+
+class LogEntries(NamedTuple):
+    """Entries of a session. The flags stand behind the entries, so none may be written before all have come."""
+
+    epoch: int
+    entries: tuple[WireEntry, ...] = ()
+    flags: int = SessionFlags.NONE
+
+
+class Ack(NamedTuple):
+    pass
+
+
+class Error(NamedTuple):
+    code: int
+    message: str
+
+
+class RdmaInit(NamedTuple):
+    slot_count: int
+
+
+class RdmaInitAck(NamedTuple):
+    address: int
+
+
+Message = (
+    SessionBegin
+    | SessionBeginAck
+    | GroupCommit
+    | GcBoundarySwitch
+    | LogChannelCreate
+    | LogEntries
+    | Ack
+    | Error
+    | RdmaInit
+    | RdmaInitAck
+)
+
+ACK: Final = b"\x21\x00"
+
+_ENTRIES_HEAD: Final = struct.Struct(">BQI")
+_ENTRY_HEAD: Final = struct.Struct(">BQI")
+_LENGTH: Final = struct.Struct(">I")
+_ENTRY_TAIL: Final = struct.Struct(">QQI")
+_BLOB_HEAD: Final = struct.Struct(">QI")
+_SUCCESS: Final = 0
+_FAILURE: Final = 1
+
+# The bodies that are not LOG_ENTRIES: numbers, then at most one string. In SESSION_BEGIN a number stands behind it.
+_BODIES: Final = {
+    MessageType.SESSION_BEGIN: (struct.Struct(">BQ"), True, 8),
+    MessageType.GROUP_COMMIT: (struct.Struct(">Q"), False, 0),
+    MessageType.GC_BOUNDARY_SWITCH: (struct.Struct(">H"), False, 0),
+    MessageType.LOG_CHANNEL_CREATE: (struct.Struct(">BQ"), True, 0),
+    MessageType.SESSION_BEGIN_ACK: (struct.Struct(">B"), True, 0),
+    MessageType.ACK: (struct.Struct(">B"), False, 0),
+    MessageType.ERROR: (struct.Struct(">BH"), True, 0),
+    MessageType.RDMA_INIT: (struct.Struct(">I"), False, 0),
+    MessageType.RDMA_INIT_ACK: (struct.Struct(">Q"), False, 0),
+}
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message; LocalProtocolError if its numbers or lengths do not fit the protocol."""
+    try:
+        return _encode(message)
+    except struct.error as error:
+        raise LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from None
+
+
+def _encode(message: Message) -> bytes:
+    match message:
+        case LogEntries(epoch, entries, flags):
+            return encode_entries(epoch, map(encode_entry, entries), len(entries), flags)
+        case SessionBegin(version, configuration_id, epoch, connection_type):
+            head = _fields(MessageType.SESSION_BEGIN, (connection_type, version), configuration_id)
+            return head + struct.pack(">Q", epoch)
+        case SessionBeginAck(secret):
+            return _fields(MessageType.SESSION_BEGIN_ACK, (_SUCCESS,), secret)
+        case GroupCommit(epoch):
+            return _fields(MessageType.GROUP_COMMIT, (epoch,))
+        case GcBoundarySwitch(write_version):
+            return _fields(MessageType.GC_BOUNDARY_SWITCH, (write_version,))
+        case LogChannelCreate(channel_id, secret, connection_type):
+            return _fields(MessageType.LOG_CHANNEL_CREATE, (connection_type, channel_id), secret)
+        case Error(code, text):
+            return _fields(MessageType.ERROR, (_FAILURE, code), text.encode("utf-8", "surrogateescape"))
+        case RdmaInit(slot_count):
+            return _fields(MessageType.RDMA_INIT, (slot_count,))
+        case RdmaInitAck(address):
+            return _fields(MessageType.RDMA_INIT_ACK, (address,))
+        case Ack():
+            return ACK
+
+
+def _fields(kind: MessageType, numbers: tuple[int, ...], text: bytes | None = None) -> bytes:
+    head = bytes((kind,)) + _BODIES[kind][0].pack(*numbers)
+    return head if text is None else b"".join((head, _LENGTH.pack(len(text)), text))
+
+
+def encode_entries(epoch: int, encoded: Iterable[bytes], count: int, flags: int) -> bytes:
+    """A LOG_ENTRIES of `count` entries that are encoded already."""
+    head = _ENTRIES_HEAD.pack(MessageType.LOG_ENTRIES, epoch, count)
+    return b"".join((head, *encoded, struct.pack(">B", flags)))
+
+
+def encode_entry(entry: WireEntry) -> bytes:
+    kind, storage_id, key, value, version, blobs = entry
+    parts = [
+        _ENTRY_HEAD.pack(kind, storage_id, len(key)),
+        key,
+        _LENGTH.pack(len(value)),
+        value,
+        _ENTRY_TAIL.pack(*version, len(blobs)),
+    ]
+    for blob_id, content in blobs:
+        parts += (_BLOB_HEAD.pack(blob_id, len(content)), content)
+    return b"".join(parts)
+
+
+class _Starved(Exception):
+    """The message goes on behind the bytes that are there."""
+
+
+class MessageParser:
+    """Bytes of one direction of a connection in, messages out: `feed`, then `next_message` until that is None.
+
+    BadMessage from `next_message`, which comes after all messages before it, ends the parser: drop the connection.
+    """
+
+    def __init__(self, *, size_max: int = MESSAGE_SIZE_MAX) -> None:
+        self._size_max = size_max
+        self._data = b""
+        self._fed: list[bytes] = []
+        self._at = 0
+        self._wanted = 1
+        """Bytes from `_at` on without which nothing new can be said: no look before they are there."""
+        self._available = 0
+        self._entries: list[WireEntry] = []
+        """Those of a LOG_ENTRIES that has not come to its end; `_at` is behind them."""
+        self._head: tuple[int, int] | None = None
+        self._size = 0
+        """Of the part of that message that has been read."""
+
+    @property
+    def is_between_messages(self) -> bool:
+        """Whether a connection that ends now has cut no message."""
+        return self._available == 0 and self._head is None
+
+    def feed(self, data: bytes) -> None:
+        self._fed.append(data)
+        self._available += len(data)
+
+    def next_message(self) -> Message | None:
+        if self._available < self._wanted:
+            return None
+        if self._fed:
+            self._data = b"".join((self._data[self._at :], *self._fed)) if self._available else b""
+            self._fed, self._at = [], 0
+        try:
+            message = self._log_entries() if self._head is not None else self._message()
+        except _Starved:
+            return None
+        self._wanted = 1
+        return message
+
+    def _require(self, at: int, size: int) -> int:
+        """Where these bytes end, which must be there; a message that would be too long because of them is refused."""
+        end = at + size
+        if self._size + end - self._at > self._size_max:
+            raise BadMessage(f"a message of more than {self._size_max} bytes")
+        if end > len(self._data):
+            self._wanted = end - self._at
+            raise _Starved
+        return end
+
+    def _taken(self, end: int) -> None:
+        self._available -= end - self._at
+        self._at = end
+
+    def _message(self) -> Message:
+        try:
+            kind = MessageType(self._data[self._at])
+        except ValueError:
+            raise BadMessage(f"no message has type {self._data[self._at]:#04x}") from None
+        self._size = 0
+        if kind is MessageType.LOG_ENTRIES:
+            end = self._require(self._at, _ENTRIES_HEAD.size)
+            _, epoch, count = _ENTRIES_HEAD.unpack_from(self._data, self._at)
+            if _ENTRIES_HEAD.size + count * ENTRY_SIZE_MIN > self._size_max:
+                raise BadMessage(f"{count} entries in one message, which may have {self._size_max} bytes")
+            self._head, self._entries, self._size = (epoch, count), [], _ENTRIES_HEAD.size
+            self._taken(end)
+            return self._log_entries()
+        numbers, has_text, behind = _BODIES[kind]
+        at = self._at + 1
+        end = self._require(at, numbers.size)
+        fields, text = numbers.unpack_from(self._data, at), b""
+        if has_text:
+            text_at = self._require(end, _LENGTH.size)
+            end = self._require(text_at, _LENGTH.unpack_from(self._data, end)[0])
+            text = self._data[text_at:end]
+        tail_at, end = end, self._require(end, behind)
+        message = _decoded(kind, fields, text, self._data[tail_at:end])
+        self._taken(end)
+        return message
+
+    def _log_entries(self) -> Message:
+        assert self._head is not None
+        epoch, count = self._head
+        entries = self._entries
+        while len(entries) < count:
+            entry, end = self._entry()
+            entries.append(entry)
+            self._size += end - self._at
+            self._taken(end)
+        end = self._require(self._at, 1)
+        message = LogEntries(epoch, tuple(entries), self._data[end - 1])
+        self._taken(end)
+        self._head, self._entries = None, []
+        return message
+
+    def _entry(self) -> tuple[WireEntry, int]:
+        data, require = self._data, self._require
+        key_at = require(self._at, _ENTRY_HEAD.size)
+        kind, storage_id, key_size = _ENTRY_HEAD.unpack_from(data, self._at)
+        key_end = require(key_at, key_size)
+        value_at = require(key_end, _LENGTH.size)
+        value_end = require(value_at, _LENGTH.unpack_from(data, key_end)[0])
+        end = require(value_end, _ENTRY_TAIL.size)
+        major, minor, blob_count = _ENTRY_TAIL.unpack_from(data, value_end)
+        version = WriteVersion(major, minor)
+        if not blob_count:
+            return WireEntry(kind, storage_id, data[key_at:key_end], data[value_at:value_end], version), end
+        require(end, blob_count * _BLOB_HEAD.size)
+        blobs = []
+        for _ in range(blob_count):
+            content_at = require(end, _BLOB_HEAD.size)
+            blob_id, size = _BLOB_HEAD.unpack_from(data, end)
+            end = require(content_at, size)
+            blobs.append(Blob(blob_id, data[content_at:end]))
+        return WireEntry(kind, storage_id, data[key_at:key_end], data[value_at:value_end], version, tuple(blobs)), end
+
+
+def _decoded(kind: MessageType, fields: tuple[int, ...], text: bytes, tail: bytes) -> Message:
+    match kind:
+        case MessageType.SESSION_BEGIN:
+            return SessionBegin(fields[1], text, int.from_bytes(tail), fields[0])
+        case MessageType.GROUP_COMMIT:
+            return GroupCommit(fields[0])
+        case MessageType.GC_BOUNDARY_SWITCH:
+            return GcBoundarySwitch(fields[0])
+        case MessageType.LOG_CHANNEL_CREATE:
+            return LogChannelCreate(fields[1], text, fields[0])
+        case MessageType.RDMA_INIT:
+            return RdmaInit(fields[0])
+        case MessageType.RDMA_INIT_ACK:
+            return RdmaInitAck(fields[0])
+    if fields[0] != (_FAILURE if kind is MessageType.ERROR else _SUCCESS):
+        raise BadMessage(f"{kind.name} with response_type {fields[0]}")
+    if kind is MessageType.ERROR:
+        return Error(fields[1], text.decode("utf-8", "surrogateescape"))
+    return SessionBeginAck(text) if kind is MessageType.SESSION_BEGIN_ACK else Ack()

@@ -1,0 +1,120 @@
+"""Targets of the other log: log files in every mode of reading, streams of messages, and the small files."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from flowstone.limestone import catalog, manifest
+from flowstone.limestone.catalog import Catalog
+from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove, walk
+from flowstone.limestone.epoch_file import parse, record
+from flowstone.limestone.errors import BadMessage
+from flowstone.limestone.manifest import Manifest
+from flowstone.limestone.messages import (
+    Ack,
+    Blob,
+    Error,
+    GroupCommit,
+    LogChannelCreate,
+    LogEntries,
+    Message,
+    MessageParser,
+    SessionBegin,
+    SessionBeginAck,
+    WireEntry,
+    wire_entry,
+)
+from flowstone.limestone.messages import encode as encode_message
+from flowstone.limestone.scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, Scan
+from flowstone.limestone.snapshot import Snapshot, encode_compacted, encode_snapshot
+
+MODES = (STARTUP, INSPECT, REPAIR, REPAIR_CUT, RECOVERY)
+
+
+def log_file(data: bytes) -> None:
+    """Whatever is in it, every entry that counts can be written again, and every change lies in the file."""
+    for mode in MODES:
+        snapshot, scan = Snapshot(), Scan(walk(lambda at, size: data[at : at + size], len(data)), 5, mode)
+        snapshot.add(scan)
+        changes = scan.changes
+        assert all(mark < len(data) for mark in changes.marks)
+        assert changes.cut is None or changes.cut < len(data)
+        assert scan.verdict.is_clean or scan.findings
+        assert len(encode_snapshot(snapshot.changes(with_removes=True))) <= len(data) + 9
+        encode_compacted(snapshot.rows())
+
+
+def stream(data: bytes) -> None:
+    """In one piece and in two: the same messages, each of which is the bytes that it was made of."""
+    found: list[bytes] = []
+    for pieces in ((data,), (data[: len(data) // 2], data[len(data) // 2 :])):
+        parser, written = MessageParser(size_max=1 << 20), b""
+        for piece in pieces:
+            parser.feed(piece)
+            while (message := parser.next_message()) is not None:
+                written += encode_message(message)
+                if isinstance(message, LogEntries):
+                    for entry in message.entries:
+                        with suppress(BadMessage):
+                            entry.logged()
+        assert data.startswith(written)
+        found.append(written)
+    assert found[0] == found[1]
+
+
+def epochs(data: bytes) -> None:
+    found = parse(data)
+    assert parse(data[: found.sound_size]).durable == found.durable
+    assert not found.is_damaged or found.durable <= found.salvaged
+
+
+def manifest_file(data: bytes) -> None:
+    found = manifest.parse(data, "limestone-manifest.json")
+    assert manifest.parse(manifest.encode(found), "again") == found
+
+
+def catalog_file(data: bytes) -> None:
+    found = catalog.parse(data, "compaction_catalog")
+    assert catalog.parse(catalog.encode(found), "again") == found
+
+
+def _session(epoch: int) -> bytes:
+    version = WriteVersion(epoch, 1)
+    inside = (
+        put(1, b"key", b"value", version),
+        put(2, b"key", b"value", version, (1, 2)),
+        remove(1, b"other", version),
+        Entry(EntryType.CLEAR_STORAGE, 3, version),
+        Entry(EntryType.ADD_STORAGE, 4, version),
+        Entry(EntryType.REMOVE_STORAGE, 5, version),
+    )
+    markers = Marker(EntryType.MARKER_BEGIN, epoch), Marker(EntryType.MARKER_END, epoch)
+    return b"".join(map(encode, (markers[0], *inside, markers[1])))
+
+
+def _stream(*messages: Message) -> bytes:
+    return b"".join(map(encode_message, messages))
+
+
+LOGS = (
+    _session(4) + _session(5),
+    _session(5) + _session(6)[:-20],
+    _session(5) + bytes(30),
+    b"\x06" + _session(6)[1:] + _session(5),
+)
+_PUT = wire_entry(put(1, b"key", b"value", WriteVersion(1, 1)))
+_BLOBS = WireEntry(10, 1, b"key", b"value", WriteVersion(1, 1), (Blob(1, b"content"), Blob(2, b"")))
+STREAMS = (
+    _stream(LogChannelCreate(0), LogEntries(1, (), 1), LogEntries(1, (_PUT, _BLOBS), 6)),
+    _stream(SessionBegin(), GroupCommit(1), GroupCommit(2)),
+    _stream(SessionBeginAck(), Ack(), Error(13, "Unsupported protocol version"), Ack()),
+)
+EPOCHS = (record(1) + record(2), record(5) + record(6)[:4], record(5) + bytes(9), b"")
+MANIFESTS = (
+    manifest.encode(Manifest("7036c76f-ef9c-4258-9711-665964110f2a")),
+    manifest.encode(Manifest(None, 4, "1.0")),
+)
+CATALOGS = (
+    catalog.encode(Catalog((("pwal_0000.compacted", 1),), ("pwal_0000.01794772615522.0",), 7, 3)),
+    catalog.encode(Catalog()),
+)
