@@ -89,7 +89,7 @@ def _session(epoch: int) -> bytes:
         Entry(EntryType.REMOVE_STORAGE, 5, version),
     )
     markers = Marker(EntryType.MARKER_BEGIN, epoch), Marker(EntryType.MARKER_END, epoch)
-    return b"".join(map(encode, (markers[0], *inside, markers[1])))
+    return encode(markers[0]) + b"".join(map(encode, inside)) + encode(markers[1])
 
 
 def _stream(*messages: Message) -> bytes:

@@ -103,7 +103,21 @@ _LENGTHS = struct.Struct("<II")
 
 _NORMAL_SIZE: Final = _NORMAL.size + _VERSION.size
 _REMOVE_SIZE: Final = _REMOVE.size + _VERSION.size
+
+# Plain numbers: enumerations hash and compare in Python, and this is in the way of every entry.
 _TYPES: Final = {type.value: type for type in EntryType}
+_NORMAL_BYTE: Final = EntryType.NORMAL.value
+_REMOVE_BYTE: Final = EntryType.REMOVE.value
+_BLOB_BYTE: Final = EntryType.NORMAL_WITH_BLOB.value
+_SIZES: Final = {
+    EntryType.MARKER_BEGIN.value: _MARKER.size,
+    EntryType.MARKER_END.value: _END.size,
+    EntryType.MARKER_DURABLE.value: _MARKER.size,
+    EntryType.MARKER_INVALIDATED_BEGIN.value: _MARKER.size,
+    EntryType.CLEAR_STORAGE.value: _STORAGE.size,
+    EntryType.ADD_STORAGE.value: _STORAGE.size,
+    EntryType.REMOVE_STORAGE.value: _STORAGE.size,
+}
 
 
 def put(storage_id: int, key: bytes, value: bytes, version: WriteVersion, blob_ids: tuple[int, ...] = ()) -> Entry:
@@ -133,7 +147,8 @@ def _encode(token: Entry | Marker) -> bytes:
         return _MARKER.pack(token.type, token.epoch)
     kind, storage_id, version, key, value, blob_ids = token
     if kind is EntryType.NORMAL:
-        return b"".join((_NORMAL.pack(kind, len(key), len(value), storage_id), key, _VERSION.pack(*version), value))
+        head = _NORMAL.pack(_NORMAL_BYTE, len(key), len(value), storage_id)
+        return b"".join((head, key, _VERSION.pack(*version), value))
     if kind is EntryType.REMOVE:
         return b"".join((_REMOVE.pack(kind, len(key), storage_id), key, _VERSION.pack(*version)))
     if kind is EntryType.NORMAL_WITH_BLOB:
@@ -150,53 +165,52 @@ def extent(data: bytes, offset: int) -> int:
 
     Never more than it takes, and exact when that many are there. So a reader fetches that many, and asks again.
     """
-    kind = _TYPES.get(data[offset])
+    byte = data[offset]
+    if byte in _SIZES:
+        return _SIZES[byte]
     left = len(data) - offset
-    if kind is None:
-        return 0
-    if kind is EntryType.NORMAL or kind is EntryType.NORMAL_WITH_BLOB:
-        with_blobs = 4 if kind is EntryType.NORMAL_WITH_BLOB else 0
-        if left < _NORMAL.size:
-            return _NORMAL_SIZE + with_blobs
-        key_size, value_size = _LENGTHS.unpack_from(data, offset + 1)
-        size: int = _NORMAL_SIZE + key_size + value_size + with_blobs
-        if with_blobs and left >= size:
-            size += 8 * int(_COUNT.unpack_from(data, offset + size - 4)[0])
-        return size
-    if kind is EntryType.REMOVE:
+    if byte == _REMOVE_BYTE:
         return _REMOVE_SIZE + (int(_COUNT.unpack_from(data, offset + 1)[0]) if left >= _REMOVE.size else 0)
-    if kind in STORAGE_TYPES:
-        return _STORAGE.size
-    return _END.size if kind is EntryType.MARKER_END else _MARKER.size
+    if byte != _NORMAL_BYTE and byte != _BLOB_BYTE:
+        return 0
+    with_blobs = 4 if byte == _BLOB_BYTE else 0
+    if left < _NORMAL.size:
+        return _NORMAL_SIZE + with_blobs
+    key_size, value_size = _LENGTHS.unpack_from(data, offset + 1)
+    size: int = _NORMAL_SIZE + key_size + value_size + with_blobs
+    if with_blobs and left >= size:
+        size += 8 * int(_COUNT.unpack_from(data, offset + size - 4)[0])
+    return size
 
 
 def decode(data: bytes, offset: int = 0) -> tuple[Token, int]:
     """The entry at `offset`, and where it ends. Torn and Unknown end where they begin."""
     size = extent(data, offset)
+    byte = data[offset]
     end = offset + size
     if not size:
-        return Unknown(data[offset]), offset
-    kind = _TYPES[data[offset]]
+        return Unknown(byte), offset
+    kind = _TYPES[byte]
     if end > len(data):
         return Torn(kind), offset
-    if kind in MARKER_TYPES:
-        return Marker(kind, _MARKER.unpack_from(data, offset)[1]), end
-    if kind in STORAGE_TYPES:
-        _, storage_id, major, minor = _STORAGE.unpack_from(data, offset)
-        return Entry(kind, storage_id, WriteVersion(major, minor)), end
-    if kind is EntryType.REMOVE:
-        _, key_size, storage_id = _REMOVE.unpack_from(data, offset)
-        key_at, value_size = offset + _REMOVE.size, 0
-    else:
+    if byte in (_NORMAL_BYTE, _BLOB_BYTE):
         _, key_size, value_size, storage_id = _NORMAL.unpack_from(data, offset)
         key_at = offset + _NORMAL.size
+    elif byte == _REMOVE_BYTE:
+        _, key_size, storage_id = _REMOVE.unpack_from(data, offset)
+        key_at, value_size = offset + _REMOVE.size, 0
+    elif size == _STORAGE.size:
+        _, storage_id, major, minor = _STORAGE.unpack_from(data, offset)
+        return Entry(kind, storage_id, WriteVersion(major, minor)), end
+    else:
+        return Marker(kind, _MARKER.unpack_from(data, offset)[1]), end
     version_at = key_at + key_size
     value_at = version_at + _VERSION.size
     value_end = value_at + value_size
     blob_ids: tuple[int, ...] = ()
-    if kind is EntryType.NORMAL_WITH_BLOB:
+    if byte == _BLOB_BYTE:
         blob_ids = struct.unpack_from(f"<{(end - value_end - 4) // 8}Q", data, value_end + 4)
-    version = WriteVersion(*_VERSION.unpack_from(data, version_at))
+    version = WriteVersion._make(_VERSION.unpack_from(data, version_at))
     return Entry(kind, storage_id, version, data[key_at:version_at], data[value_at:value_end], blob_ids), end
 
 
