@@ -1,0 +1,95 @@
+"""Entries of a log file as a table of numbers, by a compiled walk: where each is, and what it says but keys and values.
+
+For those that read millions: recovery, compaction, Spark. One pass over a buffer; it accepts whole entries only and
+stops at the first thing that is anything else. What that thing is, `entries.decode` says, and what an entry in its
+place means, `scan.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import byte, little64, number, word
+
+Bytes = NDArray[np.uint8]
+Table = NDArray[np.uint64]
+
+# Rows of the table, a column for each entry; offsets are into the walked buffer. A marker has its epoch as MAJOR.
+AT, END, TYPE, STORAGE_ID, KEY_AT, KEY_END, VALUE_AT, VALUE_END, MAJOR, MINOR, BLOB_COUNT = range(11)
+TABLE_ROWS = 11
+
+FULL, NEED, OTHER = 0, 1, 2
+"""Why a walk stopped: no room in the table; the buffer ends, or the entry goes on behind it; no entry is here."""
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HIGH = np.uint64(32)
+
+
+@inlined
+def _sizes(pair: np.uint64) -> tuple[int, int]:
+    """The two 4-byte numbers of a word."""
+    return number(pair & _LOW), number(pair >> _HIGH)
+
+
+@kernel
+def walk_table(buf: Bytes, at: int, table: Table, count: int) -> tuple[int, int, int]:
+    """Fill the table from column `count` on with the entries from `at` on: its new count, where it stopped, and why."""
+    limit = buf.shape[0]
+    while count < table.shape[1]:
+        if at >= limit:
+            return count, at, NEED
+        kind = byte(buf, at)
+        left = limit - at
+        key_at = key_end = value_at = value_end = end = at
+        blobs = 0
+        if kind == 1 or kind == 10 or kind == 5:
+            # The shortest of them has 29 bytes, so two lengths can be looked at when it has begun in earnest.
+            if left < 29:
+                return count, at, NEED
+            key_size, value_size = _sizes(little64(buf, at + 1))
+            key_at = at + 17
+            if kind == 5:
+                key_at, value_size = at + 13, 0
+            key_end = key_at + key_size
+            value_at = key_end + 16
+            value_end = end = value_at + value_size
+            if kind == 10:
+                if end + 4 > limit:
+                    return count, at, NEED
+                # Of the eight bytes before the blobs the upper half is their count; at least 33 bytes stand before.
+                _, blobs = _sizes(little64(buf, end - 4))
+                end += 4 + 8 * blobs
+            if end > limit:
+                return count, at, NEED
+            table[STORAGE_ID, count] = little64(buf, key_at - 8)
+            table[MAJOR, count] = little64(buf, key_end)
+            table[MINOR, count] = little64(buf, key_end + 8)
+        elif 7 <= kind <= 9:
+            end = at + 25
+            if end > limit:
+                return count, at, NEED
+            table[STORAGE_ID, count] = little64(buf, at + 1)
+            table[MAJOR, count] = little64(buf, at + 9)
+            table[MINOR, count] = little64(buf, at + 17)
+        elif kind == 2 or kind == 3 or kind == 4 or kind == 6:
+            end = at + (10 if kind == 3 else 9)
+            if end > limit:
+                return count, at, NEED
+            table[STORAGE_ID, count] = np.uint64(0)
+            table[MAJOR, count] = little64(buf, at + 1)
+            table[MINOR, count] = np.uint64(0)
+        else:
+            return count, at, OTHER
+        table[AT, count] = word(at)
+        table[END, count] = word(end)
+        table[TYPE, count] = word(kind)
+        table[KEY_AT, count] = word(key_at)
+        table[KEY_END, count] = word(key_end)
+        table[VALUE_AT, count] = word(value_at)
+        table[VALUE_END, count] = word(value_end)
+        table[BLOB_COUNT, count] = word(blobs)
+        count += 1
+        at = end
+    return count, at, FULL
