@@ -72,7 +72,10 @@ def rule(applies: Callable[[Module], bool]) -> Callable[[Check], Check]:
 # --- where rules apply ---------------------------------------------------------------------------
 
 PURE_ROOMS: Final = frozenset({"replication", "box", "iproto"})
-PURE_MODULES: Final = frozenset({"src/flowstone/limestone/epochs.py"})
+PURE_MODULES: Final = frozenset(
+    f"src/flowstone/limestone/{name}.py"
+    for name in ("entries", "entry_table", "epochs", "messages", "names", "scan", "snapshot")
+)
 DOOR_ROOMS: Final = frozenset({"xlog", "history", "node", "limestone"})
 
 
