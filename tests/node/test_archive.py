@@ -228,7 +228,7 @@ async def test_what_waits_for_a_verdict_is_not_settled(server: RealServer, tmp_p
     settled = server.vclock()
     await archived_once(server, directory)
     server.eval(
-        "box.cfg{replication_synchro_quorum=2, replication_synchro_timeout=1000}"
+        "box.cfg{replication_synchro_quorum=3, replication_synchro_timeout=1000}"
         " require('fiber').create(function() box.space.sync:insert{4} end)"
     )
     await archived_once(server, directory)

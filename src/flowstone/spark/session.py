@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -161,8 +161,7 @@ def _start(app_name: str, settings: Mapping[str, str], directory: Path) -> tuple
             gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]  # it connects to the one that is there
             return SparkSession(SparkContext(gateway=gateway, conf=conf)), java
     except BaseException:
-        java.kill()
-        java.wait()
+        _kill(java)
         raise
 
 
@@ -255,5 +254,11 @@ def _stop(started: SparkSession, java: subprocess.Popen[bytes]) -> None:
     try:
         java.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        java.kill()
-        java.wait()
+        _kill(java)
+
+
+def _kill(java: subprocess.Popen[bytes]) -> None:
+    """With its whole session: it begins as a script, which asks another JVM how to start the one that stays."""
+    with suppress(ProcessLookupError):
+        os.killpg(java.pid, signal.SIGKILL)
+    java.wait()
