@@ -1,0 +1,290 @@
+"""What our master and our replica say to each other beyond the protocol: who they are, where they stand, what is asked.
+
+Pure. Spoken on the control channel only, and only when the replica's SESSION_BEGIN_ACK has offered it, so no real peer
+ever sees it. A frame is a type from 0x40 on, a length of at most FRAME_SIZE_MAX, and a JSON object: HELLO, HELLO_ACK,
+PREPARE. Fields that are not known are passed over. Proofs and tokens are never shown by repr or in an error.
+Never decides when a frame may come: that is for master and replica.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Any, Final
+
+from flowstone.errors import LocalProtocolError
+from flowstone.limestone.errors import BadMessage
+from flowstone.limestone.messages import Message, MessageParser, MessageType
+
+OFFER: Final = b"flowstone/1"
+"""How the session secret of an ack begins whose sender knows these frames; a space and its nonce in hex follow."""
+
+FRAME_SIZE_MAX: Final = 64 << 10
+"""Of the JSON of one frame. No honest one has a hundredth of it."""
+
+CONTROL_MESSAGE_SIZE_MAX: Final = 64 << 10
+"""Of any message on a control channel, none of which carries data."""
+
+NONCE_SIZE: Final = 32
+TOKEN_SIZE: Final = 32
+PROOF_SIZE: Final = hashlib.sha256().digest_size
+EPOCH_MAX: Final = (1 << 64) - 1
+
+SEED_CHANNEL_MAX: Final = 9_999
+"""The id of the first log channel that brings what a replica lacks; each further one has the next lower."""
+
+_HEAD: Final = struct.Struct(">BI")
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+_HEX: Final = re.compile(r"[0-9a-f]*", re.ASCII)
+_OFFER: Final = re.compile(rb"flowstone/1 ([0-9a-f]{%d})" % (2 * NONCE_SIZE))
+
+
+class FrameType(IntEnum):
+    """The first byte of a frame; the protocol's own messages have smaller ones."""
+
+    HELLO = 0x40
+    HELLO_ACK = 0x41
+    PREPARE = 0x42
+
+
+class ExtensionError(IntEnum):
+    """Codes of ERROR that only our replica uses."""
+
+    AUTHENTICATION_FAILED = 200
+    REFUSED = 201
+    """What was asked for cannot be done: the message says why."""
+
+
+class Action(Enum):
+    """What a replica is to be prepared for."""
+
+    RESUME = "resume"
+    """All of epochs above the one that is named is invalidated, and the epoch file set back if it says more."""
+
+    SEED = "seed"
+    """What is there is put aside, until the first group commit after it is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """From the master: who it is and where it stands.
+
+    `horizon`: the largest epoch of which only a compacted file still has the entries; 0 where there is none. `proof`
+    is None where the master has no shared secret.
+    """
+
+    instance: str
+    durable_epoch: int
+    horizon: int
+    nonce: bytes
+    proof: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class HelloAck:
+    """From the replica. `follows`: the master whose epochs it holds, None if it has never had one.
+
+    `token` is for the secret of LOG_CHANNEL_CREATE, so that no channel is opened but by this master."""
+
+    instance: str
+    follows: str | None
+    durable_epoch: int
+    token: bytes = field(repr=False)
+    proof: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """From the master; answered by ACK."""
+
+    action: Action
+    epoch: int
+
+
+Frame = Hello | HelloAck | Prepare
+
+
+def offer(nonce: bytes) -> bytes:
+    """The session secret by which a replica says that it knows these frames."""
+    return b"%s %s" % (OFFER, _checked(nonce, NONCE_SIZE).hex().encode())
+
+
+def offered_nonce(session_secret: bytes) -> bytes | None:
+    """The nonce of a replica that offers the frames, None for any other; BadMessage for an offer without a nonce."""
+    if not session_secret.startswith(OFFER):
+        return None
+    found = _OFFER.fullmatch(session_secret)
+    if found is None:
+        raise BadMessage("a session secret that offers flowstone/1 without a nonce")
+    return bytes.fromhex(found[1].decode())
+
+
+def master_proof(secret: bytes, master_nonce: bytes, replica_nonce: bytes) -> bytes:
+    """What only a master that has the shared secret can say in HELLO."""
+    return _proof(secret, b"master", master_nonce, replica_nonce)
+
+
+def replica_proof(secret: bytes, master_nonce: bytes, replica_nonce: bytes) -> bytes:
+    """What only a replica that has the shared secret can say in HELLO_ACK."""
+    return _proof(secret, b"replica", master_nonce, replica_nonce)
+
+
+def _proof(secret: bytes, role: bytes, master_nonce: bytes, replica_nonce: bytes) -> bytes:
+    # Nonces have one length, so no two conversations give the same bytes.
+    text = b"".join((role, _checked(master_nonce, NONCE_SIZE), _checked(replica_nonce, NONCE_SIZE)))
+    return hmac.digest(secret, text, "sha256")
+
+
+def is_proven(expected: bytes, given: bytes | None) -> bool:
+    """Whether a proof, or a token, is the right one, in a time that does not tell how far it is."""
+    return given is not None and hmac.compare_digest(expected, given)
+
+
+def _checked(value: bytes, size: int) -> bytes:
+    if len(value) != size:
+        raise LocalProtocolError(f"a nonce, token or proof of {len(value)} bytes; it must have {size}")
+    return value
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of a frame."""
+    kind, fields = _fields(frame)
+    body = json.dumps(fields, separators=(",", ":")).encode()
+    return _HEAD.pack(kind, len(body)) + body
+
+
+def _fields(frame: Frame) -> tuple[FrameType, dict[str, Any]]:
+    match frame:
+        case Hello(instance, durable_epoch, horizon, nonce, proof):
+            who = {"instance": instance, "durable_epoch": durable_epoch, "horizon": horizon}
+            return FrameType.HELLO, who | {"nonce": _checked(nonce, NONCE_SIZE).hex(), "proof": _hex(proof)}
+        case HelloAck(instance, follows, durable_epoch, token, proof):
+            who = {"instance": instance, "follows": follows, "durable_epoch": durable_epoch}
+            return FrameType.HELLO_ACK, who | {"token": _checked(token, TOKEN_SIZE).hex(), "proof": _hex(proof)}
+        case Prepare(action, epoch):
+            return FrameType.PREPARE, {"action": action.value, "epoch": epoch}
+
+
+def _hex(proof: bytes | None) -> str | None:
+    return None if proof is None else _checked(proof, PROOF_SIZE).hex()
+
+
+def decode(kind: int, body: bytes) -> Frame:
+    """The frame of this type and JSON; BadMessage where it is none."""
+    try:
+        frame_type = FrameType(kind)
+    except ValueError:
+        raise BadMessage(f"no message has type {kind:#04x}") from None
+    try:
+        fields = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise BadMessage(f"{frame_type.name} without JSON") from None
+    if not isinstance(fields, dict):
+        raise BadMessage(f"{frame_type.name} without a JSON object")
+    take = _Fields(frame_type, fields)
+    match frame_type:
+        case FrameType.HELLO:
+            nonce = take.secret("nonce", NONCE_SIZE)
+            proof = take.optional_secret("proof", PROOF_SIZE)
+            return Hello(take.uuid("instance"), take.epoch("durable_epoch"), take.epoch("horizon"), nonce, proof)
+        case FrameType.HELLO_ACK:
+            token = take.secret("token", TOKEN_SIZE)
+            proof = take.optional_secret("proof", PROOF_SIZE)
+            follows = take.uuid("follows") if fields.get("follows") is not None else None
+            return HelloAck(take.uuid("instance"), follows, take.epoch("durable_epoch"), token, proof)
+        case FrameType.PREPARE:
+            return Prepare(take.action("action"), take.epoch("epoch"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The fields of a frame, each checked. An error names the field, never what it holds."""
+
+    frame: FrameType
+    fields: Mapping[str, Any]
+
+    def _bad(self, name: str, wanted: str) -> BadMessage:
+        return BadMessage(f"{self.frame.name} whose {name} is {wanted}")
+
+    def uuid(self, name: str) -> str:
+        value = self.fields.get(name)
+        if not isinstance(value, str) or not _UUID.fullmatch(value):
+            raise self._bad(name, "no UUID")
+        return value.lower()
+
+    def epoch(self, name: str) -> int:
+        value = self.fields.get(name)
+        if type(value) is not int or not 0 <= value <= EPOCH_MAX:
+            raise self._bad(name, "no epoch")
+        return value
+
+    def action(self, name: str) -> Action:
+        value = self.fields.get(name)
+        try:
+            return Action(value if isinstance(value, str) else "")
+        except ValueError:
+            raise self._bad(name, "none that we know") from None
+
+    def secret(self, name: str, size: int) -> bytes:
+        value = self.fields.get(name)
+        if not isinstance(value, str) or not _HEX.fullmatch(value) or len(value) != 2 * size:
+            raise self._bad(name, f"not {size} bytes in hex")
+        return bytes.fromhex(value)
+
+    def optional_secret(self, name: str, size: int) -> bytes | None:
+        return None if self.fields.get(name) is None else self.secret(name, size)
+
+
+class ControlParser:
+    """As MessageParser, for a control channel: messages of the protocol and, when `extended`, frames.
+
+    Whoever has offered the frames, or was offered them, sets `extended`; before that a frame is as unknown as it is to
+    a real peer. BadMessage ends the parser: drop the connection.
+    """
+
+    def __init__(self, *, extended: bool = False) -> None:
+        self.extended = extended
+        self._parser = MessageParser(size_max=CONTROL_MESSAGE_SIZE_MAX)
+        self._data = bytearray()
+        self._at = 0
+
+    def feed(self, data: bytes) -> None:
+        del self._data[: self._at]
+        self._at = 0
+        self._data += data
+
+    def next_message(self) -> Message | Frame | None:
+        if self._at == len(self._data):
+            return None
+        first = self._data[self._at]
+        if self._parser.is_between_messages:
+            if self.extended and first >= FrameType.HELLO:
+                return self._frame()
+            if first == MessageType.LOG_ENTRIES:
+                raise BadMessage("entries on a control channel")
+        # Byte by byte, since a frame may stand behind any message: they are short, and there are few.
+        while self._at < len(self._data):
+            self._parser.feed(bytes(self._data[self._at : self._at + 1]))
+            self._at += 1
+            message = self._parser.next_message()
+            if message is not None:
+                return message
+        return None
+
+    def _frame(self) -> Frame | None:
+        body_at = self._at + _HEAD.size
+        if body_at > len(self._data):
+            return None
+        kind, size = _HEAD.unpack_from(self._data, self._at)
+        if size > FRAME_SIZE_MAX:
+            raise BadMessage(f"a frame of {size} bytes; {FRAME_SIZE_MAX} are the limit")
+        if body_at + size > len(self._data):
+            return None
+        self._at = body_at + size
+        return decode(kind, bytes(self._data[body_at : self._at]))
