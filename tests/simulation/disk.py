@@ -238,10 +238,21 @@ class SimulatedDisk:
         storage.check_directory(posixpath.dirname(new))
         storage.change_names({old: None, new: storage.find(old)})
 
+    def link(self, old: str, new: str) -> None:
+        storage, old, new = self.enter(), _absolute(old), _absolute(new)
+        storage.operate("link", f"{old} {new}")
+        storage.check_directory(posixpath.dirname(new))
+        inode = storage.find(old)
+        if new in storage.names:
+            raise FileExistsError(errno.EEXIST, "File exists", new)
+        storage.change_names({new: inode})
+
     def unlink(self, path: str) -> None:
         storage, path = self.enter(), _absolute(path)
         storage.operate("unlink", path)
-        storage.room += len(storage.find(path).data)
+        inode = storage.find(path)
+        if sum(each is inode for each in storage.names.values()) == 1:
+            storage.room += len(inode.data)
         storage.change_names({path: None})
 
     def make_directory(self, path: str) -> None:

@@ -71,6 +71,7 @@ def test_both_disks_know_names_alike(place: tuple[Disk, str]) -> None:
         lambda disk, missing: disk.append_to(missing),
         lambda disk, missing: disk.unlink(missing),
         lambda disk, missing: disk.rename(missing, missing + "2"),
+        lambda disk, missing: disk.link(missing, missing + "2"),
         lambda disk, missing: disk.create(f"{missing}/file"),
         lambda disk, missing: disk.list_directory(missing),
         lambda disk, missing: disk.sync_directory(missing),
@@ -98,6 +99,20 @@ def test_both_disks_lock_and_create_once(place: tuple[Disk, str]) -> None:
     with disk.lock_file(f"{directory}/file"), pytest.raises(AlreadyLocked):
         disk.lock_file(f"{directory}/file")
     disk.lock_file(f"{directory}/file").release()
+
+
+def test_both_disks_give_a_file_two_names(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    old, new = f"{directory}/old", f"{directory}/new"
+    disk.create(old).close()
+    disk.link(old, new)
+    with disk.append_to(old) as file:
+        file.append(b"both")
+    with pytest.raises(FileExistsError):
+        disk.link(old, new)
+    disk.unlink(old)
+    with disk.open(new) as file:
+        assert file.read_at(0, 100) == b"both"
 
 
 def test_both_disks_overwrite_what_is_there_and_let_nothing_grow(place: tuple[Disk, str]) -> None:

@@ -111,8 +111,14 @@ class Disk(Protocol):
         """Give `old` the name `new`, atomically, replacing a file that has it."""
         ...
 
+    def link(self, old: str, new: str) -> None:
+        """Give the file `old` another name; FileExistsError if something has it. What is done to one is done to both.
+
+        OSError where the file system knows no such names, or `new` lies in another one: then a copy must do."""
+        ...
+
     def unlink(self, path: str) -> None:
-        """Remove a file."""
+        """Remove a name of a file, and with its last name the file."""
         ...
 
     def make_directory(self, path: str) -> None:
@@ -176,6 +182,9 @@ class SystemDisk:
 
     def rename(self, old: str, new: str) -> None:
         os.replace(old, new)
+
+    def link(self, old: str, new: str) -> None:
+        os.link(old, new)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)
