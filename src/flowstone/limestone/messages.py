@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from enum import IntEnum, IntFlag
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone.entries import Entry, EntryType, WriteVersion, put
@@ -260,14 +260,18 @@ def encode_entry(entry: WireEntry) -> bytes:
     return b"".join(parts)
 
 
-class _Starved(Exception):
+class Starved(Exception):
     """The message goes on behind the bytes that are there."""
 
 
-class MessageParser:
+Entries = TypeVar("Entries")
+
+
+class Parser(Generic[Entries]):
     """Bytes of one direction of a connection in, messages out: `feed`, then `next_message` until that is None.
 
     BadMessage from `next_message`, which comes after all messages before it, ends the parser: drop the connection.
+    What becomes of a LOG_ENTRIES is for `_log_entries` to say, which is called again when it was starved.
     """
 
     def __init__(self, *, size_max: int = MESSAGE_SIZE_MAX) -> None:
@@ -278,9 +282,8 @@ class MessageParser:
         self._wanted = 1
         """Bytes from `_at` on without which nothing new can be said: no look before they are there."""
         self._available = 0
-        self._entries: list[WireEntry] = []
-        """Those of a LOG_ENTRIES that has not come to its end; `_at` is behind them."""
         self._head: tuple[int, int] | None = None
+        """Epoch and number of entries of a LOG_ENTRIES that has not come to its end; `_at` is behind what was read."""
         self._size = 0
         """Of the part of that message that has been read."""
 
@@ -293,7 +296,7 @@ class MessageParser:
         self._fed.append(data)
         self._available += len(data)
 
-    def next_message(self) -> Message | None:
+    def next_message(self) -> Message | Entries | None:
         if self._available < self._wanted:
             return None
         if self._fed:
@@ -301,7 +304,7 @@ class MessageParser:
             self._fed, self._at = [], 0
         try:
             message = self._log_entries() if self._head is not None else self._message()
-        except _Starved:
+        except Starved:
             return None
         self._wanted = 1
         return message
@@ -313,14 +316,14 @@ class MessageParser:
             raise BadMessage(f"a message of more than {self._size_max} bytes")
         if end > len(self._data):
             self._wanted = end - self._at
-            raise _Starved
+            raise Starved
         return end
 
     def _taken(self, end: int) -> None:
         self._available -= end - self._at
         self._at = end
 
-    def _message(self) -> Message:
+    def _message(self) -> Message | Entries:
         try:
             kind = MessageType(self._data[self._at])
         except ValueError:
@@ -331,7 +334,7 @@ class MessageParser:
             _, epoch, count = _ENTRIES_HEAD.unpack_from(self._data, self._at)
             if _ENTRIES_HEAD.size + count * ENTRY_SIZE_MIN > self._size_max:
                 raise BadMessage(f"{count} entries in one message, which may have {self._size_max} bytes")
-            self._head, self._entries, self._size = (epoch, count), [], _ENTRIES_HEAD.size
+            self._head, self._size = (epoch, count), _ENTRIES_HEAD.size
             self._taken(end)
             return self._log_entries()
         numbers, has_text, behind = _BODIES[kind]
@@ -347,20 +350,16 @@ class MessageParser:
         self._taken(end)
         return message
 
-    def _log_entries(self) -> Message:
-        assert self._head is not None
-        epoch, count = self._head
-        entries = self._entries
-        while len(entries) < count:
-            entry, end = self._entry()
-            entries.append(entry)
-            self._size += end - self._at
-            self._taken(end)
+    def _log_entries(self) -> Entries:
+        raise NotImplementedError
+
+    def _flags(self) -> int:
+        """The last byte of a LOG_ENTRIES, which ends with it."""
         end = self._require(self._at, 1)
-        message = LogEntries(epoch, tuple(entries), self._data[end - 1])
+        flags = self._data[end - 1]
         self._taken(end)
-        self._head, self._entries = None, []
-        return message
+        self._head = None
+        return flags
 
     def _entry(self) -> tuple[WireEntry, int]:
         data, require = self._data, self._require
@@ -382,6 +381,27 @@ class MessageParser:
             end = require(content_at, size)
             blobs.append(Blob(blob_id, data[content_at:end]))
         return WireEntry(kind, storage_id, data[key_at:key_end], data[value_at:value_end], version, tuple(blobs)), end
+
+
+class MessageParser(Parser[LogEntries]):
+    """All messages as they are, entry by entry."""
+
+    def __init__(self, *, size_max: int = MESSAGE_SIZE_MAX) -> None:
+        super().__init__(size_max=size_max)
+        self._entries: list[WireEntry] = []
+
+    def _log_entries(self) -> LogEntries:
+        assert self._head is not None
+        epoch, count = self._head
+        entries = self._entries
+        while len(entries) < count:
+            entry, end = self._entry()
+            entries.append(entry)
+            self._size += end - self._at
+            self._taken(end)
+        message = LogEntries(epoch, tuple(entries), self._flags())
+        self._entries = []
+        return message
 
 
 def _decoded(kind: MessageType, fields: tuple[int, ...], text: bytes, tail: bytes) -> Message:

@@ -1,0 +1,413 @@
+"""Entries from the form of log files to that of the wire and back, many at once, by compiled loops.
+
+A master has encoded its entries for its own log; what it sends is made from those bytes, and a replica makes the bytes
+of its log from what it gets. No object per entry on the way. Byte for byte what `messages.py` and `entries.py` do one
+by one: entries with blobs, whose content is in files, go through them. Pure, but for the content of blobs that a caller
+hands over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from flowstone.errors import LocalProtocolError
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import Bytes, big32, big64, byte, copy, little64, number, poke, poke64, word
+from flowstone.limestone.entries import Entry, decode, encode
+from flowstone.limestone.errors import BadMessage
+from flowstone.limestone.messages import (
+    ENTRY_SIZE_MIN,
+    MESSAGE_SIZE_MAX,
+    Blob,
+    Message,
+    MessageType,
+    Parser,
+    SessionFlags,
+    WireEntry,
+    encode_entries,
+    encode_entry,
+    wire_entry,
+)
+
+HEAD_SIZE: Final = 13
+"""Of a LOG_ENTRIES before its entries; behind them stand its flags, one byte."""
+
+SCRATCH_SIZE: Final = 1 << 20
+"""What a reader keeps to work in; for longer input it takes memory as it needs it."""
+
+_TYPE_ENTRIES: Final = int(MessageType.LOG_ENTRIES)
+_BEGIN: Final = int(SessionFlags.BEGIN)
+_ENDS: Final = int(SessionFlags.END | SessionFlags.FLUSH)
+_MARKERS: Final = 0b1011101
+"""Bit n: type n is no entry but a marker, and must not travel."""
+
+_LOW: Final = np.uint64(0xFFFFFFFF)
+_HIGH: Final = np.uint64(32)
+_ONE_BIG: Final = np.uint64(1 << 56)
+
+_HEAD: Final = struct.Struct(">BQI")
+
+DONE, STARVED, SINGLE, OTHER = range(4)
+"""Why a loop stopped: nothing is left; an entry goes on behind the buffer, or behind what its message may have; one
+that is read by itself, because it has blobs or should not be there; bytes that are no entry."""
+
+
+@inlined
+def _put_head_of_one(out: Bytes, to: int, epoch: np.uint64) -> int:
+    """The head of a LOG_ENTRIES with one entry. The epoch's bytes are in the order of the wire already."""
+    poke(out, to, _TYPE_ENTRIES)
+    poke64(out, to + 5, _ONE_BIG)
+    poke64(out, to + 1, epoch)
+    return to + HEAD_SIZE
+
+
+@kernel
+def to_wire(buf: Bytes, at: int, out: Bytes, to: int, epoch: np.uint64, alone: int) -> tuple[int, int, int, int]:
+    """Entries of a log file, from `at` on, as they travel, to `to` on: where both stopped, how many, and why.
+
+    Where `alone`, each in a LOG_ENTRIES of its own. An entry takes at most 26 bytes more than in the file."""
+    limit = buf.shape[0]
+    count = 0
+    while at < limit:
+        kind = byte(buf, at)
+        if kind == 10:
+            return at, to, count, SINGLE
+        key_size = value_size = 0
+        if kind == 1 or kind == 5:
+            if limit - at < 29:
+                return at, to, count, STARVED
+            sizes = little64(buf, at + 1)
+            key_size = number(sizes & _LOW)
+            if kind == 1:
+                value_size = number(sizes >> _HIGH)
+            storage_at = at + (9 if kind == 1 else 5)
+            version_at = storage_at + 8 + key_size
+        elif 7 <= kind <= 9:
+            storage_at = at + 1
+            version_at = at + 9
+        else:
+            return at, to, count, OTHER
+        end = version_at + 16 + value_size
+        if end > limit:
+            return at, to, count, STARVED
+        if alone:
+            to = _put_head_of_one(out, to, epoch)
+        poke(out, to, kind)
+        poke64(out, to + 1, big64(buf, storage_at))
+        # A length is written as a word whose other half what follows it overwrites.
+        poke64(out, to + 9, word(big32(buf, at + 1)) if key_size else np.uint64(0))
+        to = copy(out, to + 13, buf, storage_at + 8, key_size)
+        poke64(out, to, word(big32(buf, at + 5)) if value_size else np.uint64(0))
+        to = copy(out, to + 4, buf, version_at + 16, value_size)
+        poke64(out, to + 12, np.uint64(0))
+        poke64(out, to + 8, big64(buf, version_at + 8))
+        poke64(out, to, big64(buf, version_at))
+        to += 20
+        if alone:
+            to = poke(out, to, 0)
+        count += 1
+        at = end
+    return at, to, count, DONE
+
+
+@kernel
+def whole_entries(buf: Bytes) -> int:
+    """How many of these bytes of a log file, from the first on, are whole entries or markers."""
+    limit = buf.shape[0]
+    at = 0
+    while at < limit:
+        kind = byte(buf, at)
+        if kind == 1 or kind == 10 or kind == 5:
+            if limit - at < 29:
+                return at
+            sizes = little64(buf, at + 1)
+            end = at + 29 + number(sizes & _LOW)
+            if kind != 5:
+                end += 4 + number(sizes >> _HIGH)
+            if kind == 10:
+                if end + 4 > limit:
+                    return at
+                end += 4 + 8 * number(little64(buf, end - 4) >> _HIGH)
+        elif 7 <= kind <= 9:
+            end = at + 25
+        elif kind == 2 or kind == 3 or kind == 4 or kind == 6:
+            end = at + (10 if kind == 3 else 9)
+        else:
+            return at
+        if end > limit:
+            return at
+        at = end
+    return at
+
+
+@inlined
+def _log_entry(buf: Bytes, at: int, size_max: int, out: Bytes, to: int) -> tuple[int, int, int, int]:
+    """The entry of a message at `at` in the form of a log file: where both end, whether it is logged, and what it is.
+
+    `size_max` is of the rest of the message. STARVED: how many bytes it has at least comes instead of its end."""
+    left = buf.shape[0] - at
+    size = 13
+    key_size = value_size = 0
+    if left >= size:
+        key_size = big32(buf, at + 9)
+        size += key_size + 4
+        if left >= size:
+            value_size = big32(buf, at + size - 4)
+            size += value_size + 20
+    if left < size or size > size_max:
+        return size, to, 0, STARVED
+    kind = byte(buf, at)
+    end = at + size
+    if big32(buf, end - 4) or (kind < 8 and (_MARKERS >> kind) & 1):
+        return 0, to, 0, SINGLE
+    if kind > 10:
+        return end, to, 0, DONE
+    storage_id = big64(buf, at + 1)
+    if kind == 1 or kind == 10:
+        poke(out, to, 1)
+        poke64(out, to + 1, word(key_size | value_size << 32))
+        poke64(out, to + 9, storage_id)
+        to = copy(out, to + 17, buf, at + 13, key_size)
+    elif kind == 5:
+        poke(out, to, 5)
+        poke64(out, to + 1, word(key_size))
+        poke64(out, to + 5, storage_id)
+        to = copy(out, to + 13, buf, at + 13, key_size)
+        value_size = 0
+    else:
+        poke(out, to, kind)
+        poke64(out, to + 1, storage_id)
+        to += 9
+        value_size = 0
+    poke64(out, to, big64(buf, end - 20))
+    poke64(out, to + 8, big64(buf, end - 12))
+    return end, copy(out, to + 16, buf, at + 17 + key_size, value_size), 1, DONE
+
+
+@kernel
+def log_entries(buf: Bytes, at: int, count: int, size_max: int, out: Bytes) -> tuple[int, int, int, int, int, int]:
+    """Up to `count` entries of a message: where it stopped, bytes of `out`, entries read, of these logged, why it
+    stopped, and if STARVED how many bytes there must be.
+
+    `out` has as many bytes as there are from `at` on: no entry is longer in a log."""
+    to = logged = done = 0
+    start = at
+    while done < count:
+        end, to, is_logged, status = _log_entry(buf, at, size_max - (at - start), out, to)
+        if status != DONE:
+            return at, to, done, logged, status, end
+        at = end
+        done += 1
+        logged += is_logged
+    return at, to, done, logged, DONE, 0
+
+
+@kernel
+def log_messages(buf: Bytes, at: int, size_max: int, out: Bytes) -> tuple[int, int, int, int]:
+    """As many LOG_ENTRIES as are whole, plain, and add up to one: where it stopped, bytes of `out`, logged, flags.
+
+    Those of one epoch do, until one ends or flushes the session or begins another. The others are left alone."""
+    limit = buf.shape[0]
+    start = at
+    to = logged = flags = 0
+    while limit - at >= HEAD_SIZE + 1 and byte(buf, at) == _TYPE_ENTRIES:
+        count = big32(buf, at + 9)
+        if HEAD_SIZE + count * ENTRY_SIZE_MIN > size_max or big64(buf, at + 1) != big64(buf, start + 1):
+            break
+        entry_at = at + HEAD_SIZE
+        entry_to = to
+        entries = 0
+        status = DONE
+        for _ in range(count):
+            entry_at, entry_to, is_logged, status = _log_entry(buf, entry_at, size_max - (entry_at - at), out, entry_to)
+            entries += is_logged
+            if status != DONE:
+                break
+        if status != DONE or entry_at >= limit or entry_at - at >= size_max:
+            break
+        own = byte(buf, entry_at)
+        if own & _BEGIN and at > start:
+            break
+        at = entry_at + 1
+        to = entry_to
+        logged += entries
+        flags |= own
+        if own & _ENDS:
+            break
+    return at, to, logged, flags
+
+
+def wire_parts(
+    disk: bytes | memoryview,
+    epoch: int,
+    *,
+    begin: bool,
+    end: bool,
+    compatible: bool = False,
+    blob_content: Callable[[int], bytes] | None = None,
+) -> Iterator[bytes]:
+    """What is sent for whole entries of a log file, which have no markers among them: pieces, to be sent in order.
+
+    One LOG_ENTRIES that begins and ends the session as asked; `compatible`: as the original, one to begin, one for each
+    entry, one to end. An entry with blobs always has one of its own, whose content is asked for when its turn comes.
+    LocalProtocolError if there is anything else in `disk`, or a blob that no message can hold.
+    """
+    if not 0 <= epoch < 1 << 64:
+        raise LocalProtocolError(f"epoch {epoch} does not fit 64 bits")
+    flags, ends = _BEGIN if begin else 0, _ENDS if end else 0
+    messages = _messages(bytes(disk), epoch, compatible, blob_content)
+    if compatible:
+        if begin:
+            yield encode_entries(epoch, (), 0, flags)
+        for message in messages:
+            yield message.tobytes()
+        if end:
+            yield encode_entries(epoch, (), 0, ends)
+        return
+    held: Bytes | None = None
+    for message in messages:
+        if held is not None:
+            yield held.tobytes()
+        message[-1] = flags
+        held, flags = message, 0
+    if held is not None:
+        held[-1] |= ends
+        yield held.tobytes()
+    elif begin or end:
+        yield encode_entries(epoch, (), 0, flags | ends)
+
+
+def _messages(disk: bytes, epoch: int, alone: bool, blob_content: Callable[[int], bytes] | None) -> Iterator[Bytes]:
+    """LOG_ENTRIES without flags, at least one byte each; where `alone`, as many as there are entries in each array."""
+    buf, at = np.frombuffer(disk, np.uint8), 0
+    big_epoch = np.uint64(int.from_bytes(epoch.to_bytes(8), "little"))
+    while at < buf.size:
+        # An entry has at least 25 bytes, and grows by 12, or by 26 in a message of its own.
+        out = np.empty((buf.size - at) * (51 if alone else 37) // 25 + HEAD_SIZE + 1, np.uint8)
+        at, to, count, status = to_wire(buf, at, out, 0 if alone else HEAD_SIZE, big_epoch, int(alone))
+        if count:
+            if not alone:
+                _HEAD.pack_into(out.data, 0, _TYPE_ENTRIES, epoch, count)
+                out[to] = 0
+                to += 1
+            yield out[:to]
+        if status == SINGLE:
+            entry, at = _blob_entry(disk, at)
+            yield _blob_message(entry, epoch, blob_content)
+        elif status != DONE:
+            raise LocalProtocolError(f"byte {at} of {buf.size} to be sent does not begin a whole entry")
+
+
+def _blob_entry(disk: bytes, at: int) -> tuple[Entry, int]:
+    entry, end = decode(disk, at)
+    if not isinstance(entry, Entry):
+        raise LocalProtocolError(f"byte {at} of {len(disk)} to be sent does not begin a whole entry")
+    return entry, end
+
+
+def _blob_message(entry: Entry, epoch: int, blob_content: Callable[[int], bytes] | None) -> Bytes:
+    if entry.blob_ids and blob_content is None:
+        raise LocalProtocolError(f"an entry has blobs {entry.blob_ids}, but nobody has their content")
+    contents = [Blob(blob_id, blob_content(blob_id)) for blob_id in entry.blob_ids if blob_content is not None]
+    try:
+        encoded = encode_entry(wire_entry(entry, tuple(contents)))
+    except struct.error as error:
+        raise LocalProtocolError(f"an entry with blobs {entry.blob_ids} cannot be sent: {error}") from None
+    return np.frombuffer(bytearray(encode_entries(epoch, (encoded,), 1, 0)), np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskEntries:
+    """One LOG_ENTRIES, or several that add up to it: the bytes for the log, without markers.
+
+    `flags` say what a replica does besides: begin the session before these, end or flush it after them, once. `count`
+    is of entries in `disk`. Blobs have to be files before an entry that names them is in the log.
+    """
+
+    epoch: int
+    flags: int
+    disk: bytes
+    count: int
+    blobs: tuple[Blob, ...] = ()
+
+
+class WireReader(Parser[DiskEntries]):
+    """The inbound side of a log channel: `feed` bytes, get what to write.
+
+    Accepts what `MessageParser` does, if no entry is a marker. Memory is for one message, and for what is fed at once.
+    """
+
+    def __init__(self, size_max: int = MESSAGE_SIZE_MAX) -> None:
+        super().__init__(size_max=size_max)
+        self._scratch = np.empty(SCRATCH_SIZE, np.uint8)
+        # Of the message that has not come to its end: what goes to the log, of how many entries; how many were read.
+        self._parts: list[bytes] = []
+        self._logged = self._done = 0
+        self._blobs: list[Blob] = []
+        self._refused: BadMessage | None = None
+
+    def feed(self, data: bytes) -> Iterator[DiskEntries | Message]:  # type: ignore[override]
+        """What these bytes complete. BadMessage, after all that came before it: drop the connection."""
+        super().feed(data)
+        return iter(self.next_message, None)
+
+    def _out(self, size: int) -> Bytes:
+        return self._scratch if size <= SCRATCH_SIZE else np.empty(size, np.uint8)
+
+    def _message(self) -> DiskEntries | Message:
+        data, at = self._data, self._at
+        if data[at] == _TYPE_ENTRIES:
+            out = self._out(len(data) - at)
+            end, to, logged, flags = log_messages(np.frombuffer(data, np.uint8), at, self._size_max, out)
+            if end > at:
+                self._taken(end)
+                return DiskEntries(int.from_bytes(data[at + 1 : at + 9]), flags, out[:to].tobytes(), logged)
+        return super()._message()
+
+    def _log_entries(self) -> DiskEntries:
+        assert self._head is not None
+        epoch, count = self._head
+        while self._done < count:
+            self._read_entries(count - self._done)
+        flags = self._flags()
+        if self._refused is not None:
+            raise self._refused
+        entries = DiskEntries(epoch, flags, b"".join(self._parts), self._logged, tuple(self._blobs))
+        self._parts, self._blobs, self._logged, self._done = [], [], 0, 0
+        return entries
+
+    def _read_entries(self, count: int) -> None:
+        """As many as there are up to the first with blobs, which is read, too."""
+        buf, out = np.frombuffer(self._data, np.uint8), self._out(len(self._data) - self._at)
+        end, to, done, logged, status, size = log_entries(buf, self._at, count, self._size_max - self._size, out)
+        if to:
+            self._parts.append(out[:to].tobytes())
+        self._logged += logged
+        self._entries_taken(done, end)
+        if status == STARVED:
+            self._require(self._at, size)
+        elif status == SINGLE:
+            entry, end = self._entry()
+            self._log_single(entry)
+            self._entries_taken(1, end)
+
+    def _entries_taken(self, count: int, end: int) -> None:
+        self._done += count
+        self._size += end - self._at
+        self._taken(end)
+
+    def _log_single(self, entry: WireEntry) -> None:
+        self._blobs += entry.blobs
+        try:
+            logged = entry.logged()
+        except BadMessage as error:
+            self._refused = self._refused or error  # by its message, which is read to its end first
+            return
+        if logged is not None:
+            self._parts.append(encode(logged))
+            self._logged += 1
