@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from flowstone.outside.network import QUEUE_MAX, Client, Listener, Stream, SystemNetwork, Tls, TlsRefused
+from flowstone.outside.network import QUEUE_MAX, Client, Listener, SocketOptions, Stream, SystemNetwork, Tls, TlsRefused
 
 
 async def shout_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,6 +64,26 @@ async def test_small_writes_are_not_delayed_and_silent_peers_asked(monkeypatch: 
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
         assert opened[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
         assert opened[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+        await stream.close()
+
+
+async def test_socket_options_are_set_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[socket.socket] = []
+    open_connection = asyncio.open_connection
+
+    async def remember(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await open_connection(host, port)
+        opened.append(writer.get_extra_info("socket"))
+        return reader, writer
+
+    monkeypatch.setattr(asyncio, "open_connection", remember)
+    options = SocketOptions(no_delay=False, send_buffer=40_000, receive_buffer=50_000)
+    async with tcp_server() as port:
+        stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10, options=options)
+        assert opened[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
+        # Linux doubles what it is asked for, for its own records.
+        assert 40_000 <= opened[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 80_000
+        assert 50_000 <= opened[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 100_000
         await stream.close()
 
 

@@ -20,7 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.outside import Client, Listener, Network, Receiver, Stream, Tls
-from flowstone.outside.network import BACKLOG, KEEPALIVE_SECONDS, QUEUE_MAX
+from flowstone.outside.network import BACKLOG, DEFAULT_OPTIONS, KEEPALIVE_SECONDS, QUEUE_MAX, SocketOptions
 from tests.simulation.loop import LIFE, Died, Life, VirtualLoop
 from tests.simulation.trace import Trace
 
@@ -509,7 +509,15 @@ class SimulatedNetwork:
         self._host = host
         self._life = life
 
-    async def connect(self, host: str, port: int | None, *, timeout: float, tls: Tls | None = None) -> Stream:
+    async def connect(
+        self,
+        host: str,
+        port: int | None,
+        *,
+        timeout: float,
+        tls: Tls | None = None,
+        options: SocketOptions = DEFAULT_OPTIONS,
+    ) -> Stream:
         assert tls is None, "TLS is not simulated"
         assert port is not None, "Unix sockets are not simulated"
         self._enter()
@@ -529,6 +537,7 @@ class SimulatedNetwork:
         *,
         tls: Tls | None = None,
         backlog: int = BACKLOG,
+        options: SocketOptions = DEFAULT_OPTIONS,
     ) -> Listener:
         assert tls is None, "TLS is not simulated"
         assert port is not None, "Unix sockets are not simulated"

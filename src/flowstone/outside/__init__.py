@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flowstone.outside.blocking import Blocking, ThreadBlocking
 from flowstone.outside.clock import Clock, SystemClock
 from flowstone.outside.disk import AlreadyLocked, Disk, File, Lock, SystemDisk
-from flowstone.outside.network import Client, Listener, Network, Receiver, Stream, SystemNetwork, Tls
+from flowstone.outside.network import Client, Listener, Network, Receiver, SocketOptions, Stream, SystemNetwork, Tls
 from flowstone.outside.random import Random, SystemRandom
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Outside",
     "Random",
     "Receiver",
+    "SocketOptions",
     "Stream",
     "Tls",
     "production",

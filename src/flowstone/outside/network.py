@@ -50,6 +50,19 @@ class Tls:
     password: str | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class SocketOptions:
+    """What TCP does with what is sent. `no_delay`: it goes at once, however little it is. Buffer sizes are the kernel's
+    where they are None."""
+
+    no_delay: bool = True
+    send_buffer: int | None = None
+    receive_buffer: int | None = None
+
+
+DEFAULT_OPTIONS = SocketOptions()
+
+
 class TlsRefused(FlowstoneError):
     """Encryption cannot be set up on our side: a file is missing or is not what it should be. The message names it."""
 
@@ -147,7 +160,15 @@ class Listener(Protocol):
 class Network(Protocol):
     """Reaching others, and being reached."""
 
-    async def connect(self, host: str, port: int | None, *, timeout: float, tls: Tls | None = None) -> Stream:
+    async def connect(
+        self,
+        host: str,
+        port: int | None,
+        *,
+        timeout: float,
+        tls: Tls | None = None,
+        options: SocketOptions = DEFAULT_OPTIONS,
+    ) -> Stream:
         """Connect to `host` and `port`, or, when `port` is None, to the Unix socket at path `host`.
 
         Raises OSError, of which TimeoutError (after `timeout` seconds) is one, and TlsRefused."""
@@ -161,6 +182,7 @@ class Network(Protocol):
         *,
         tls: Tls | None = None,
         backlog: int = BACKLOG,
+        options: SocketOptions = DEFAULT_OPTIONS,
     ) -> Listener:
         """Accept connections, as with `connect`; `on_client` says who receives what a new one sends.
 
@@ -172,7 +194,15 @@ class Network(Protocol):
 class SystemNetwork:
     """The network of this machine."""
 
-    async def connect(self, host: str, port: int | None, *, timeout: float, tls: Tls | None = None) -> Stream:
+    async def connect(
+        self,
+        host: str,
+        port: int | None,
+        *,
+        timeout: float,
+        tls: Tls | None = None,
+        options: SocketOptions = DEFAULT_OPTIONS,
+    ) -> Stream:
         context = _client_context(tls) if tls is not None else None
         options: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": ""}
         try:
@@ -183,7 +213,7 @@ class SystemNetwork:
         except TimeoutError as error:
             address = host if port is None else f"{host}:{port}"
             raise TimeoutError(f"no connection to {address} within {timeout:g} s") from error
-        _prepare(writer.transport)
+        _prepare(writer.transport, options)
         return _AsyncioStream(reader, writer)
 
     async def listen(
@@ -194,10 +224,11 @@ class SystemNetwork:
         *,
         tls: Tls | None = None,
         backlog: int = BACKLOG,
+        options: SocketOptions = DEFAULT_OPTIONS,
     ) -> Listener:
         context = _server_context(tls) if tls is not None else None
         loop = asyncio.get_running_loop()
-        accept = lambda: _AsyncioClient(on_client)  # noqa: E731
+        accept = lambda: _AsyncioClient(on_client, options)  # noqa: E731
         if port is None:
             server = await loop.create_unix_server(accept, host, backlog=backlog, ssl=context)
         else:
@@ -283,12 +314,15 @@ def _reason(error: ssl.SSLError) -> str:
     return reason.replace("_", " ").lower() if reason else str(error.args[-1])
 
 
-def _prepare(transport: asyncio.BaseTransport) -> None:
+def _prepare(transport: asyncio.BaseTransport, options: SocketOptions) -> None:
     connection = transport.get_extra_info("socket")
     if connection is None or connection.family == socket.AF_UNIX:
         return
     # Replies and ACKs are small and waited for: Nagle's delay would be paid on each of them.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, int(options.no_delay))
+    for buffer, size in ((socket.SO_SNDBUF, options.send_buffer), (socket.SO_RCVBUF, options.receive_buffer)):
+        if size is not None:
+            connection.setsockopt(socket.SOL_SOCKET, buffer, size)
     # A machine that loses power says nothing: whoever only waits would wait for ever.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE_OPTIONS:
@@ -328,8 +362,9 @@ class _AsyncioStream:
 class _AsyncioClient(asyncio.Protocol):
     """A client to who accepted it, a protocol to the loop."""
 
-    def __init__(self, on_client: Callable[[Client], Receiver]) -> None:
+    def __init__(self, on_client: Callable[[Client], Receiver], options: SocketOptions) -> None:
         self._on_client = on_client
+        self._options = options
         self._transport: asyncio.Transport
         self._receiver: Receiver
         self.peer = "?"
@@ -337,7 +372,7 @@ class _AsyncioClient(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(QUEUE_MAX, QUEUE_MAX // 4)
-        _prepare(transport)
+        _prepare(transport, self._options)
         self.peer = _peer(transport)
         self._receiver = self._on_client(self)
 
