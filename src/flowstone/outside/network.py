@@ -204,12 +204,12 @@ class SystemNetwork:
         options: SocketOptions = DEFAULT_OPTIONS,
     ) -> Stream:
         context = _client_context(tls) if tls is not None else None
-        options: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": ""}
+        encryption: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": ""}
         try:
             async with asyncio.timeout(timeout):
                 if port is None:
-                    return _AsyncioStream(*await asyncio.open_unix_connection(host, **options))
-                reader, writer = await asyncio.open_connection(host, port, **options)
+                    return _AsyncioStream(*await asyncio.open_unix_connection(host, **encryption))
+                reader, writer = await asyncio.open_connection(host, port, **encryption)
         except TimeoutError as error:
             address = host if port is None else f"{host}:{port}"
             raise TimeoutError(f"no connection to {address} within {timeout:g} s") from error
