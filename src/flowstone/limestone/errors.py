@@ -5,7 +5,7 @@ Every error names the file or the message, where in it, and where there is one t
 
 from __future__ import annotations
 
-from flowstone.errors import FlowstoneError, RemoteProtocolError
+from flowstone.errors import FlowstoneError, LocalProtocolError, RemoteProtocolError
 
 
 class LimestoneError(FlowstoneError):
@@ -28,3 +28,13 @@ class UnsupportedFormat(LimestoneError, RemoteProtocolError):
 
 class BadMessage(LimestoneError, RemoteProtocolError):
     """A peer sent what the replication protocol forbids; its connection is closed."""
+
+
+class WrongTime(LimestoneError, LocalProtocolError):
+    """A datastore or a log channel was asked for what it cannot do now. Nothing has been changed."""
+
+
+class DatastoreFailed(LimestoneError):
+    """A datastore could not write, sync or replicate, and does nothing more. What was reported durable is durable.
+
+    Opened anew, it holds every epoch that was reported, and nothing of an epoch that was not recorded."""

@@ -1,0 +1,343 @@
+"""A log channel: sessions of entries, encoded once by whoever adds them, written and synced when they end.
+
+`add_*` are plain calls that touch nothing but the channel's buffer, so a thread of its own may make them; when it is
+full they append it to the log file. Beginning, ending and taking back belong to the loop that the store lives in.
+Nothing of a session is sent before its end. A session that is taken back is cut off the file: nobody has seen it.
+
+Relies on the store it belongs to for epochs and replicas (`ChannelHost`). One session at a time, and one caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol, overload
+
+from flowstone.errors import LocalProtocolError
+from flowstone.limestone import names
+from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode
+from flowstone.limestone.errors import WrongTime
+from flowstone.limestone.packing import packed_puts
+from flowstone.outside import File, Outside
+
+MARKER_SIZE: Final = 9
+END_SIZE: Final = 10
+
+Parts = Callable[[], Iterable[bytes | memoryview]]
+"""The entries of a session as they are on disk, without its markers, in parts of whole entries; may be called again."""
+
+Version = WriteVersion | tuple[int, int]
+
+_PUT = struct.Struct("<BIIQ").pack
+_REMOVE = struct.Struct("<BIQ").pack
+_STORAGE = struct.Struct("<BQQQ").pack
+_VERSION = struct.Struct("<QQ").pack
+_PUT_BYTE: Final = EntryType.NORMAL.value
+_BLOBS_BYTE: Final = EntryType.NORMAL_WITH_BLOB.value
+_REMOVE_BYTE: Final = EntryType.REMOVE.value
+_PUT_SIZE: Final = 33
+_REMOVE_SIZE: Final = 29
+
+
+class ChannelHost(Protocol):
+    """What a channel asks of its store. Each raises if the store is not ready, has failed, or is shut down."""
+
+    def begin(self, channel: int) -> int: ...
+    def check(self) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
+    def uses_blobs(self, blob_ids: Sequence[int]) -> None: ...
+    def replicated(self, channel: int, epoch: int, parts: Parts) -> Coroutine[Any, Any, None] | None: ...
+    async def finished(self, channel: int) -> None: ...
+    async def aborted(self, channel: int) -> None: ...
+
+
+class AsyncLogChannel:
+    """Made by `create_channel` of a store. `id` is its number, and that of its file."""
+
+    def __init__(self, host: ChannelHost, outside: Outside, directory: str, number: int, spill: int) -> None:
+        self.id = number
+        self.name = names.pwal(number)
+        self.path = f"{directory}/{self.name}"
+        self.finished_size = 0
+        """The length of all sessions in the file that have ended, or are being synced."""
+        self._host = host
+        self._outside = outside
+        self._directory = directory
+        self._spill_size = spill
+        self._file: File | None = None
+        self._epoch: int | None = None
+        self._is_open = False
+        self.ending: asyncio.Task[None] | None = None
+        """What ends or takes back the last session."""
+        self._start = 0
+        self._spilled: list[tuple[int, int]] = []
+        """Where in the file the parts of this session are that left the buffer, and how long."""
+        self._buffer = bytearray()
+        self._at_end: list[Callable[[], None]] = []
+
+    @property
+    def epoch(self) -> int | None:
+        """That of the open session."""
+        return self._epoch
+
+    # --- sessions ---
+
+    async def begin_session(self) -> None:
+        """What is added from now on belongs together, and to the current epoch."""
+        self._host.check()
+        if self._epoch is not None:
+            raise WrongTime(f"log channel {self.id} has an open session", hint="end or abort it first")
+        epoch = self._epoch = self._host.begin(self.id)
+        if self._file is None:
+            self._open_file()
+        self._start = self.finished_size
+        self._spilled = []
+        self._buffer = bytearray(encode(Marker(EntryType.MARKER_BEGIN, epoch)))
+        self._is_open = True
+
+    async def end_session(self) -> None:
+        """Return when the session is on disk here and on every replica that counts.
+
+        If that makes epochs durable, they are recorded and told of first. Who is cancelled stops waiting, no more."""
+        self._check_open()
+        self._is_open = False
+        await self._shielded(self._end())
+
+    async def abort_session(self) -> None:
+        """Take back what was added since the session began."""
+        self._check_open()
+        self._is_open = False
+        await self._shielded(self._abort())
+
+    def _check_open(self) -> None:
+        self._host.check()
+        if not self._is_open:
+            raise self._wrong_time()
+
+    def _wrong_time(self) -> WrongTime:
+        if self._epoch is not None:
+            return WrongTime(f"the session of log channel {self.id} is just ending")
+        return WrongTime(f"log channel {self.id} has no open session", hint="begin one first")
+
+    async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let nobody be cancelled in the middle of it; a session that is neither open nor closed ends the store."""
+        self.ending = asyncio.ensure_future(work)
+        self.ending.add_done_callback(self._ended)
+        await asyncio.shield(self.ending)
+
+    def _ended(self, ending: asyncio.Task[None]) -> None:
+        error = asyncio.CancelledError() if ending.cancelled() else ending.exception()
+        if error is not None:
+            self._host.fail(error)
+
+    def _open_file(self) -> None:
+        """Not in a worker: it is done once, and nobody can be cancelled in the middle of it."""
+        try:
+            file = self._file = _opened(self._outside, self._directory, self.path)
+            self.finished_size = file.size()
+        except BaseException as error:
+            self._host.fail(error)
+            raise
+
+    async def _end(self) -> None:
+        file, epoch, tail = self._open_session()
+        tail += encode(Marker(EntryType.MARKER_END, epoch))
+        file.append(tail)
+        # From here on who reads the file up to its finished size has this session; who comes later gets it sent.
+        self.finished_size = self._start + self._spilled_size() + len(tail)
+        replicated = self._host.replicated(self.id, epoch, self._parts(file, tail))
+        synced = self._outside.blocking(file.sync)
+        if replicated is None:
+            await synced
+        else:
+            await asyncio.gather(synced, replicated)
+        self._close()
+        await self._host.finished(self.id)
+
+    async def _abort(self) -> None:
+        file, _, _ = self._open_session()
+        if self._spilled:
+            # Durably: when the epoch is durable, a crash must not bring half of this back.
+            await self._outside.blocking(_cut, file, self._start)
+        self._close()
+        await self._host.aborted(self.id)
+
+    def _open_session(self) -> tuple[File, int, bytearray]:
+        assert self._file is not None
+        assert self._epoch is not None
+        return self._file, self._epoch, self._buffer
+
+    def _close(self) -> None:
+        self._buffer = bytearray()
+        self._epoch = None
+        hooks, self._at_end = self._at_end, []
+        for hook in hooks:
+            hook()
+
+    def _parts(self, file: File, tail: bytearray) -> Parts:
+        spilled = tuple(self._spilled)
+
+        def parts() -> Iterator[bytes | memoryview]:
+            skipped = MARKER_SIZE
+            for at, size in spilled:
+                yield file.read_at(at + skipped, size - skipped)
+                skipped = 0
+            yield memoryview(tail)[skipped:-END_SIZE]
+
+        return parts
+
+    def _spilled_size(self) -> int:
+        return sum(size for _, size in self._spilled)
+
+    # --- rotation ---
+
+    def when_closed(self, hook: Callable[[], None]) -> None:
+        """Call `hook` when no session is open: now, or before the next one can begin."""
+        if self._epoch is None:
+            hook()
+        else:
+            self._at_end.append(hook)
+
+    def put_aside(self, name: str) -> str | None:
+        """Give the log file another name, if there is anything in it; the next session begins a new one.
+
+        Between sessions only. Durable when the directory is synced."""
+        assert self._epoch is None
+        disk = self._outside.disk
+        if disk.kind(self.path) != "file" or not disk.size(self.path):
+            return None
+        disk.rename(self.path, f"{self._directory}/{name}")
+        # Not closed: a replica that is behind may still read it. Whoever drops it last closes it.
+        self._file = None
+        self.finished_size = 0
+        return name
+
+    # --- entries, in the caller's thread ---
+
+    def add_entry(self, storage_id: int, key: bytes, value: bytes, version: Version, blobs: Sequence[int] = ()) -> None:
+        """Set a key to a value, which may name blobs of the pool."""
+        if not self._is_open:
+            raise self._wrong_time()
+        if blobs:
+            self._host.uses_blobs(blobs)
+            self._add(
+                encode(Entry(EntryType.NORMAL_WITH_BLOB, storage_id, _version(version), key, value, tuple(blobs)))
+            )
+            return
+        buffer = self._buffer
+        at, key_size, value_size = len(buffer), len(key), len(value)
+        try:
+            buffer += _PUT(_PUT_BYTE, key_size, value_size, storage_id)
+            buffer += key
+            buffer += _VERSION(*version)
+            buffer += value
+        except BaseException as error:
+            raise self._refused(at, error) from None
+        end = len(buffer)
+        if end - at != _PUT_SIZE + key_size + value_size:
+            raise self._refused(at, TypeError("keys and values are bytes"))
+        if end >= self._spill_size:
+            self._spill()
+
+    def remove_entry(self, storage_id: int, key: bytes, version: Version) -> None:
+        """Take a key away."""
+        if not self._is_open:
+            raise self._wrong_time()
+        buffer = self._buffer
+        at, key_size = len(buffer), len(key)
+        try:
+            buffer += _REMOVE(_REMOVE_BYTE, key_size, storage_id)
+            buffer += key
+            buffer += _VERSION(*version)
+        except BaseException as error:
+            raise self._refused(at, error) from None
+        if len(buffer) - at != _REMOVE_SIZE + key_size:
+            raise self._refused(at, TypeError("keys are bytes"))
+        if len(buffer) >= self._spill_size:
+            self._spill()
+
+    def add_storage(self, storage_id: int, version: Version) -> None:
+        """Tell of a new storage. It has no effect on what is stored."""
+        self._add_of_storage(EntryType.ADD_STORAGE, storage_id, version)
+
+    def remove_storage(self, storage_id: int, version: Version) -> None:
+        """Take all keys of a storage away that are older than this version."""
+        self._add_of_storage(EntryType.REMOVE_STORAGE, storage_id, version)
+
+    def truncate_storage(self, storage_id: int, version: Version) -> None:
+        """Take all keys of a storage away that are older than this version; the storage stays."""
+        self._add_of_storage(EntryType.CLEAR_STORAGE, storage_id, version)
+
+    @overload
+    def add_entries(self, entries: Iterable[Entry], /) -> None: ...
+
+    @overload
+    def add_entries(
+        self, storage_id: int, keys: Sequence[bytes], values: Sequence[bytes], version: Version, /
+    ) -> None: ...
+
+    def add_entries(self, *arguments: Any) -> None:
+        """Many at once: entries of any type, or keys with values, whose minor versions count up from `version`."""
+        if not self._is_open:
+            raise self._wrong_time()
+        if len(arguments) == 1:
+            for entry in arguments[0]:
+                if entry.blob_ids:
+                    self._host.uses_blobs(entry.blob_ids)
+                self._add(encode(entry))
+            return
+        storage_id, keys, values, version = arguments
+        for data in packed_puts(storage_id, keys, values, _version(version), self._spill_size):
+            self._add(data)
+
+    def _add_of_storage(self, kind: EntryType, storage_id: int, version: Version) -> None:
+        if not self._is_open:
+            raise self._wrong_time()
+        self._add(encode(Entry(kind, storage_id, _version(version))))
+
+    def _add(self, data: bytes | memoryview) -> None:
+        buffer = self._buffer
+        buffer += data
+        if len(buffer) >= self._spill_size:
+            self._spill()
+
+    def _refused(self, at: int, error: BaseException) -> BaseException:
+        """Half of an entry must not stay."""
+        del self._buffer[at:]
+        if isinstance(error, struct.error | TypeError | ValueError):
+            return LocalProtocolError(f"cannot write this entry: {error}")
+        return error
+
+    def _spill(self) -> None:
+        """Move the buffer to the file. It is not synced: the end of the session does that."""
+        self._host.check()
+        assert self._file is not None
+        at, buffer = self._start + self._spilled_size(), self._buffer
+        try:
+            self._file.append(buffer)
+        except BaseException as error:
+            self._is_open = False
+            self._host.fail(error)
+            raise
+        self._spilled.append((at, len(buffer)))
+        self._buffer = bytearray()
+
+
+def _version(version: Version) -> WriteVersion:
+    major, minor = version
+    return WriteVersion(major, minor)
+
+
+def _opened(outside: Outside, directory: str, path: str) -> File:
+    disk = outside.disk
+    if disk.kind(path) == "file":
+        return disk.append_to(path)
+    file = disk.create(path)
+    disk.sync_directory(directory)
+    return file
+
+
+def _cut(file: File, size: int) -> None:
+    file.truncate(size)
+    file.sync()

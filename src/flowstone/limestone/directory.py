@@ -1,0 +1,152 @@
+"""A data directory in somebody's hands: locked, its manifest settled, made or migrated, its epoch file ready to write.
+
+On the Outside one is handed, every step in a worker (reference: manifest and lock, data directory). What the files say
+is for `recovery.py`; what is written to the log files, for channels. Only who holds one of these changes a directory.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowstone.limestone import catalog, manifest, names
+from flowstone.limestone.catalog import Catalog
+from flowstone.limestone.epoch_file import EpochWriter
+from flowstone.limestone.errors import DamagedFile, LimestoneError
+from flowstone.limestone.files import replace, write_whole
+from flowstone.limestone.manifest import Manifest
+from flowstone.limestone.recovery import Recovered, recover
+from flowstone.outside import Disk, Lock, Outside
+
+CATALOG_TEMPORARY: Final = f".{names.CATALOG}.tmp"
+
+
+class DataDirectory:
+    """Held from `open` to `release`. `manifest` is that of the current formats, whatever was found."""
+
+    def __init__(self, outside: Outside, path: str, manifest: Manifest, epochs: EpochWriter, lock: Lock) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.epochs = epochs
+        self._outside = outside
+        self._lock = lock
+
+    @classmethod
+    async def open(cls, outside: Outside, path: str, *, create: bool = True) -> DataDirectory:
+        """Take the directory; `create` makes one where nothing is. AlreadyLocked if somebody else has it.
+
+        One of an older format becomes one of ours: its manifest, and its log files, to which nothing is appended."""
+        fresh_uuid = str(outside.random.uuid())
+        milliseconds = int(outside.clock.wall() * 1000)
+        opening = _Opening(outside.disk, path.rstrip("/") or "/", fresh_uuid, milliseconds)
+        found, epochs, lock = await outside.blocking(opening.run, create)
+        return cls(outside, opening.path, found, epochs, lock)
+
+    @property
+    def instance_uuid(self) -> str:
+        assert self.manifest.instance_uuid is not None
+        return self.manifest.instance_uuid
+
+    async def recover(self) -> Recovered:
+        """What the directory holds; what does not count is marked or cut off. DamagedFile if something is lost."""
+        return await self._outside.blocking(recover, self._outside.disk, self.path)
+
+    def release(self) -> None:
+        """Let go; twice is harmless."""
+        self._lock.release()
+
+
+class _Opening:
+    """The steps of `open`, in a worker."""
+
+    def __init__(self, disk: Disk, path: str, fresh_uuid: str, milliseconds: int) -> None:
+        self.path = path
+        self._disk = disk
+        self._fresh_uuid = fresh_uuid
+        self._milliseconds = milliseconds
+
+    def run(self, create: bool) -> tuple[Manifest, EpochWriter, Lock]:
+        disk, path = self._disk, self.path
+        if disk.kind(path) is None and create:
+            self._make_directory()
+        if disk.kind(path) != "directory":
+            raise LimestoneError(f"{path} is no directory")
+        self._settle_manifest(create)
+        lock = disk.lock_file(f"{path}/{names.MANIFEST}")
+        try:
+            return self._migrated(), self._epochs(), lock
+        except BaseException:
+            lock.release()
+            raise
+
+    def _make_directory(self) -> None:
+        missing = [self.path]
+        while (parent := _parent(missing[-1])) and self._disk.kind(parent) is None:
+            missing.append(parent)
+        self._disk.make_directory(self.path)
+        for path in missing:
+            self._disk.sync_directory(_parent(path))
+
+    def _settle_manifest(self, create: bool) -> None:
+        disk, path = self._disk, self.path
+        manifest.settle(disk, path)
+        try:
+            found = manifest.read(disk, path)
+        except DamagedFile:
+            if not create or not self._is_unborn():
+                raise
+            # The process that made the directory died in it.
+            write_whole(disk, f"{path}/{names.MANIFEST}", manifest.encode(Manifest(self._fresh_uuid)))
+            return
+        if found is None:
+            if not create:
+                raise LimestoneError(f"{path} is no data directory: it has no {names.MANIFEST}")
+            manifest.create(disk, path, self._fresh_uuid)
+
+    def _is_unborn(self) -> bool:
+        """Whether the manifest is all there is."""
+        found = [name for name in self._disk.list_directory(self.path) if self._kind(name) == "file"]
+        return found == [names.MANIFEST]
+
+    def _kind(self, name: str) -> str | None:
+        return self._disk.kind(f"{self.path}/{name}")
+
+    def _migrated(self) -> Manifest:
+        disk, path = self._disk, self.path
+        found = manifest.read(disk, path)
+        if found is None:
+            raise LimestoneError(f"the manifest of {path} was taken away while it was opened", hint="try again")
+        if found.is_current:
+            return found
+        if not found.has_end_markers:
+            # First, so that after a crash it is done again.
+            self._detach()
+        ours = found.migrated(self._fresh_uuid)
+        manifest.migrate(disk, path, ours)
+        return ours
+
+    def _detach(self) -> None:
+        """Put every log file aside that something is in: its sessions have no end markers, ours do."""
+        disk, path = self._disk, self.path
+        for name in disk.list_directory(path):
+            if names.is_pwal(name) and not names.is_detached(name) and disk.size(f"{path}/{name}"):
+                disk.rename(f"{path}/{name}", f"{path}/{free_name(disk, path, name, self._milliseconds)}")
+        disk.sync_directory(path)
+
+    def _epochs(self) -> EpochWriter:
+        if catalog.read(self._disk, self.path) is None:
+            # By rename: half of a first one would have no other to fall back on.
+            replace(self._disk, self.path, names.CATALOG, CATALOG_TEMPORARY, catalog.encode(Catalog()))
+        return EpochWriter.open(self._disk, self.path)
+
+
+def _parent(path: str) -> str:
+    above, slash, _ = path.rpartition("/")
+    return above or slash or "."
+
+
+def free_name(disk: Disk, directory: str, name: str, milliseconds: int) -> str:
+    """The first name that nothing has, of those that `name` may get when it is put aside at this moment."""
+    number = 0
+    while disk.kind(f"{directory}/{(found := names.rotated(name, milliseconds, number))}") is not None:
+        number += 1
+    return found

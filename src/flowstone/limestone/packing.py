@@ -1,0 +1,106 @@
+"""Many keys with their values as the entries of a log file, by a compiled kernel.
+
+Pure. For `add_entries`: what `entries.encode` does for one, for thousands at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowstone.errors import LocalProtocolError
+from flowstone.kernels import kernel
+from flowstone.kernels.wide import Bytes, copy, number, poke, poke64, word
+from flowstone.limestone.entries import LENGTH_MAX, WriteVersion
+
+PUT_SIZE: Final = 33
+"""Of an entry with neither key nor value."""
+
+_ID_MAX: Final = (1 << 64) - 1
+_HALF = np.uint64(32)
+
+Sizes = NDArray[np.int64]
+
+
+@kernel
+def pack_puts(
+    out: Bytes, keys: Bytes, key_sizes: Sizes, values: Bytes, value_sizes: Sizes, ids: NDArray[np.uint64]
+) -> int:
+    """Write one entry for each key and value, which stand one behind the other; `ids`: storage, major, first minor.
+
+    The caller has made `out` as long as all of them need, and no size is larger than 4 bytes can say."""
+    at = key_at = value_at = 0
+    for index in range(key_sizes.shape[0]):
+        key_size, value_size = number(key_sizes[index]), number(value_sizes[index])
+        at = poke(out, at, 1)
+        poke64(out, at, word(key_size) | (word(value_size) << _HALF))
+        poke64(out, at + 8, ids[0])
+        at = copy(out, at + 16, keys, key_at, key_size)
+        poke64(out, at, ids[1])
+        poke64(out, at + 8, ids[2] + word(index))
+        at = copy(out, at + 16, values, value_at, value_size)
+        key_at += key_size
+        value_at += value_size
+    return at
+
+
+def packed_puts(
+    storage_id: int, keys: Sequence[bytes], values: Sequence[bytes], version: WriteVersion, part_size: int
+) -> Iterator[memoryview]:
+    """The bytes of the entries that set these keys, in parts of whole entries of about `part_size`.
+
+    The minor version of each is one more than that of the one before. LocalProtocolError, before the first part, if
+    something does not fit the format."""
+    count = len(keys)
+    if len(values) != count:
+        raise LocalProtocolError(f"there are {count} keys, but {len(values)} values")
+    largest = max(version.minor + count - 1, version.major, storage_id)
+    if largest > _ID_MAX or min(version.minor, version.major, storage_id) < 0:
+        raise LocalProtocolError("storage ids and versions are numbers of 64 bits")
+    key_bytes, key_sizes = _joined(keys)
+    value_bytes, value_sizes = _joined(values)
+    ends = np.cumsum(key_sizes + value_sizes + PUT_SIZE)
+    return _parts((storage_id, version), key_bytes, key_sizes, value_bytes, value_sizes, ends, part_size)
+
+
+def _joined(texts: Sequence[bytes]) -> tuple[Bytes, Sizes]:
+    try:
+        joined = b"".join(texts)
+    except TypeError as error:
+        raise LocalProtocolError(f"keys and values are bytes: {error}") from None
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    if int(sizes.sum()) != len(joined):
+        raise LocalProtocolError("keys and values are bytes")
+    if len(joined) > LENGTH_MAX and int(sizes.max()) > LENGTH_MAX:
+        raise LocalProtocolError(f"a key or value has at most {LENGTH_MAX} bytes")
+    return np.frombuffer(joined, np.uint8), sizes
+
+
+def _parts(
+    ids: tuple[int, WriteVersion],
+    keys: Bytes,
+    key_sizes: Sizes,
+    values: Bytes,
+    value_sizes: Sizes,
+    ends: Sizes,
+    part_size: int,
+) -> Iterator[memoryview]:
+    storage_id, version = ids
+    first = key_at = value_at = done = 0
+    while first < len(ends):
+        behind = max(int(np.searchsorted(ends, done + part_size)), first) + 1
+        behind = min(behind, len(ends))
+        size = int(ends[behind - 1]) - done
+        out = np.empty(size, np.uint8)
+        numbers = np.array([storage_id, version.major, version.minor + first], np.uint64)
+        written = pack_puts(
+            out, keys[key_at:], key_sizes[first:behind], values[value_at:], value_sizes[first:behind], numbers
+        )
+        assert written == size
+        yield out.data
+        key_at += int(key_sizes[first:behind].sum())
+        value_at += int(value_sizes[first:behind].sum())
+        first, done = behind, done + size

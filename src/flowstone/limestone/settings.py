@@ -1,0 +1,91 @@
+"""How a datastore is run: where its directory is, which replicas it has, and what becomes of an epoch without them.
+
+Pure. The environment comes as a mapping from whoever may read it; its variables are the original's (reference:
+environment variables). Never connects, never opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+from flowstone.errors import LocalProtocolError
+from flowstone.limestone.endpoint import Endpoint
+from flowstone.outside import Tls
+
+OnLost = Literal["block", "degrade", "fail"]
+GroupCommit = Literal["local_first", "replica_first", "concurrent"]
+SessionClose = Literal["default", "async"]
+
+ENDPOINT: Final = "TSURUGI_REPLICATION_ENDPOINT"
+ASYNC_SESSION_CLOSE: Final = "REPLICATION_ASYNC_SESSION_CLOSE"
+ASYNC_GROUP_COMMIT: Final = "REPLICATION_ASYNC_GROUP_COMMIT"
+
+SPILL: Final = 1 << 20
+"""Bytes of a session that a channel keeps in memory before it puts them into its file."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`replicas` that the log goes to, and `quorum`, how many of them must acknowledge (None: all).
+
+    `on_lost` says what happens when there are fewer: "block" waits for them, "degrade" goes on with those that are
+    there, "fail" raises and stops the store. `group_commit` is the order of the epoch file here and on the replicas.
+    `compatible`: every byte that is sent is what the original sends; no replica is reconnected or seeded.
+    `session_close` says which of the original's two forms that takes. `secret` is shared with the replicas.
+    """
+
+    path: str
+    replicas: tuple[Endpoint, ...] = ()
+    quorum: int | None = None
+    on_lost: OnLost = "block"
+    group_commit: GroupCommit = "local_first"
+    compatible: bool = False
+    session_close: SessionClose = "default"
+    spill: int = SPILL
+    send_buffer: int | None = None
+    receive_buffer: int | None = None
+    tls: Tls | None = None
+    secret: str | None = field(default=None, repr=False)
+    recover_max_parallelism: int = 8
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise LocalProtocolError("a datastore needs the path of a directory")
+        for name, choices in (("on_lost", OnLost), ("group_commit", GroupCommit), ("session_close", SessionClose)):
+            if getattr(self, name) not in get_args(choices):
+                raise _refused(name, getattr(self, name), f"one of {', '.join(get_args(choices))}")
+        if self.quorum is not None and not 0 <= self.quorum <= len(self.replicas):
+            raise _refused("quorum", self.quorum, f"from 0 to {len(self.replicas)}, as many as there are replicas")
+        if len(set(self.replicas)) < len(self.replicas):
+            raise LocalProtocolError("one of the replicas is named twice")
+        if self.compatible and len(self.replicas) > 1:
+            raise LocalProtocolError("the original has one replica", hint="leave out compatible, or the others")
+        if self.compatible and self.secret is not None:
+            raise LocalProtocolError("the original knows no secret", hint="leave out compatible, or the secret")
+        for name in ("spill", "send_buffer", "receive_buffer", "recover_max_parallelism"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise _refused(name, value, "1 or more")
+
+    @property
+    def needed(self) -> int:
+        """How many replicas must acknowledge."""
+        return len(self.replicas) if self.quorum is None else self.quorum
+
+    @classmethod
+    def from_environment(cls, path: str, environment: Mapping[str, str], **others: Any) -> Settings:
+        """What the original's variables say; `others` are fields of Settings, and stronger."""
+        found: dict[str, Any] = {}
+        if endpoint := environment.get(ENDPOINT):
+            found["replicas"] = (Endpoint.parse(endpoint),)
+        if ASYNC_SESSION_CLOSE in environment:
+            found["session_close"] = "async"
+        if ASYNC_GROUP_COMMIT in environment:
+            found["group_commit"] = "concurrent"
+        return cls(path, **(found | others))
+
+
+def _refused(name: str, value: object, hint: str) -> LocalProtocolError:
+    return LocalProtocolError(f"{name} cannot be {value!r}", hint=hint)

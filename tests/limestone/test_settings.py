@@ -1,0 +1,63 @@
+"""Settings: what the original's variables say, what contradicts itself, and a secret that is not shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flowstone.errors import FlowstoneError
+from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.settings import Settings
+
+HERE, THERE = Endpoint("localhost", 1), Endpoint("::1", 2)
+
+
+def test_without_variables_there_is_no_replica() -> None:
+    assert Settings.from_environment("d", {}) == Settings("d")
+    assert Settings("d").needed == 0
+
+
+def test_the_variables_of_the_original_are_understood() -> None:
+    environment = {
+        "TSURUGI_REPLICATION_ENDPOINT": "tcp://localhost:1",
+        "REPLICATION_ASYNC_SESSION_CLOSE": "",
+        "REPLICATION_ASYNC_GROUP_COMMIT": "no",
+        "HOME": "x",
+    }
+    found = Settings.from_environment("d", environment, compatible=True)
+    assert found == Settings("d", (HERE,), session_close="async", group_commit="concurrent", compatible=True)
+    assert Settings.from_environment("d", environment, replicas=()).replicas == ()
+
+
+def test_an_endpoint_that_is_none_is_refused() -> None:
+    with pytest.raises(FlowstoneError, match="is no endpoint"):
+        Settings.from_environment("d", {"TSURUGI_REPLICATION_ENDPOINT": "localhost"})
+
+
+def test_all_replicas_are_needed_unless_a_quorum_is_named() -> None:
+    assert Settings("d", (HERE, THERE)).needed == 2
+    assert Settings("d", (HERE, THERE), quorum=1).needed == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": ""}, "needs the path"),
+        ({"on_lost": "cry"}, "on_lost cannot be 'cry'; one of block"),
+        ({"group_commit": "never"}, "group_commit"),
+        ({"session_close": "late"}, "session_close"),
+        ({"quorum": 3, "replicas": (HERE, THERE)}, "quorum cannot be 3; from 0 to 2"),
+        ({"replicas": (HERE, HERE)}, "named twice"),
+        ({"replicas": (HERE, THERE), "compatible": True}, "one replica"),
+        ({"secret": "s", "compatible": True}, "no secret"),
+        ({"spill": 0}, "spill cannot be 0"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(FlowstoneError, match=message):
+        Settings(**({"path": "d"} | fields))
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert "hush" not in repr(Settings("d", secret="hush"))
