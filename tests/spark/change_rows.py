@@ -57,5 +57,10 @@ def define_key(lsn: int, space: int) -> Row:
     return statement(INSERT, lsn, {0x10: 288, 0x21: (space, 0, "pk", "tree", {"unique": True}, [[0, "unsigned"]])})
 
 
+def rekey(lsn: int, *parts: tuple[int, str], space: int = 512) -> Row:
+    """Alters the primary key in its place."""
+    return statement(REPLACE, lsn, {0x10: 288, 0x21: (space, 0, "pk", "tree", {"unique": True}, parts)})
+
+
 def whole(*rows: Row, flags: int = 0) -> bytes:
     return transaction(rows, flags)

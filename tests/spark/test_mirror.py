@@ -41,6 +41,7 @@ from tests.spark.change_rows import (
     define_key,
     delete,
     insert,
+    rekey,
     statement,
     truncate,
     update,
@@ -139,8 +140,7 @@ def test_tables_follow_definitions(spark: SparkSession, archive: WrittenArchive,
 def test_a_space_may_be_filled_where_it_is_made(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "a")))
-    layout = (("id", "unsigned"), ("name", "string"))
-    archive.write(whole(define(4, 600, "made", *layout), define_key(5, 600), insert(6, 1, "m", space=600)))
+    archive.write(whole(define(4, 600, "made", *LAYOUT), define_key(5, 600), insert(6, 1, "m", space=600)))
     archive.write(whole(insert(7, 2, "n", space=600)))
     archive.save()
     mirror_once(spark, [archive.directory], lake)
@@ -148,16 +148,19 @@ def test_a_space_may_be_filled_where_it_is_made(spark: SparkSession, archive: Wr
 
 
 ID, NAME = (0, "unsigned"), (1, "string")
+LAYOUT = (("id", "unsigned"), ("name", "string"))
 
 
-def rekey(lsn: int, *parts: tuple[int, str]) -> Row:
-    """Alters the primary key in its place."""
-    key = (512, 0, "pk", "tree", {"unique": True}, parts)
-    return statement(RequestType.REPLACE, lsn, {0x10: 288, 0x21: key})
-
-
-def test_another_primary_key_is_followed_unless_rows_change_in_its_transaction(
-    spark: SparkSession, archive: WrittenArchive, tmp_path: Path
+@pytest.mark.parametrize(
+    ("refused", "name"),
+    [
+        ([define(10, 512, "sales", *LAYOUT), rekey(11, NAME), delete(12, "c")], "sales"),
+        ([truncate(10), insert(11, 4, "d"), rekey(12, NAME), insert(13, 5, "e")], "orders"),
+    ],
+    ids=["rows-of-before", "rows-behind-a-truncation"],
+)
+def test_another_primary_key_is_followed_unless_rows_have_both_in_one_transaction(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path, refused: list[Row], name: str
 ) -> None:
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "a"), insert(4, 2, "b")), whole(rekey(5, NAME)), whole(delete(6, "b")))
@@ -168,11 +171,10 @@ def test_another_primary_key_is_followed_unless_rows_change_in_its_transaction(
     archive.save()
     mirror_once(spark, [archive.directory], lake)
     assert tuples_of(lake, "orders") == [(3, "c")]
-    layout = (("id", "unsigned"), ("name", "string"))
-    archive.write(whole(define(10, 512, "sales", *layout), rekey(11, NAME), delete(12, "c")))
+    archive.write(whole(*refused))
     archive.save()
     for _ in range(2):
-        with pytest.raises(LakeError, match="gives space 'sales' another primary key and changes its"):
+        with pytest.raises(LakeError, match=f"gives space {name!r} another primary key and changes its"):
             mirror_once(spark, [archive.directory], lake)
     assert names_in(lake) == ["orders"]
     assert tuples_of(lake, "orders") == [(3, "c")]

@@ -28,6 +28,7 @@ from flowstone.spark.mirror_batch import (
     Target,
     by_space,
     fold_partition,
+    has_two_keys,
     mask_rows,
     truncations,
 )
@@ -41,6 +42,7 @@ from tests.spark.change_rows import (
     define_key,
     delete,
     insert,
+    rekey,
     truncate,
     update,
     upsert,
@@ -228,6 +230,31 @@ def test_rows_of_a_snapshot_are_masked_by_space(is_masked: bool) -> None:
     shown = [unpack(each)[1] for each in rows["tuple"].to_pylist()]
     assert shown == (["***", "y", "***"] if is_masked else ["x", "y", "z"])
     assert rows["space_id"].to_pylist() == [512, 513, 512]
+
+
+BY_NAME = (1, "string")
+
+
+@pytest.mark.parametrize(
+    ("rows", "has_both"),
+    [
+        ([rekey(8, BY_NAME)], False),
+        ([rekey(8, BY_NAME), insert(9, 9, "z")], True),
+        ([insert(8, 9, "z"), rekey(9, BY_NAME)], True),
+        ([truncate(8), rekey(9, BY_NAME), insert(10, 9, "z")], False),
+        ([insert(8, 9, "z"), truncate(9), rekey(10, BY_NAME), insert(11, 9, "z")], False),
+        ([rekey(8, BY_NAME), truncate(9), insert(10, 9, "z")], False),
+        ([truncate(8), insert(9, 9, "z"), rekey(10, BY_NAME)], True),
+        ([truncate(8), insert(9, 9, "z"), rekey(10, BY_NAME), insert(11, 9, "y")], True),
+        ([truncate(8), insert(9, 9, "z", space=513), rekey(10, BY_NAME), insert(11, 9, "y")], False),
+        ([truncate(8), insert(9, 9, "z"), rekey(10, BY_NAME, space=513), insert(11, 9, "y")], False),
+    ],
+)
+def test_rows_of_two_keys_in_a_transaction_are_seen(rows: list[Row], has_both: bool) -> None:
+    index = index_of(*CHANGES, whole(*rows))
+    start = VClock({1: 7})
+    emptied = truncations(index, start, index.settled, [512]).get(512)
+    assert has_two_keys(index, start, index.settled, 512, emptied) is has_both
 
 
 def test_a_small_batch_needs_no_job() -> None:

@@ -29,7 +29,7 @@ from flowstone.spark.lake import Lake
 from flowstone.spark.lake import Progress as Saved
 from flowstone.spark.lake_schema import LakeError
 from flowstone.spark.masks import Masking
-from flowstone.spark.mirror_batch import BatchJob, has_changes, truncations
+from flowstone.spark.mirror_batch import BatchJob, has_two_keys, truncations
 from flowstone.spark.mirror_choice import Changes, Choice, Spaces, changes_between
 from flowstone.spark.mirror_sources import DirectorySource, LiveSource, MirrorSource, server_version
 from flowstone.spark.mirror_start import (
@@ -421,9 +421,9 @@ class Mirror:
         changes = changes_between(stream.spaces, spaces)
         self._check_masks(changes)
         truncated = truncations(index, start, end, spaces)
-        rekeyed = [now for was, now in changes.altered if key_parts(was) != key_parts(now) and now.id not in truncated]
+        rekeyed = [now for was, now in changes.altered if key_parts(was) != key_parts(now)]
         for space in rekeyed:
-            if has_changes(index, start, end, space.id):
+            if has_two_keys(index, start, end, space.id, truncated.get(space.id)):
                 raise LakeError(
                     f"the transaction behind {start} gives space {space.name!r} another primary key and changes its"
                     " rows; tables cannot follow that",
@@ -509,5 +509,5 @@ def _snapshot_behind(index: ArchiveIndex, position: VClock, loss: DataLoss) -> S
     """The newest snapshot, which stands for what is lost."""
     settled = [each for each in index.snapshots if each.vclock <= index.settled and position <= each.vclock]
     if not settled or settled[-1].vclock == position:
-        raise loss
+        raise DataLoss(loss.message, hint="no snapshot stands behind them yet: take one, and start the mirror again")
     return settled[-1]

@@ -250,6 +250,9 @@ _TRUNCATION_COLUMNS: Final = (
 )
 
 
+_KEY_COLUMNS: Final = ("_lsn", "_space_id", "_tuple_msgpack", "_key_msgpack")
+
+
 def truncations(index: ArchiveIndex, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
     """Which of the spaces are emptied between two positions. Read by the driver: only few runs of a log have any.
 
@@ -277,11 +280,25 @@ def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
     return key[0] if system_space == SPACE_ID or key[1] == 0 else None
 
 
-def has_changes(index: ArchiveIndex, start: VClock, end: VClock, space_id: int) -> bool:
-    """Whether any row of a space is between two positions. Read by the driver: for a single transaction."""
-    contract = ChangeContract(index.replicaset_uuid, wanted=("_operation",), only=(space_id,))
-    slices = index.slices(start, end, spaces=(space_id,))
-    return any(batch.num_rows for part in slices for batch in read_slice(index.disk, part, start, end, contract))
+def has_two_keys(index: ArchiveIndex, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
+    """Whether rows that count have keys of different definitions, in a transaction that alters the primary key.
+
+    Where it does not empty the space, the rows of the table have the former key, so any change is one too many. Else
+    what comes behind that and before the new key is. Read by the driver.
+    """
+    contract = ChangeContract(index.replicaset_uuid, wanted=_KEY_COLUMNS, show_system=True, only=(space_id, INDEX_ID))
+    changed: list[int] = []
+    defined = 0
+    for part in index.slices(start, end, spaces=(space_id, INDEX_ID)):
+        for batch in read_slice(index.disk, part, start, end, contract):
+            for row in batch.to_pylist():
+                if row["_space_id"] == space_id:
+                    changed.append(row["_lsn"])
+                elif unpack(row["_tuple_msgpack"] or row["_key_msgpack"])[:2] == (space_id, 0):
+                    defined = row["_lsn"]
+    if emptied is None:
+        return bool(changed)
+    return any(emptied.lsn < lsn < defined for lsn in changed)
 
 
 def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
