@@ -21,7 +21,10 @@ URI = "replicator@127.0.0.1:3301"
     [
         (errors.CredsMismatch("Incorrect password supplied for user 'replicator'"), "check the user and the password"),
         (errors.NoSuchUser("User 'replicator' is not found"), "check the user and the password"),
-        (errors.AccessDenied("Read access to universe '' is denied"), "'replication'"),
+        (
+            errors.AccessDenied("Read access to universe '' is denied"),
+            "'replicator' lacks the role replication: box.schema.user.grant('replicator', 'replication')",
+        ),
         (errors.ReplicaMax("Replica count limit reached: 32"), "without registering"),
         (errors.Readonly("Can't modify data because this instance is in read-only mode."), "without registering"),
         (errors.UnknownReplica("Replica x is not registered"), "another directory"),
@@ -33,6 +36,11 @@ def test_what_the_server_said_is_passed_on_with_advice(error: errors.TarantoolEr
     assert told.message == f"cannot archive {URI}: {error.message}"
     assert told.hint is not None
     assert hint in told.hint
+
+
+def test_a_guest_is_called_so() -> None:
+    told = explained(errors.AccessDenied("Read access to universe '' is denied"), "127.0.0.1:3301", None)
+    assert "box.schema.user.grant('guest', 'replication')" in str(told)
 
 
 def test_another_replica_set_is_told_by_name() -> None:

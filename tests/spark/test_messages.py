@@ -27,6 +27,10 @@ NOBODY = "127.0.0.1:1"
 UNREACHABLE = "cannot connect to 127.0.0.1:1: connection refused"
 LOGIN = "refuses the login of user 'limited': Incorrect password supplied for user 'limited'"
 NO_SPACE = "no space 'nope' "
+NOT_REPLICATING = (
+    "does not let user 'limited' follow it: Read access to space '_schema' is denied for user 'limited'; "
+    "'limited' lacks the role replication: box.schema.user.grant('limited', 'replication')"
+)
 PREAMBLE = 500
 """Characters of Spark's own that may come before ours: which query, which task."""
 
@@ -139,7 +143,11 @@ def stream(spark: SparkSession, directory: Path, **options: str) -> None:
         *at_full_scale(
             ("", {"space": "nope"}, "nope"),
             ("limited:wrong@", {}, "Incorrect password supplied for user 'limited'"),
-            ("limited:pass@", {}, "is denied for user 'limited'"),
+            (
+                "limited:pass@",
+                {},
+                NOT_REPLICATING,
+            ),
             ("", {"readMode": "select", "space": "orders"}, "readMode is given to a stream; it is for spark.read"),
             ("", {"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'; it must be a whole number above 0"),
         ),

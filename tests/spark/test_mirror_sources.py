@@ -14,6 +14,8 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark import mirror
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.mirror_sources import DirectorySource, LiveSource, MirrorBusy, server_version
+from flowstone.spark.spool import facts_of
+from tests.node.archived_server import RealServer
 from tests.real_tarantool import free_port
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import UUID, insert, whole
@@ -76,6 +78,27 @@ def test_a_spool_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
             on_event=lambda message: None,
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("tarantool")
+def test_a_spool_that_stops_says_nothing_of_it(tmp_path: Path) -> None:
+    """Its mirror does: two who say that they have stopped are one too many."""
+    said: list[str] = []
+    with RealServer(tmp_path / "master") as server:
+        members = [parse_uri(server.uri)]
+        source = LiveSource(
+            members,
+            facts_of(members).replicaset_uuid,
+            str(tmp_path / UUID),
+            begin=None,
+            definitions=None,
+            fail_on_data_loss=True,
+            register=False,
+            on_event=said.append,
+        )
+        source.close()
+    assert any(line.startswith("snapshot ") for line in said)
+    assert not any("stopped" in line for line in said)
 
 
 def test_once_does_not_wait_for_what_waits_for_a_quorum() -> None:

@@ -15,7 +15,7 @@ from flowstone.node import archive_members
 from flowstone.node.archive_refusals import ArchiveRefused, RowsMissing, UpstreamLostTail
 from flowstone.replication.vclock import VClock
 from flowstone.spark import spool as spool_module
-from flowstone.spark.spool import Beginning, Spool, SpoolLocked, facts_of
+from flowstone.spark.spool import Beginning, CannotFollow, Spool, SpoolLocked, facts_of
 from tests import served_node
 from tests.interop.versions import ANY, parameters
 from tests.node.archived_server import RealServer
@@ -55,6 +55,15 @@ def open_spool(tmp_path: Path) -> Iterator[Open]:
     yield opening
     for spool in opened:
         spool.close()
+
+
+def test_who_may_not_replicate_is_told_which_right_he_lacks(server: RealServer) -> None:
+    server.eval("box.schema.user.create('limited', {password = 'pass'})")
+    uri = parse_uri(f"limited:pass@{members(server)[0].address}")
+    advice = "'limited' lacks the role replication: box.schema.user.grant('limited', 'replication')"
+    with pytest.raises(CannotFollow, match=r"does not let user 'limited' follow it: Read access to space") as caught:
+        facts_of([uri])
+    assert caught.value.hint == advice
 
 
 def test_it_begins_with_a_snapshot_and_has_what_follows_at_once(

@@ -24,7 +24,6 @@ FOR_OPERATORS: Final = frozenset(
 _LOGIN: Final = "check the user and the password"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _HINTS: Final = {
-    errors.AccessDenied.code: "let the user replicate: box.schema.user.grant('NAME', 'replication')",
     errors.NoSuchUser.code: _LOGIN,
     errors.CredsMismatch.code: _LOGIN,
     errors.ReplicasetUuidMismatch.code: "name a server of that replica set, or another directory",
@@ -79,7 +78,21 @@ def explained(error: FlowstoneError, uri: str, replicaset_uuid: str | None) -> F
     what = error.message
     if error.code == errors.ReplicasetUuidMismatch.code:
         what = f"it is of another replica set than this archive, which is of {replicaset_uuid}"
-    return ArchiveRefused(f"cannot archive {uri}: {what}", hint=_HINTS.get(error.code, error.hint))
+    hint = _HINTS.get(error.code, error.hint)
+    if error.code == errors.AccessDenied.code:
+        hint = right_to_replicate(user_of(uri))
+    return ArchiveRefused(f"cannot archive {uri}: {what}", hint=hint)
+
+
+def user_of(uri: str) -> str:
+    """Who logs in with a URI whose password is left out."""
+    user, at, _ = uri.rpartition("@")
+    return user if at else "guest"
+
+
+def right_to_replicate(user: str) -> str:
+    """What a user lacks who may not follow a server, and how to give it to him."""
+    return f"{user!r} lacks the role replication: box.schema.user.grant('{user}', 'replication')"
 
 
 def is_gap(error: FlowstoneError) -> bool:

@@ -17,6 +17,7 @@ from flowstone.iproto.uri import Uri
 from flowstone.node.archive_definitions import DefinitionRow
 from flowstone.node.archive_events import Event as ArchiveEvent
 from flowstone.node.archive_events import Progress as ArchiveProgress
+from flowstone.node.archive_events import Stopped as ArchiveStopped
 from flowstone.outside import production
 from flowstone.outside.disk import AlreadyLocked
 from flowstone.replication.vclock import VClock
@@ -122,7 +123,8 @@ class LiveSource:
         self.replicaset_uuid = replicaset_uuid
 
         def tell(event: ArchiveEvent) -> None:
-            if not isinstance(event, ArchiveProgress):
+            # The mirror tells where it is and that it has stopped: its spool is its own business.
+            if not isinstance(event, (ArchiveProgress, ArchiveStopped)):
                 on_event(str(event))
 
         is_new = not os.path.isdir(directory) or not os.listdir(directory)

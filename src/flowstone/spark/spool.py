@@ -16,9 +16,11 @@ from contextlib import suppress
 from typing import Final
 
 from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
 from flowstone.iproto.uri import Uri
 from flowstone.node.archive_definitions import DefinitionRow
 from flowstone.node.archive_events import Event
+from flowstone.node.archive_refusals import right_to_replicate
 from flowstone.node.archive_spool import WAL_MAX_SIZE
 from flowstone.node.archive_spooling import Beginning, Spooling
 from flowstone.node.archive_upstream import UpstreamFacts, ask_ballot, ask_facts, first_of
@@ -28,7 +30,7 @@ from flowstone.outside.loop_thread import LoopThread
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
 
-__all__ = ["Beginning", "Spool", "SpoolEnded", "SpoolLocked", "facts_of"]
+__all__ = ["Beginning", "CannotFollow", "Spool", "SpoolEnded", "SpoolLocked", "facts_of"]
 
 LOCK_SECONDS: Final = 5.0
 """So long a reader that lost its driver may take to notice and to let go of its spool."""
@@ -38,6 +40,10 @@ _POLL_SECONDS: Final = 0.05
 
 class SpoolEnded(FlowstoneError):
     """The spool receives nothing any more, for no reason that it could tell."""
+
+
+class CannotFollow(FlowstoneError):
+    """The server does not give its changes to this user."""
 
 
 class SpoolLocked(AlreadyLocked):
@@ -225,4 +231,14 @@ class Spool:
 
 def facts_of(members: Sequence[Uri]) -> UpstreamFacts:
     """What the first member that answers says of itself; raises what the last one's error was."""
-    return asyncio.run(first_of(members, lambda uri: ask_facts(production(), uri)))
+    return asyncio.run(first_of(members, _facts_of))
+
+
+async def _facts_of(uri: Uri) -> UpstreamFacts:
+    try:
+        return await ask_facts(production(), uri)
+    except errors.AccessDenied as error:
+        user = uri.user or "guest"
+        raise CannotFollow(
+            f"{uri.address} does not let user {user!r} follow it: {error.message}", hint=right_to_replicate(user)
+        ) from error
