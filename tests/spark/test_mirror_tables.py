@@ -221,6 +221,12 @@ def test_a_table_that_is_gone_is_missed(tmp_path: Path) -> None:
         Place(tmp_path, Masking()).tables.targets({512: ORDERS}, UUID, {}, RULES)
 
 
+def test_a_table_that_is_gone_is_missed_where_its_space_has_another_name(tmp_path: Path) -> None:
+    sales = msgspec.structs.replace(ORDERS, name="sales")
+    with pytest.raises(LakeError, match="no table of space 'orders', which there was; bring its directory back"):
+        Place(tmp_path, Masking()).tables.leave([(ORDERS, sales)], {512: sales}, UUID, VClock({1: 5}), 0)
+
+
 def test_the_last_state_of_each_key() -> None:
     found = last_states(states((1, (1, "a")), (2, (1, "b")), (3, (2, "c")), (4, (3, "d")), (5, (3, "e"))))
     assert [unpack(each)[1] for each in found["tuple"].to_pylist()] == ["b", "c", "e"]

@@ -169,6 +169,16 @@ class Lake:
         """The table of the space of that name at its newest version, also one that is marked as dropped or renamed."""
         return self._open(self._path_of(name))
 
+    def there(self, name: str) -> EmbeddedTable:
+        """The same of a table that must be there: somebody may have deleted it by hand."""
+        found = self.table(name)
+        if found is None:
+            raise LakeError(
+                f"{self.path}: there is no table of space {name!r}, which there was",
+                hint="bring its directory back, or begin a new lake",
+            )
+        return found
+
     def _path_of(self, name: str) -> str:
         return f"{self.path}/{directory_of(name)}"
 
@@ -206,7 +216,7 @@ class Lake:
         if not self._is_done(schema, uuid, position):
             written = self._written(schema, uuid, states) if states is not None else []
             self._put(schema, written, uuid, position, None)
-        return self._there(definition.name)
+        return self.there(definition.name)
 
     def _written(self, schema: LakeSchema, uuid: str, states: pa.Table) -> list[WrittenFile]:
         """Files of a table that has had no other states than these."""
@@ -310,9 +320,7 @@ class Lake:
         renames its space when it does: only the rows of this one are taken along. The old table goes on with those of
         the others, this set is in its `dropped`, and `renamed_to` is there when none is left.
         """
-        old = self.table(old_name)
-        if old is None:
-            raise LakeError(f"{self.path} has no table of a space {old_name!r}", hint="mirror it anew")
+        old = self.there(old_name)
         new = self._moved(old, definition, uuid, position) if self.several_sets else self._copied(old, definition)
         new.rewrite(definition, position, uuid)
         self.leave(old_name, definition, uuid)
@@ -320,7 +328,7 @@ class Lake:
 
     def leave(self, old_name: str, definition: SpaceDefinition, uuid: str) -> None:
         """Marks the table of `old_name`, whose space goes on under the name of `definition`."""
-        old = self._there(old_name)
+        old = self.there(old_name)
         marked = _without_set(old.schema, uuid, definition) if self.several_sets else _without(old.schema, definition)
         if marked != old.schema:
             old.mark(marked)
@@ -344,7 +352,7 @@ class Lake:
             EmbeddedTable.create(files.path, schema, old.positions, options, written=written, keep_hours=keep_hours)
         else:
             new.overwrite(schema, written, old.positions)
-        return self._there(name)
+        return self.there(name)
 
     def _moved(self, old: EmbeddedTable, definition: SpaceDefinition, uuid: str, position: VClock) -> EmbeddedTable:
         """The rows that `old` has of one set in the table of another name, whose rows of other sets stay."""
@@ -359,12 +367,7 @@ class Lake:
             files.make_directory()
             written = old.files_of_set(schema, uuid, files)
             self._put(schema, written, uuid, held if is_replay(old.path, held, position) else position, None)
-        return self._there(definition.name)
-
-    def _there(self, name: str) -> EmbeddedTable:
-        found = self.table(name)
-        assert found is not None
-        return found
+        return self.there(definition.name)
 
     # --- progress -------------------------------------------------------------------------------------------------
 

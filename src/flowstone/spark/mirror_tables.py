@@ -72,13 +72,7 @@ class MirrorTables:
         if found is None:
             lake = self._exact if exact else self._lake
             assert lake is not None
-            found = lake.table(name)
-            if found is None:
-                raise LakeError(
-                    f"{lake.path}: there is no table of space {name!r}, which there was",
-                    hint="bring it back, or begin a new lake",
-                )
-            self._open[exact, name] = found
+            found = self._open[exact, name] = lake.there(name)
         return found
 
     def _twin(self, space: SpaceDefinition) -> LakeTable | None:
