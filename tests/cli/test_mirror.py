@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from flowstone.cli import mirror, run
-from flowstone.spark.mirror_progress import CaughtUp, Opened, Progress, Table, TableProgress
+from flowstone.spark.mirror_progress import CaughtUp, Opened, Progress, Stopped, Table, TableProgress
 from tests.real_tarantool import free_port
 
 UUID = "aaaaaaaa-0000-4000-8000-000000000001"
@@ -89,6 +89,29 @@ def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[
         "flowstone: table orders created",
         "flowstone: 617 changes/s, lag 0.4 s and 7 rows, at {1: 5}, 1,234 changes",
     ]
+
+
+def test_lines_of_progress_come_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    teller = mirror.Teller(as_json=False, now=lambda: now)
+
+    def tell(changes: int, rate: float) -> None:
+        teller.tell(Progress({UUID: {1: changes}}, changes, rate, 0.0, 0, {}))
+
+    for second in range(60):  # of which it is busy for 25 seconds, then at rest
+        now = 100.0 + second
+        tell(min(second, 25), 1.0 if second < 35 else 0.0)
+    assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "0 changes",
+        "10 changes",
+        "20 changes",
+        "25 changes",
+        "25 changes",
+    ]
+    tell(26, 0.1)
+    teller.tell(Stopped({UUID: {1: 26}}, 26, 3, 61.0))
+    teller.close()
+    assert [line.split(" ")[1] for line in capsys.readouterr().err.splitlines()] == ["0", "stopped"]
 
 
 class Terminal(io.StringIO):

@@ -75,6 +75,7 @@ def test_bounds_that_cross_are_refused() -> None:
         ("add the snapshot, or read without settling", *["add the snapshot, or read with --no-settled"] * 2),
         ("choose unsignedAs=decimal", *["choose --unsigned-as=decimal"] * 2),
         ("choose stringsAs=binary", *["choose --strings-as=binary"] * 2),
+        ("set failOnDataLoss=false to go on", *["give --no-fail-on-data-loss to go on"] * 2),
         ("read the space in the generic shape", *["leave --space out to get tuples as they are"] * 2),
     ],
 )

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TextIO
 
@@ -41,6 +42,9 @@ MASTER: Final = "local[*,4]"
 
 STDERR: Final = 2
 STOPPING: Final = b"flowstone: stopping behind the batch under way; once more to stop at once\n"
+
+LINE_SECONDS: Final = 10.0
+"""Between two lines about the progress where there is no terminal: they stay, in a log for months."""
 
 SALT_VARIABLE: Final = "FLOWSTONE_MASK_SALT"
 
@@ -288,8 +292,11 @@ def _telling(as_json: bool) -> Iterator[Teller]:
 class Teller:
     """Events as JSON lines on stdout, or as sentences on stderr, with a table of figures that lives on a terminal."""
 
-    def __init__(self, as_json: bool, screen: TextIO | None = None) -> None:
+    def __init__(self, as_json: bool, screen: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._as_json = as_json
+        self._now = now
+        self._line_at = now()
+        self._unsaid: Progress | None = None
         self._screen = screen if screen is not None else sys.stderr
         self._is_terminal = self._screen is not None and self._screen.isatty()
         self._live: Live | None = None
@@ -301,18 +308,29 @@ class Teller:
             self._tell(event)
 
     def _tell(self, event: Event) -> None:
-        from flowstone.spark.mirror_progress import Progress
+        from flowstone.spark.mirror_progress import CaughtUp, Progress, Stopped
 
         if self._as_json:
             import msgspec
 
             print(msgspec.json.encode(event).decode(), flush=True)
         elif not isinstance(event, Progress):
+            if isinstance(event, (CaughtUp, Stopped)):
+                self._say_progress()
             self._say(f"flowstone: {event}")
         elif self._is_terminal:
             self._draw(event)
-        elif event.changes_per_second:
-            say(f"flowstone: {event}")
+        elif event.changes_per_second or self._unsaid is not None:
+            self._unsaid = event
+            if self._now() >= self._line_at:
+                self._say_progress()
+
+    def _say_progress(self) -> None:
+        """What has changed since the last line."""
+        if self._unsaid is not None:
+            say(f"flowstone: {self._unsaid}")
+            self._line_at = self._now() + LINE_SECONDS
+            self._unsaid = None
 
     def _say(self, line: str) -> None:
         if self._live is not None:
@@ -330,7 +348,8 @@ class Teller:
         self._live.update(figures(progress), refresh=True)
 
     def close(self) -> None:
-        """Takes the figures away."""
+        """Takes the figures away; where there are none, says the last ones."""
+        self._say_progress()
         if self._live is not None:
             self._live.stop()
             self._live = None

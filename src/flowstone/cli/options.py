@@ -173,6 +173,8 @@ SPELLINGS = {
     "unsignedAs=": "--unsigned-as=",
     "decimalScale": "--decimal-scale",
     "stringsAs=": "--strings-as=",
+    "set failOnDataLoss=false": "give --no-fail-on-data-loss",
+    "register=true": "--register",
 }
 """How errors name what a caller may choose, and how the command line does."""
 
