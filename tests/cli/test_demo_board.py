@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,8 @@ PROGRESS = {
 
 
 class Nodes:
+    members = (SimpleNamespace(name="a", is_running=True), SimpleNamespace(name="b", is_running=False))
+
     async def statuses(self) -> dict[str, Status | None]:
         return {"a": Status("leader", 2, {1: 5}, True), "b": None}
 
@@ -49,6 +52,31 @@ async def test_a_terminal_has_a_table() -> None:
 async def test_elsewhere_a_line_now_and_then() -> None:
     text = await drawn(Console(file=io.StringIO(), width=200), "behind\n")
     assert "a leads  b dead │ 54,321 answered │ 12,345 in the lake" in text
+
+
+class Busy:
+    """Node `b` is started, answers once, and then is too busy for it until it is dead."""
+
+    def __init__(self) -> None:
+        self.b = SimpleNamespace(name="b", is_running=True)
+        self.members = (self.b,)
+        self.answers: list[Status | None] = [None, Status("follower", 2, {1: 5}, False), None]
+
+    async def statuses(self) -> dict[str, Status | None]:
+        return {"b": self.answers.pop(0)}
+
+
+async def test_who_runs_and_does_not_answer_is_not_dead() -> None:
+    board = Board(Console(file=io.StringIO()))
+    nodes: Any = Busy()
+    said = []
+    for _ in range(3):
+        board._note(nodes, await nodes.statuses())
+        said.append(board._line(0, {}).split(" │ ")[0])
+    assert said == ["b starts", "b follows", "b follows"]
+    nodes.b.is_running = False
+    board._note(nodes, {"b": None})
+    assert board._line(0, {}).startswith("b dead")
 
 
 def test_before_the_mirror_has_spoken_spark_is_starting() -> None:

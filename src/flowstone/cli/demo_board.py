@@ -19,6 +19,7 @@ REFRESH_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 3.0
 SIGNS: Final = {"leader": "[bold green]● leads[/]", "follower": "○ follows", "candidate": "[yellow]◌ stands[/]"}
 DEAD: Final = "[bold red]✕ dead[/]"
+STARTING: Final = "[yellow]◌ starts[/]"
 SHORT: Final = {"leader": "leads", "follower": "follows", "candidate": "stands"}
 
 
@@ -27,13 +28,14 @@ class Board:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._statuses: Mapping[str, Status | None] = {}
+        self._statuses: dict[str, Status | None] = {}
+        self._running: frozenset[str] = frozenset()
         self._rate = 0.0
         self._last: tuple[float, int] | None = None
         self._said_at = 0.0
 
     def state(self, name: str) -> str | None:
-        """What a node was when it was asked last; None for one that is not there."""
+        """What a node said last; None for one that is dead, or starts and has said nothing yet."""
         status = self._statuses.get(name)
         return status.state if status is not None else None
 
@@ -56,7 +58,7 @@ class Board:
         self._said_at = time.monotonic()
         with Live(console=self._console, auto_refresh=False, transient=True) as live:
             while True:
-                self._statuses = await cluster.statuses()
+                self._note(cluster, await cluster.statuses())
                 self._count(shop.answered)
                 if self._console.is_terminal:
                     live.update(self._table(shop.answered, progress()), refresh=True)
@@ -64,6 +66,18 @@ class Board:
                     self._said_at = time.monotonic()
                     self._console.print(f"  {self._line(shop.answered, progress())}", highlight=False)
                 await asyncio.sleep(REFRESH_SECONDS)
+
+    def _note(self, cluster: Cluster, statuses: Mapping[str, Status | None]) -> None:
+        """Who runs and is too busy to answer in time is what it was before."""
+        self._running = frozenset(member.name for member in cluster.members if member.is_running)
+        for name, status in statuses.items():
+            self._statuses[name] = status or (self._statuses.get(name) if name in self._running else None)
+
+    def _state(self, name: str, words: Mapping[str, str], *, dead: str, starting: str) -> str:
+        state = self.state(name)
+        if state is None:
+            return starting if name in self._running else dead
+        return words.get(state, state)
 
     def _count(self, answered: int) -> None:
         now = time.monotonic()
@@ -73,10 +87,7 @@ class Board:
         self._last = (now, answered)
 
     def _nodes(self) -> list[str]:
-        return [
-            f"[bold]{name}[/] " + (DEAD if status is None else SIGNS.get(status.state, status.state))
-            for name, status in self._statuses.items()
-        ]
+        return [f"[bold]{name}[/] {self._state(name, SIGNS, dead=DEAD, starting=STARTING)}" for name in self._statuses]
 
     def _table(self, answered: int, progress: Mapping[str, Any]) -> Table:
         from rich.table import Table
@@ -91,8 +102,7 @@ class Board:
 
     def _line(self, answered: int, progress: Mapping[str, Any]) -> str:
         nodes = "  ".join(
-            f"{name} {'dead' if status is None else SHORT.get(status.state, status.state)}"
-            for name, status in self._statuses.items()
+            f"{name} {self._state(name, SHORT, dead='dead', starting='starts')}" for name in self._statuses
         )
         return f"{nodes} │ {answered:,} answered │ {lake_text(progress)}"
 
