@@ -2,8 +2,8 @@
 
 Snapshot, then changes of all kinds (all operations, transactions, definitions, synchronous transactions of which some
 roll back); the mirror is killed with SIGKILL, its JVM and workers too, and started again. In the end each table is what
-its space is, byte by byte and column by column; a history has each settled change once; and no file of any version of
-any table ever held a row that was rolled back.
+its space is, byte by byte and column by column; a history has each settled change once, whatever its operation; and no
+file of any version of any table ever held a row that was rolled back.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -22,8 +23,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from flowstone.box.system import FIRST_USER_SPACE_ID
-from flowstone.history.reading import Reading
-from flowstone.iproto import scan
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.outside import production
@@ -37,6 +36,7 @@ from tests.interop.versions import Binary, binaries
 from tests.interop.workload import HASH, NUMBERED, PAIRS, PLAIN, SURE, Workload
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import insert, update, whole
+from tests.spark.history_model import differences, expected, found_in
 from tests.spark.lakes import rows_of, tuples_of
 from tests.spark.mirror_process import MirrorProcess, descendants
 
@@ -188,21 +188,13 @@ def check_no_ghosts(lake: Path) -> None:
 
 
 def check_history(lake: Path, log: Path, begun: int) -> None:
-    """Each settled change of a tuple behind the snapshot is the beginning of one state, and of one only."""
-    wanted: dict[int, set[tuple[int, int]]] = {number: set() for number in STEADY}
-    files = sorted(map(str, log.glob("*.xlog")))
-    for piece in Reading(production(), files, settled=True).pieces():
-        cells = piece.slab.cells[:, piece.rows]
-        for space, kind, origin, lsn in zip(
-            *(cells[line].tolist() for line in (scan.SPACE_ID, scan.TYPE, scan.REPLICA_ID, scan.LSN)), strict=True
-        ):
-            if space in wanted and kind in (RequestType.INSERT, RequestType.REPLACE) and lsn > begun:
-                wanted[space].add((origin, lsn))
+    """Each settled change behind the snapshot made one state, or ended those it had to: all states, and no others."""
+    wanted = expected(log, begun, STEADY)
     for number, name in STEADY.items():
-        rows = [row for row in rows_of(lake, name) if row["_lsn"] is not None and row["_lsn"] > begun]
-        places = [(row["_replica_id"], row["_lsn"]) for row in rows]
-        assert len(places) == len(set(places)), f"{name} has a change twice"
-        assert wanted[number] <= set(places), f"{name} lacks {sorted(wanted[number] - set(places))[:5]}"
+        assert not (said := differences(wanted[number], found_in(rows_of(lake, name)))), f"{name}: {said}"
+    operations = Counter(state.operation for states in wanted.values() for state in states if state.since > begun)
+    assert set(operations) == {"insert", "replace", "update", "upsert"}
+    assert any(state.until is not None and state.since > begun for state in wanted[HASH]), "nothing was truncated"
 
 
 # --- the tests ----------------------------------------------------------------------------------------------------
