@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowstone.limestone import entry_table as rows
 from flowstone.limestone.entries import Entry, Marker, Torn, Unknown, decode, encode, walk
-from flowstone.limestone.entry_table import FULL, NEED, OTHER, TABLE_ROWS, Table, walk_table
+from flowstone.limestone.entry_table import FULL, NEED, OTHER, TABLE_ROWS, Table, Tail, tables, walk_table
 from tests.limestone import recorded
 
 
@@ -70,3 +70,35 @@ def test_a_full_table_is_gone_on_with() -> None:
     count, end, status = walk_table(np.frombuffer(data, np.uint8), at, table, 3)
     assert (count, end, status) == (whole.shape[1], len(data), NEED)
     assert (table[:, :count] == whole).all()
+
+
+@pytest.mark.parametrize(("window", "columns"), [(1, 1), (40, 2), (1 << 20, 1 << 10)])
+@given(st.lists(recorded.tokens, max_size=6), st.binary(max_size=3), st.integers(0, 60))
+def test_tables_of_a_file_say_what_the_plain_walk_says(
+    window: int, columns: int, found: list[Entry | Marker], behind: bytes, cut: int
+) -> None:
+    data = b"".join(map(encode, found)) + behind
+    data = data[: max(len(data) - cut, 0)]
+
+    def read_at(at: int, size: int) -> bytes:
+        return data[at : at + size]
+
+    said: list[tuple[int, object]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "WINDOW_SIZE", window)
+        patch.setattr(rows, "COLUMNS", columns)
+        for part in tables(read_at, len(data)):
+            if isinstance(part, Tail):
+                said.append(part)
+            else:
+                offsets = (part.table[rows.AT] + np.uint64(part.base)).tolist()
+                said += [(offset, decode(data, offset)[0]) for offset in offsets]
+    assert said == list(walk(read_at, len(data)))
+
+
+def test_a_file_that_is_cut_meanwhile_ends_where_it_was_cut() -> None:
+    data = (recorded.HERE / "basic" / "master-dir" / "pwal_0000").read_bytes()
+    parts = list(tables(lambda at, size: data[at : min(at + size, 30)], len(data)))
+    assert isinstance(parts[-1], Tail)
+    assert isinstance(parts[-1].token, Torn)
+    assert len(parts) == 2

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode, put, walk
+from flowstone.limestone import entry_table
+from flowstone.limestone.entries import Entry, EntryType, Marker, Token, WriteVersion, decode, encode, put, walk
+from flowstone.limestone.entry_table import Tail, tables
 from flowstone.limestone.scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, Changes, Mode, Scan, Verdict
 from tests.limestone import recorded
 
@@ -41,8 +45,29 @@ ENTRY = an_entry()
 
 
 def scanned(data: bytes, mode: Mode, *, is_detached: bool = False, durable: int = DURABLE) -> tuple[Scan, list[Entry]]:
+    """Entry by entry, and by tables of a few, which must say the same."""
     scan = Scan(walk(lambda at, size: data[at : at + size], len(data)), durable, mode, is_detached=is_detached)
-    return scan, list(scan)
+    found = list(scan)
+    by_tables = Scan((), durable, mode, is_detached=is_detached)
+    assert list(tabled(data, by_tables)) == found
+    for name in ("verdict", "changes", "findings", "max_epoch", "counted"):
+        assert getattr(by_tables, name) == getattr(scan, name)
+    return scan, found
+
+
+def tabled(data: bytes, scan: Scan) -> Iterator[Token]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry_table, "COLUMNS", 3)
+        for part in tables(lambda at, size: data[at : at + size], len(data)):
+            if isinstance(part, Tail):
+                scan.take_end(*part)
+                return
+            takes = np.full(part.table.shape[1], 7, np.uint8)
+            goes_on = scan.take_table(part.table, takes, part.base)
+            for offset in (part.table[entry_table.AT][takes == 1] + np.uint64(part.base)).tolist():
+                yield decode(data, offset)[0]
+            if not goes_on:
+                return
 
 
 class Case(NamedTuple):

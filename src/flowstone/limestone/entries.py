@@ -231,14 +231,15 @@ def walk(read_at: Callable[[int, int], bytes], size: int, *, start: int = 0) -> 
             continue
         token, end = decode(data, offset)
         if isinstance(token, Unknown):
-            token = Unknown(token.byte, _only_zeros(read_at, base + offset, size))
+            token = Unknown(token.byte, only_zeros(read_at, base + offset, size))
         yield base + offset, token
         if end == offset:
             return
         offset = end
 
 
-def _only_zeros(read_at: Callable[[int, int], bytes], offset: int, size: int) -> bool:
+def only_zeros(read_at: Callable[[int, int], bytes], offset: int, size: int) -> bool:
+    """Whether all bytes from `offset` on are 0."""
     while offset < size:
         data = read_at(offset, min(WINDOW_SIZE, size - offset))
         if not data or data.count(0) != len(data):

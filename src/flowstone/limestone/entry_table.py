@@ -7,11 +7,15 @@ place means, `scan.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import byte, little64, number, word
+from flowstone.limestone.entries import Torn, Unknown, decode, extent, only_zeros
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.uint64]
@@ -22,6 +26,12 @@ TABLE_ROWS = 11
 
 FULL, NEED, OTHER = 0, 1, 2
 """Why a walk stopped: no room in the table; the buffer ends, or the entry goes on behind it; no entry is here."""
+
+WINDOW_SIZE: Final = 4 << 20
+"""What `tables` reads at once; an entry that is longer is read whole."""
+
+COLUMNS: Final = 1 << 15
+"""Of the tables that it gives; more entries of a window come in another."""
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HIGH = np.uint64(32)
@@ -93,3 +103,45 @@ def walk_table(buf: Bytes, at: int, table: Table, count: int) -> tuple[int, int,
         count += 1
         at = end
     return count, at, FULL
+
+
+class Part(NamedTuple):
+    """Consecutive entries of a file: a buffer, where in the file that begins, and the table of the entries in it."""
+
+    buf: Bytes
+    base: int
+    table: Table
+
+
+class Tail(NamedTuple):
+    """What is behind the last whole entry of a file, and where."""
+
+    offset: int
+    token: Torn | Unknown
+
+
+def tables(read_at: Callable[[int, int], bytes], size: int) -> Iterator[Part | Tail]:
+    """All entries of `size` bytes, as `entries.walk` reads them. A table holds until the next one is asked for."""
+    table = np.empty((TABLE_ROWS, COLUMNS), np.uint64)
+    base, wanted = 0, WINDOW_SIZE
+    while base < size:
+        data = read_at(base, min(wanted, size - base))
+        if len(data) < min(wanted, size - base):
+            size = base + len(data)  # it was cut meanwhile
+        buf = np.frombuffer(data, np.uint8)
+        at, status = 0, FULL
+        while status == FULL:
+            count, at, status = walk_table(buf, at, table, 0)
+            if count:
+                yield Part(buf, base, table[:, :count])
+        if status == OTHER:
+            yield Tail(base + at, Unknown(data[at], only_zeros(read_at, base + at, size)))
+            return
+        wanted = WINDOW_SIZE
+        if at < len(data):
+            wanted = max(wanted, extent(data, at))
+            token, _ = decode(data, at)
+            if isinstance(token, Torn) and (base + len(data) == size or extent(data, at) > size - base - at):
+                yield Tail(base + at, token)
+                return
+        base += at

@@ -1,7 +1,7 @@
 """What of a log file counts: its snippets against the durable epoch, torn and damaged tails, and what to do about them.
 
-Pure: tokens of `entries.walk` in, entries that count out, and a verdict with the changes that the file needs
-(reference: recovery, torn tails, repair rules). Never touches a file: `recovery.py` makes the changes.
+Pure: tokens of `entries.walk` in, or tables of `entry_table.py`, entries that count out, and a verdict with the changes
+that the file needs (reference: recovery, torn tails, repair rules). Never touches a file: `recovery.py` does.
 
 A snippet is a begin marker with what follows it, up to its end marker, the next begin or the end of the file. It counts
 if its epoch is durable. One whose epoch is not is marked, so that it still does not count when later epochs are.
@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final
 
-from flowstone.limestone.entries import Entry, EntryType, Marker, Token, Torn, Unknown
+import numpy as np
+from numpy.typing import NDArray
+
+from flowstone.kernels import kernel
+from flowstone.kernels.wide import Bytes, number, word
+from flowstone.limestone import entry_table
+from flowstone.limestone.entries import MARKER_TYPES, Entry, EntryType, Marker, Token, Torn, Unknown
+from flowstone.limestone.entry_table import Table
 
 
 class Verdict(IntEnum):
@@ -91,8 +98,43 @@ class Changes:
         return bool(self.marks) or self.cut is not None
 
 
+_OPEN, _VALID, _MARKED, _HAS_ENTRIES, _EPOCH, _HEAD, _MAX_EPOCH, _COUNTED = range(8)
+_EPOCH_MAX: Final = (1 << 64) - 1
+_ONE: Final = np.uint64(1)
+_NONE: Final = np.uint64(0)
+
+
+@kernel
+def follow(table: Table, start: int, takes: Bytes, base: int, durable: np.uint64, state: NDArray[np.uint64]) -> int:
+    """Go through the table from `start` on, as long as all is as it is in a healthy file; where that ends, or -1.
+
+    `takes[i]` becomes 1 if entry i counts. `state` is that of a Scan."""
+    for index in range(start, takes.shape[0]):
+        takes[index] = 0
+        kind = number(table[entry_table.TYPE, index])
+        if kind == 2 or kind == 6:
+            epoch = table[entry_table.MAJOR, index]
+            if kind == 2 and epoch > durable:
+                return index
+            state[_MAX_EPOCH] = max(state[_MAX_EPOCH], epoch)
+            state[_OPEN], state[_HAS_ENTRIES] = _ONE, _NONE
+            state[_VALID] = _ONE if kind == 2 else _NONE
+            state[_MARKED] = _NONE if kind == 2 else _ONE
+            state[_EPOCH] = epoch
+            state[_HEAD] = word(base) + table[entry_table.AT, index]
+        elif state[_OPEN] == _NONE or kind == 4:
+            return index
+        elif kind == 3:
+            state[_OPEN] = _NONE
+        elif state[_VALID] != _NONE:
+            takes[index] = 1
+            state[_HAS_ENTRIES] = _ONE
+            state[_COUNTED] += _ONE
+    return -1
+
+
 class Scan:
-    """One pass over a log file: iterate once for the entries that count, then ask what was found.
+    """One pass over a log file: iterate once for the entries that count, or `take` its parts; then ask what was found.
 
     `is_detached`: nobody appends to the file, so a broken tail that is marked is harmless there.
     """
@@ -133,17 +175,53 @@ class Scan:
                     self.counted += 1
                     self._has_entries = True
                     yield token
-                elif not self._is_open:
-                    self._find(Verdict.UNEXPECTED, offset, f"{token.type.name} outside of a session")
-                    if self._mode.stops:
-                        return
+                elif not self._is_open and not self._entry_outside(offset, token.type):
+                    return
             elif isinstance(token, Marker):
                 if not self._marker(offset, token):
                     return
-            elif isinstance(token, Torn):
-                self._torn(offset, token)
             else:
-                self._unknown(offset, token)
+                self.take_end(offset, token)
+
+    def take_table(self, table: Table, takes: Bytes, base: int) -> bool:
+        """The next part of the file, as many columns as `takes`, which says then which of them are entries that count.
+
+        `base` is where the buffer of the table begins in the file. Whether the scan goes on behind it."""
+        at = 0
+        while True:
+            at = self._follow(table, at, takes, base)
+            if at < 0:
+                return True
+            offset, kind = base + int(table[entry_table.AT, at]), EntryType(int(table[entry_table.TYPE, at]))
+            if kind in MARKER_TYPES:
+                goes_on = self._marker(offset, Marker(kind, int(table[entry_table.MAJOR, at])))
+            else:
+                goes_on = self._entry_outside(offset, kind)
+            at += 1
+            if not goes_on:
+                takes[at:] = 0
+                return False
+
+    def _follow(self, table: Table, at: int, takes: Bytes, base: int) -> int:
+        before = (self._is_open, self._is_valid, self._is_marked, self._has_entries)
+        state = np.array([*before, self._epoch, self._head, self.max_epoch, self.counted], np.uint64)
+        at = follow(table, at, takes, base, np.uint64(min(self._durable_epoch, _EPOCH_MAX)), state)
+        flags, numbers = state[:_EPOCH].astype(np.bool_).tolist(), state[_EPOCH:].tolist()
+        self._is_open, self._is_valid, self._is_marked, self._has_entries = flags
+        self._epoch, self._head, self.max_epoch, self.counted = numbers
+        return at
+
+    def take_end(self, offset: int, token: Torn | Unknown) -> None:
+        """What is behind the last whole entry, if anything is."""
+        if isinstance(token, Torn):
+            self._torn(offset, token)
+        else:
+            self._unknown(offset, token)
+
+    def _entry_outside(self, offset: int, kind: EntryType) -> bool:
+        """Whether the scan goes on behind it."""
+        self._find(Verdict.UNEXPECTED, offset, f"{kind.name} outside of a session")
+        return not self._mode.stops
 
     def _marker(self, offset: int, marker: Marker) -> bool:
         """Whether the scan goes on behind it."""

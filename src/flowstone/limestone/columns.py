@@ -1,0 +1,407 @@
+"""The state that entries add up to, as columns: per key the entry of the highest write version, by compiled loops.
+
+Pure (reference: snapshot, which entry wins). Takes the tables of `entry_table.py`; of two entries with the same version
+the later one wins, and any entry of a log file wins over one of a compacted file. Values stay in their files: a winner
+is 64 bytes that say where it lies, and its key, so the memory that millions need is theirs, not that of their values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowstone.kernels import inlined, kernel
+from flowstone.kernels.wide import Bytes, big64, byte, copy, high_product, little64, number, poke64, word
+from flowstone.limestone import entry_table
+from flowstone.limestone.entries import EntryType, WriteVersion
+from flowstone.limestone.entry_table import Table
+
+Rows = NDArray[np.uint64]
+Slots = NDArray[np.uint64]
+Order = NDArray[np.int64]
+
+# Columns of a winner. AT and SIZE are of the whole entry in its file; ORIGIN is the number of that file and the type.
+STORAGE_ID, KEY_AT, KEY_SIZE, MAJOR, MINOR, AT, SIZE, ORIGIN = range(8)
+ROW_WORDS: Final = 8
+
+COMPACTED: Final = 0
+"""The number of the file to whose entries those of all others are newer."""
+
+_BYTE: Final = np.uint64(0xFF)
+_TYPE_BITS: Final = np.uint64(8)
+_TAG: Final = np.uint64(0xFFFFFFFF)
+_HALF: Final = np.uint64(32)
+_EMPTY: Final = np.uint64(0)
+_PRIME: Final = np.uint64(0x9E3779B97F4A7C15)
+_REMOVE: Final = int(EntryType.REMOVE)
+_BLOB: Final = int(EntryType.NORMAL_WITH_BLOB)
+
+_ROWS_FIRST: Final = 1 << 14
+_KEYS_FIRST: Final = 1 << 18
+_GROWTH: Final = 4
+"""Memory that is not used yet costs nothing but its address; moving what is there does."""
+
+SettleState = NDArray[np.uint64]
+_COUNT, _KEYS_END, _MAX_BLOB = range(3)
+
+
+@inlined
+def _mixed(value: np.uint64, more: np.uint64) -> np.uint64:
+    value ^= more
+    return np.uint64(value * _PRIME) ^ high_product(value, _PRIME)
+
+
+@inlined
+def _short_word(buf: Bytes, at: int, count: int) -> np.uint64:
+    """The first bytes, less than eight, of a word."""
+    value = np.uint64(0)
+    for index in range(count):
+        value |= word(byte(buf, at + index)) << word(8 * index)
+    return value
+
+
+@inlined
+def _tag(buf: Bytes, at: int, size: int, storage_id: np.uint64) -> np.uint64:
+    """32 bits of a hash of storage and key."""
+    value = _mixed(_PRIME, storage_id)
+    end = at + size
+    while end - at >= 8:
+        value = _mixed(value, little64(buf, at))
+        at += 8
+    value = _mixed(_mixed(value, _short_word(buf, at, end - at)), word(size))
+    return value & _TAG
+
+
+@inlined
+def _is_same(buf: Bytes, at: int, other: Bytes, other_at: int, size: int) -> bool:
+    end = at + size
+    while end - at >= 8:
+        if little64(buf, at) != little64(other, other_at):
+            return False
+        at += 8
+        other_at += 8
+    while at < end:
+        if byte(buf, at) != byte(other, other_at):
+            return False
+        at += 1
+        other_at += 1
+    return True
+
+
+@kernel
+def settle(
+    buf: Bytes,
+    base: int,
+    origin: int,
+    table: Table,
+    start: int,
+    takes: Bytes,
+    slots: Slots,
+    rows: Rows,
+    keys: Bytes,
+    state: SettleState,
+) -> int:
+    """Let those entries of the table, from `start` on, that are taken win or lose; the first that finds no room, or -1.
+
+    `state`: winners, bytes of keys, largest blob id. A slot has the tag of a key and one more than its row's number."""
+    mask = word(slots.shape[0] - 1)
+    count = number(state[_COUNT])
+    keys_end = number(state[_KEYS_END])
+    for index in range(start, takes.shape[0]):
+        kind = number(table[entry_table.TYPE, index])
+        if not takes[index] or (kind != 1 and kind != 5 and kind != 10):
+            continue
+        key_at = number(table[entry_table.KEY_AT, index])
+        size = number(table[entry_table.KEY_END, index]) - key_at
+        if count == rows.shape[0] or keys_end + size > keys.shape[0]:
+            state[_COUNT], state[_KEYS_END] = word(count), word(keys_end)
+            return index
+        storage_id = table[entry_table.STORAGE_ID, index]
+        major, minor = table[entry_table.MAJOR, index], table[entry_table.MINOR, index]
+        tag = _tag(buf, key_at, size, storage_id)
+        slot = tag & mask
+        row = -1
+        while True:
+            found = slots[number(slot)]
+            if found == _EMPTY:
+                break
+            if found >> _HALF == tag:
+                other = number(found & _TAG) - 1
+                if (
+                    rows[other, STORAGE_ID] == storage_id
+                    and number(rows[other, KEY_SIZE]) == size
+                    and _is_same(buf, key_at, keys, number(rows[other, KEY_AT]), size)
+                ):
+                    row = other
+                    break
+            slot = (slot + np.uint64(1)) & mask
+        if kind == 10:
+            end = number(table[entry_table.END, index])
+            for blob in range(number(table[entry_table.BLOB_COUNT, index])):
+                blob_id = little64(buf, end - 8 * (blob + 1))
+                if blob_id > state[_MAX_BLOB]:
+                    state[_MAX_BLOB] = blob_id
+        if row < 0:
+            row = count
+            slots[number(slot)] = tag << _HALF | word(row + 1)
+            rows[row, STORAGE_ID] = storage_id
+            rows[row, KEY_AT] = word(keys_end)
+            rows[row, KEY_SIZE] = word(size)
+            keys_end = copy(keys, keys_end, buf, key_at, size)
+            count += 1
+        elif rows[row, ORIGIN] >> _TYPE_BITS != 0 and (
+            rows[row, MAJOR] > major or (rows[row, MAJOR] == major and rows[row, MINOR] > minor)
+        ):
+            continue
+        rows[row, MAJOR] = major
+        rows[row, MINOR] = minor
+        rows[row, AT] = word(base) + table[entry_table.AT, index]
+        rows[row, SIZE] = table[entry_table.END, index] - table[entry_table.AT, index]
+        rows[row, ORIGIN] = word(origin) << _TYPE_BITS | word(kind)
+    state[_COUNT], state[_KEYS_END] = word(count), word(keys_end)
+    return -1
+
+
+@kernel
+def refill(old: Slots, new: Slots) -> None:
+    """Put what is in one table of slots into a larger one."""
+    mask = word(new.shape[0] - 1)
+    for index in range(old.shape[0]):
+        found = old[index]
+        if found != _EMPTY:
+            slot = (found >> _HALF) & mask
+            while new[number(slot)] != _EMPTY:
+                slot = (slot + np.uint64(1)) & mask
+            new[number(slot)] = found
+
+
+@kernel
+def prefixes(rows: Rows, keys: Bytes, words: NDArray[np.uint64]) -> None:
+    """What decides the order of most: the storage id as it is on disk, then up to 16 bytes of the key."""
+    for row in range(rows.shape[0]):
+        poke64(keys, 0, rows[row, STORAGE_ID])
+        words[0, row] = big64(keys, 0)
+        at, size = number(rows[row, KEY_AT]), number(rows[row, KEY_SIZE])
+        for part in range(2):
+            left = size - 8 * part
+            value = np.uint64(0)
+            if left >= 8:
+                value = big64(keys, at + 8 * part)
+            else:
+                for index in range(max(left, 0)):
+                    value |= word(byte(keys, at + 8 * part + index)) << word(56 - 8 * index)
+            words[1 + part, row] = value
+
+
+@kernel
+def order_by(words: NDArray[np.uint64], order: Order, other: Order, counts: Order) -> int:
+    """Bring the order into that of one word per row, those with the same word as they were: 1 if it ends in `other`.
+
+    Byte by byte, from the least significant on; one that all have in common is passed over."""
+    swapped = 0
+    for shift in range(0, 64, 8):
+        counts[:] = 0
+        for row in range(words.shape[0]):
+            counts[number(words[row] >> word(shift) & _BYTE)] += 1
+        if words.shape[0] == 0 or counts[number(words[0] >> word(shift) & _BYTE)] == words.shape[0]:
+            continue
+        place = 0
+        for value in range(256):
+            count = counts[value]
+            counts[value] = place
+            place += count
+        for index in range(words.shape[0]):
+            row = other[index] if swapped else order[index]
+            value = number(words[row] >> word(shift) & _BYTE)
+            if swapped:
+                order[counts[value]] = row
+            else:
+                other[counts[value]] = row
+            counts[value] += 1
+        swapped = 1 - swapped
+    return swapped
+
+
+@inlined
+def _is_after(rows: Rows, keys: Bytes, row: int, other: int) -> bool:
+    """Whether the key of `row`, of the same storage, sorts behind that of `other`."""
+    at, size = number(rows[row, KEY_AT]), number(rows[row, KEY_SIZE])
+    other_at, other_size = number(rows[other, KEY_AT]), number(rows[other, KEY_SIZE])
+    shared = min(size, other_size)
+    done = 0
+    while done + 8 <= shared and little64(keys, at + done) == little64(keys, other_at + done):
+        done += 8
+    while done < shared:
+        mine, theirs = byte(keys, at + done), byte(keys, other_at + done)
+        if mine != theirs:
+            return mine > theirs
+        done += 1
+    return size > other_size
+
+
+@inlined
+def _sift(rows: Rows, keys: Bytes, order: Order, first: int, root: int, end: int) -> None:
+    """Let `first + root` sink in the heap that ends before `first + end`."""
+    while 2 * root + 1 < end:
+        child = 2 * root + 1
+        if child + 1 < end and _is_after(rows, keys, order[first + child + 1], order[first + child]):
+            child += 1
+        if not _is_after(rows, keys, order[first + child], order[first + root]):
+            return
+        moved = order[first + root]
+        order[first + root] = order[first + child]
+        order[first + child] = moved
+        root = child
+
+
+@kernel
+def order_ties(rows: Rows, keys: Bytes, words: NDArray[np.uint64], order: Order) -> None:
+    """Order those that have the same prefixes by their whole keys."""
+    count = order.shape[0]
+    first = 0
+    while first < count:
+        row = order[first]
+        last = first + 1
+        while (
+            last < count
+            and words[0, order[last]] == words[0, row]
+            and words[1, order[last]] == words[1, row]
+            and words[2, order[last]] == words[2, row]
+        ):
+            last += 1
+        size = last - first
+        for root in range(size // 2 - 1, -1, -1):
+            _sift(rows, keys, order, first, root, size)
+        for end in range(size - 1, 0, -1):
+            moved = order[first]
+            order[first] = order[first + end]
+            order[first + end] = moved
+            _sift(rows, keys, order, first, 0, end)
+        first = last
+
+
+@kernel
+def copy_spans(buf: Bytes, starts: Order, sizes: Order, out: Bytes, targets: Order) -> None:
+    """Copy spans of a buffer to their places."""
+    for index in range(starts.shape[0]):
+        copy(out, targets[index], buf, starts[index], sizes[index])
+
+
+@kernel
+def zero_versions(out: Bytes, targets: Order, key_sizes: Order) -> None:
+    """Set the write versions of puts to (0, 0)."""
+    for index in range(targets.shape[0]):
+        at = targets[index] + 17 + key_sizes[index]
+        poke64(out, at, np.uint64(0))
+        poke64(out, at + 8, np.uint64(0))
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Winners that no clear has taken, in the order of snapshot files; `keys` has their keys, at KEY_AT."""
+
+    rows: Rows
+    keys: Bytes
+
+    @property
+    def types(self) -> Rows:
+        return self.rows[:, ORIGIN] & _BYTE
+
+    @property
+    def origins(self) -> Rows:
+        """The numbers of their files."""
+        return self.rows[:, ORIGIN] >> _TYPE_BITS
+
+    @property
+    def is_put(self) -> NDArray[np.bool_]:
+        return np.not_equal(self.types, _REMOVE)
+
+    @property
+    def has_blobs(self) -> NDArray[np.bool_]:
+        return np.equal(self.types, _BLOB)
+
+    def key(self, row: int) -> bytes:
+        at = int(self.rows[row, KEY_AT])
+        return self.keys[at : at + int(self.rows[row, KEY_SIZE])].tobytes()
+
+    def only(self, mask: NDArray[np.bool_]) -> Sorted:
+        return self if mask.all() else Sorted(self.rows[mask], self.keys)
+
+
+class Winners:
+    """Grows by `add`, table by table; `sorted` is the end of it."""
+
+    def __init__(self) -> None:
+        self.cleared: dict[int, WriteVersion] = {}
+        """Per storage, when it was last cleared or removed."""
+        self._slots = np.zeros(2 * _ROWS_FIRST, np.uint64)
+        self._rows = np.empty((_ROWS_FIRST, ROW_WORDS), np.uint64)
+        self._keys = np.empty(_KEYS_FIRST, np.uint8)
+        self._state = np.array([0, 8, 0], np.uint64)  # eight bytes before the keys to work in
+
+    @property
+    def max_blob_id(self) -> int:
+        """The largest id of any blob that any entry has named, so that none is given out again."""
+        return int(self._state[_MAX_BLOB])
+
+    def add(self, buf: Bytes, base: int, origin: int, table: Table, takes: Bytes) -> None:
+        """The entries of a table, which is about `buf`, that are taken; `base` is where in its file that begins."""
+        start = 0
+        while True:
+            start = settle(buf, base, origin, table, start, takes, self._slots, self._rows, self._keys, self._state)
+            if start < 0:
+                break
+            self._grow(int(table[entry_table.KEY_END, start] - table[entry_table.KEY_AT, start]))
+        if origin != COMPACTED:
+            self._clear(table, takes)
+
+    def _grow(self, key_size: int) -> None:
+        count, keys_end, _ = self._state.tolist()
+        if keys_end + key_size > self._keys.size:
+            keys = np.empty(max(_GROWTH * self._keys.size, keys_end + key_size), np.uint8)
+            keys[:keys_end] = self._keys[:keys_end]
+            self._keys = keys
+        if count == len(self._rows):
+            rows = np.empty((_GROWTH * count, ROW_WORDS), np.uint64)
+            rows[:count] = self._rows
+            self._rows = rows
+            slots = np.zeros(_GROWTH * self._slots.size, np.uint64)
+            refill(self._slots, slots)
+            self._slots = slots
+
+    def _clear(self, table: Table, takes: Bytes) -> None:
+        types = table[entry_table.TYPE, : takes.size]
+        clears = (types == EntryType.CLEAR_STORAGE) | (types == EntryType.REMOVE_STORAGE)
+        for index in np.flatnonzero(clears & (takes != 0)).tolist():
+            storage_id = int(table[entry_table.STORAGE_ID, index])
+            version = WriteVersion(int(table[entry_table.MAJOR, index]), int(table[entry_table.MINOR, index]))
+            self.cleared[storage_id] = max(self.cleared.get(storage_id, version), version)
+
+    def sorted(self) -> Sorted:
+        """The winners, in order. What they were found with is given back: nothing can be added any more."""
+        rows, keys = self._rows[: int(self._state[_COUNT])], self._keys
+        self._slots, self._rows = self._slots[:0], self._rows[:0]
+        is_alive = self._is_alive(rows)
+        rows = rows if is_alive.all() else rows[is_alive]
+        words = np.empty((3, len(rows)), np.uint64)
+        prefixes(rows, keys, words)
+        order, other, counts = np.arange(len(rows)), np.empty(len(rows), np.int64), np.empty(256, np.int64)
+        for each in words[::-1]:
+            if order_by(each, order, other, counts):
+                order, other = other, order
+        order_ties(rows, keys, words, order)
+        return Sorted(rows[order], keys)
+
+    def _is_alive(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which of them are not older than the last clear of their storage."""
+        if not self.cleared:
+            return np.ones(len(rows), np.bool_)
+        storages, places = np.unique(rows[:, STORAGE_ID], return_inverse=True)
+        versions = [self.cleared.get(storage, WriteVersion(0, 0)) for storage in storages.tolist()]
+        cleared = np.array(versions, np.uint64).reshape(-1, 2)[places]
+        major, minor = rows[:, MAJOR], rows[:, MINOR]
+        alive: NDArray[np.bool_] = (major > cleared[:, 0]) | ((major == cleared[:, 0]) & (minor >= cleared[:, 1]))
+        return alive
