@@ -1,0 +1,162 @@
+"""The log file of one channel of a replica: sessions in, whole ones on disk, nothing left of those that never ended.
+
+Through the Disk one is handed. `begin`, `add` and `end` only collect; `flush` and `abandon` block, so a worker runs
+them, and nobody touches the channel meanwhile. A crash at any moment leaves a file that the original's own rules take:
+
+* A begin marker is written by itself: nothing follows it before it is whole, so an epoch is never read from half of it.
+* A session of an epoch that is durable already could not be told from a damaged one if it were cut short. It is written
+  as an invalidated one, synced, and made valid by one byte.
+
+`compatible`: markers of epoch 0, as the original's replica writes them; then neither holds. Never knows connections or
+what is durable: that is for `replica.py`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from flowstone.limestone.entries import EntryType, Marker, encode
+from flowstone.outside import Disk, File
+
+SPILL: Final = 1 << 20
+"""Bytes of a session that are kept in memory before they are put into the file."""
+
+_VALID: Final = bytes((EntryType.MARKER_BEGIN,))
+
+
+@dataclass
+class Session:
+    """From begin to end. `offset`: where its begin marker is. `is_hidden`: until its last byte is synced."""
+
+    epoch: int
+    offset: int
+    is_hidden: bool = False
+
+
+@dataclass
+class _Writes:
+    """What the file lacks: a list per write, because a begin marker must not be written with what follows it."""
+
+    parts: list[list[bytes]] = field(default_factory=lambda: [[]])
+    size: int = 0
+
+    def add(self, data: bytes, *, apart: bool = False) -> None:
+        if apart:
+            self.parts += [[data], []]
+        else:
+            self.parts[-1].append(data)
+        self.size += len(data)
+
+
+class ReplicaChannel:
+    """Opens the file when something is to be written and keeps it open until `close`, which may be called any time."""
+
+    def __init__(self, disk: Disk, directory: str, name: str, *, compatible: bool = False) -> None:
+        self.name = name
+        self.session: Session | None = None
+        """The one that has begun and not ended."""
+        self.ended: list[Session] = []
+        """Those that have, and are not on disk yet."""
+        self._disk = disk
+        self._directory = directory
+        self._path = f"{directory}/{name}"
+        self._compatible = compatible
+        self._file: File | None = None
+        self._is_new = False
+        self._size = 0
+        """Of the file, as far as it has been written."""
+        self._whole_size = 0
+        """Where the last session on disk ends that was flushed: to here the file is cut if something goes wrong."""
+        self._writes = _Writes()
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that are in memory only."""
+        return self._writes.size
+
+    def begin(self, epoch: int, durable_epoch: int) -> None:
+        assert self.session is None
+        if self._file is None:
+            self._open()
+        written = 0 if self._compatible else epoch
+        is_hidden = not self._compatible and epoch <= durable_epoch
+        kind = EntryType.MARKER_INVALIDATED_BEGIN if is_hidden else EntryType.MARKER_BEGIN
+        self.session = Session(epoch, self._size + self._writes.size, is_hidden)
+        self._writes.add(encode(Marker(kind, written)), apart=True)
+
+    def add(self, entries: bytes) -> None:
+        """Entries in the form of the file, markers not among them."""
+        assert self.session is not None
+        self._writes.add(entries)
+
+    def end(self) -> None:
+        """With its epoch of the begin message, whatever the message says that ends it."""
+        assert self.session is not None
+        epoch = 0 if self._compatible else self.session.epoch
+        self._writes.add(encode(Marker(EntryType.MARKER_END, epoch)))
+        self.ended.append(self.session)
+        self.session = None
+
+    def flush(self, sync: bool) -> list[Session]:
+        """Put everything into the file. With `sync`, the sessions that have ended and now survive a loss of power.
+
+        OSError: what was not flushed before is lost, and gone from the file where that could be done."""
+        try:
+            self._write()
+            if not sync:
+                return []
+            assert self._file is not None
+            self._file.sync()
+            if self._is_new:
+                self._disk.sync_directory(self._directory)
+                self._is_new = False
+            ended, self.ended = self.ended, []
+            for session in ended:
+                if session.is_hidden:
+                    self._disk.overwrite(self._path, session.offset, _VALID)
+            self._whole_size = self._size if self.session is None else self.session.offset
+            return ended
+        except OSError:
+            with suppress(OSError):  # the next recovery finds what cannot be taken away now
+                self._cut(self._whole_size)
+            self._forget()
+            raise
+
+    def abandon(self) -> None:
+        """Take away what has begun and not ended, or was never flushed."""
+        self.session, self.ended, self._writes = None, [], _Writes()
+        if self._file is not None and self._size > self._whole_size:
+            self._cut(self._whole_size)
+
+    def close(self) -> None:
+        """Let go of the file, whose name may change now. Nothing may be open or unflushed."""
+        assert self.session is None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> None:
+        exists = self._disk.kind(self._path) == "file"
+        self._file = self._disk.append_to(self._path) if exists else self._disk.create(self._path)
+        self._is_new = self._is_new or not exists
+        self._size = self._whole_size = self._file.size()
+
+    def _write(self) -> None:
+        assert self._file is not None
+        writes, self._writes = self._writes, _Writes()
+        for parts in writes.parts:
+            if parts:
+                self._file.append(*parts)
+                self._size += sum(map(len, parts))
+
+    def _cut(self, size: int) -> None:
+        assert self._file is not None
+        self._file.truncate(size)
+        self._size = size
+        self._file.sync()
+
+    def _forget(self) -> None:
+        self.session, self.ended, self._writes = None, [], _Writes()
+        self.close()

@@ -1,0 +1,151 @@
+"""One connection to a replica, from its first byte on: what it says it is, and what comes after that.
+
+On the Client one is handed, which calls it as things happen; who serves the connection awaits `read`. Whoever has not
+said what they are gets little memory and little time. Never decides what a message means: that is for `replica.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from flowstone.limestone.errors import BadMessage, LimestoneError
+from flowstone.limestone.messages import (
+    Error,
+    ErrorCode,
+    LogChannelCreate,
+    MessageParser,
+    MessageType,
+    SessionBegin,
+    encode,
+)
+from flowstone.outside import Client
+
+OPENER_SIZE_MAX: Final = 64 << 10
+"""Of the message that opens a channel; real ones have no more than 22 bytes, ours a secret besides."""
+
+OPENING_SECONDS: Final = 10.0
+"""For the message that opens a channel, and for the proof of a shared secret where one is asked for."""
+
+READ_AHEAD_MAX: Final = 4 << 20
+"""Bytes that wait to be served, from which on the peer is held back."""
+
+LINGER_SECONDS: Final = 0.25
+LINGER_SIZE_MAX: Final = 64 << 20
+"""How long, and how much, a refused peer may go on sending: a kernel that must throw bytes away also takes back the
+answer that they have not read yet."""
+
+_STRING_AT: Final = 14
+"""Where the string of either opener begins, behind its length."""
+
+
+class Refusal(LimestoneError):
+    """The peer is told why by an ERROR of this code, and the connection is closed."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Connection:
+    """A Receiver of a Client, and the bytes that came and nobody has read."""
+
+    def __init__(self, client: Client) -> None:
+        self.peer = client.peer
+        self.is_closed = False
+        self._client = client
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._is_paused = False
+        self._arrival = asyncio.Event()
+
+    # --- called by the loop ---
+
+    def received(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._size += len(data)
+        if self._size > READ_AHEAD_MAX and not self._is_paused:
+            self._is_paused = True
+            self._client.pause_reading()
+        self._arrival.set()
+
+    def congested(self) -> None:
+        """Who does not take the answers is asked for no more."""
+        self._client.pause_reading()
+
+    def drained(self) -> None:
+        if not self._is_paused:
+            self._client.resume_reading()
+
+    def closed(self) -> None:
+        self.is_closed = True
+        self._arrival.set()
+
+    # --- called by who serves it ---
+
+    async def read(self) -> bytes:
+        """All that has come; b"" when nothing more will."""
+        while not self._chunks:
+            if self.is_closed:
+                return b""
+            self._arrival.clear()
+            await self._arrival.wait()
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks, self._size = [], 0
+        if self._is_paused:
+            self._is_paused = False
+            self._client.resume_reading()
+        return data
+
+    async def opener(self) -> tuple[SessionBegin | LogChannelCreate, bytes] | None:
+        """The first message, and what came behind it; None if the peer went away.
+
+        Refusal for a message that opens no channel, as soon as its type is known; BadMessage for none at all."""
+        data = b""
+        while piece := await self.read():
+            data += piece
+            kind = data[0]
+            if kind not in (MessageType.SESSION_BEGIN, MessageType.LOG_CHANNEL_CREATE):
+                if kind in tuple(MessageType):
+                    raise Refusal(ErrorCode.UNEXPECTED_TYPE, "Unexpected message type")
+                raise BadMessage(f"no message has type {kind:#04x}")
+            if len(data) >= _STRING_AT:
+                behind = 8 if kind == MessageType.SESSION_BEGIN else 0
+                size = _STRING_AT + int.from_bytes(data[_STRING_AT - 4 : _STRING_AT]) + behind
+                if size > OPENER_SIZE_MAX:
+                    raise BadMessage(f"{size} bytes to open a channel; {OPENER_SIZE_MAX} are the limit")
+                if len(data) >= size:
+                    return _opener(data[:size]), data[size:]
+        return None
+
+    def write(self, data: bytes) -> None:
+        self._client.write(data)
+
+    def close(self) -> None:
+        """Send what is queued and close."""
+        self._client.close()
+
+    def abort(self) -> None:
+        """Close at once; who serves the connection reads no more of it."""
+        self._chunks, self._size = [], 0
+        self._client.abort()
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Tell why, and close, when the peer has had time to read it."""
+        self.write(encode(Error(refusal.code, refusal.message)))
+        size = 0
+        try:
+            async with asyncio.timeout(LINGER_SECONDS):
+                while size < LINGER_SIZE_MAX and (data := await self.read()):
+                    size += len(data)
+        except TimeoutError:
+            pass
+        self.close()
+
+
+def _opener(data: bytes) -> SessionBegin | LogChannelCreate:
+    parser = MessageParser(size_max=OPENER_SIZE_MAX)
+    parser.feed(data)
+    message = parser.next_message()
+    assert isinstance(message, SessionBegin | LogChannelCreate)
+    return message

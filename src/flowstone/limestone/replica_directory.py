@@ -1,0 +1,255 @@
+"""The data directory of a replica: durable epochs, blobs and log files, from master to master.
+
+On the Outside one is handed; what blocks is done in a worker. At its opening, whatever a crash left is put right, and
+blobs that no row has are deleted; while it is open no blob is. Between two masters nothing has to be read: what was
+written since is known. Called by `replica.py`, one call at a time per channel, one at a time of the others.
+Never talks to anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from flowstone.limestone import blobs, catalog, files, names
+from flowstone.limestone import replica_seeding as seeding
+from flowstone.limestone.directory import DataDirectory
+from flowstone.limestone.entries import Entry, EntryType, Marker, Torn, walk
+from flowstone.limestone.epoch_file import EpochWriter, record
+from flowstone.limestone.errors import DamagedFile, LimestoneError
+from flowstone.limestone.messages import Blob
+from flowstone.limestone.recovery import INVALIDATED, Recovered, recover
+from flowstone.limestone.replica_channel import ReplicaChannel, Session
+from flowstone.limestone.replica_seeding import Phase, State
+from flowstone.outside import Disk, Outside
+
+REMEMBERED_MAX: Final = 100_000
+"""Sessions beyond the durable epoch whose places are remembered; if there are more, they are looked for."""
+
+
+class CannotSetBack(LimestoneError):
+    """The directory has compacted what it should forget."""
+
+
+class ReplicaDirectory:
+    """Held from `open` to `release`."""
+
+    def __init__(self, outside: Outside, data: DataDirectory, *, compatible: bool = False) -> None:
+        self.path = data.path
+        self.instance_uuid = data.instance_uuid
+        self.durable_epoch = 0
+        self.promised_epoch = 0
+        """The durable one, or that which is being written: sessions up to it count as soon as they are there."""
+        self.compatible = compatible
+        self.state = State()
+        self.was_restored = False
+        """Old data came back at the opening, because the seeding that should replace it never ended."""
+        self._outside = outside
+        self._disk = outside.disk
+        self._data = data
+        self._epochs = data.epochs
+        self._seeded_by: str | None = None
+        self._channels: dict[int, ReplicaChannel] = {}
+        self._moving = asyncio.Lock()
+        self._beyond: dict[str, list[Session]] = {}
+        """By file: sessions on disk that are not durable."""
+        self._has_to_look = False
+        """More than `_beyond` may have to be taken away."""
+
+    @classmethod
+    async def open(cls, outside: Outside, path: str, *, compatible: bool = False) -> ReplicaDirectory:
+        data = await DataDirectory.open(outside, path)
+        directory = cls(outside, data, compatible=compatible)
+        try:
+            await outside.blocking(directory._start, True)
+        except BaseException:
+            data.release()
+            raise
+        return directory
+
+    def release(self) -> None:
+        """Let go; twice is harmless."""
+        for channel in self._channels.values():
+            channel.close()
+        self._data.release()
+
+    # --- log files ---
+
+    def channel(self, number: int) -> ReplicaChannel:
+        """The log file of this number. Its sessions must have ended before another connection gets it."""
+        if number not in self._channels:
+            name = names.pwal(number)
+            self._channels[number] = ReplicaChannel(self._disk, self.path, name, compatible=self.compatible)
+        return self._channels[number]
+
+    def written(self, channel: ReplicaChannel, sessions: Iterable[Session]) -> None:
+        """These have ended and are on disk."""
+        if self.compatible:
+            return
+        beyond = [session for session in sessions if session.epoch > self.durable_epoch]
+        self._beyond.setdefault(channel.name, []).extend(beyond)
+        if sum(map(len, self._beyond.values())) > REMEMBERED_MAX:
+            self._beyond, self._has_to_look = {}, True
+
+    def look_again(self) -> None:
+        """Something could not be written: what there is has to be looked at before the next master is served."""
+        self._has_to_look = True
+
+    async def store(self, stored: Iterable[Blob]) -> None:
+        """Blobs are files, and survive a loss of power, before an entry names them. One that is there is replaced."""
+        await self._outside.blocking(self._store, stored)
+
+    def _store(self, stored: Iterable[Blob]) -> None:
+        for blob_id, content in stored:
+            parent = blobs.make_directory(self._disk, self.path, blob_id)
+            name = names.blob(blob_id).rpartition("/")[2]
+            files.replace(self._disk, parent, name, f"{name}.tmp", content)
+
+    # --- epochs ---
+
+    def promise(self, epoch: int) -> None:
+        """`commit` of this epoch follows."""
+        self.promised_epoch = max(self.promised_epoch, epoch)
+
+    async def commit(self, epoch: int) -> None:
+        """Write a record of this epoch; durable on return, as is the end of a seeding that it completes."""
+        await self._outside.blocking(self._epochs.write, epoch)
+        if self.state.phase is Phase.SEEDING:
+            assert self._seeded_by is not None
+            self.state = await self._outside.blocking(seeding.keep, self._disk, self.path, self._seeded_by)
+        self.durable_epoch = max(self.durable_epoch, epoch)
+        left = {name: [each for each in found if each.epoch > epoch] for name, found in self._beyond.items()}
+        self._beyond = {name: found for name, found in left.items() if found}
+
+    async def settle(self) -> int:
+        """Before another master: what never became durable is withdrawn, and old data is back if a seeding did not end.
+
+        How many sessions were withdrawn."""
+        assert all(channel.session is None for channel in self._channels.values())
+        withdrawn = sum(map(len, self._beyond.values()))
+        async with self._moving:
+            is_settled = self.state.phase is Phase.SETTLED and not self._has_to_look
+            if not is_settled:
+                self._close_channels()
+                await self._outside.blocking(self._start, False)
+        if is_settled and withdrawn:
+            await self._outside.blocking(self._withdraw)
+        if self.compatible:  # whose process serves one master, and counts the writes of that
+            self._epochs = EpochWriter(self._disk, self.path)
+        self._beyond, self._has_to_look = {}, False
+        self.promised_epoch = self.durable_epoch
+        return withdrawn
+
+    def _withdraw(self) -> None:
+        for name, sessions in self._beyond.items():
+            for session in sessions:
+                self._disk.overwrite(f"{self.path}/{name}", session.offset, INVALIDATED)
+
+    async def set_back(self, epoch: int) -> None:
+        """Forget all epochs beyond this one, durable ones too. `settle` has been called."""
+        if epoch < self.durable_epoch:
+            self._close_channels()
+            await self._outside.blocking(self._set_back, epoch)
+            self.promised_epoch = self.durable_epoch
+
+    def _set_back(self, epoch: int) -> None:
+        listed = catalog.read(self._disk, self.path)
+        if listed is not None and listed.compacted and listed.max_epoch_id > epoch:
+            raise CannotSetBack(
+                f"epoch {epoch} is asked for, but {self.path} is compacted up to epoch {listed.max_epoch_id}",
+                hint="seed this replica anew",
+            )
+        # First the epoch file: after a crash in the middle of this, recovery marks what is not marked yet.
+        files.replace(self._disk, self.path, names.EPOCH, names.EPOCH_TEMPORARY, record(epoch))
+        self.durable_epoch = recover(self._disk, self.path).durable_epoch
+
+    # --- masters ---
+
+    async def follow(self, instance: str | None) -> None:
+        """The data is of this master from now on; None for one that does not say who it is."""
+        if self.state.follows != instance:
+            state = State(instance, self.state.phase)
+            await self._outside.blocking(seeding.write, self._disk, self.path, state)
+            self.state = state
+
+    async def put_aside(self, instance: str) -> None:
+        """Make room for all data of a master; the old data comes back unless `commit` is called. `settle` has been."""
+        self._close_channels()
+        self._seeded_by = instance
+        self.state = await self._outside.blocking(seeding.put_aside, self._disk, self.path)
+        self._epochs = EpochWriter(self._disk, self.path)
+        self.durable_epoch = self.promised_epoch = 0
+
+    @property
+    def is_seeding(self) -> bool:
+        return self.state.phase is Phase.SEEDING
+
+    @property
+    def has_discarded(self) -> bool:
+        """Whether `discard` has something to do."""
+        return self.state.phase is Phase.DISCARDING
+
+    async def discard(self) -> None:
+        """Delete old data, once new data is durable."""
+        async with self._moving:
+            if self.has_discarded:
+                self.state = await self._outside.blocking(seeding.discard, self._disk, self.path, self.state)
+
+    # --- at the opening ---
+
+    def _start(self, collects: bool) -> None:
+        self.state, self.was_restored = seeding.bring_back(self._disk, self.path)
+        self._epochs = EpochWriter.open(self._disk, self.path)
+        found = self._recovered()
+        self.durable_epoch = self.promised_epoch = found.durable_epoch
+        if collects:
+            _collect_blobs(self._disk, self.path, found)
+
+    def _recovered(self) -> Recovered:
+        while True:
+            try:
+                return recover(self._disk, self.path)
+            except DamagedFile as damaged:
+                if not _cut_unacknowledged(self._disk, damaged.path):
+                    raise
+
+    def _close_channels(self) -> None:
+        """The files change under them."""
+        for channel in self._channels.values():
+            channel.close()
+        self._beyond = {}
+
+
+def _collect_blobs(disk: Disk, directory: str, found: Recovered) -> None:
+    if blobs.stored_ids(disk, directory):
+        rows = found.snapshot.rows()
+        referenced = frozenset(blob_id for row in rows for blob_id in row.blob_ids)
+        blobs.collect_at_start(disk, directory, referenced, found.max_blob_id)
+
+
+def _cut_unacknowledged(disk: Disk, path: str) -> bool:
+    """Cut off a session of epoch 0 that ends inside an entry; whether there was one.
+
+    The original's replica, and ours when it is compatible, writes that epoch into its markers, so that its sessions
+    count at once. One that was cut short was never acknowledged; but no reader can know that, and holds it for damage.
+    """
+    if not names.is_pwal(path.rpartition("/")[2]):
+        return False
+    head = epoch = None
+    with disk.open(path) as file:
+        for offset, token in walk(file.read_at, file.size()):
+            if isinstance(token, Marker):
+                is_begin = token.type in (EntryType.MARKER_BEGIN, EntryType.MARKER_INVALIDATED_BEGIN)
+                head, epoch = (offset, token.epoch) if is_begin else (None, None)
+            elif not isinstance(token, Entry):
+                is_cut_short = isinstance(token, Torn) or token.zeros
+                if head is None or epoch != 0 or not is_cut_short:
+                    return False
+                break
+        else:
+            return False
+    with disk.append_to(path) as file:
+        file.truncate(head)
+        file.sync()
+    return True

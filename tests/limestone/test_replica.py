@@ -1,0 +1,594 @@
+"""A replica at work: recorded masters get the recorded answers, bad ones an error, and nothing durable is ever lost."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from flowstone.limestone import epoch_file, extensions
+from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.entries import EntryType, Marker, WriteVersion, decode_all, put, remove, walk
+from flowstone.limestone.extensions import Action, Hello
+from flowstone.limestone.messages import (
+    Blob,
+    Error,
+    ErrorCode,
+    GroupCommit,
+    LogChannelCreate,
+    LogEntries,
+    RdmaInit,
+    SessionBegin,
+    SessionBeginAck,
+    WireEntry,
+)
+from flowstone.limestone.recovery import recover
+from flowstone.limestone.replica import Replica
+from flowstone.limestone.replica_events import Event
+from flowstone.outside import production
+from tests.limestone import recorded
+from tests.limestone.peer import MASTER, Connector, Master, Peer, blob_session, content, replay, row, session
+
+OUTSIDE = production()
+LOCAL = Endpoint("127.0.0.1", 0)
+RECORDED = ["basic", "late_end", "epochs", "restart"]
+CONNECTORS: dict[Replica, Connector] = {}
+Rows = list[tuple[bytes, bytes]]
+
+
+@asynccontextmanager
+async def running(
+    path: Path, *, compatible: bool = False, secret: str | None = None, told: list[Event] | None = None
+) -> AsyncIterator[Replica]:
+    on_event = told.append if told is not None else lambda event: None
+    async with Replica(
+        OUTSIDE, str(path), LOCAL, compatible=compatible, secret=secret, message_size_max=1 << 20, on_event=on_event
+    ) as replica:
+        CONNECTORS[replica] = Connector(OUTSIDE.network)
+        try:
+            yield replica
+        finally:
+            await CONNECTORS.pop(replica).close()
+
+
+def master_of(replica: Replica) -> Master:
+    return Master(CONNECTORS[replica], replica.endpoint)
+
+
+async def peer_of(replica: Replica) -> Peer:
+    return await Peer.connect(CONNECTORS[replica], replica.endpoint)
+
+
+def rows(path: Path) -> Rows:
+    """What the directory holds, read by somebody who changes nothing."""
+    found = recover(OUTSIDE.disk, str(path), repairs=False).snapshot.rows()
+    return [(entry.key, entry.value) for entry in found]
+
+
+def markers(path: Path) -> list[tuple[int, int]]:
+    return [(int(token.type), token.epoch) for token in decode_all(path.read_bytes(), "") if isinstance(token, Marker)]
+
+
+def blob_files(path: Path) -> list[str]:
+    return sorted(found.name for found in path.rglob("*.blob"))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+# --- recorded masters ---
+
+
+def prepared(name: str, path: Path) -> None:
+    initial = recorded.HERE / name / "replica-dir-initial"
+    if initial.exists():
+        shutil.copytree(initial, path)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+async def test_compatible_gives_the_recorded_answers_and_the_recorded_files(name: str, tmp_path: Path) -> None:
+    prepared(name, tmp_path / "data")
+    async with running(tmp_path / "data", compatible=True) as replica:
+        await replay(CONNECTORS[replica], replica.endpoint, name)
+    assert content(tmp_path / "data") == content(recorded.HERE / name / "replica-dir")
+
+
+@pytest.mark.parametrize("name", RECORDED)
+async def test_recorded_bytes_at_once_give_the_recorded_files(name: str, tmp_path: Path) -> None:
+    """Each connection's bytes in one send, log channels first: pipelining is legal."""
+    prepared(name, tmp_path / "data")
+    wire = recorded.HERE / name / "wire"
+    async with running(tmp_path / "data", compatible=True) as replica:
+        for number in range(3):
+            peer = await peer_of(replica)
+            peer.send((wire / f"conn{number}.m2r.bin").read_bytes())
+            answer = (wire / f"conn{number}.r2m.bin").read_bytes()
+            assert await peer.receive_bytes(len(answer)) == answer
+    assert content(tmp_path / "data") == content(recorded.HERE / name / "replica-dir")
+
+
+@pytest.mark.parametrize("name", RECORDED)
+async def test_the_markers_of_the_default_are_those_of_the_master(name: str, tmp_path: Path) -> None:
+    prepared(name, tmp_path / "data")
+    before = {path.name: path.stat().st_size for path in (tmp_path / "data").glob("pwal_*")}
+    async with running(tmp_path / "data") as replica:
+        wire = recorded.HERE / name / "wire"
+        for number in range(3):
+            peer = await peer_of(replica)
+            peer.send((wire / f"conn{number}.m2r.bin").read_bytes())
+            if number < 2:
+                answer = (wire / f"conn{number}.r2m.bin").read_bytes()
+                assert await peer.receive_bytes(len(answer)) == answer
+            else:
+                assert isinstance(await peer.receive(), SessionBeginAck)
+                for _ in range((wire / f"conn{number}.r2m.bin").read_bytes()[34:].count(b"\x21\x00")):
+                    assert await peer.receive() == ()
+    master = recorded.HERE / name / "master-dir"
+    for path in master.glob("pwal_*"):
+        ours = (tmp_path / "data" / path.name).read_bytes()
+        assert ours[before.get(path.name, 0) :] == path.read_bytes()[before.get(path.name, 0) :]
+    assert epoch_file.read(OUTSIDE.disk, str(tmp_path / "data")).durable == max(
+        epoch for _, epoch in markers(recorded.HERE / name / "replica-dir" / "epoch")
+    )
+
+
+async def test_a_group_commit_before_the_end_of_its_session_is_recorded_after_it(tmp_path: Path) -> None:
+    """As a real master sends it in its default order."""
+    async with running(tmp_path) as replica:
+        master = master_of(replica)
+        log = await master.open(0)
+        await master.begin()
+        log.send(session(1, flags=1), session(1, row("k", "v", 1), flags=0))
+        await until((tmp_path / "pwal_0000").exists)
+        await master.commit(1)
+        assert (tmp_path / "epoch").read_bytes() == b""
+        await log.acknowledged(session(1, flags=6))
+        assert markers(tmp_path / "epoch") == [(4, 1)]
+        assert rows(tmp_path) == [(b"k", b"v")]
+
+
+async def test_a_session_of_a_durable_epoch_counts_when_it_has_ended(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        master = master_of(replica)
+        await master.begin()
+        await master.commit(5)
+        log = await master.open(0)
+        log.send(session(5, row("k", "v", 5), flags=1))
+        await until((tmp_path / "pwal_0000").exists)
+        assert rows(tmp_path) == []
+        await log.acknowledged(session(5, flags=6))
+        assert markers(tmp_path / "pwal_0000") == [(2, 5), (3, 5)]
+        assert rows(tmp_path) == [(b"k", b"v")]
+
+
+async def test_the_end_message_of_asynchronous_masters_has_a_stale_epoch(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        log = await master_of(replica).open(0)
+        log.send(session(7, row("k", "v", 7), flags=1))
+        await log.acknowledged(session(0, flags=6))
+    assert markers(tmp_path / "pwal_0000") == [(2, 7), (3, 7)]
+
+
+async def test_what_the_original_does_with_odd_entries(tmp_path: Path) -> None:
+    """Blobs of a plain put are stored, an empty list makes a plain put, types from the future are passed over."""
+    version = WriteVersion(1, 1)
+    odd = (
+        WireEntry(1, 1, b"a", b"1", version, (Blob(7, b"stored"),)),
+        WireEntry(10, 1, b"b", b"2", version),
+        WireEntry(99, 1, b"c", b"3", version),
+        WireEntry(5, 1, b"d", b"dropped", version),
+        WireEntry(7, 1, b"dropped", b"dropped", version),
+    )
+    async with running(tmp_path) as replica:
+        log = await master_of(replica).open(0)
+        await log.acknowledged(LogEntries(1, odd, 7))
+    found = decode_all((tmp_path / "pwal_0000").read_bytes(), "")
+    assert found[1:-1] == [
+        put(1, b"a", b"1", version),
+        put(1, b"b", b"2", version),
+        remove(1, b"d", version),
+        found[4],
+    ]
+    assert found[4].type is EntryType.CLEAR_STORAGE
+    assert (tmp_path / "blob/dir_07/0000000000000007.blob").read_bytes() == b"stored"
+
+
+# --- one master after another ---
+
+
+async def test_serves_one_master_after_another_without_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        for epoch in range(1, 4):
+            master = master_of(replica)
+            log = await master.open(0)
+            await master.begin()
+            await log.acknowledged(session(epoch, row(f"k{epoch}", "v", epoch)))
+            await master.commit(epoch)
+            await master.close()
+            await until(lambda: replica.status().master is None)
+        assert replica.status().durable_epoch == 3
+    assert rows(tmp_path) == [(b"k1", b"v"), (b"k2", b"v"), (b"k3", b"v")]
+
+
+async def test_what_never_became_durable_is_withdrawn_before_the_next_master(tmp_path: Path) -> None:
+    told: list[Event] = []
+    async with running(tmp_path, told=told) as replica:
+        master = master_of(replica)
+        log = await master.open(0)
+        await master.begin()
+        await log.acknowledged(session(1, row("a", "1", 1)))
+        await master.commit(1)
+        await log.acknowledged(session(2, row("b", "2", 2)))
+        log.send(session(3, row("c", "3", 3), flags=1))
+        await master.close()
+        await until(lambda: replica.status().master is None)
+        master = master_of(replica)
+        log = await master.open(0)
+        await master.begin()
+        await log.acknowledged(session(4, row("d", "4", 4)))
+        await master.commit(4)
+    assert rows(tmp_path) == [(b"a", b"1"), (b"d", b"4")]
+    assert markers(tmp_path / "pwal_0000") == [(2, 1), (3, 1), (6, 2), (3, 2), (2, 4), (3, 4)]
+    assert any("withdrawn" in str(event) for event in told)
+
+
+async def test_a_master_whose_control_channel_is_closed_makes_room_for_the_next(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        first = master_of(replica)
+        log = await first.open(0)
+        await first.begin()
+        log.send(session(1, row("a", "1", 1), flags=1))
+        await first.control.close()
+        await until(lambda: replica.status().master is None)
+        second = master_of(replica)
+        await second.begin()
+        assert await log.receive() is None
+        await (await second.open(0)).acknowledged(session(1, row("b", "2", 1)))
+        await second.commit(1)
+    assert rows(tmp_path) == [(b"b", b"2")]
+
+
+async def test_a_restart_appends_behind_a_torn_file(tmp_path: Path) -> None:
+    """Which the original does not notice, so that new data is lost in the old."""
+    async with running(tmp_path) as replica:
+        master = master_of(replica)
+        await master.begin()
+        await (await master.open(0)).acknowledged(session(1, row("a", "1", 1)))
+        await master.commit(1)
+    whole = (tmp_path / "pwal_0000").read_bytes()
+    (tmp_path / "pwal_0000").write_bytes(whole + session_bytes(2)[:20])
+    async with running(tmp_path) as replica:
+        assert (tmp_path / "pwal_0000").read_bytes() == whole
+        master = master_of(replica)
+        await master.begin()
+        await (await master.open(0)).acknowledged(session(2, row("b", "2", 2)))
+        await master.commit(2)
+    assert rows(tmp_path) == [(b"a", b"1"), (b"b", b"2")]
+
+
+def session_bytes(epoch: int) -> bytes:
+    return bytes([2]) + epoch.to_bytes(8, "little") + bytes([1]) + bytes(40)
+
+
+@pytest.mark.parametrize("compatible", [False, True])
+async def test_the_torn_directory_of_a_killed_original_is_taken_over(compatible: bool, tmp_path: Path) -> None:
+    shutil.copytree(recorded.HERE / "replica_crash/crash.dir.asleft", tmp_path / "data")
+    before = len(decode_whole_sessions(tmp_path / "data/pwal_0000"))
+    async with running(tmp_path / "data", compatible=compatible) as replica:
+        log = await master_of(replica).open(0)
+        await log.acknowledged(session(9, row("new", "n", 9)))
+        await (await master_of_control(replica)).acknowledged(GroupCommit(9))
+    assert (b"new", b"n") in rows(tmp_path / "data")
+    assert len(decode_whole_sessions(tmp_path / "data/pwal_0000")) == before + 1
+
+
+async def master_of_control(replica: Replica) -> Peer:
+    master = master_of(replica)
+    await master.begin()
+    return master.control
+
+
+def decode_whole_sessions(path: Path) -> list[int]:
+    data = path.read_bytes()
+    return [
+        offset
+        for offset, token in walk(lambda at, size: data[at : at + size], len(data))
+        if isinstance(token, Marker) and token.type is EntryType.MARKER_END
+    ]
+
+
+# --- bad input ---
+
+Act = Callable[[Replica], Awaitable[int | None]]
+
+
+def first(*messages: object) -> Act:
+    async def act(replica: Replica) -> int | None:
+        return await (await peer_of(replica)).refused(*messages)  # type: ignore[arg-type]
+
+    return act
+
+
+def on_control(*messages: object) -> Act:
+    async def act(replica: Replica) -> int | None:
+        return await (await master_of_control(replica)).refused(*messages)  # type: ignore[arg-type]
+
+    return act
+
+
+def on_log(*messages: object) -> Act:
+    async def act(replica: Replica) -> int | None:
+        peer = await master_of(replica).open(5)
+        return await peer.refused(*messages)  # type: ignore[arg-type]
+
+    return act
+
+
+def twice(*messages: object) -> Act:
+    async def act(replica: Replica) -> int | None:
+        keeper = await peer_of(replica)
+        assert not isinstance(await keeper.ask(messages[0]), Error)  # type: ignore[arg-type]
+        code = await (await peer_of(replica)).refused(messages[0])  # type: ignore[arg-type]
+        await keeper.close()
+        return code
+
+    return act
+
+
+ONE = row("x", "y", 1)
+BAD: dict[str, tuple[Act, int | None]] = {
+    "group commit first": (first(GroupCommit(1)), 1),
+    "entries first": (first(session(1, ONE)), 1),
+    "the beginning of entries first": (first(b"\x11"), 1),
+    "an answer first": (first(b"\x21\x00"), 1),
+    "rdma first": (first(RdmaInit(1)), 1),
+    "reserved type first": (first(b"\x02"), None),
+    "unknown type first": (first(b"\x7f"), None),
+    "zero first": (first(b"\x00"), None),
+    "a long opener": (first(b"\x10\x01" + bytes(8) + b"\xff\xff\xff\xff"), None),
+    "another version": (first(SessionBegin(3)), 13),
+    "a second control channel": (twice(SessionBegin()), 10),
+    "a log channel of another connection type": (first(LogChannelCreate(0, b"", 2)), None),
+    "a channel id that is too large": (first(LogChannelCreate(10_000)), 20),
+    "the largest channel id": (first(LogChannelCreate(2**64 - 1)), 20),
+    "a channel id that is used": (twice(LogChannelCreate(7)), 20),
+    "entries on control": (on_control(session(1, ONE)), None),
+    "a channel on control": (on_control(LogChannelCreate(1)), None),
+    "gc on control": (on_control(b"\x04\x00\x01"), None),
+    "reserved on control": (on_control(b"\x02"), None),
+    "an answer on control": (on_control(b"\x21\x00"), None),
+    "no frame": (on_control(b"\x7f\x00\x00\x00\x02{}"), None),
+    "a bad frame": (on_control(b"\x40\x00\x00\x00\x02{}"), None),
+    "a long frame": (on_control(b"\x40\xff\xff\xff\xff"), None),
+    "prepare without hello": (on_control(extensions.encode(extensions.Prepare(Action.SEED, 1))), 201),
+    "group commit on log": (on_log(GroupCommit(1)), None),
+    "unknown on log": (on_log(b"\x7f"), None),
+    "entries outside of a session": (on_log(session(1, ONE, flags=0)), 22),
+    "an end outside of a session": (on_log(session(1, flags=6)), 22),
+    "a flush outside of a session": (on_log(session(1, flags=4)), 22),
+    "a second begin": (on_log(session(1, flags=1), session(1, flags=1)), 22),
+    "a marker": (on_log(LogEntries(1, (WireEntry(2, 0, b"", b"", WriteVersion(0, 0)),), 7)), None),
+    "a message that is too long": (on_log(b"\x11" + bytes(8) + b"\xff\xff\xff\xff"), None),
+    "a value that is too long": (on_log(b"\x11" + bytes(8) + b"\0\0\0\1\1" + bytes(12) + b"\xff\xff\xff\xff"), None),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_input_closes_that_connection_and_harms_nobody_else(name: str, tmp_path: Path) -> None:
+    act, code = BAD[name]
+    async with running(tmp_path) as replica:
+        if "control" not in name and name not in ("no frame", "a bad frame", "a long frame", "prepare without hello"):
+            master = master_of(replica)
+            log = await master.open(0)
+            await log.acknowledged(session(1, row("a", "1", 1)))
+            assert await act(replica) == code
+            await log.acknowledged(session(2, row("b", "2", 2)))
+            if name == "a second begin":
+                await log.close()
+                return
+            await master.begin()
+        else:
+            assert await act(replica) == code
+            await until(lambda: replica.status().master is None)
+            master = master_of(replica)
+            log = await master.open(0)
+            await master.begin()
+            await log.acknowledged(session(1, row("a", "1", 1)), session(2, row("b", "2", 2)))
+            assert await log.receive() == ()
+        await master.commit(2)
+    assert rows(tmp_path) == [(b"a", b"1"), (b"b", b"2")]
+    assert not (tmp_path / "blob").exists()
+
+
+async def test_second_end_after_a_good_session(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        log = await master_of(replica).open(0)
+        log.send(session(1, ONE), session(1, flags=6))
+        assert await log.receive() == ()
+        assert await log.refused() == ErrorCode.LOG_CHANNEL_CONFUSED
+    assert markers(tmp_path / "pwal_0000") == [(2, 1), (3, 1)]
+
+
+async def test_a_repeated_session_begin_is_passed_over_and_rdma_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        master = master_of(replica)
+        await master.begin()
+        answer = await master.control.ask(SessionBegin(), RdmaInit(4))
+        assert isinstance(answer, Error)
+        assert answer.code == 101
+        await master.commit(1)
+        log = await master.open(0)
+        answer = await log.ask(SessionBegin(), RdmaInit(4))
+        assert isinstance(answer, Error)
+        assert answer.code == 100
+        await log.acknowledged(session(2, ONE))
+
+
+async def test_an_epoch_that_lost_a_session_is_never_recorded(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        master = master_of(replica)
+        await master.begin()
+        whole, broken = await master.open(0), await master.open(1)
+        await whole.acknowledged(session(1, row("a", "1", 1)), session(2, row("b", "2", 2)))
+        assert await whole.receive() == ()
+        assert await broken.refused(session(2, flags=1), session(2, flags=1)) == 22
+        await master.commit(1)
+        assert await master.control.refused(GroupCommit(2)) == 201
+    assert rows(tmp_path) == [(b"a", b"1")]
+    assert markers(tmp_path / "pwal_0001") == []
+
+
+async def test_connections_that_say_nothing_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowstone.limestone.replica.OPENING_SECONDS", 0.2)
+    monkeypatch.setattr("flowstone.limestone.replica.UNOPENED_MAX", 3)
+    async with running(tmp_path) as replica:
+        silent = [await peer_of(replica) for _ in range(4)]
+        for peer in silent:
+            assert await peer.receive() is None
+        await master_of(replica).begin()
+
+
+# --- secrets ---
+
+
+async def test_without_the_secret_nothing_is_written(tmp_path: Path) -> None:
+    async with running(tmp_path, secret="s3cret") as replica:
+        before = content(tmp_path)
+        assert await (await peer_of(replica)).refused(LogChannelCreate(0)) == 200
+        control = await master_of_control(replica)
+        assert await control.refused(GroupCommit(1)) == 200
+        for proof in (None, bytes(32)):
+            control = await master_of_control(replica)
+            answer = await control.hello(Hello(MASTER, 0, 0, bytes(32), proof))
+            assert isinstance(answer, Error)
+            assert answer.code == 200
+        assert content(tmp_path) == before
+        master = master_of(replica)
+        await master.begin()
+        ack = await master.hello(secret="s3cret")
+        assert ack.proof == extensions.replica_proof(b"s3cret", bytes(32), master.nonce or b"")
+        assert await (await peer_of(replica)).refused(LogChannelCreate(0)) == 200
+        assert await (await peer_of(replica)).refused(LogChannelCreate(0, bytes(32))) == 200
+        await (await master.open(0)).acknowledged(session(1, row("a", "1", 1)))
+        await master.commit(1)
+    assert rows(tmp_path) == [(b"a", b"1")]
+
+
+async def test_who_waits_for_the_secret_is_in_nobodys_way(tmp_path: Path) -> None:
+    async with running(tmp_path, secret="s3cret") as replica:
+        await master_of_control(replica)
+        master = master_of(replica)
+        await master.begin()
+        await master.hello(secret="s3cret")
+        await master.prepare(Action.RESUME, 0)
+        again = master_of(replica)
+        await again.begin()
+        await again.hello(secret="s3cret")  # the same instance: the old connection is a dead one
+        assert await master.control.receive() is None
+        await again.prepare(Action.RESUME, 0)
+
+
+# --- resume and seed ---
+
+
+async def filled(replica: Replica, *epochs: int) -> Master:
+    master = master_of(replica)
+    await master.begin()
+    await master.hello()
+    await master.prepare(Action.RESUME, replica.status().durable_epoch)
+    log = await master.open(0)
+    for epoch in epochs:
+        await log.acknowledged(session(epoch, row(f"k{epoch}", "v", epoch)))
+        await master.commit(epoch)
+    return master
+
+
+async def test_hello_tells_where_the_replica_stands_and_whom_it_follows(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        await (await filled(replica, 1, 2)).close()
+        await until(lambda: replica.status().master is None)
+        master = master_of(replica)
+        await master.begin()
+        ack = await master.hello()
+        assert (ack.follows, ack.durable_epoch, ack.instance) == (MASTER, 2, replica.status().instance_uuid)
+        await master.close()
+    async with running(tmp_path) as replica:
+        assert replica.status().follows == MASTER
+        original = master_of(replica)  # which does not say who it is
+        await original.begin()
+        await (await original.open(0)).acknowledged(session(3, row("o", "o", 3)))
+        assert replica.status().follows is None
+
+
+async def test_resume_sets_back_what_the_master_has_lost(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        await (await filled(replica, 1, 2, 3)).close()
+        await until(lambda: replica.status().master is None)
+        master = master_of(replica)
+        await master.begin()
+        await master.hello()
+        await master.prepare(Action.RESUME, 1)
+        assert replica.status().durable_epoch == 1
+        assert rows(tmp_path) == [(b"k1", b"v")]
+        await (await master.open(0)).acknowledged(session(2, row("other", "o", 2)))
+        await master.commit(3)
+    assert rows(tmp_path) == [(b"k1", b"v"), (b"other", b"o")]
+
+
+async def test_a_seed_replaces_everything_once_it_is_durable(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        await (await filled(replica, 1, 2)).close()
+        await until(lambda: replica.status().master is None)
+        master = master_of(replica)
+        await master.begin()
+        await master.hello(instance="22222222-2222-4222-8222-222222222222")
+        await master.prepare(Action.SEED, 9)
+        assert rows(tmp_path) == []
+        seed = await master.open(9999)
+        await seed.acknowledged(blob_session(9, "seeded", Blob(1, b"content")))
+        await master.commit(9)
+        await until(lambda: not list((tmp_path / "put_aside").rglob("*pwal*")))
+        assert replica.status().follows == "22222222-2222-4222-8222-222222222222"
+    assert rows(tmp_path) == [(b"seeded", b"")]
+    assert (tmp_path / "blob/dir_01/0000000000000001.blob").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_old_data_is_back_if_a_seed_never_became_durable(restarts: bool, tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        await (await filled(replica, 1, 2)).close()
+        await until(lambda: replica.status().master is None)
+        before = content(tmp_path)
+        master = master_of(replica)
+        await master.begin()
+        await master.hello()
+        await master.prepare(Action.SEED, 9)
+        await (await master.open(9999)).acknowledged(session(9, row("seeded", "s", 9)))
+        if not restarts:
+            await master.close()
+            await until(lambda: replica.status().master is None)
+            assert (await filled(replica)).nonce
+            assert content(tmp_path) == before
+    async with running(tmp_path) as replica:
+        assert content(tmp_path) == before
+        assert replica.status().durable_epoch == 2
+
+
+async def test_blobs_that_no_row_has_go_at_the_next_start(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        master = master_of(replica)
+        await master.begin()
+        log = await master.open(0)
+        await log.acknowledged(blob_session(1, "k", Blob(1, b"old")), blob_session(2, "k", Blob(2, b"new")))
+        assert await log.receive() == ()
+        await master.commit(2)
+        assert len(blob_files(tmp_path)) == 2
+    async with running(tmp_path):
+        assert blob_files(tmp_path) == ["0000000000000002.blob"]

@@ -1,0 +1,135 @@
+"""The directory of a replica: what is durable, whatever happened to it, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowstone.limestone import catalog, names
+from flowstone.limestone.catalog import Catalog
+from flowstone.limestone.entries import Marker, decode_all, encode
+from flowstone.limestone.errors import DamagedFile
+from flowstone.limestone.messages import Blob
+from flowstone.limestone.replica_directory import CannotSetBack, ReplicaDirectory
+from flowstone.outside import AlreadyLocked, production
+from tests.limestone.peer import MASTER, content, row
+
+OUTSIDE = production()
+
+
+async def opened(path: Path, *, compatible: bool = False) -> ReplicaDirectory:
+    return await ReplicaDirectory.open(OUTSIDE, str(path), compatible=compatible)
+
+
+def write_session(directory: ReplicaDirectory, number: int, epoch: int, key: str = "k") -> None:
+    channel = directory.channel(number)
+    channel.begin(epoch, directory.promised_epoch)
+    channel.add(encode(row(key, "v", epoch)))
+    channel.end()
+    directory.written(channel, channel.flush(True))
+
+
+def markers(path: Path) -> list[tuple[int, int]]:
+    return [(int(token.type), token.epoch) for token in decode_all(path.read_bytes(), "") if isinstance(token, Marker)]
+
+
+async def test_a_new_directory_has_what_the_original_makes(tmp_path: Path) -> None:
+    directory = await opened(tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [names.CATALOG, names.EPOCH, names.MANIFEST]
+    assert directory.durable_epoch == 0
+    with pytest.raises(AlreadyLocked):
+        await opened(tmp_path / "new")
+    directory.release()
+    (await opened(tmp_path / "new")).release()
+
+
+async def test_what_is_beyond_the_durable_epoch_is_withdrawn_by_settle(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    for number, epoch in [(0, 1), (1, 2), (0, 3), (1, 4)]:
+        write_session(directory, number, epoch)
+    directory.promise(2)
+    await directory.commit(2)
+    assert await directory.settle() == 2
+    assert await directory.settle() == 0
+    assert markers(tmp_path / "pwal_0000") == [(2, 1), (3, 1), (6, 3), (3, 3)]
+    assert markers(tmp_path / "pwal_0001") == [(2, 2), (3, 2), (6, 4), (3, 4)]
+    directory.release()
+
+
+@pytest.mark.parametrize("reason", ["too many to remember", "something could not be written"])
+async def test_settle_looks_for_what_it_does_not_know(
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = await opened(tmp_path)
+    if reason == "too many to remember":
+        monkeypatch.setattr("flowstone.limestone.replica_directory.REMEMBERED_MAX", 1)
+    write_session(directory, 0, 1)
+    write_session(directory, 0, 2)
+    if reason != "too many to remember":
+        directory.look_again()
+    await directory.settle()
+    assert markers(tmp_path / "pwal_0000") == [(6, 1), (3, 1), (6, 2), (3, 2)]
+    write_session(directory, 0, 3)
+    assert markers(tmp_path / "pwal_0000")[-2:] == [(2, 3), (3, 3)]
+    directory.release()
+
+
+async def test_set_back_forgets_durable_epochs(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    for epoch in (1, 2, 3):
+        write_session(directory, 0, epoch)
+        await directory.commit(epoch)
+    await directory.set_back(3)
+    assert directory.durable_epoch == 3
+    await directory.set_back(1)
+    assert directory.durable_epoch == directory.promised_epoch == 1
+    assert markers(tmp_path / "pwal_0000") == [(2, 1), (3, 1), (6, 2), (3, 2), (6, 3), (3, 3)]
+    assert markers(tmp_path / "epoch") == [(4, 1)]
+    directory.release()
+
+
+async def test_what_is_compacted_cannot_be_set_back(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    await directory.commit(5)
+    catalog.write(OUTSIDE.disk, str(tmp_path), Catalog(((names.COMPACTED, 1),), (), 4))
+    with pytest.raises(CannotSetBack, match="compacted up to epoch 4"):
+        await directory.set_back(3)
+    await directory.set_back(4)
+    assert directory.durable_epoch == 4
+    directory.release()
+
+
+async def test_blobs_are_replaced_whole(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    await directory.store([Blob(101, b"one"), Blob(1, b"two")])
+    await directory.store([Blob(101, b"three")])
+    assert content(tmp_path)["blob/dir_01/0000000000000065.blob"] == b"three"
+    assert content(tmp_path)["blob/dir_01/0000000000000001.blob"] == b"two"
+    assert not [name for name in content(tmp_path) if name.endswith(".tmp")]
+    directory.release()
+
+
+async def test_whom_it_follows_is_remembered(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    await directory.follow(None)
+    assert not (tmp_path / "flowstone-replica.json").exists()
+    await directory.follow(MASTER)
+    directory.release()
+    directory = await opened(tmp_path)
+    assert directory.state.follows == MASTER
+    directory.release()
+
+
+async def test_what_no_crash_explains_is_not_touched(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    write_session(directory, 0, 1)
+    await directory.commit(1)
+    directory.release()
+    data = (tmp_path / "pwal_0000").read_bytes()
+    (tmp_path / "pwal_0000").write_bytes(data[:20])
+    with pytest.raises(DamagedFile, match="pwal_0000"):
+        await opened(tmp_path)
+    assert (tmp_path / "pwal_0000").read_bytes() == data[:20]
+    with pytest.raises(DamagedFile, match="pwal_0000"):  # and the lock was given back
+        await opened(tmp_path)
