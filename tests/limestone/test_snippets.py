@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowstone.limestone import snippets as module
+from flowstone.limestone import entry_table
 from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode, put, walk
 from flowstone.limestone.snippets import Snippet, snippets
 from flowstone.outside import production
@@ -52,7 +52,7 @@ def test_recorded_files(path: Path) -> None:
 def test_any_file_torn_or_damaged_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: list[Entry | Marker], cut: int, is_damaged: bool
 ) -> None:
-    monkeypatch.setattr(module, "WINDOW_SIZE", 64)
+    monkeypatch.setattr(entry_table, "WINDOW_SIZE", 64)
     data = b"".join(map(encode, tokens))
     data = data[: len(data) - cut] + (b"\x55" if is_damaged else b"")
     path = tmp_path / "pwal_0000"

@@ -1,7 +1,7 @@
 """Where the sessions of a log file lie: a fast pass that hands out their bounds and their entries with blobs.
 
-By the compiled walk of `entry_table.py`, in windows, through the Disk one is handed. For those that copy sessions or
-count blobs in files of millions of entries. It ends where no entry begins; what that means, `scan.py` says.
+By the compiled walk of `entry_table.py`, through the Disk one is handed. For those that copy sessions or count blobs in
+files of millions of entries. It ends where no entry begins; what that means, `scan.py` says.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from flowstone.limestone import entry_table
-from flowstone.limestone.entries import Entry, EntryType, Marker, decode, extent
+from flowstone.limestone.entries import Entry, EntryType, Marker, decode
+from flowstone.limestone.entry_table import AT, END, TYPE, Tail, tables
 from flowstone.outside import Disk, File
 
-WINDOW_SIZE: Final = 4 << 20
-TABLE_COLUMNS: Final = 1 << 15
 _WANTED: Final = np.array(
     [
         EntryType.MARKER_BEGIN,
@@ -63,25 +61,14 @@ def _snippet(begin: Marker, at: int, end: int, found: list[Entry]) -> Snippet:
 
 def _walk(file: File) -> Iterator[tuple[int, Marker | Entry | None]]:
     """Offset and token of what is wanted; None where the readable part ends."""
-    table = np.empty((entry_table.TABLE_ROWS, TABLE_COLUMNS), dtype=np.uint64)
-    size = file.size()
-    base, window = 0, WINDOW_SIZE
-    while base < size:
-        data = file.read_at(base, min(window, size - base))
-        count, at, why = entry_table.walk_table(np.frombuffer(data, dtype=np.uint8), 0, table, 0)
-        types = table[entry_table.TYPE, :count]
-        for index in np.flatnonzero(np.isin(types, _WANTED)).tolist():
-            start = int(table[entry_table.AT, index])
-            token, _ = decode(data, start)
-            assert isinstance(token, Marker | Entry)
-            yield base + start, token
-        base += at
-        window = WINDOW_SIZE
-        if not at:
-            # The entry is longer than the window, or it is torn, or it is none.
-            window = extent(data, 0)
-            if why == entry_table.OTHER or window <= len(data) or window > size - base:
-                break
-        elif why == entry_table.OTHER:
+    end = 0
+    for part in tables(file.read_at, file.size()):
+        if isinstance(part, Tail):
             break
-    yield base, None
+        for index in np.flatnonzero(np.isin(part.table[TYPE], _WANTED)).tolist():
+            start, end = int(part.table[AT, index]), int(part.table[END, index])
+            token, _ = decode(part.buf[start:end].tobytes())
+            assert isinstance(token, Marker | Entry)
+            yield part.base + start, token
+        end = part.base + int(part.table[END, -1])
+    yield end, None

@@ -1,0 +1,238 @@
+"""Compaction: the rows that log files add up to, as one file, so that the log files are needed no more.
+
+Through the Disk one is handed, and blocking (reference: compaction). `step` is what online and offline compaction
+share: a crash at any of its writes leaves a directory of the same rows, for us and for the original. What counts is
+said by `recovery.py`; here is what is put where, in which order. Nothing here is ever told to a replica.
+
+An entry of the compacted file is older than any entry of a log file. So all sessions up to one epoch go in together,
+and no log file that is read afterwards may hold one of them: sessions of later epochs that share a file with them are
+kept in a file of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from flowstone.limestone import blobs, catalog, copying, names
+from flowstone.limestone.catalog import COMPACTED_VERSION, Catalog
+from flowstone.limestone.directory import free_name
+from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, decode
+from flowstone.limestone.errors import LimestoneError
+from flowstone.limestone.recovery import recover
+from flowstone.limestone.snippets import Snippet, snippets
+from flowstone.outside import Disk
+
+TEMPORARY: Final = "compaction_temp"
+"""The directory where new files are made; the original leaves it behind, too."""
+
+_LISTED: Final = ((names.COMPACTED, COMPACTED_VERSION),)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A wish to delete blobs with a compaction. Nobody reads older versions than the boundary.
+
+    `held`: asked just before they are deleted, which must stay whatever the files say."""
+
+    boundary: WriteVersion
+    held: Callable[[], AbstractSet[int]]
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction did. `catalog` holds from now on; `inputs` are the log files that are superfluous now."""
+
+    catalog: Catalog
+    inputs: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    """New log files, of the sessions of later epochs that were in the inputs."""
+    rows: int = 0
+    collected: tuple[int, ...] = ()
+    """Blobs that were deleted."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is in a compacted file. `max_blob_id`: the largest that any of its inputs has named."""
+
+    rows: int
+    max_blob_id: int
+    blob_ids: frozenset[int]
+
+
+Writer = Callable[[Disk, str, Sequence[str], int, str], Written]
+"""Makes a compacted file: of a directory, its compacted file and these log files, up to an epoch, at a new path."""
+
+
+def write_here(disk: Disk, directory: str, inputs: Sequence[str], epoch: int, path: str) -> Written:
+    """The writer that works in this process. DamagedFile if an input has lost what was durable."""
+    found = recover(disk, directory, repairs=False, durable_epoch=epoch, files=inputs).snapshot
+    with disk.create(path) as file:
+        rows = found.write_compacted(file)
+        file.sync()
+    return Written(rows, found.max_blob_id, frozenset(found.blob_ids()))
+
+
+# --- online ---------------------------------------------------------------------------------------
+
+
+def compact_online(
+    disk: Disk, directory: str, epoch: int, milliseconds: int, *, collection: Collection | None = None
+) -> Compacted:
+    """Compact what was rotated: all sessions up to `epoch`, which are durable, are in files that no channel writes to.
+
+    Later sessions in those files are kept, open ones elsewhere untouched. The inputs stay until `remove_detached`.
+    LimestoneError if an active file still holds a session that is to be compacted; DamagedFile if one has lost some."""
+    _check_active(disk, directory, epoch)
+    settle(disk, directory)
+    listed = catalog.read(disk, directory) or Catalog()
+    inputs = detached_inputs(disk, directory, listed)
+    if not inputs:
+        return Compacted(listed)
+    survey = _survey(disk, directory, inputs, epoch)
+    kept = _keep_later(disk, directory, survey.later, milliseconds)
+    new, written = step(disk, directory, listed, inputs, epoch)
+    collected: list[int] = []
+    if collection is not None:
+        visible = blobs.visible_ids(survey.with_blobs, collection.boundary)
+        needed = visible | survey.later_ids | collection.held() | written.blob_ids
+        collected = blobs.garbage(blobs.stored_ids(disk, directory), needed, new.max_blob_id)
+        blobs.delete(disk, directory, collected)
+    return Compacted(new, tuple(inputs), kept, written.rows, tuple(collected))
+
+
+def settle(disk: Disk, directory: str) -> None:
+    """End a compaction that was cut short, ours or the original's: half-made files go, a file that was taken away while
+    its successor was not there yet comes back."""
+    temporary = f"{directory}/{TEMPORARY}"
+    if disk.kind(temporary) == "directory":
+        for name in disk.list_directory(temporary):
+            copying.remove(disk, f"{temporary}/{name}")
+    compacted, previous = f"{directory}/{names.COMPACTED}", f"{directory}/{names.COMPACTED_PREVIOUS}"
+    if disk.kind(previous) == "file":
+        if disk.kind(compacted) == "file":
+            disk.unlink(previous)
+        else:
+            disk.rename(previous, compacted)
+        disk.sync_directory(directory)
+
+
+def detached_inputs(disk: Disk, directory: str, listed: Catalog) -> list[str]:
+    """The log files that no channel writes to, and no compaction has read yet."""
+    left_out = frozenset({names.COMPACTED, names.COMPACTED_PREVIOUS, *listed.detached})
+    found = (name for name in disk.list_directory(directory) if names.is_detached(name) and name not in left_out)
+    return [name for name in found if disk.kind(f"{directory}/{name}") == "file"]
+
+
+def _check_active(disk: Disk, directory: str, epoch: int) -> None:
+    """Epochs grow along a file, so its first session has the smallest."""
+    for name in disk.list_directory(directory):
+        path = f"{directory}/{name}"
+        if not names.is_pwal(name) or names.is_detached(name) or disk.kind(path) != "file":
+            continue
+        with disk.open(path) as file:
+            head = file.read_at(0, 9)
+        first = decode(head)[0] if head else None
+        if isinstance(first, Marker) and first.type is EntryType.MARKER_BEGIN and first.epoch <= epoch:
+            raise LimestoneError(
+                f"cannot compact {directory} up to epoch {epoch}: {name} has a session of epoch {first.epoch}",
+                hint="rotate every log file first",
+            )
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What a compaction must know of its inputs beside their rows."""
+
+    later: dict[str, list[Snippet]] = field(default_factory=dict)
+    later_ids: set[int] = field(default_factory=set)
+    with_blobs: list[Entry] = field(default_factory=list)
+
+
+def _survey(disk: Disk, directory: str, inputs: Sequence[str], epoch: int) -> _Survey:
+    survey = _Survey()
+    has_compacted = disk.kind(f"{directory}/{names.COMPACTED}") == "file"
+    for name in [*inputs, names.COMPACTED] if has_compacted else inputs:
+        for snippet in snippets(disk, f"{directory}/{name}"):
+            if snippet.is_marked:
+                continue
+            if snippet.epoch <= epoch:
+                survey.with_blobs.extend(snippet.with_blobs)
+                continue
+            survey.later.setdefault(name, []).append(snippet)
+            for entry in snippet.with_blobs:
+                survey.later_ids.update(entry.blob_ids)
+    return survey
+
+
+def _keep_later(disk: Disk, directory: str, later: dict[str, list[Snippet]], milliseconds: int) -> tuple[str, ...]:
+    """Copy the sessions of later epochs to files that stay log files. Until the catalog has put their first place
+    aside, they are there twice, which changes nothing."""
+    kept: list[str] = []
+    disk.make_directory(f"{directory}/{TEMPORARY}")
+    for name, found in later.items():
+        made = f"{directory}/{TEMPORARY}/{name}"
+        with disk.open(f"{directory}/{name}") as source, disk.create(made) as target:
+            for snippet in found:
+                copying.copy_range(source, target, snippet.at, snippet.end)
+            target.sync()
+        kept.append(free_name(disk, directory, name.partition(".")[0], milliseconds))
+        disk.rename(made, f"{directory}/{kept[-1]}")
+    if kept:
+        disk.sync_directory(directory)
+    return tuple(kept)
+
+
+# --- the step -------------------------------------------------------------------------------------
+
+
+def step(disk: Disk, directory: str, listed: Catalog, inputs: Sequence[str], epoch: int) -> tuple[Catalog, Written]:
+    """Put the rows of the inputs, up to `epoch`, into the compacted file, and say so in the catalog."""
+    made, written = prepare(disk, directory, inputs, epoch)
+    return commit(disk, directory, listed, inputs, epoch, made, written), written
+
+
+def prepare(
+    disk: Disk,
+    directory: str,
+    inputs: Sequence[str],
+    epoch: int,
+    *,
+    write: Writer = write_here,
+    temporary: str | None = None,
+) -> tuple[str, Written]:
+    """Make the new compacted file, where it counts for nothing yet; its path, and what is in it."""
+    temporary = temporary or f"{directory}/{TEMPORARY}"
+    disk.make_directory(temporary)
+    made = f"{temporary}/{names.COMPACTED}"
+    copying.remove(disk, made)
+    return made, write(disk, directory, inputs, epoch, made)
+
+
+def commit(
+    disk: Disk, directory: str, listed: Catalog, inputs: Sequence[str], epoch: int, made: str, written: Written
+) -> Catalog:
+    """Put the new compacted file in its place, then the inputs aside; the catalog that says so."""
+    if listed.compacted != _LISTED:
+        # The original hides removed keys of a compacted file only where the catalog names one.
+        catalog.write(disk, directory, replace(listed, compacted=_LISTED))
+    disk.rename(made, f"{directory}/{names.COMPACTED}")
+    disk.sync_directory(directory)
+    present = frozenset(disk.list_directory(directory))
+    detached = tuple(sorted(present.intersection([*listed.detached, *inputs])))
+    new = Catalog(_LISTED, detached, epoch, max(listed.max_blob_id, written.max_blob_id))
+    catalog.write(disk, directory, new)
+    return new
+
+
+def remove_detached(disk: Disk, directory: str, listed: Catalog) -> Catalog:
+    """Delete the log files that a compaction has made superfluous; first the files, then their names in the catalog."""
+    for name in listed.detached:
+        copying.remove(disk, f"{directory}/{name}")
+    disk.sync_directory(directory)
+    new = replace(listed, detached=())
+    catalog.write(disk, directory, new)
+    return new

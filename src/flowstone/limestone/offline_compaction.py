@@ -1,0 +1,118 @@
+"""Compaction of a directory that no program runs on: afterwards its compacted file is all of its log.
+
+Through the Outside one is handed, and blocking (reference: compaction, tglogutil). Unlike the original it works in
+place, under the lock and safe at every write, keeps the blobs that its rows name and the largest id that was given out,
+and names the compacted file in the catalog, without which the original would bring removed keys back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flowstone.limestone import blobs, catalog, copying, epoch_file, names, offline
+from flowstone.limestone.catalog import Catalog
+from flowstone.limestone.compaction import Writer, commit, prepare, remove_detached, settle, write_here
+from flowstone.limestone.errors import LimestoneError
+from flowstone.limestone.files import replace as replace_file
+from flowstone.limestone.manifest import Manifest
+from flowstone.limestone.recovery import input_files, recover
+from flowstone.outside import Disk, Outside
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a compaction is going to read: all sessions up to `epoch` of these log files, and the compacted file."""
+
+    epoch: int
+    inputs: tuple[str, ...]
+    superfluous: tuple[str, ...]
+    """Log files that an earlier compaction has replaced; they go, too."""
+    bytes_before: int
+
+
+@dataclass(frozen=True)
+class OfflineCompacted:
+    """What it did. `backup`: the path of the directory as it was, None where none was wished for."""
+
+    plan: Plan
+    catalog: Catalog
+    rows: int
+    bytes_after: int
+    collected: tuple[int, ...]
+    backup: str | None
+
+
+def refuse_link(disk: Disk, directory: str) -> None:
+    if disk.is_link(directory.rstrip("/")):
+        raise LimestoneError(
+            f"{directory} is a symbolic link, and what is compacted must not be one", hint="name what it leads to"
+        )
+
+
+def plan(disk: Disk, directory: str, epoch: int | None = None) -> Plan:
+    """Look at a directory that is held. DamagedFile if its epoch file or catalog cannot be read."""
+    durable = epoch_file.read(disk, directory).durable if epoch is None else epoch
+    listed = catalog.read(disk, directory) or Catalog()
+    inputs = input_files(disk, directory, listed)
+    found = [name for name in disk.list_directory(directory) if names.is_pwal(name)]
+    superfluous = tuple(name for name in found if name in listed.detached)
+    return Plan(durable, tuple(inputs), superfluous, sum(disk.size(f"{directory}/{name}") for name in found))
+
+
+def check(disk: Disk, directory: str, planned: Plan) -> int:
+    """Read all that is to be compacted, and change nothing; how many rows there are. DamagedFile as the compaction."""
+    return len(recover(disk, directory, repairs=False, durable_epoch=planned.epoch, files=planned.inputs).snapshot)
+
+
+def compact_offline(
+    outside: Outside,
+    directory: str,
+    *,
+    epoch: int | None = None,
+    keeps_backup: bool = True,
+    write: Writer = write_here,
+) -> OfflineCompacted:
+    """Compact a directory that nobody uses; AlreadyLocked if somebody does."""
+    refuse_link(outside.disk, directory)
+    with offline.held(outside.disk, directory) as found:
+        planned = plan(outside.disk, directory, epoch)
+        return execute(outside, directory, found, planned, keeps_backup=keeps_backup, write=write)
+
+
+def execute(
+    outside: Outside,
+    directory: str,
+    found: Manifest,
+    planned: Plan,
+    *,
+    keeps_backup: bool = True,
+    write: Writer = write_here,
+    temporary: str | None = None,
+    tell: Tell = lambda what: None,
+) -> OfflineCompacted:
+    """Do what was planned, in a directory that is held since. A crash at any moment leaves the same rows."""
+    disk = outside.disk
+    settle(disk, directory)
+    tell("compacting")
+    made, written = prepare(disk, directory, planned.inputs, planned.epoch, write=write, temporary=temporary)
+    backup = None
+    if keeps_backup:
+        tell("making a backup")
+        backup = offline.put_aside(outside, directory, frozenset())
+    tell("putting the new file in place")
+    listed = catalog.read(disk, directory) or Catalog()
+    new = commit(disk, directory, listed, planned.inputs, planned.epoch, made, written)
+    replace_file(disk, directory, names.EPOCH, names.EPOCH_TEMPORARY, epoch_file.record(planned.epoch))
+    offline.migrate(outside, directory, found)
+    new = remove_detached(disk, directory, new)
+    for name in disk.list_directory(directory):
+        if names.is_epoch_file(name) and name != names.EPOCH:
+            copying.remove(disk, f"{directory}/{name}")
+    copying.remove(disk, f"{directory}/{names.SNAPSHOT}")
+    collected = blobs.collect_at_start(disk, directory, written.blob_ids, new.max_blob_id)
+    disk.sync_directory(directory)
+    size = disk.size(f"{directory}/{names.COMPACTED}")
+    return OfflineCompacted(planned, new, written.rows, size, tuple(collected), backup)
