@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowstone.limestone import entry_table as rows
 from flowstone.limestone.entries import Entry, Marker, Torn, Unknown, decode, encode, walk
-from flowstone.limestone.entry_table import FULL, NEED, OTHER, TABLE_ROWS, Table, Tail, tables, walk_table
+from flowstone.limestone.entry_table import FULL, NEED, OTHER, TABLE_ROWS, Table, Tail, entries_of, tables, walk_table
 from tests.limestone import recorded
 
 
@@ -102,3 +102,10 @@ def test_a_file_that_is_cut_meanwhile_ends_where_it_was_cut() -> None:
     assert isinstance(parts[-1], Tail)
     assert isinstance(parts[-1].token, Torn)
     assert len(parts) == 2
+
+
+@given(st.lists(recorded.entries, max_size=6))
+def test_bytes_of_entries_are_read_one_by_one(found: list[Entry]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "COLUMNS", 2)
+        assert list(entries_of(b"".join(map(encode, found)))) == found

@@ -21,7 +21,8 @@ import numpy as np
 from flowstone.kernels.wide import Bytes
 from flowstone.limestone import columns, names
 from flowstone.limestone.columns import COMPACTED, Order, Rows, Sorted
-from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, decode, encode
+from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode
+from flowstone.limestone.entry_table import entries_of
 from flowstone.limestone.errors import DamagedFile
 from flowstone.outside import Disk, File
 
@@ -220,11 +221,7 @@ class StoreSnapshot:
 
     def _entries(self, rows: Rows) -> Iterator[Entry]:
         for part in gather(self._sources, rows, self._window):
-            data = part.data.tobytes()
-            for target in part.targets.tolist():
-                token, _ = decode(data, target)
-                assert isinstance(token, Entry)
-                yield token
+            yield from entries_of(part.data.tobytes())
 
     def _storage_id(self, place: int) -> int:
         return int(self._puts.rows[place, columns.STORAGE_ID])

@@ -7,6 +7,7 @@ place means, `scan.py`.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import byte, little64, number, word
-from flowstone.limestone.entries import Torn, Unknown, decode, extent, only_zeros
+from flowstone.limestone.entries import Entry, EntryType, Torn, Unknown, WriteVersion, decode, extent, only_zeros
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.uint64]
@@ -33,6 +34,7 @@ WINDOW_SIZE: Final = 4 << 20
 COLUMNS: Final = 1 << 15
 """Of the tables that it gives; more entries of a window come in another."""
 
+_TYPES: Final = {kind.value: kind for kind in EntryType}
 _LOW = np.uint64(0xFFFFFFFF)
 _HIGH = np.uint64(32)
 
@@ -145,3 +147,17 @@ def tables(read_at: Callable[[int, int], bytes], size: int) -> Iterator[Part | T
                 yield Tail(base + at, token)
                 return
         base += at
+
+
+def entries_of(data: bytes) -> Iterator[Entry]:
+    """The entries that bytes are made of, with no markers among them, one by one; each is whole."""
+    table = np.empty((TABLE_ROWS, COLUMNS), np.uint64)
+    buf, at = np.frombuffer(data, np.uint8), 0
+    while at < len(data):
+        count, at, status = walk_table(buf, at, table, 0)
+        assert count, f"no whole entry at {at}: {status}"
+        columns = table[:, :count].T.tolist()
+        for _, end, kind, storage_id, key_at, key_end, value_at, value_end, major, minor, blobs in columns:
+            blob_ids = struct.unpack_from(f"<{blobs}Q", data, end - 8 * blobs) if blobs else ()
+            version = WriteVersion(major, minor)
+            yield Entry(_TYPES[kind], storage_id, version, data[key_at:key_end], data[value_at:value_end], blob_ids)
