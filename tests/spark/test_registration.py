@@ -78,7 +78,7 @@ def test_a_session_on_this_machine_gets_sources_settings_and_this_python() -> No
     session: Any = Session()
     register_sources(session)
     register_sources(session)
-    assert session.registered == ["xlog", "tarantool"] * 2
+    assert session.registered == ["xlog", "tarantool", "limestone"] * 2
     assert session.conf.values == registration.SETTINGS
     assert session.sparkContext.pythonExec == sys.executable
 
@@ -99,13 +99,13 @@ def test_executors_elsewhere_are_warned_about() -> None:
         UserWarning, match="executors of spark://master:7077 will run 'python3', which must have flowstone"
     ):
         register_sources(session)
-    assert session.registered == ["xlog", "tarantool"]
+    assert session.registered == ["xlog", "tarantool", "limestone"]
 
 
 def test_a_session_of_spark_connect_is_registered_with_what_it_has() -> None:
     session: Any = ConnectSession()
     register_sources(session)
-    assert session.registered == ["xlog", "tarantool"]
+    assert session.registered == ["xlog", "tarantool", "limestone"]
 
 
 def test_a_setting_that_cannot_be_made_is_one_error() -> None:

@@ -16,7 +16,7 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Lets `spark` read and write formats `xlog` and `tarantool`, and sets what they need. Twice does no harm.
+    """Lets `spark` read formats `xlog`, `tarantool` and `limestone` and write `tarantool`. Twice does no harm.
 
         flowstone.spark.register(spark)
         spark.read.format("tarantool").option("uri", "db1:3301").option("space", "orders").load()

@@ -90,6 +90,23 @@ class TarantoolOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LimestoneOptions:
+    """Source `limestone`: the directory, and what of it. Epochs are numbers."""
+
+    path: str
+    mode: Literal["changes", "state"] = "changes"
+    as_of: int | None = None
+    storages: tuple[int, ...] | None = None
+    wanted: tuple[str, ...] | None = None
+    unsigned_as: Literal["int64", "decimal"] = "int64"
+    starting: Named | int = "earliest"
+    ending: int | None = None
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    fail_on_data_loss: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class WriterOptions:
     """Writer `tarantool`."""
 
@@ -114,11 +131,18 @@ TARANTOOL_OPTIONS: Final = (
     "register",
     *CHANGE_OPTIONS,
 )
+LIMESTONE_OPTIONS: Final = tuple(
+    (
+        "path mode asOf storage columns unsignedAs startingOffsets endingOffsets maxRowsPerTrigger maxBytesPerTrigger "
+        "failOnDataLoss"
+    ).split()
+)
 WRITER_OPTIONS: Final = ("uri", "space", "onConflict", "checkpointLocation")
 """The last is Spark's own, who passes it on to the writers of streams."""
 
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.ASCII)
+_NAMED: Final[tuple[Named, ...]] = ("earliest", "latest", "snapshot")
 _NUMBER: Final = re.compile(r"\d+", re.ASCII)
 _SECONDS: Final = re.compile(r"\d+\.\d+", re.ASCII)
 _OF_CHANGES: Final = tuple(
@@ -175,6 +199,45 @@ def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = Fals
     register = options.flag("register", default=False)
     address = options.read("transportAddress", str.strip) or LOOPBACK
     return TarantoolOptions(members, _changes(options), spool, transport, register, read_mode, address)
+
+
+def limestone_options(given: Mapping[str, str], *, streaming: bool | None = False) -> LimestoneOptions:
+    """The options of source `limestone`."""
+    options = _Options(given, LIMESTONE_OPTIONS, "limestone", streaming)
+    mode: Literal["changes", "state"] = options.choice("mode", "changes", ("changes", "state"))
+    as_of = options.read("asOf", _number)
+    if as_of is not None and mode != "state":
+        raise WrongOption("asOf is given without mode=state", hint="changes are cut with endingOffsets")
+    if mode == "state" and streaming:
+        raise WrongOption(
+            "mode=state cannot be streamed", hint="stream mode=changes with startingOffsets=snapshot, or use spark.read"
+        )
+    if mode == "state":
+        options.refuse(("startingOffsets", "endingOffsets"), "a state", "say asOf")
+    starting: Named | int | None = options.read("startingOffsets", _epoch_or_name)
+    ending: Named | int | None = options.read("endingOffsets", _epoch_or_name)
+    if ending is not None and streaming:
+        raise WrongOption(
+            "endingOffsets is given to a stream", hint="it is for spark.read; end a stream by its trigger"
+        )
+    if ending in ("earliest", "snapshot"):
+        raise WrongOption(f"endingOffsets is {ending!r}", hint="it can be latest or an epoch")
+    if streaming is False and starting == "snapshot":
+        raise WrongOption("startingOffsets is 'snapshot'", hint="it is for spark.readStream; mode=state reads a state")
+    unsigned_as: Literal["int64", "decimal"] = options.choice("unsignedAs", "int64", ("int64", "decimal"))
+    return LimestoneOptions(
+        options.required("path"),
+        mode,
+        as_of,
+        options.read("storage", _numbers_listed),
+        options.read("columns", _columns),
+        unsigned_as,
+        "earliest" if starting is None else starting,
+        ending if isinstance(ending, int) else None,
+        options.read("maxRowsPerTrigger", _positive),
+        options.read("maxBytesPerTrigger", _size),
+        options.flag("failOnDataLoss", default=True),
+    )
 
 
 def writer_options(given: Mapping[str, str]) -> WriterOptions:
@@ -309,6 +372,29 @@ def _size(text: str) -> int:
     if match is None or not int(match[1]):
         raise ValueError("it must be a number of bytes above 0, such as 1048576, 64m or 1g")
     return int(match[1]) * _SIZES[match[2]]
+
+
+def _number(text: str) -> int:
+    if not _NUMBER.fullmatch(text.strip()):
+        raise ValueError("it must be an epoch, a whole number")
+    return int(text)
+
+
+def _numbers_listed(text: str) -> tuple[int, ...]:
+    names = _listed(text)
+    if not names or not all(_NUMBER.fullmatch(name) and int(name) < 1 << 64 for name in names):
+        raise ValueError("it must be ids of storages, whole numbers with commas between them")
+    return tuple(map(int, names))
+
+
+def _epoch_or_name(text: str) -> Named | int:
+    word = text.strip().lower()
+    for name in _NAMED:
+        if word == name:
+            return name
+    if not _NUMBER.fullmatch(word):
+        raise ValueError("it can be earliest, latest, snapshot or an epoch")
+    return int(word)
 
 
 def _scale(text: str) -> int:

@@ -30,6 +30,7 @@ class CannotRegister(FlowstoneError):
 
 def register_sources(spark: SparkSession) -> None:
     """See `flowstone.spark.register`."""
+    from flowstone.spark.limestone_source import LimestoneSource
     from flowstone.spark.tarantool_source import TarantoolSource
     from flowstone.spark.xlog_source import XlogSource
 
@@ -37,7 +38,7 @@ def register_sources(spark: SparkSession) -> None:
         _set(spark, name, value)
     if not _is_connect(spark):
         _choose_python(spark)
-    for source in (XlogSource, TarantoolSource):
+    for source in (XlogSource, TarantoolSource, LimestoneSource):
         spark.dataSource.register(source)
 
 

@@ -1,0 +1,532 @@
+"""What a Limestone data directory holds, by epochs: which pieces of which files, and nothing of their keys and values.
+
+The driver walks the log files once, by a compiled kernel, and then only what was appended; executors read the pieces.
+A directory is read while a master writes it: first the durable epoch, then the files, so whatever is durable is whole
+in them. What stands behind the first session that is not durable yet is walked anew at each refresh: a crash may have
+it marked or cut off. Files are known by their identity, so rotation, which gives them other names, moves nothing.
+Never changes a directory, and takes no lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from flowstone.errors import FlowstoneError
+from flowstone.limestone import catalog, epoch_file, manifest, names
+from flowstone.limestone.catalog import Catalog
+from flowstone.limestone.entries import EntryType
+from flowstone.limestone.entry_table import MAJOR, MINOR, OTHER, STORAGE_ID, TYPE
+from flowstone.limestone.errors import DamagedFile, LimestoneError
+from flowstone.outside.disk import Disk
+from flowstone.spark.limestone_walk import OUTSIDE, VALID, Chunk, Session, walk
+
+SLICE_SIZE: Final = 32 << 20
+"""Bytes of a file that one task reads."""
+
+SMALL_PIECE: Final = 1 << 20
+"""A piece below this is walked again with what is appended to it, so that they do not become many."""
+
+TRIES: Final = 10
+"""How often a directory may change under our eyes while it is looked at."""
+
+NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
+"""Of directories of formats that had none."""
+
+Version = tuple[int, int]
+ReadAt = Callable[[int, int], bytes]
+EMPTYING: Final = (EntryType.CLEAR_STORAGE, EntryType.REMOVE_STORAGE)
+
+
+class NotALimestone(LimestoneError):
+    """A directory is no Limestone data directory."""
+
+
+class EpochLost(LimestoneError):
+    """Epochs that are asked for are in no file any more: compaction has left one state of them."""
+
+
+class NotDurable(LimestoneError):
+    """An epoch that is asked for is not durable, or not yet."""
+
+
+class Clear(NamedTuple):
+    """A storage was emptied: entries of it with a lesser version do not count."""
+
+    epoch: int
+    storage_id: int
+    version: Version
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Entries of a file between two offsets, and what is known of those that count.
+
+    `epochs` has the epochs ascending, `counts` how many entries each has, `least` and `greatest` are their versions.
+    """
+
+    start: int
+    end: int
+    session: Session
+    checksum: int
+    epochs: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    least: NDArray[np.uint64]
+    greatest: NDArray[np.uint64]
+
+    def is_between(self, start: int, end: int) -> bool:
+        return bool(len(self.epochs)) and self.epochs[-1] > start and self.epochs[0] <= end
+
+    def least_between(self, start: int, end: int) -> Version | None:
+        chosen = (self.epochs > start) & (self.epochs <= end)
+        return min(map(_version, self.least[:, chosen].T), default=None)
+
+    def reaches(self, version: Version, end: int) -> bool:
+        """Whether any entry of epochs up to `end` has this version or a greater one."""
+        majors, minors = self.greatest[:, self.epochs <= end]
+        major, minor = map(np.uint64, version)
+        return bool(((majors > major) | ((majors == major) & (minors >= minor))).any())
+
+    def count_between(self, start: int, end: int) -> int:
+        chosen = (self.epochs > start) & (self.epochs <= end)
+        return int(self.counts[chosen].sum())
+
+
+class Place(NamedTuple):
+    """What executors have to know of a piece: where it is, in which session it begins, and a checksum of its bytes."""
+
+    start: int
+    end: int
+    session: Session
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Pieces of one file that one task reads. `number` is the file's place among all: of equal versions the last wins.
+
+    `is_compacted`: it is a compacted file, to whose entries those of any log are newer."""
+
+    directory: str
+    name: str
+    number: int
+    places: tuple[Place, ...]
+    is_compacted: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(place.end - place.start for place in self.places)
+
+
+@dataclass
+class _LogFile:
+    """One file as far as it was walked: `sound` is for good, `tail` only until the next look."""
+
+    identity: tuple[int, int]
+    name: str
+    sound: list[Piece] = field(default_factory=list)
+    tail: list[Piece] = field(default_factory=list)
+    clears: list[Clear] = field(default_factory=list)
+    tail_clears: list[Clear] = field(default_factory=list)
+    storages: dict[int, int] = field(default_factory=dict)
+    tail_storages: dict[int, int] = field(default_factory=dict)
+    head: bytes = b""
+    _session_behind: Session = field(default_factory=Session)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [*self.sound, *self.tail]
+
+    @property
+    def at(self) -> int:
+        return self.sound[-1].end if self.sound else 0
+
+    def take_last_small(self) -> tuple[int, Session]:
+        """Where the walk goes on: behind what is sound, or with its last piece again where that is small."""
+        if self.sound and self.sound[-1].end - self.sound[-1].start < SMALL_PIECE:
+            last = self.sound.pop()
+            self._session_behind = last.session
+            return last.start, last.session
+        return self.at, self._session_behind
+
+
+class LimestoneIndex:
+    """A directory, as of the last `refresh`. Epochs are numbers; `durable` is the newest that can be shown."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.durable = 0
+        self.catalog = Catalog()
+        self._files: dict[tuple[int, int], _LogFile] = {}
+        self._logs: list[_LogFile] = []
+        self._compacted: _LogFile | None = None
+        found = manifest.read(disk, directory) if os.path.isdir(directory) else None
+        if found is None:
+            raise NotALimestone(f"{directory} is no Limestone data directory", hint=f"it has no {names.MANIFEST}")
+        self.instance_uuid = found.instance_uuid or NO_UUID
+
+    @classmethod
+    def open(cls, disk: Disk, directory: str) -> LimestoneIndex:
+        index = cls(disk, os.path.abspath(directory))
+        index.refresh()
+        return index
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Takes in what came since. A directory that is rotated or compacted meanwhile is looked at again."""
+        for _ in range(TRIES):
+            try:
+                listed = catalog.read(self.disk, self.directory) or Catalog()
+                durable = epoch_file.read(self.disk, self.directory).durable
+                logs, compacted = self._look(durable)
+                is_settled = (catalog.read(self.disk, self.directory) or Catalog()) == listed
+            except FileNotFoundError:
+                continue
+            if is_settled:
+                self.durable, self.catalog, self._logs, self._compacted = durable, listed, logs, compacted
+                self._files = {each.identity: each for each in (*logs, *([compacted] if compacted else []))}
+                return
+        raise LimestoneError(f"{self.directory} changes all the time", hint="try again")
+
+    def _look(self, durable: int) -> tuple[list[_LogFile], _LogFile | None]:
+        there = [name for name in sorted(os.listdir(self.directory)) if names.is_pwal(name)]
+        special = (names.COMPACTED, names.COMPACTED_PREVIOUS)
+        compacted = next((name for name in special if name in there), None)
+        logs = [self._walked(name, durable) for name in there if name not in special and self._is_file(name)]
+        return logs, self._walked(compacted, durable) if compacted is not None else None
+
+    def _is_file(self, name: str) -> bool:
+        return self.disk.kind(f"{self.directory}/{name}") == "file"
+
+    def _walked(self, name: str, durable: int) -> _LogFile:
+        path = f"{self.directory}/{name}"
+        with self.disk.open(path) as file:
+            stat = os.stat(path)
+            size, head = file.size(), file.read_at(0, 32)
+            found = self._files.get((stat.st_dev, stat.st_ino))
+            if found is None or size < found.at or head[: len(found.head)] != found.head:
+                found = _LogFile((stat.st_dev, stat.st_ino), name)
+            found.name = name
+            _Walk(found, durable, path).run(file.read_at, size)
+            found.head = head[: min(len(head), found.at)]
+        return found
+
+    # --- what is there --------------------------------------------------------------------------------------------
+
+    @property
+    def has_compacted(self) -> bool:
+        return self._compacted is not None
+
+    @property
+    def horizon(self) -> int:
+        """The epoch up to which a compacted file has one state of everything; 0 where there is none."""
+        if self._compacted is None:
+            return 0
+        detached = [self._newest(each) for each in self._logs if each.name in self.catalog.detached]
+        known = max([self.catalog.max_epoch_id, *detached])
+        # Other tools make compacted files without saying of when.
+        return known or max(0, (self._oldest or self.durable + 1) - 1)
+
+    @property
+    def earliest(self) -> int:
+        """Changes of all epochs behind this one are there."""
+        if self._compacted is None:
+            return 0
+        there = {each.name for each in self._logs}
+        if not there.issuperset(self.catalog.detached) or self._oldest is None:
+            return self.horizon
+        return min(self.horizon, self._oldest - 1)
+
+    @property
+    def _oldest(self) -> int | None:
+        epochs = [int(piece.epochs[0]) for each in self._logs for piece in each.pieces if len(piece.epochs)]
+        return min(epochs, default=None)
+
+    @staticmethod
+    def _newest(file: _LogFile) -> int:
+        return max((int(piece.epochs[-1]) for piece in file.pieces if len(piece.epochs)), default=0)
+
+    @property
+    def has_unnumbered(self) -> str | None:
+        """A log file with sessions of epoch 0, as the original replica writes them; None where there is none."""
+        for each in self._logs:
+            if any(len(piece.epochs) and piece.epochs[0] == 0 for piece in each.pieces):
+                return each.name
+        return None
+
+    def storages(self, epoch: int) -> list[int]:
+        """The storages that had entries up to an epoch, in the order of their ids."""
+        found: set[int] = set()
+        for each in (*self._logs, *([self._compacted] if self._compacted else [])):
+            for known in (each.storages, each.tail_storages):
+                found |= {storage_id for storage_id, first in known.items() if first <= epoch}
+        return sorted(found)
+
+    def check_changes(self, start: int, end: int) -> None:
+        """Raises where the changes behind `start` up to `end` are not all there."""
+        if end > self.durable:
+            raise NotDurable(
+                f"{self.directory}: epoch {end} is not durable, {self.durable} is", hint="was the directory set back?"
+            )
+        if start < min(self.earliest, end):
+            raise EpochLost(
+                f"{self.directory}: changes behind epoch {start} are gone: it was compacted, and those that are left"
+                f" begin behind epoch {self.earliest}",
+                hint="begin with the state (startingOffsets=snapshot), or set failOnDataLoss to false",
+            )
+
+    def check_state(self, epoch: int) -> None:
+        """Raises where the state at an epoch cannot be shown."""
+        if epoch > self.durable:
+            raise NotDurable(f"{self.directory}: epoch {epoch} is not durable, {self.durable} is")
+        if epoch < self.horizon and self.earliest:
+            raise EpochLost(
+                f"{self.directory}: the state at epoch {epoch} is gone: compaction has left that of {self.horizon}",
+                hint=f"ask for one from {self.horizon} on",
+            )
+
+    def can_show(self, epoch: int) -> bool:
+        try:
+            self.check_state(epoch)
+        except LimestoneError:
+            return False
+        return True
+
+    # --- what is read ---------------------------------------------------------------------------------------------
+
+    def slices(self, start: int, end: int, *, size: int = SLICE_SIZE) -> list[Slice]:
+        """Where the changes behind `start` up to `end` are; other epochs may be among them."""
+        numbered = list(enumerate(self._logs))
+        return [part for number, each in numbered for part in self._of_file(each, number, start, end, size)]
+
+    def state_slices(self, epoch: int, *, size: int = SLICE_SIZE) -> list[Slice]:
+        """Where everything is that makes the state at an epoch: the compacted file, and the logs that it does not have.
+
+        Of an epoch before compaction, all logs."""
+        self.check_state(epoch)
+        left_out = self.catalog.detached if self._compacted is not None and epoch >= self.horizon else ()
+        found: list[Slice] = []
+        if self._compacted is not None and epoch >= self.horizon:
+            places = [_place(piece) for piece in self._compacted.pieces]
+            found += [self._slice(self._compacted, 0, part, is_compacted=True) for part in _parts(places, size)]
+        for number, each in enumerate(self._logs):
+            if each.name not in left_out:
+                found += self._of_file(each, number, -1, epoch, size)
+        return found
+
+    def rivals(self, start: int, end: int, *, size: int = SLICE_SIZE) -> list[Slice]:
+        """Where entries up to `start` may be with greater versions than some behind it up to `end`: none, mostly."""
+        lesser = (piece.least_between(start, end) for piece in self._pieces(start, end))
+        least = min((version for version in lesser if version is not None), default=None)
+        if least is None:
+            return []
+        left_out = self.catalog.detached if self._compacted is not None and start >= self.horizon else ()
+        found: list[Slice] = []
+        for number, each in enumerate(self._logs):
+            if each.name in left_out:
+                continue
+            pieces = [piece for piece in each.pieces if piece.is_between(-1, start) and piece.reaches(least, start)]
+            found += [self._slice(each, number, part) for part in _parts([_place(piece) for piece in pieces], size)]
+        return found
+
+    def _of_file(self, file: _LogFile, number: int, start: int, end: int, size: int) -> Iterator[Slice]:
+        places = [_place(piece) for piece in file.pieces if piece.is_between(start, end)]
+        return (self._slice(file, number, part) for part in _parts(places, size))
+
+    def _slice(self, file: _LogFile, number: int, places: Sequence[Place], *, is_compacted: bool = False) -> Slice:
+        return Slice(self.directory, file.name, number, tuple(places), is_compacted)
+
+    def clears(self, epoch: int, *, behind: int = -1, with_detached: bool = False) -> dict[int, Version]:
+        """Per storage, with what version it was emptied last, up to an epoch.
+
+        Without those in files that compaction has taken in, unless they are asked for."""
+        left_out = self.catalog.detached if self._compacted is not None and not with_detached else ()
+        found: dict[int, Version] = {}
+        for each in self._logs:
+            for clear in (*each.clears, *each.tail_clears) if each.name not in left_out else ():
+                if behind < clear.epoch <= epoch:
+                    found[clear.storage_id] = max(found.get(clear.storage_id, (0, 0)), clear.version)
+        return found
+
+    def _pieces(self, start: int, end: int) -> Iterator[Piece]:
+        return (piece for each in self._logs for piece in each.pieces if piece.is_between(start, end))
+
+    def row_count(self, start: int, end: int) -> int:
+        """Entries behind `start` up to `end`."""
+        return sum(piece.count_between(start, end) for piece in self._pieces(start, end))
+
+    def size_between(self, start: int, end: int) -> int:
+        return sum(piece.end - piece.start for piece in self._pieces(start, end))
+
+    def cut(self, start: int, *, max_rows: int | None = None, max_bytes: int | None = None) -> int:
+        """The epoch at which a batch that begins behind `start` ends: the durable one, or less, but a whole epoch."""
+        pieces = list(self._pieces(start, self.durable))
+        if not pieces or (max_rows is None and max_bytes is None):
+            return max(start, self.durable)
+        epochs = np.concatenate([piece.epochs for piece in pieces])
+        counts = np.concatenate([piece.counts for piece in pieces])
+        sizes = np.concatenate([_sizes(piece) for piece in pieces])
+        chosen = (epochs > start) & (epochs <= self.durable)
+        order = np.argsort(epochs[chosen], kind="stable")
+        epochs, counts, sizes = (each[chosen][order] for each in (epochs, counts, sizes))
+        lasts = np.flatnonzero(np.append(epochs[1:] != epochs[:-1], True))
+        fits = np.ones(len(lasts), np.bool_)
+        if max_rows is not None:
+            fits &= np.cumsum(counts)[lasts] <= max_rows
+        if max_bytes is not None:
+            fits &= np.cumsum(sizes)[lasts] <= max_bytes
+        if fits.all():
+            return self.durable
+        return int(epochs[lasts[max(0, int(np.argmin(fits)) - 1)]])
+
+
+def _sizes(piece: Piece) -> NDArray[np.int64]:
+    """Bytes of each epoch of a piece, about."""
+    return piece.counts * ((piece.end - piece.start) // max(1, int(piece.counts.sum())))
+
+
+def _place(piece: Piece) -> Place:
+    return Place(piece.start, piece.end, piece.session, piece.checksum)
+
+
+def _version(pair: NDArray[np.uint64]) -> Version:
+    return int(pair[0]), int(pair[1])
+
+
+def _parts(places: Sequence[Place], size: int) -> Iterator[list[Place]]:
+    """Pieces of a file in parts of about that size."""
+    taken = 0
+    marked: list[tuple[int, Place]] = []
+    for place in places:
+        marked.append((taken // size, place))
+        taken += place.end - place.start
+    for _, part in groupby(marked, key=lambda each: each[0]):
+        yield [place for _, place in part]
+
+
+class _Walk:
+    """One look at one file: what is new of it becomes pieces."""
+
+    def __init__(self, file: _LogFile, durable: int, path: str) -> None:
+        self._file = file
+        self._durable = durable
+        self._path = path
+
+    def run(self, read_at: ReadAt, size: int) -> None:
+        file = self._file
+        file.tail, file.tail_clears, file.tail_storages = [], [], {}
+        start, session = file.take_last_small()
+        is_sound = True
+        for chunk in walk(read_at, start, size, session, self._path):
+            if chunk.stopped is not None:
+                self._check_tail(chunk, read_at, size)
+            whole = chunk
+            if is_sound:
+                undurable = (chunk.states == VALID) & (chunk.epochs > self._durable)
+                if undurable.any():
+                    # From its marker on: an entry of such a session stands behind one.
+                    count = int(np.argmax(undurable))
+                    self._add(chunk.cut(count), is_sound=True)
+                    whole, is_sound = _behind(chunk, count), False
+            self._add(whole, is_sound=is_sound)
+
+    def _add(self, chunk: Chunk, *, is_sound: bool) -> None:
+        count = chunk.table.shape[1]
+        if not count:
+            return
+        file = self._file
+        counted = (chunk.states == VALID) & (chunk.epochs <= self._durable) & ~chunk.is_marker
+        rows = np.flatnonzero(counted)
+        start = chunk.start
+        data = chunk.buf[start - chunk.base : chunk.end - chunk.base]
+        piece = Piece(start, chunk.end, chunk.before, crc32c(data.data), *_by_epoch(chunk, rows))
+        (file.sound if is_sound else file.tail).append(piece)
+        if is_sound:
+            file._session_behind = chunk.session
+        storages = file.storages if is_sound else file.tail_storages
+        for storage_id, epoch in _first_epochs(chunk, rows):
+            storages[storage_id] = min(storages.get(storage_id, epoch), epoch)
+        clears = file.clears if is_sound else file.tail_clears
+        for row in rows[np.isin(chunk.table[TYPE, rows], EMPTYING)].tolist():
+            version = int(chunk.table[MAJOR, row]), int(chunk.table[MINOR, row])
+            clear = Clear(int(chunk.epochs[row]), int(chunk.table[STORAGE_ID, row]), version)
+            if clear not in clears:  # a small piece is walked again
+                clears.append(clear)
+
+    def _check_tail(self, chunk: Chunk, read_at: ReadAt, size: int) -> None:
+        """A tail that is no whole entry is one that is being written, or that a crash cut short, or damage."""
+        epoch, state = chunk.session
+        if names.COMPACTED in self._path:
+            raise DamagedFile(self._path, chunk.end, "no whole entry is there", hint="restore it from a backup")
+        if state == VALID and 0 < epoch <= self._durable:
+            raise DamagedFile(
+                self._path,
+                chunk.end,
+                f"no whole entry is there, in a session of epoch {epoch}, which is durable",
+                hint="durable entries are lost: restore a backup",
+            )
+        if state == OUTSIDE and chunk.stopped == OTHER:
+            rest = read_at(chunk.end, min(size - chunk.end, 1 << 20))
+            if rest.count(0) != len(rest):
+                raise DamagedFile(self._path, chunk.end, "no entry is there", hint="repair the directory")
+
+
+def _behind(chunk: Chunk, count: int) -> Chunk:
+    """All but its first entries."""
+    before = chunk.cut(count).session if count else chunk.before
+    return Chunk(
+        chunk.buf,
+        chunk.base,
+        chunk.table[:, count:],
+        chunk.epochs[count:],
+        chunk.states[count:],
+        before,
+        chunk.session,
+        chunk.end,
+        chunk.stopped,
+    )
+
+
+def _by_epoch(
+    chunk: Chunk, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]]:
+    """Epochs, how many of the entries each has, and their least and greatest versions."""
+    epochs, versions = chunk.epochs[rows].astype(np.int64), chunk.table[MAJOR : MINOR + 1, rows]
+    order = np.lexsort((versions[1], versions[0], epochs))
+    epochs, versions = epochs[order], versions[:, order]
+    is_first = np.append(True, epochs[1:] != epochs[:-1]) if len(epochs) else np.zeros(0, np.bool_)
+    firsts = np.flatnonzero(is_first)
+    counts = np.diff(np.append(firsts, len(epochs)))
+    return epochs[firsts], counts, versions[:, firsts], versions[:, firsts + counts - 1]
+
+
+def _first_epochs(chunk: Chunk, rows: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Storages, and the first epoch that each has here."""
+    storage_ids, epochs = chunk.table[STORAGE_ID, rows], chunk.epochs[rows]
+    if not len(rows):
+        return
+    distinct, places = np.unique(storage_ids, return_inverse=True)
+    firsts = np.full(len(distinct), np.iinfo(np.uint64).max, np.uint64)
+    np.minimum.at(firsts, places, epochs)
+    yield from zip(distinct.tolist(), firsts.tolist(), strict=True)
+
+
+def is_limestone(directory: str) -> bool:
+    """Whether a directory looks like a Limestone data directory."""
+    return os.path.isfile(os.path.join(directory, names.MANIFEST))
+
+
+def parse_epoch(text: str) -> int:
+    """An epoch as users write it."""
+    if not (text.strip().isascii() and text.strip().isdigit()):
+        raise FlowstoneError(f"{text!r} is no epoch", hint="an epoch is a whole number")
+    return int(text)

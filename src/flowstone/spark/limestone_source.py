@@ -1,0 +1,142 @@
+"""Source `limestone`: durable changes of a Limestone data directory, as a batch or as a stream, and its states.
+
+Imports pyspark. Readers are built in one process and used in others: only in that which plans they have the directory
+open. The directory is read, never changed or locked: a master or a replica may write it at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from flowstone.outside import production
+from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.limestone_columns import EntryContract
+from flowstone.spark.limestone_index import SLICE_SIZE, LimestoneIndex, NotDurable, Slice
+from flowstone.spark.limestone_reading import chunks_of, counted
+from flowstone.spark.limestone_state import StateShare, plan_state, read_state
+from flowstone.spark.options import LimestoneOptions, WrongOption, limestone_options
+
+if TYPE_CHECKING:
+    from flowstone.spark.limestone_stream import LimestoneStreamReader
+
+SLICE_SIZE_MIN: Final = 512 * 1024
+SLICES_WANTED: Final = 16
+"""Of a small batch there are so many partitions, as long as they have something to do."""
+
+
+@dataclass
+class ChangesOfFile(InputPartition):
+    """What one task reads of changes: behind `start` up to `end`."""
+
+    part: Slice
+    start: int
+    end: int
+    contract: EntryContract
+
+
+@dataclass
+class StateOfKeys(InputPartition):
+    """What one task reads of a state."""
+
+    share: StateShare
+
+
+class LimestoneSource(DataSource):
+    """Durable changes, or the state at a durable epoch, of the data directory of a Limestone master or replica.
+
+    `path` is the directory. Options:
+
+    - `mode`: changes (default) or state; `asOf` with it: a durable epoch, by default the newest.
+    - `storage`: ids of storages, with commas between them; without it all.
+    - `columns`: names with commas between them, in the order that is wanted.
+    - `unsignedAs`: int64 (default) or decimal, for ids and majors of versions; minors are decimals always.
+    - `startingOffsets`: earliest (default), latest, or an epoch, behind which it begins; of a stream also snapshot: its
+      first batch is the state at the durable epoch. `endingOffsets`, of a batch: latest or an epoch.
+    - `maxRowsPerTrigger`, `maxBytesPerTrigger`: how much a batch of a stream has; whole epochs in any case.
+    - `failOnDataLoss`: true (default): epochs that compaction has taken away end the query; false: it goes on behind.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "limestone"
+
+    @clear_errors()
+    def schema(self) -> str:
+        options = limestone_options(self.options, streaming=None)
+        return contract_of(options, LimestoneIndex(production().disk, options.path)).spark_schema
+
+    @clear_errors()
+    def reader(self, schema: Any) -> DataSourceReader:
+        return LimestoneReader(limestone_options(self.options))
+
+    @clear_errors()
+    def streamReader(self, schema: Any) -> LimestoneStreamReader:  # noqa: N802
+        from flowstone.spark.limestone_stream import LimestoneStreamReader
+
+        return LimestoneStreamReader(limestone_options(self.options, streaming=True))
+
+
+class LimestoneReader(DataSourceReader):
+    """The changes between two epochs, or the state at one."""
+
+    def __init__(self, options: LimestoneOptions) -> None:
+        self._options = options
+
+    @clear_errors()
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        index = LimestoneIndex.open(production().disk, options.path)
+        contract = contract_of(options, index)
+        if options.mode == "state":
+            epoch = index.durable if options.as_of is None else options.as_of
+            return [StateOfKeys(share) for share in plan_state(index, epoch, contract)]
+        start, end = self._bounds(index)
+        return parts_between(index, start, end, contract)
+
+    def _bounds(self, index: LimestoneIndex) -> tuple[int, int]:
+        options = self._options
+        end = index.durable if options.ending is None else options.ending
+        if end > index.durable:
+            raise NotDurable(f"{index.directory}: epoch {end} is not durable, {index.durable} is")
+        named = {"earliest": -1 if not index.earliest else index.earliest, "latest": index.durable}
+        start = named[options.starting] if isinstance(options.starting, str) else options.starting
+        if start > end:
+            raise WrongOption(f"the batch is to begin at {start} and to end at {end}", hint="it must not end before")
+        if options.fail_on_data_loss:
+            index.check_changes(max(start, 0), end)
+        return start, end
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_part(partition)
+
+
+def contract_of(options: LimestoneOptions, index: LimestoneIndex) -> EntryContract:
+    contract = EntryContract(index.instance_uuid, options.mode, options.wanted, options.unsigned_as, options.storages)
+    _ = contract.schema  # a column that is not there is told before a query starts
+    return contract
+
+
+def parts_between(index: LimestoneIndex, start: int, end: int, contract: EntryContract) -> list[InputPartition]:
+    """The tasks that together have each change behind `start` up to `end` once."""
+    size = max(SLICE_SIZE_MIN, min(SLICE_SIZE, index.size_between(start, end) // SLICES_WANTED))
+    return [ChangesOfFile(part, start, end, contract) for part in index.slices(start, end, size=size)]
+
+
+def read_part(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """What executors run."""
+    disk = production().disk
+    with clear_errors():
+        if isinstance(partition, StateOfKeys):
+            yield from read_state(disk, partition.share)
+            return
+        assert isinstance(partition, ChangesOfFile)
+        contract = partition.contract
+        for chunk in chunks_of(disk, partition.part):
+            rows = contract.chosen(chunk, counted(chunk, partition.start, partition.end))
+            if len(rows):
+                yield contract.batch(chunk, rows)

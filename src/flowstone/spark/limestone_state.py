@@ -1,0 +1,106 @@
+"""The state of a Limestone directory at a durable epoch, for readers that cannot run jobs: each task folds some keys.
+
+Keys are shared out by a hash, and each task reads everything, but keeps only its own. Jobs that have a session shuffle
+instead (`limestone_frames.py`). Per key the entry of the highest write version counts, unless its storage was cleared
+later (reference: which entry wins).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flowstone.limestone.entries import EntryType
+from flowstone.limestone.entry_table import STORAGE_ID, TYPE
+from flowstone.outside.disk import Disk
+from flowstone.spark.limestone_columns import EntryContract, key_column, newest, place_column
+from flowstone.spark.limestone_index import LimestoneIndex, Slice, Version
+from flowstone.spark.limestone_kernels import key_shares
+from flowstone.spark.limestone_reading import Rows, chunks_of, counted, points, surviving
+from flowstone.spark.limestone_walk import Chunk
+
+SHARE_SIZE: Final = 32 << 20
+"""Bytes of files per task."""
+
+SHARES_MAX: Final = 8
+FOLD_ROWS: Final = 1 << 20
+"""So many entries are gathered before those that have lost are let go."""
+
+STORAGE, KEY, PLACE, GONE = "#storage", "#key", "place", "#gone"
+"""Columns beside those of the contract: what is folded by, and which entry takes its key away."""
+
+
+@dataclass(frozen=True)
+class StateShare:
+    """What one task reads, and which keys are its own: those of share `number` of `count`."""
+
+    slices: tuple[Slice, ...]
+    clears: Mapping[int, Version]
+    epoch: int
+    contract: EntryContract
+    number: int = 0
+    count: int = 1
+
+
+def plan_state(index: LimestoneIndex, epoch: int, contract: EntryContract) -> list[StateShare]:
+    """The tasks that together have each row of the state once."""
+    slices = tuple(index.state_slices(epoch))
+    clears = index.clears(epoch, with_detached=epoch < index.horizon)
+    count = max(1, min(SHARES_MAX, sum(part.size for part in slices) // SHARE_SIZE))
+    return [StateShare(slices, clears, epoch, contract, number, count) for number in range(count)]
+
+
+def read_state(disk: Disk, share: StateShare) -> Iterator[pa.RecordBatch]:
+    """The rows of one share. Where the contract is one of changes, each replaces nothing at the state's epoch."""
+    held: list[pa.Table] = []
+    count = 0
+    for part in share.slices:
+        for chunk in chunks_of(disk, part):
+            rows = _own(chunk, share, is_compacted=part.is_compacted)
+            if len(rows):
+                held.append(_folding(chunk, rows, share.contract, part))
+                count += len(rows)
+            if count >= FOLD_ROWS:
+                held = [newest(pa.concat_tables(held).combine_chunks(), (STORAGE, KEY), PLACE)]
+                count = held[0].num_rows // 2  # so that it is not done all the time where keys are many
+    if not held:
+        return
+    state = newest(pa.concat_tables(held).combine_chunks(), (STORAGE, KEY), PLACE)
+    state = state.filter(pc.invert(state[GONE]))
+    schema = share.contract.schema
+    if "_commit_version" in schema.names:
+        versions = pa.repeat(pa.scalar(share.epoch, pa.int64()), state.num_rows)
+        state = state.set_column(
+            state.schema.get_field_index("_commit_version"), schema.field("_commit_version"), versions
+        )
+    for batch in state.select(schema.names).to_batches(max_chunksize=1 << 16):
+        yield batch.cast(schema)
+
+
+def _own(chunk: Chunk, share: StateShare, *, is_compacted: bool) -> Rows:
+    rows = share.contract.chosen(chunk, points(chunk, counted(chunk, -1, share.epoch)))
+    rows = surviving(chunk, rows, share.clears, is_compacted=is_compacted)
+    if share.count == 1 or not len(rows):
+        return rows
+    shares: Rows = np.empty(len(rows), np.int64)
+    key_shares(chunk.buf, np.ascontiguousarray(chunk.table), rows, share.count, shares)
+    is_own: NDArray[np.bool_] = shares == share.number
+    return rows[is_own]
+
+
+def _folding(chunk: Chunk, rows: Rows, contract: EntryContract, part: Slice) -> pa.Table:
+    batch = contract.batch(chunk, rows)
+    gone = chunk.table[TYPE, rows] == np.uint64(EntryType.REMOVE)
+    # What a remove has not is null, which a state's columns do not allow before it is left out.
+    schema = pa.schema([each.with_nullable(True) for each in batch.schema])
+    found = pa.Table.from_arrays(batch.columns, schema=schema)
+    found = found.append_column(STORAGE, pa.array(chunk.table[STORAGE_ID, rows].view(np.int64)))
+    found = found.append_column(KEY, key_column(chunk, rows))
+    found = found.append_column(PLACE, place_column(chunk, rows, part.number, is_compacted=part.is_compacted))
+    return found.append_column(GONE, pa.array(gone))
