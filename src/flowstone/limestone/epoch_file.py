@@ -57,13 +57,13 @@ def parse(data: bytes) -> Epochs:
         return Epochs(durable, sound_size)
     if (len(rest) < RECORD_SIZE and rest[0] == EntryType.MARKER_DURABLE) or not any(rest):
         return Epochs(durable, sound_size, is_torn=True, salvaged=durable)
-    return Epochs(durable, sound_size, is_damaged=True, salvaged=max(durable, _largest(rest)))
+    return Epochs(durable, sound_size, is_damaged=True, salvaged=max(durable, *records(rest), 0))
 
 
-def _largest(rest: bytes) -> int:
-    """The largest epoch among records that still stand where records stand."""
+def records(rest: bytes) -> list[int]:
+    """The epochs of what looks like a record and stands where records stand, in a piece that begins with one."""
     whole = rest[: len(rest) // RECORD_SIZE * RECORD_SIZE]
-    return max((epoch for kind, epoch in _RECORD.iter_unpack(whole) if kind == EntryType.MARKER_DURABLE), default=0)
+    return [epoch for kind, epoch in _RECORD.iter_unpack(whole) if kind == EntryType.MARKER_DURABLE]
 
 
 def read(disk: Disk, directory: str) -> Epochs:

@@ -1,0 +1,218 @@
+"""What is in a data directory and what is wrong with it, file by file, without changing anything.
+
+Through the Disk one is handed, and blocking (reference: tglogutil, inspect). Looks at every log file, those too that a
+compaction has replaced, as the original does. The verdicts are `scan.py`'s; here they become one status.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from flowstone.limestone import blobs, catalog, epoch_file, names
+from flowstone.limestone.catalog import Catalog
+from flowstone.limestone.entries import EntryType
+from flowstone.limestone.entry_table import TYPE, Tail, tables
+from flowstone.limestone.epoch_file import Epochs
+from flowstone.limestone.errors import DamagedFile
+from flowstone.limestone.files import read_whole
+from flowstone.limestone.manifest import Manifest
+from flowstone.limestone.recovery import recover
+from flowstone.limestone.scan import INSPECT, RECOVERY, Changes, Finding, Mode, Scan, Verdict
+from flowstone.outside import Disk
+
+Tell = Callable[[int, str], None]
+"""Told how many bytes of which file were read."""
+
+
+class Status(Enum):
+    """What can be done about a directory, in the words of tglogutil."""
+
+    OK = "OK"
+    AUTO_REPAIRABLE = "auto-repairable"
+    UNREPAIRABLE = "unrepairable"
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One log file. `counts`: of entries that count, by type; `sessions`: all begin markers, marked ones included."""
+
+    name: str
+    size: int
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    changes: Changes
+    max_epoch: int
+    sessions: int
+    counts: dict[EntryType, int]
+    is_superfluous: bool
+    """A compaction has replaced it; it is not read at start."""
+
+    @property
+    def is_detached(self) -> bool:
+        return names.is_detached(self.name)
+
+
+@dataclass(frozen=True)
+class EpochFile:
+    """What the epoch file says. `durable_epoch`: what is durable by all that we know, None where nothing tells.
+
+    `problem`: what is wrong with it, if anything."""
+
+    epochs: Epochs
+    durable_epoch: int | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A directory as it is. `missing_blobs`: named by rows, and not there. `durable_epoch`: None if nothing tells."""
+
+    manifest: Manifest
+    epoch_file: EpochFile
+    durable_epoch: int | None
+    catalog: Catalog
+    catalog_problem: str | None
+    files: tuple[LogFile, ...]
+    blob_count: int
+    missing_blobs: tuple[int, ...]
+
+    @property
+    def max_epoch(self) -> int:
+        """The largest that is durable or in any marker."""
+        return max(self.durable_epoch or 0, *(file.max_epoch for file in self.files), 0)
+
+    @property
+    def counts(self) -> dict[EntryType, int]:
+        total: Counter[EntryType] = Counter()
+        for file in self.files:
+            total.update(file.counts)
+        return dict(sorted(total.items()))
+
+    @property
+    def status(self) -> Status:
+        worst = max((file.verdict for file in self.files), default=Verdict.OK)
+        if not worst.is_repairable or self.durable_epoch is None or self.catalog_problem is not None:
+            return Status.UNREPAIRABLE
+        if worst is not Verdict.OK or self.epoch_file.problem is not None:
+            return Status.AUTO_REPAIRABLE
+        return Status.OK
+
+
+def inspect(
+    disk: Disk, directory: str, manifest: Manifest, *, epoch: int | None = None, tell: Tell | None = None
+) -> Inspection:
+    """Look at a directory that is held. `epoch` is taken for the durable one, instead of what the epoch file says."""
+    listed, catalog_problem = _catalog(disk, directory)
+    epochs = look_at_epoch_file(disk, directory, listed)
+    durable = epochs.durable_epoch if epoch is None else epoch
+    files = tuple(
+        look_at(disk, directory, name, durable or 0, INSPECT, listed, tell=tell) for name in log_files(disk, directory)
+    )
+    stored = blobs.stored_ids(disk, directory)
+    missing = _missing_blobs(disk, directory, durable, files, frozenset(stored))
+    return Inspection(manifest, epochs, durable, listed, catalog_problem, files, len(stored), missing)
+
+
+def log_files(disk: Disk, directory: str) -> list[str]:
+    found = (name for name in disk.list_directory(directory) if names.is_pwal(name))
+    return [name for name in found if disk.kind(f"{directory}/{name}") == "file"]
+
+
+def look_at(
+    disk: Disk,
+    directory: str,
+    name: str,
+    durable_epoch: int,
+    mode: Mode,
+    listed: Catalog,
+    *,
+    is_detached: bool | None = None,
+    tell: Tell | None = None,
+) -> LogFile:
+    """What is in a log file, and what a mode finds wrong with it. `is_detached`: as if it were, or were not."""
+    detached = names.is_detached(name) if is_detached is None else is_detached
+    scan = Scan((), durable_epoch, mode, is_detached=detached)
+    counts: Counter[EntryType] = Counter()
+    sessions = 0
+    with disk.open(f"{directory}/{name}") as file:
+        size, told = file.size(), 0
+        for part in tables(file.read_at, size):
+            if isinstance(part, Tail):
+                scan.take_end(*part)
+                break
+            takes = np.empty(part.table.shape[1], np.uint8)
+            goes_on = scan.take_table(part.table, takes, part.base)
+            types = part.table[TYPE]
+            found = np.bincount(types[takes != 0].astype(np.int64), minlength=len(EntryType) + 1)
+            counts.update({kind: int(found[kind]) for kind in EntryType if found[kind]})
+            sessions += int(np.isin(types, _BEGINS).sum())
+            if tell is not None and part.base > told:
+                tell(part.base - told, name)
+                told = part.base
+            if not goes_on:
+                break
+        if tell is not None:
+            tell(size - told, name)
+    return LogFile(
+        name,
+        size,
+        scan.verdict,
+        tuple(scan.findings),
+        scan.changes,
+        scan.max_epoch,
+        sessions,
+        dict(sorted(counts.items())),
+        name in listed.detached,
+    )
+
+
+_BEGINS = np.array([EntryType.MARKER_BEGIN, EntryType.MARKER_INVALIDATED_BEGIN], np.uint64)
+
+
+def look_at_epoch_file(disk: Disk, directory: str, listed: Catalog) -> EpochFile:
+    """The durable epoch, as far as it can be known.
+
+    Behind damage a record counts that still stands where records stand, unless it says what cannot be: every durable
+    epoch has had a session, in a log file or in one that was compacted. What was compacted was durable."""
+    path = f"{directory}/{names.EPOCH}"
+    data = read_whole(disk, path) or b""
+    found = epoch_file.parse(data)
+    if not found.is_damaged:
+        problem = f"its last {len(data) - found.sound_size} bytes are no record" if found.is_torn else None
+        durable = found.durable if found.sound_size else epoch_file.read(disk, directory).durable
+        return EpochFile(found, durable, problem)
+    appeared = max((_largest_epoch(disk, directory, name) for name in log_files(disk, directory)), default=0)
+    largest = max(appeared, listed.max_epoch_id)
+    known = [epoch for epoch in epoch_file.records(data[found.sound_size :]) if epoch <= largest]
+    known += [found.durable] if found.sound_size else []
+    known += [listed.max_epoch_id] if listed.max_epoch_id else []
+    return EpochFile(found, max(known, default=None), f"no record of an epoch is at byte {found.sound_size}")
+
+
+def _largest_epoch(disk: Disk, directory: str, name: str) -> int:
+    return look_at(disk, directory, name, 0, INSPECT, Catalog()).max_epoch
+
+
+def _catalog(disk: Disk, directory: str) -> tuple[Catalog, str | None]:
+    try:
+        return catalog.read(disk, directory) or Catalog(), None
+    except DamagedFile as error:
+        return Catalog(), error.message
+
+
+def _missing_blobs(
+    disk: Disk, directory: str, durable: int | None, files: tuple[LogFile, ...], stored: frozenset[int]
+) -> tuple[int, ...]:
+    """Only where rows name blobs at all, and can be read."""
+    if durable is None or not any(EntryType.NORMAL_WITH_BLOB in file.counts for file in files):
+        return ()
+    try:
+        found = recover(disk, directory, RECOVERY, repairs=False, durable_epoch=durable)
+    except DamagedFile:
+        return ()
+    return tuple(sorted(found.snapshot.blob_ids() - stored))

@@ -1,0 +1,128 @@
+"""Repair of a data directory: what never became durable is marked or cut off, and its epoch file made readable again.
+
+Through the Outside one is handed, and blocking (reference: recovery, repair rules, tglogutil). First a plan, which is
+all that a dry run needs, then its execution. As in the original every log file that something is in is put aside, the
+healthy ones too, so that nobody appends to what was repaired. Unlike it, this repairs a torn or damaged epoch file,
+changes nothing where something durable is lost, and keeps what was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from flowstone.limestone import catalog, epoch_file, names, offline
+from flowstone.limestone.catalog import Catalog
+from flowstone.limestone.directory import free_name
+from flowstone.limestone.entries import EntryType, only_zeros
+from flowstone.limestone.files import replace as replace_file
+from flowstone.limestone.inspection import EpochFile, LogFile, Tell, log_files, look_at, look_at_epoch_file
+from flowstone.limestone.manifest import Manifest
+from flowstone.limestone.recovery import apply
+from flowstone.limestone.scan import REPAIR, REPAIR_CUT, Changes, Verdict
+from flowstone.outside import Disk, Outside
+
+BEGIN: Final = bytes((EntryType.MARKER_BEGIN,))
+MARKER_SIZE: Final = 9
+
+
+class Status(Enum):
+    """What came of it, in the words of tglogutil."""
+
+    OK = "OK"
+    REPAIRED = "repaired"
+    UNREPAIRABLE = "unrepairable"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a repair is going to do. `durable_epoch`: sessions of later ones are marked; None if nothing tells it.
+
+    `renames`: log files to put aside, and their names then. `files` are listed by the names they have now."""
+
+    durable_epoch: int | None
+    epoch_file: EpochFile
+    renames: tuple[tuple[str, str], ...]
+    files: tuple[LogFile, ...]
+
+    @property
+    def status(self) -> Status:
+        worst = max((file.verdict for file in self.files), default=Verdict.OK)
+        if worst > Verdict.TAIL_BROKEN_BUT_MARKED or self.durable_epoch is None:
+            return Status.UNREPAIRABLE
+        is_whole = worst is Verdict.OK and self.epoch_file.problem is None
+        return Status.OK if is_whole else Status.REPAIRED
+
+    @property
+    def changes_anything(self) -> bool:
+        if self.status is Status.UNREPAIRABLE:
+            return False
+        return bool(self.renames) or self.status is Status.REPAIRED
+
+
+def plan(
+    disk: Disk,
+    directory: str,
+    milliseconds: int,
+    *,
+    epoch: int | None = None,
+    cuts: bool = False,
+    tell: Tell | None = None,
+) -> Plan:
+    """Look at a directory that is held. `epoch` is taken for the durable one; `cuts`: broken tails are cut off instead
+    of being marked. DamagedFile if the catalog cannot be read: then nobody knows which log files count."""
+    listed = catalog.read(disk, directory) or Catalog()
+    epochs = look_at_epoch_file(disk, directory, listed)
+    durable = epochs.durable_epoch if epoch is None else epoch
+    mode = REPAIR_CUT if cuts else REPAIR
+    found = (
+        look_at(disk, directory, name, durable or 0, mode, listed, is_detached=True, tell=tell)
+        for name in log_files(disk, directory)
+    )
+    files = tuple(_without_made_up_epochs(disk, directory, file) for file in found)
+    renames = tuple(
+        (file.name, free_name(disk, directory, file.name, milliseconds))
+        for file in files
+        if file.size and not file.is_detached
+    )
+    return Plan(durable, epochs, renames, files)
+
+
+def _without_made_up_epochs(disk: Disk, directory: str, file: LogFile) -> LogFile:
+    """The original marks a byte that begins no entry, and so makes a begin marker of it and of what follows: the next
+    start would take that for an epoch, and read on behind it. Where there is enough of it for that, we cut."""
+    if not file.changes.marks:
+        return file
+    last = file.changes.marks[-1]
+    with disk.open(f"{directory}/{file.name}") as opened:
+        size = opened.size()
+        is_begin = opened.read_at(last, 1) == BEGIN
+        if is_begin or size - last < MARKER_SIZE or only_zeros(opened.read_at, last, size):
+            return file
+    return replace(file, changes=Changes(file.changes.marks[:-1], cut=last))
+
+
+def execute(
+    outside: Outside, directory: str, manifest: Manifest, planned: Plan, *, keeps_backup: bool = True
+) -> str | None:
+    """Do what was planned, in a directory that is held since; where the backup is, if one was made.
+
+    After a crash at any moment it can be planned and done again."""
+    disk = outside.disk
+    if not planned.changes_anything:
+        return None
+    assert planned.durable_epoch is not None
+    changed = frozenset(file.name for file in planned.files if file.changes)
+    backup = offline.put_aside(outside, directory, changed) if keeps_backup else None
+    renamed = dict(planned.renames)
+    for old, new in planned.renames:
+        disk.rename(f"{directory}/{old}", f"{directory}/{new}")
+    disk.sync_directory(directory)
+    offline.migrate(outside, directory, manifest)
+    for file in planned.files:
+        apply(disk, f"{directory}/{renamed.get(file.name, file.name)}", file.changes)
+    if planned.epoch_file.problem is not None:
+        record = epoch_file.record(planned.durable_epoch)
+        replace_file(disk, directory, names.EPOCH, names.EPOCH_TEMPORARY, record)
+    return backup
