@@ -1,0 +1,210 @@
+"""What a replica lacks, from the files of a running master: where it can resume, and the sessions that follow.
+
+A replica that has followed this master resumes behind its durable epoch; any other, or one so far behind that only the
+compacted file has what it lacks, is seeded: with the compacted file, then with every log file. Both need no copy of the
+directory and hold one window of one file in memory. What ends while they read goes to the replica as to any other:
+whichever comes first, write versions decide.
+
+Reads through the Disk one is handed, in a worker where it is much; never sends, and never changes a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from flowstone.limestone import catalog, names
+from flowstone.limestone.entries import EntryType
+from flowstone.limestone.entry_table import AT, END, MAJOR, NEED, TABLE_ROWS, TYPE, walk_table
+from flowstone.limestone.errors import DamagedFile, LimestoneError
+from flowstone.limestone.extensions import Action, HelloAck, Prepare
+from flowstone.limestone.recovery import input_files
+from flowstone.outside import Disk, File
+
+WINDOW: Final = 1 << 20
+"""Bytes of a log file that are read at once, and that one session of ours holds at most; a longer entry is read whole.
+"""
+
+TABLE_COLUMNS: Final = 1 << 14
+ATTEMPTS_MAX: Final = 10
+"""How often files are looked for that somebody rotates meanwhile."""
+
+_BEGIN: Final = int(EntryType.MARKER_BEGIN)
+_INVALIDATED: Final = int(EntryType.MARKER_INVALIDATED_BEGIN)
+_MARKERS: Final = np.isin(np.arange(16), (2, 3, 4, 6))
+"""By type, whether it is a marker."""
+
+
+class Store(Protocol):
+    """What is asked of a datastore."""
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        ...
+
+    @property
+    def instance_uuid(self) -> str: ...
+
+    @property
+    def durable_epoch(self) -> int:
+        """The largest epoch that its epoch file has."""
+        ...
+
+    def finished_sizes(self) -> dict[str, int]:
+        """By name of a file that a channel writes to, how many of its bytes are sessions that have ended.
+
+        A session is among them before `Propagation.end_session` is called for it, synced or not."""
+        ...
+
+
+def horizon(disk: Disk, directory: str) -> int:
+    """The largest epoch of which only the compacted file may have the entries; 0 where there is none."""
+    listed = catalog.read(disk, directory)
+    return listed.max_epoch_id if listed is not None and listed.compacted else 0
+
+
+def decide(
+    replica: HelloAck, instance: str, durable_epoch: int, horizon_epoch: int, invalidated: Container[int]
+) -> Prepare:
+    """What a replica is prepared for.
+
+    It may have recorded an epoch that we have not, when the order of group commit was not local first and we crashed
+    between: then it is set back to where we stand. We have marked the sessions of that epoch, and may have gone further
+    since: `invalidated` tells that it is one of those. Only its last epoch can be: the one before was recorded here
+    before it heard of that."""
+    epoch = min(replica.durable_epoch, durable_epoch)
+    if epoch in invalidated:
+        epoch -= 1
+    if replica.follows != instance or epoch < horizon_epoch:
+        return Prepare(Action.SEED, durable_epoch)
+    return Prepare(Action.RESUME, epoch)
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """An open log file, of which `size` bytes count."""
+
+    name: str
+    file: File
+    size: int
+
+
+class LogFiles:
+    """The files of a directory, held open: whatever is renamed or removed meanwhile, they are the ones that were there.
+
+    `compacted` is None where there is none."""
+
+    def __init__(self, logs: list[LogFile], compacted: LogFile | None, horizon_epoch: int) -> None:
+        self.logs = logs
+        self.compacted = compacted
+        self.horizon = horizon_epoch
+
+    def close(self) -> None:
+        for log in self.logs:
+            log.file.close()
+        if self.compacted is not None:
+            self.compacted.file.close()
+
+    def invalidated_epochs(self) -> frozenset[int]:
+        """Epochs that were never durable here, as what recovery has marked says."""
+        found: list[int] = []
+        for log in self.logs:
+            for kind, epoch, _ in _runs(log):
+                if kind == _INVALIDATED:
+                    found.append(epoch)
+        return frozenset(found)
+
+    def sessions(self, prepared: Prepare) -> Iterator[tuple[int, bytes]]:
+        """Epochs and entries, at most about a window each, that a replica lacks which was prepared so."""
+        if prepared.action is Action.SEED and self.compacted is not None:
+            for _, _, data in _runs(self.compacted):
+                if data:
+                    yield max(self.horizon, 1), data
+        above = 0 if prepared.action is Action.SEED else prepared.epoch
+        for log in self.logs:
+            yield from _merged(log, above)
+
+
+def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str, int]]) -> LogFiles:
+    """All that a directory has, at one moment. Blocks little."""
+    for _ in range(ATTEMPTS_MAX):
+        # The catalog first: when compaction ends after that, its result has more than the files that were left out.
+        listed = catalog.read(disk, directory) or catalog.Catalog()
+        found = input_files(disk, directory, listed)
+        sizes = finished_sizes()
+        try:
+            files = _opened(disk, directory, found, sizes, listed)
+        except FileNotFoundError:
+            continue
+        if input_files(disk, directory, listed) == found:
+            return files
+        files.close()
+    raise LimestoneError(f"the log files of {directory} are renamed all the time")
+
+
+def _opened(disk: Disk, directory: str, found: list[str], sizes: dict[str, int], listed: catalog.Catalog) -> LogFiles:
+    logs: list[LogFile] = []
+    files = LogFiles(logs, None, listed.max_epoch_id if listed.compacted else 0)
+    try:
+        for name in found:
+            file = disk.open(f"{directory}/{name}")
+            logs.append(LogFile(name, file, min(file.size(), sizes.get(name, 1 << 63))))
+        if listed.compacted:
+            file = disk.open(f"{directory}/{names.COMPACTED}")
+            files.compacted = LogFile(names.COMPACTED, file, file.size())
+    except BaseException:
+        files.close()
+        raise
+    return files
+
+
+def _runs(log: LogFile) -> Iterator[tuple[int, int, bytes]]:
+    """The begin markers of a file, each with its type and epoch, and what follows it, in pieces without markers.
+
+    A piece follows its marker's own turn, which comes with none; entries of one session may come in several."""
+    table = np.empty((TABLE_ROWS, TABLE_COLUMNS), np.uint64)
+    at, window = 0, WINDOW
+    kind = epoch = 0
+    while at < log.size:
+        data = log.file.read_at(at, min(window, log.size - at))
+        count, stop, why = walk_table(np.frombuffer(data, np.uint8), 0, table, 0)
+        if not count:
+            if why == NEED and at + len(data) < log.size and len(data) == window:
+                window *= 2  # an entry that is longer than that
+                continue
+            if kind == _BEGIN:
+                raise DamagedFile(log.file.path, at, "a session that counts is not whole")
+            return  # the rest of what never counted
+        start = 0
+        for column in np.flatnonzero(_MARKERS[table[TYPE, :count]]).tolist():
+            marker_at = int(table[AT, column])
+            if marker_at > start:
+                yield kind, epoch, data[start:marker_at]
+            kind, epoch, start = int(table[TYPE, column]), int(table[MAJOR, column]), int(table[END, column])
+            if kind in (_BEGIN, _INVALIDATED):
+                yield kind, epoch, b""
+            else:
+                kind = 0
+        if stop > start:
+            yield kind, epoch, data[start:stop]
+        at, window = at + stop, WINDOW
+
+
+def _merged(log: LogFile, above: int) -> Iterator[tuple[int, bytes]]:
+    """Sessions of epochs above this one; those of one epoch that follow each other as one, up to a window."""
+    pending: list[bytes] = []
+    pending_epoch = size = 0
+    for kind, epoch, data in _runs(log):
+        if kind != _BEGIN or epoch <= above or not data:
+            continue
+        if pending and (epoch != pending_epoch or size + len(data) > WINDOW):
+            yield pending_epoch, b"".join(pending)
+            pending, size = [], 0
+        pending.append(data)
+        pending_epoch, size = epoch, size + len(data)
+    if pending:
+        yield pending_epoch, b"".join(pending)

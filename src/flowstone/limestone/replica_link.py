@@ -1,0 +1,388 @@
+"""One replica through all its lives: reached, brought up to where the master is, fed, lost, and reached again.
+
+A life is a `Conversation`. It counts towards the quorum when it has all that the master has: a replica of ours is told
+where to resume, or is seeded, while live sessions already go to it; a real one is taken as it is, once, and never
+again after it was lost, for it cannot be told anything. Relies on `catch_up.py` for what a replica lacks. Never decides
+what becomes of an epoch without it: that is for `propagation.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, Protocol
+
+from flowstone.errors import FlowstoneError
+from flowstone.limestone import extensions
+from flowstone.limestone.catch_up import LogFiles, Store, decide, open_files
+from flowstone.limestone.conversation import Answer, AuthenticationFailed, Conversation, Peer, ReplicaLost
+from flowstone.limestone.ended_session import EndedSession, WireForm
+from flowstone.limestone.extensions import NONCE_SIZE, SEED_CHANNEL_MAX, Action, Hello, HelloAck, Prepare
+from flowstone.limestone.messages import Ack
+from flowstone.outside import Outside
+
+RETRY_SECONDS: Final = 0.05
+RETRY_SECONDS_MAX: Final = 5.0
+"""Before a replica is reached for again; doubled each time, and up to half as much again by chance."""
+
+WATCH_SECONDS: Final = 5.0
+SILENCE_SECONDS: Final = 60.0
+"""A replica of ours that has not acknowledged a session for so long is taken for lost: it can come back."""
+
+IN_FLIGHT_MAX: Final = 8
+"""Sessions of what a replica lacks that are on their way at once, each of about a window."""
+
+
+class LinkState(Enum):
+    CONNECTING = "connecting"
+    CATCHING_UP = "catching up"
+    LIVE = "live"
+    LOST = "lost"
+    GONE = "gone"
+    """Lost, and not reached for again."""
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """What an operator asks of one replica. `is_ours`: it can be resumed and seeded. `error`: why it is not live."""
+
+    endpoint: str
+    state: str
+    recorded_epoch: int
+    unacknowledged_sessions: int
+    is_ours: bool
+    was_seeded: bool
+    error: str | None
+
+
+class Circumstances(Protocol):
+    """What a link asks of whoever has all of them."""
+
+    channels: list[int]
+    """Every log channel that there is."""
+
+    recorded: int
+    """The largest epoch that replicas are to record."""
+
+    has_history: bool
+    """Whether sessions have finished that a replica which is reached only now has not been sent."""
+
+    def recent_sessions(self) -> list[EndedSession]:
+        """The last session of each channel, which somebody may wait for."""
+        ...
+
+    async def invalidated_epochs(self, files: LogFiles) -> frozenset[int]: ...
+
+    def changed(self) -> None:
+        """Something has been acknowledged, or the state of a link is another one."""
+        ...
+
+
+class ReplicaLink:
+    def __init__(
+        self,
+        outside: Outside,
+        peer: Peer,
+        secret: bytes | None,
+        form: WireForm,
+        store: Store,
+        circumstances: Circumstances,
+    ) -> None:
+        self.state = LinkState.CONNECTING
+        self.error: ReplicaLost | None = None
+        self.committed = 0
+        """The largest epoch that the replica has recorded, as far as we know."""
+        self.was_seeded = False
+        self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """There when the first attempt to reach it has come to something, or to nothing."""
+        self._outside = outside
+        self._peer = peer
+        self._secret = secret
+        self._form = form
+        self._store = store
+        self._all = circumstances
+        self._conversation: Conversation | None = None
+        self._is_ours = False
+        self._was_original = False
+        self.takes_commits = True
+        """Whether epochs are recorded there; a real replica that has refused one still takes sessions."""
+        self._unacknowledged: dict[EndedSession, float] = {}
+        self._committing: int | None = None
+        self._next_acknowledged: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closing_control: asyncio.Task[None] | None = None
+
+    # --- what it is asked ---
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether it is sent the sessions that end now."""
+        return self.state in (LinkState.CATCHING_UP, LinkState.LIVE)
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self.state is LinkState.GONE
+
+    def has(self, session: EndedSession) -> bool:
+        return self.state is LinkState.LIVE and self._conversation in session.acknowledged
+
+    def has_committed(self, epoch: int) -> bool:
+        return self.state is LinkState.LIVE and self.committed >= epoch
+
+    def status(self) -> ReplicaStatus:
+        return ReplicaStatus(
+            str(self._peer.endpoint),
+            self.state.value,
+            self.committed,
+            len(self._unacknowledged),
+            self._is_ours,
+            self.was_seeded,
+            str(self.error) if self.error is not None and self.state is not LinkState.LIVE else None,
+        )
+
+    # --- its life ---
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._live())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._end_conversation()
+        self.state = LinkState.GONE
+
+    async def connect_channel(self, channel_id: int) -> None:
+        """In the original's order, before there is a control channel; ReplicaLost if the replica does not want it."""
+        if self._conversation is None:
+            self._conversation = Conversation(self._outside, self._peer)
+        await self.open_channel(channel_id)
+        if self._conversation.lost.done():
+            self.error = self._conversation.lost.result()
+            self.state = LinkState.GONE
+            await self._end_conversation()
+            raise self.error
+
+    async def open_channel(self, channel_id: int) -> None:
+        """Open the log channel now rather than with its first session, where there is a conversation."""
+        if self._conversation is not None:
+            await asyncio.shield(self._conversation.channel(channel_id).opened)
+
+    async def _live(self) -> None:
+        delay = RETRY_SECONDS
+        while True:
+            error = await self._one_life()
+            if self.state is LinkState.LIVE:
+                delay = RETRY_SECONDS
+            self.error = error
+            is_final = error.is_final or self._form.compatible or self._was_original
+            self._set_state(LinkState.GONE if is_final else LinkState.LOST)
+            await self._end_conversation()
+            if is_final:
+                return
+            await self._outside.clock.sleep(delay * self._outside.random.uniform(1.0, 1.5))
+            delay = min(2 * delay, RETRY_SECONDS_MAX)
+            self._set_state(LinkState.CONNECTING)
+
+    async def _one_life(self) -> ReplicaLost:
+        """From reaching it to losing it, and why."""
+        try:
+            await self._join()
+            return await self._watch()
+        except ReplicaLost as error:
+            return error
+        except (OSError, FlowstoneError) as error:
+            # Of our own files: the replica is not to blame, but cannot be brought up to us.
+            return ReplicaLost(self._peer.endpoint, f"it cannot be sent what it lacks: {error}")
+
+    def _set_state(self, state: LinkState) -> None:
+        self.state = state
+        if state is not LinkState.CONNECTING and not self.tried.done():
+            self.tried.set_result(None)
+        self._all.changed()
+
+    async def _end_conversation(self) -> None:
+        conversation, self._conversation = self._conversation, None
+        self._unacknowledged.clear()
+        self._committing = None
+        if conversation is not None:
+            await conversation.close()
+
+    async def _watch(self) -> ReplicaLost:
+        """Until it is lost: why."""
+        assert self._conversation is not None
+        lost = self._conversation.lost
+        while not lost.done():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await asyncio.shield(lost)
+            oldest = next(iter(self._unacknowledged.values()), None)
+            if self._is_ours and oldest is not None:
+                waited = self._outside.clock.monotonic() - oldest
+                if waited > SILENCE_SECONDS:
+                    self._conversation.end(f"it has not acknowledged a session for {waited:.0f} s")
+        return lost.result()
+
+    # --- joining ---
+
+    async def _join(self) -> None:
+        """From nothing to a life that counts."""
+        conversation = self._conversation = self._conversation or Conversation(self._outside, self._peer)
+        session_secret = await conversation.begin()
+        nonce = None if self._form.compatible else extensions.offered_nonce(session_secret)
+        self._is_ours = nonce is not None
+        if nonce is None:
+            await self._join_as_the_original(conversation)
+            return
+        files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes)
+        try:
+            ack = await self._greet(conversation, nonce, files.horizon)
+            invalidated = await self._all.invalidated_epochs(files)
+            prepared = decide(ack, self._store.instance_uuid, self._store.durable_epoch, files.horizon, invalidated)
+            if not isinstance(await conversation.exchange(prepared), Ack):
+                raise ReplicaLost(self._peer.endpoint, "to PREPARE it said something else than ACK")
+        finally:
+            files.close()
+        self.was_seeded = prepared.action is Action.SEED
+        self.committed = 0 if self.was_seeded else prepared.epoch
+        await self._catch_up(conversation, prepared)
+        self._set_state(LinkState.LIVE)
+        self.commit()
+
+    async def _join_as_the_original(self, conversation: Conversation) -> None:
+        endpoint = self._peer.endpoint
+        if self._secret is not None:
+            raise AuthenticationFailed(endpoint, "it cannot prove that it has the secret")
+        if self._all.has_history:
+            hint = "restart the master, and the replica on a copy of its directory"
+            reason = "it cannot be sent what it has missed"
+            raise ReplicaLost(endpoint, reason, hint=hint, is_final=True)
+        for channel_id in self._all.channels:  # in order: it numbers its files by it
+            await self.open_channel(channel_id)
+        if conversation.lost.done():
+            raise conversation.lost.result()
+        self._was_original = True
+        self.committed = self._all.recorded  # that one was recorded before there was a replica
+        self._set_state(LinkState.LIVE)
+        for session in self._all.recent_sessions():
+            self.send(session)
+
+    async def _greet(self, conversation: Conversation, replica_nonce: bytes, horizon: int) -> HelloAck:
+        endpoint, store, secret = self._peer.endpoint, self._store, self._secret
+        nonce = self._outside.random.bytes(NONCE_SIZE)
+        proof = None if secret is None else extensions.master_proof(secret, nonce, replica_nonce)
+        hello = Hello(store.instance_uuid, store.durable_epoch, horizon, nonce, proof)
+        ack = await conversation.exchange(hello)
+        if not isinstance(ack, HelloAck):
+            raise ReplicaLost(endpoint, f"to HELLO it said {type(ack).__name__}")
+        if secret is not None and not extensions.is_proven(
+            extensions.replica_proof(secret, nonce, replica_nonce), ack.proof
+        ):
+            raise AuthenticationFailed(endpoint, "it cannot prove that it has the secret")
+        conversation.token = ack.token
+        return ack
+
+    async def _catch_up(self, conversation: Conversation, prepared: Prepare) -> None:
+        """What ends from now on is sent when it does, what has ended is in the files that are opened after that."""
+        self._set_state(LinkState.CATCHING_UP)
+        for channel_id in self._all.channels:
+            conversation.channel(channel_id)
+        recent = self._all.recent_sessions()
+        files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes)
+        try:
+            if prepared.action is Action.RESUME and files.horizon > prepared.epoch:
+                raise ReplicaLost(self._peer.endpoint, "compaction has taken what it lacks while it was prepared")
+            await self._send_files(conversation, files.sessions(prepared))
+        finally:
+            files.close()
+        for session in recent:
+            session.acknowledged.append(conversation)
+
+    async def _send_files(self, conversation: Conversation, sessions: Iterator[tuple[int, bytes]]) -> None:
+        form = replace(self._form, is_old=True)
+        in_flight: list[EndedSession] = []
+
+        def next_session() -> EndedSession | None:
+            found = next(sessions, None)
+            if found is None:
+                return None
+            epoch, data = found
+            return EndedSession(form, SEED_CHANNEL_MAX, epoch, lambda: (data,))
+
+        while (session := await self._outside.blocking(next_session)) is not None:
+            while self._count_unacknowledged(in_flight) >= IN_FLIGHT_MAX:
+                await self._acknowledged(conversation)
+            in_flight = [sent for sent in in_flight if sent in self._unacknowledged]
+            in_flight.append(session)
+            self.send(session)
+        while self._count_unacknowledged(in_flight):
+            await self._acknowledged(conversation)
+        if SEED_CHANNEL_MAX not in self._all.channels:
+            await conversation.close_channel(SEED_CHANNEL_MAX)
+
+    def _count_unacknowledged(self, sessions: list[EndedSession]) -> int:
+        return sum(session in self._unacknowledged for session in sessions)
+
+    async def _acknowledged(self, conversation: Conversation) -> None:
+        """Wait until one more session is."""
+        waiting = self._next_acknowledged = asyncio.get_running_loop().create_future()
+        conversation.lost.add_done_callback(lambda _: None if waiting.done() else waiting.set_result(None))
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                await waiting
+        except TimeoutError:
+            conversation.end(f"it has not acknowledged a session for {SILENCE_SECONDS:.0f} s")
+        if conversation.lost.done():
+            raise conversation.lost.result()
+
+    # --- running ---
+
+    def send(self, session: EndedSession) -> None:
+        """Send a session, where there is somebody to send it to."""
+        conversation = self._conversation
+        if conversation is None or not self.is_receiving or session in self._unacknowledged:
+            return
+        self._unacknowledged[session] = self._outside.clock.monotonic()
+        conversation.channel(session.channel_id).send(session, lambda: self._has_acknowledged(session))
+
+    def _has_acknowledged(self, session: EndedSession) -> None:
+        self._unacknowledged.pop(session, None)
+        if self._next_acknowledged is not None and not self._next_acknowledged.done():
+            self._next_acknowledged.set_result(None)
+        self.commit()
+        self._all.changed()
+
+    def commit(self) -> None:
+        """Tell it of the epoch that is to be recorded, when it has all sessions of it and of those before."""
+        epoch, conversation = self._all.recorded, self._conversation
+        if conversation is None or self.state is not LinkState.LIVE or not self.takes_commits:
+            return
+        if self._committing is not None or epoch <= self.committed:
+            return
+        if any(session.epoch <= epoch for session in self._unacknowledged):
+            return
+        self._committing = epoch
+
+        def recorded() -> None:
+            self._committing = None
+            self.committed = epoch
+            self.commit()
+            self._all.changed()
+
+        conversation.group_commit(epoch, recorded, self._commit_refused)
+
+    def _commit_refused(self, answer: Answer) -> None:
+        conversation = self._conversation
+        if conversation is None:
+            return
+        if not self._form.compatible:
+            conversation.refused("GROUP_COMMIT", answer)
+            return
+        # As the original: no control channel any more, but sessions go on.
+        self.takes_commits = False
+        self._closing_control = asyncio.get_running_loop().create_task(conversation.close_control())
+        self._all.changed()

@@ -1,0 +1,141 @@
+"""A replica that does as it is told, and remembers every byte: for what a master says, and how it takes an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from flowstone.limestone import extensions, messages
+from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.extensions import ControlParser, Frame, Hello, HelloAck, Prepare
+from flowstone.limestone.messages import (
+    ACK,
+    GroupCommit,
+    LogChannelCreate,
+    LogEntries,
+    Message,
+    MessageParser,
+    SessionBegin,
+    SessionBeginAck,
+)
+
+UUID = "0e1f2a3b-0000-4000-8000-00000000000b"
+NONCE = bytes(range(32))
+TOKEN = bytes(range(32, 64))
+
+Answer = bytes | None
+"""None: the connection is closed. b"": nothing is said."""
+
+
+@dataclass
+class Connection:
+    """What came on one connection, and what was made of it."""
+
+    writer: asyncio.StreamWriter
+    received: bytearray = field(default_factory=bytearray)
+    messages: list[Message | Frame] = field(default_factory=list)
+
+    @property
+    def channel_id(self) -> int | None:
+        first = self.messages[0] if self.messages else None
+        return first.channel_id if isinstance(first, LogChannelCreate) else None
+
+
+class ScriptedReplica:
+    """Acknowledges what it must, unless `answers` says otherwise of a message: the first that gives an answer counts.
+
+    `is_ours`: it offers the extensions, and says of itself what `follows` and `durable_epoch` hold."""
+
+    def __init__(self, *, is_ours: bool = False) -> None:
+        self.is_ours = is_ours
+        self.follows: str | None = None
+        self.durable_epoch = 0
+        self.proof: Callable[[Hello], bytes | None] = lambda _: None
+        self.answers: list[Callable[[Message | Frame], Answer]] = []
+        self.connections: list[Connection] = []
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint("127.0.0.1", self.port)
+
+    @property
+    def heard(self) -> list[Message | Frame]:
+        """On all connections, in the order of those."""
+        return [message for connection in self.connections for message in connection.messages]
+
+    def heard_of(self, *kinds: type) -> list[Message | Frame]:
+        return [message for message in self.heard if isinstance(message, kinds)]
+
+    async def listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def vanish(self) -> None:
+        """Close everything, as a process that is killed."""
+        assert self._server is not None
+        self._server.close()
+        for connection in self.connections:
+            connection.writer.close()
+        for connection in self.connections:
+            with suppress(OSError):
+                await connection.writer.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(writer)
+        self.connections.append(connection)
+        parser: ControlParser | MessageParser | None = None
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                connection.received += data
+                if parser is None:
+                    parser = ControlParser(extended=True) if data[0] == 1 else MessageParser()
+                parser.feed(data)
+                while (message := parser.next_message()) is not None:
+                    connection.messages.append(message)
+                    answer = self._answer(message)
+                    if answer is None:
+                        writer.close()
+                        return
+                    writer.write(answer)
+        writer.close()
+
+    def _answer(self, message: Message | Frame) -> Answer:
+        for answers in self.answers:
+            if (answer := answers(message)) != b"?":
+                return answer
+        match message:
+            case SessionBegin():
+                secret = extensions.offer(NONCE) if self.is_ours else messages.PLACEHOLDER_SECRET
+                return messages.encode(SessionBeginAck(secret))
+            case Hello():
+                ack = HelloAck(UUID, self.follows, self.durable_epoch, TOKEN, self.proof(message))
+                return extensions.encode(ack)
+            case LogEntries(flags=flags):
+                return ACK if flags & 6 else b""
+            case GroupCommit(epoch):
+                self.durable_epoch = epoch
+                return ACK
+            case LogChannelCreate() | Prepare():
+                return ACK
+        return None
+
+
+@asynccontextmanager
+async def scripted(*, is_ours: bool = False) -> AsyncIterator[ScriptedReplica]:
+    replica = ScriptedReplica(is_ours=is_ours)
+    await replica.listen()
+    try:
+        yield replica
+    finally:
+        await replica.vanish()
+
+
+async def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
+    """Wait for a condition, with a deadline."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110, of everything that may be waited for
+            await asyncio.sleep(0.005)
