@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone.channel import AsyncLogChannel, Parts
 from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove
+from flowstone.limestone.epochs import Due
 from flowstone.limestone.errors import WrongTime
 from flowstone.outside import production
 
@@ -23,6 +25,7 @@ class Host:
     """A store of one epoch, which notes what its channel tells."""
 
     def __init__(self) -> None:
+        self.guard = nullcontext()
         self.told: list[str] = []
         self.blobs: list[int] = []
         self.sent: list[tuple[int, bytes]] = []
@@ -51,11 +54,16 @@ class Host:
 
         return replicate()
 
-    async def finished(self, channel: int) -> None:
+    def finish(self, channel: int) -> Due:
         self.told.append("finished")
+        return Due(record=7)
 
-    async def aborted(self, channel: int) -> None:
+    def abort(self, channel: int) -> Due:
         self.told.append("aborted")
+        return Due(inform=7)
+
+    async def done(self, due: Due) -> None:
+        assert (self.told[-1], due) in [("finished", Due(record=7)), ("aborted", Due(inform=7))]
 
 
 @pytest.fixture

@@ -30,6 +30,18 @@ def test_a_coroutine_runs_in_the_other_thread_and_its_result_comes_back(loop: Lo
     assert loop.run(where()) == loop.run(where())
 
 
+def test_a_coroutine_can_run_beside_the_caller(loop: LoopThread) -> None:
+    begun = threading.Event()
+
+    async def work() -> int:
+        begun.set()
+        return 7
+
+    result = loop.start(work())
+    assert begun.wait(DEADLINE_SECONDS)
+    assert result.result(DEADLINE_SECONDS) == 7
+
+
 def test_an_error_of_the_coroutine_is_raised_here(loop: LoopThread) -> None:
     async def fail() -> None:
         raise KeyError("x")

@@ -1,28 +1,38 @@
 """The datastore for programs with threads and without an event loop: one thread per log channel, epochs from another.
 
-Every call is that of `datastore.py` and `channel.py`, made in a loop in a thread of its own and waited for. Adding to a
-session stays in the caller's thread. Callbacks are called in the loop's thread: they must not call the store.
+Every call is that of `datastore.py` and `channel.py`, made in a loop in a thread of its own and waited for. What a
+channel can do alone stays in the caller's thread: to begin, to add, to write and to sync; going over to the loop and
+back costs more than that. Callbacks are called in the loop's thread: they must not call the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from flowstone.limestone.backup import Backup
+from flowstone.limestone.blobs import BlobPool
 from flowstone.limestone.channel import AsyncLogChannel
+from flowstone.limestone.compaction import Compacted
+from flowstone.limestone.cursor import StoreSnapshot
 from flowstone.limestone.datastore import AsyncDatastore, Callback, Status
+from flowstone.limestone.entries import WriteVersion
+from flowstone.limestone.epochs import Due
 from flowstone.limestone.settings import Settings
 from flowstone.outside import Outside, production
 from flowstone.outside.loop_thread import LoopThread
+
+NOTHING: Final = Due()
 
 
 class LogChannel:
     """Made by `Datastore.create_channel`; used by one thread at a time."""
 
-    def __init__(self, channel: AsyncLogChannel, thread: LoopThread) -> None:
+    def __init__(self, channel: AsyncLogChannel, store: AsyncDatastore, thread: LoopThread) -> None:
         self.id = channel.id
         self._channel = channel
+        self._store = store
         self._thread = thread
         # These are the channel's own: they are called a million times a second.
         self.add_entry = channel.add_entry
@@ -34,15 +44,60 @@ class LogChannel:
 
     def begin_session(self) -> None:
         """What is added from now on belongs together, and to the current epoch."""
-        self._thread.run(self._channel.begin_session())
+        self._channel.begin()
 
     def end_session(self) -> None:
         """Return when the session is on disk here and on every replica that counts."""
-        self._thread.run(self._channel.end_session())
+        self._channel.close_for_entries()
+        try:
+            file, replicated = self._channel.write_end()
+            replicating = None if replicated is None else self._thread.start(replicated)
+            file.sync()
+            if replicating is not None:
+                replicating.result()
+            due = self._finished()
+        except BaseException as error:
+            self._store.fail(error)
+            raise
+        if due != NOTHING:
+            self._thread.run(self._store.done(due))
+
+    def _finished(self) -> Due:
+        with self._store.guard:
+            if not self._channel.has_hooks:
+                return self._channel.finish()
+        return self._thread.run(self._finished_in_loop())
+
+    async def _finished_in_loop(self) -> Due:
+        return self._channel.finish()
 
     def abort_session(self) -> None:
         """Take back what was added since the session began."""
         self._thread.run(self._channel.abort_session())
+
+
+class BlockingBlobPool:
+    """Registers blobs for entries to come; what no entry has named when it is released is deleted."""
+
+    def __init__(self, pool: BlobPool, thread: LoopThread) -> None:
+        self._pool = pool
+        self._thread = thread
+
+    def register_data(self, data: bytes) -> int:
+        """Store these bytes."""
+        return self._thread.run(self._pool.register_data(data))
+
+    def register_file(self, path: str, *, is_temporary: bool = False) -> int:
+        """Store a file's content; a temporary one is moved there, or gone after it was copied."""
+        return self._thread.run(self._pool.register_file(path, is_temporary=is_temporary))
+
+    def duplicate_data(self, blob_id: int) -> int:
+        """Another blob of the same content."""
+        return self._thread.run(self._pool.duplicate_data(blob_id))
+
+    def release(self) -> None:
+        """Delete what was registered and never named. Releasing twice is harmless."""
+        self._thread.run(self._pool.release())
 
 
 class Datastore:
@@ -58,7 +113,7 @@ class Datastore:
             raise TypeError("fields of settings are given with a path, not with Settings")
         self._is_closed = False
         self._thread = LoopThread("flowstone-limestone")
-        self._store = AsyncDatastore(outside or production(), settings)
+        self._store = AsyncDatastore(outside or production(), settings, guard=self._thread.lock)
 
     @classmethod
     def from_environment(cls, path: str, environment: Mapping[str, str], **fields: Any) -> Datastore:
@@ -67,7 +122,7 @@ class Datastore:
 
     def create_channel(self) -> LogChannel:
         """A log channel more. Before `ready` only."""
-        return LogChannel(self._thread.run(self._store.create_channel()), self._thread)
+        return LogChannel(self._thread.run(self._store.create_channel()), self._store, self._thread)
 
     def ready(self) -> None:
         """Recover what the directory holds, and let sessions begin once an epoch has been switched to."""
@@ -94,6 +149,38 @@ class Datastore:
     def add_write_epoch_callback(self, callback: Callback) -> None:
         """Have `callback` called with each epoch that has been recorded, before it is told to be durable."""
         self._store.add_write_epoch_callback(callback)
+
+    def until_durable(self, epoch: int) -> None:
+        """Return when this epoch is durable. Somebody has to switch to a later one, and end its sessions."""
+        self._thread.run(self._store.until_durable(epoch))
+
+    def snapshot(self) -> StoreSnapshot:
+        """The rows at the durable epoch. Valid until the next one is asked for, or the store is shut down."""
+        return self._thread.run(self._store.snapshot())
+
+    def blob_pool(self) -> BlockingBlobPool:
+        """Where the blobs of entries to come are registered."""
+        return BlockingBlobPool(self._store.blob_pool(), self._thread)
+
+    def blob_path(self, blob_id: int) -> str:
+        """The file of a blob."""
+        return self._store.blob_path(blob_id)
+
+    def compact(self) -> Compacted:
+        """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
+
+        Another thread has to switch to a later one meanwhile. Sessions go on, and nothing of it is told to replicas."""
+        return self._thread.run(self._store.compact())
+
+    def switch_available_boundary_version(self, version: WriteVersion) -> None:
+        """Nobody will read versions before this one: compaction may delete blobs that only those name."""
+        self._store.switch_available_boundary_version(version)
+
+    def begin_backup(self, *, rotates: bool = True) -> Backup:
+        """Files to copy, in their order; until the end of that is notified no blob is deleted.
+
+        `rotates`: all files are put aside first; another thread has to switch to a later epoch meanwhile."""
+        return self._thread.run(self._store.begin_backup(rotates=rotates))
 
     def status(self) -> Status:
         """At any time."""

@@ -1,8 +1,10 @@
 """A log channel: sessions of entries, encoded once by whoever adds them, written and synced when they end.
 
 `add_*` are plain calls that touch nothing but the channel's buffer, so a thread of its own may make them; when it is
-full they append it to the log file. Beginning, ending and taking back belong to the loop that the store lives in.
-Nothing of a session is sent before its end. A session that is taken back is cut off the file: nobody has seen it.
+full they append it to the log file. Of beginning and ending the steps that wait for nobody are plain calls, too, and
+what they share with the store is guarded: `blocking.py` takes them in the caller's thread, the rest belongs to the loop
+that the store lives in. Nothing of a session is sent before its end. A session that is taken back is cut off the file:
+nobody has seen it.
 
 Relies on the store it belongs to for epochs and replicas (`ChannelHost`). One session at a time, and one caller.
 """
@@ -12,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, overload
 
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone import names
 from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode
+from flowstone.limestone.epochs import Due
 from flowstone.limestone.errors import WrongTime
 from flowstone.limestone.packing import packed_puts
 from flowstone.outside import File, Outside
@@ -24,7 +28,7 @@ from flowstone.outside import File, Outside
 MARKER_SIZE: Final = 9
 END_SIZE: Final = 10
 
-Parts = Callable[[], Iterable[bytes | memoryview]]
+Parts = Callable[[], Iterable[bytes]]
 """The entries of a session as they are on disk, without its markers, in parts of whole entries; may be called again."""
 
 Version = WriteVersion | tuple[int, int]
@@ -41,15 +45,34 @@ _REMOVE_SIZE: Final = 29
 
 
 class ChannelHost(Protocol):
-    """What a channel asks of its store. Each raises if the store is not ready, has failed, or is shut down."""
+    """What a channel asks of its store. `guard` is held while what several threads touch is half done."""
+
+    @property
+    def guard(self) -> AbstractContextManager[Any]: ...
+
+    def check(self) -> None:
+        """Raise if the store is not ready, has failed, or is shut down."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """A session is neither open nor closed: that ends the store."""
+        ...
 
     def begin(self, channel: int) -> int: ...
-    def check(self) -> None: ...
-    def fail(self, error: BaseException) -> None: ...
-    def uses_blobs(self, blob_ids: Sequence[int]) -> None: ...
-    def replicated(self, channel: int, epoch: int, parts: Parts) -> Coroutine[Any, Any, None] | None: ...
-    async def finished(self, channel: int) -> None: ...
-    async def aborted(self, channel: int) -> None: ...
+    def finish(self, channel: int) -> Due: ...
+    def abort(self, channel: int) -> Due: ...
+
+    async def done(self, due: Due) -> None:
+        """Wait for what `finish` or `abort` has made due."""
+        ...
+
+    def uses_blobs(self, blob_ids: Sequence[int]) -> None:
+        """An entry names these."""
+        ...
+
+    def replicated(self, channel: int, epoch: int, parts: Parts) -> Coroutine[Any, Any, None] | None:
+        """What is to be waited for until the replicas that count have a session; None where there are none."""
+        ...
 
 
 class AsyncLogChannel:
@@ -77,6 +100,11 @@ class AsyncLogChannel:
         self._at_end: list[Callable[[], None]] = []
 
     @property
+    def has_file(self) -> bool:
+        """Whether a session has begun since its file was put aside, or since the store is ready."""
+        return self._file is not None
+
+    @property
     def epoch(self) -> int | None:
         """That of the open session."""
         return self._epoch
@@ -85,10 +113,15 @@ class AsyncLogChannel:
 
     async def begin_session(self) -> None:
         """What is added from now on belongs together, and to the current epoch."""
-        self._host.check()
-        if self._epoch is not None:
-            raise WrongTime(f"log channel {self.id} has an open session", hint="end or abort it first")
-        epoch = self._epoch = self._host.begin(self.id)
+        self.begin()
+
+    def begin(self) -> None:
+        """All of `begin_session`."""
+        with self._host.guard:
+            self._host.check()
+            if self._epoch is not None:
+                raise WrongTime(f"log channel {self.id} has an open session", hint="end or abort it first")
+            epoch = self._epoch = self._host.begin(self.id)
         if self._file is None:
             self._open_file()
         self._start = self.finished_size
@@ -100,20 +133,20 @@ class AsyncLogChannel:
         """Return when the session is on disk here and on every replica that counts.
 
         If that makes epochs durable, they are recorded and told of first. Who is cancelled stops waiting, no more."""
-        self._check_open()
-        self._is_open = False
+        self.close_for_entries()
         await self._shielded(self._end())
 
     async def abort_session(self) -> None:
         """Take back what was added since the session began."""
-        self._check_open()
-        self._is_open = False
+        self.close_for_entries()
         await self._shielded(self._abort())
 
-    def _check_open(self) -> None:
+    def close_for_entries(self) -> None:
+        """Nothing more can be added: the session is going to end."""
         self._host.check()
         if not self._is_open:
             raise self._wrong_time()
+        self._is_open = False
 
     def _wrong_time(self) -> WrongTime:
         if self._epoch is not None:
@@ -141,49 +174,57 @@ class AsyncLogChannel:
             raise
 
     async def _end(self) -> None:
+        file, replicated = self.write_end()
+        if replicated is None:
+            await self._outside.blocking(file.sync)
+        else:
+            await asyncio.gather(self._outside.blocking(file.sync), replicated)
+        await self._host.done(self.finish())
+
+    def write_end(self) -> tuple[File, Coroutine[Any, Any, None] | None]:
+        """Put all of the session into the file. What is left: to sync it, and to wait for its replication."""
         file, epoch, tail = self._open_session()
         tail += encode(Marker(EntryType.MARKER_END, epoch))
         file.append(tail)
         # From here on who reads the file up to its finished size has this session; who comes later gets it sent.
         self.finished_size = self._start + self._spilled_size() + len(tail)
-        replicated = self._host.replicated(self.id, epoch, self._parts(file, tail))
-        synced = self._outside.blocking(file.sync)
-        if replicated is None:
-            await synced
-        else:
-            await asyncio.gather(synced, replicated)
-        self._close()
-        await self._host.finished(self.id)
+        return file, self._host.replicated(self.id, epoch, self._parts(file, tail))
+
+    def finish(self) -> Due:
+        """The session is on disk wherever that counts."""
+        return self._closed(self._host.finish)
 
     async def _abort(self) -> None:
         file, _, _ = self._open_session()
         if self._spilled:
             # Durably: when the epoch is durable, a crash must not bring half of this back.
             await self._outside.blocking(_cut, file, self._start)
-        self._close()
-        await self._host.aborted(self.id)
+        await self._host.done(self._closed(self._host.abort))
 
     def _open_session(self) -> tuple[File, int, bytearray]:
         assert self._file is not None
         assert self._epoch is not None
         return self._file, self._epoch, self._buffer
 
-    def _close(self) -> None:
-        self._buffer = bytearray()
-        self._epoch = None
-        hooks, self._at_end = self._at_end, []
-        for hook in hooks:
-            hook()
+    def _closed(self, close: Callable[[int], Due]) -> Due:
+        with self._host.guard:
+            self._host.check()
+            self._buffer = bytearray()
+            self._epoch = None
+            hooks, self._at_end = self._at_end, []
+            for hook in hooks:
+                hook()
+            return close(self.id)
 
     def _parts(self, file: File, tail: bytearray) -> Parts:
         spilled = tuple(self._spilled)
 
-        def parts() -> Iterator[bytes | memoryview]:
+        def parts() -> Iterator[bytes]:
             skipped = MARKER_SIZE
             for at, size in spilled:
                 yield file.read_at(at + skipped, size - skipped)
                 skipped = 0
-            yield memoryview(tail)[skipped:-END_SIZE]
+            yield bytes(memoryview(tail)[skipped:-END_SIZE])
 
         return parts
 
@@ -192,8 +233,13 @@ class AsyncLogChannel:
 
     # --- rotation ---
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether something is to be done in the loop when this session ends."""
+        return bool(self._at_end)
+
     def when_closed(self, hook: Callable[[], None]) -> None:
-        """Call `hook` when no session is open: now, or before the next one can begin."""
+        """Call `hook` when no session is open: now, or before the next one can begin. With the guard held."""
         if self._epoch is None:
             hook()
         else:

@@ -9,23 +9,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from flowstone.limestone import names
+from flowstone.limestone import backup, blobs, names
+from flowstone.limestone.backup import Backup
+from flowstone.limestone.blobs import BlobPool, Blobs
 from flowstone.limestone.channel import AsyncLogChannel, Parts
+from flowstone.limestone.compaction import Compacted
+from flowstone.limestone.cursor import StoreSnapshot
 from flowstone.limestone.directory import DataDirectory
+from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.epochs import Due, EpochRules
-from flowstone.limestone.errors import DatastoreFailed, WrongTime
-from flowstone.limestone.files import write_whole
-from flowstone.limestone.recovery import Recovered
+from flowstone.limestone.errors import DatastoreFailed, LimestoneError, WrongTime
+from flowstone.limestone.propagation import Propagation, PropagationStatus
+from flowstone.limestone.recovery import Recovered, recover
+from flowstone.limestone.rotation import Rotated, Rotation
 from flowstone.limestone.settings import Settings
-from flowstone.limestone.snapshot import encode_snapshot
+from flowstone.limestone.upkeep import CONTROL, Upkeep
 from flowstone.outside import Disk, Outside
 
 Callback = Callable[[int], object]
+
+ATTEMPTS_MAX: Final = 10
+"""How often a snapshot is begun anew because a log file was put aside meanwhile."""
 
 
 class State(Enum):
@@ -48,6 +59,7 @@ class Status:
     durable_epoch: int
     informed_epoch: int
     failure: str | None
+    replication: PropagationStatus | None
 
 
 class AsyncDatastore:
@@ -56,19 +68,35 @@ class AsyncDatastore:
     All calls are made in one loop. What is called at the wrong time raises WrongTime and changes nothing.
     """
 
-    def __init__(self, outside: Outside, settings: Settings) -> None:
+    def __init__(
+        self, outside: Outside, settings: Settings, *, guard: AbstractContextManager[Any] | None = None
+    ) -> None:
         self.settings = settings
+        self.guard = nullcontext() if guard is None else guard
+        """Held while the rules are asked, where several threads do. It can be taken twice by one."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._outside = outside
         self._state = State.NEW
+        self._failure: BaseException | None = None
         self._rules = EpochRules()
         self._channels: list[AsyncLogChannel] = []
         self._directory: DataDirectory | None = None
-        self._recovered: Recovered | None = None
-        self._failure: BaseException | None = None
+        self._propagation: Propagation | None = None
+        self._blobs: Blobs | None = None
+        self._snapshot: tuple[int, StoreSnapshot] | None = None
         self._persistent: list[Callback] = []
         self._write_epoch: list[Callback] = []
         self._opening = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._epoch_file = asyncio.Lock()
         self._recording: asyncio.Task[None] | None = None
+        self._told = 0
+        self._rotations: list[Rotation] = []
+        """That wait for an epoch behind their border."""
+        self._open_rotations: list[Rotation] = []
+        """That somebody waits for."""
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._upkeep: Upkeep | None = None
 
     # --- life ---
 
@@ -79,26 +107,55 @@ class AsyncDatastore:
             directory = await self._opened()
             number = self._rules.add_channel()
             channel = AsyncLogChannel(self, self._outside, directory.path, number, self.settings.spill)
+            if self._propagation is not None:
+                await self._propagation.open_channel(number)
             self._channels.append(channel)
             return channel
 
     async def ready(self) -> None:
-        """Recover what the directory holds, and let sessions begin once an epoch has been switched to."""
+        """Recover what the directory holds, and let sessions begin once an epoch has been switched to.
+
+        What cannot be recovered, or replicas that cannot be begun with, leave a store that has failed."""
         self._check_new("ready")
+        self._loop = asyncio.get_running_loop()
         async with self._opening:
-            directory = await self._opened()
-            recovered = self._recovered = await directory.recover()
-            await self._outside.blocking(_write_snapshot, self._outside.disk, directory.path, recovered)
-            await self._outside.blocking(_begin_epochs, self._outside.disk, directory, recovered)
-            channels = len(self._channels)
-            self._rules = EpochRules(recovered.last_epoch)
-            for _ in range(channels):
-                self._rules.add_channel()
-            self._state = State.READY
+            try:
+                await self._recover(await self._opened())
+            except BaseException as error:
+                self.fail(error)
+                raise
+
+    async def _recover(self, directory: DataDirectory) -> None:
+        found = await directory.recover()
+        ready = await self._outside.blocking(_made_ready, self._outside.disk, directory, found)
+        self._snapshot = (found.last_epoch, ready)
+        self._blobs = Blobs(self._outside, directory.path, found.max_blob_id + 1)
+        self._rules = EpochRules(found.last_epoch)
+        self._told = found.last_epoch
+        for _ in self._channels:
+            self._rules.add_channel()
+        if self._propagation is not None:
+            await self._propagation.start(found.last_epoch)
+        self._upkeep = Upkeep(self._outside, directory.path, self._blobs, self)
+        self._state = State.READY
 
     async def shutdown(self) -> None:
         """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count."""
+        if self._state is State.CLOSED:
+            return
         self._state = State.CLOSED
+        self._give_up(self._refusal())
+        if self._upkeep is not None:
+            await self._upkeep.close()
+        if self._propagation is not None:
+            await self._propagation.close()
+        # Workers that still write must be done before the lock is let go.
+        for task in (*(channel.ending for channel in self._channels), self._recording):
+            if task is not None:
+                with suppress(BaseException):
+                    await asyncio.shield(task)
+        if self._snapshot is not None:
+            self._snapshot[1].close()
         if self._directory is not None:
             self._directory.release()
 
@@ -113,6 +170,8 @@ class AsyncDatastore:
     async def _opened(self) -> DataDirectory:
         if self._directory is None:
             self._directory = await DataDirectory.open(self._outside, self.settings.path)
+            if self.settings.replicas:
+                self._propagation = Propagation(self._outside, self.settings, self)
         return self._directory
 
     # --- epochs ---
@@ -121,8 +180,7 @@ class AsyncDatastore:
     def last_epoch(self) -> int:
         """The largest epoch that recovery has found; the first one to switch to is larger."""
         self.check()
-        assert self._recovered is not None
-        return self._recovered.last_epoch
+        return self._rules.floor
 
     @property
     def durable_epoch(self) -> int:
@@ -132,7 +190,17 @@ class AsyncDatastore:
     async def switch_epoch(self, epoch: int) -> None:
         """Sessions that begin from now on are of this epoch. What becomes durable by that is recorded first."""
         self.check()
-        await self._done(self._rules.switch(epoch))
+        with self.guard:
+            due = self._rules.switch(epoch)
+            begun = [rotation for rotation in self._rotations if epoch > rotation.border]
+            self._rotations = [rotation for rotation in self._rotations if epoch <= rotation.border]
+            try:
+                for rotation in begun:
+                    rotation.switched()
+            except BaseException as error:
+                self.fail(error)
+                raise
+        await self.done(due)
 
     def add_persistent_callback(self, callback: Callback) -> None:
         """Have `callback` called with each epoch that is durable, and all before it with it; some are skipped.
@@ -144,15 +212,24 @@ class AsyncDatastore:
         """Have `callback` called with each epoch that has been recorded, before it is told to be durable."""
         self._write_epoch.append(callback)
 
-    async def _done(self, due: Due) -> None:
+    async def until_durable(self, epoch: int) -> None:
+        """Return when this epoch is durable. Somebody has to switch to a later one, and end its sessions."""
+        self.check()
+        if epoch <= self._rules.informed:
+            return
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((epoch, told))
+        await told
+
+    async def done(self, due: Due) -> None:
         """Wait for what this has made due, and for nothing that others make due meanwhile."""
         if (recording := self._act(due)) is not None:
             await asyncio.shield(recording)
 
     def _act(self, due: Due) -> asyncio.Task[None] | None:
-        """Tell at once, so that nobody tells of a later epoch first; begin to record."""
+        """Tell, and begin to record."""
         if due.inform is not None:
-            self._call(self._persistent, due.inform)
+            self._inform(due.inform)
         if due.record is None:
             return None
         self._recording = asyncio.ensure_future(self._record(due.record))
@@ -160,15 +237,48 @@ class AsyncDatastore:
         return self._recording
 
     async def _record(self, epoch: int) -> None:
-        assert self._directory is not None
         try:
-            await self._outside.blocking(self._directory.epochs.write, epoch)
+            await self._group_commit(epoch)
         except BaseException as error:
             self.fail(error)
             raise
         self.check()
         self._call(self._write_epoch, epoch)
-        self._act(self._rules.recorded(epoch))
+        with self.guard:
+            due = self._rules.recorded(epoch)
+        self._act(due)
+
+    async def _group_commit(self, epoch: int) -> None:
+        """Record an epoch here and there. Every session of it is on both sides already, so any order is safe."""
+        assert self._directory is not None
+        write = partial(self._write_epoch_file, self._directory.epochs.write, epoch)
+        if self._propagation is None:
+            await write()
+        elif self.settings.group_commit == "concurrent":
+            await asyncio.gather(self._propagation.group_commit(epoch), write())
+        elif self.settings.group_commit == "replica_first":
+            await self._propagation.group_commit(epoch)
+            await write()
+        else:
+            await write()
+            await self._propagation.group_commit(epoch)
+
+    async def _write_epoch_file(self, change: Callable[..., object], *arguments: object) -> None:
+        """One at a time: recording is one, and putting the file aside is another."""
+        async with self._epoch_file:
+            await self._outside.blocking(change, *arguments)
+
+    def _inform(self, epoch: int) -> None:
+        if epoch <= self._told:
+            return  # a thread that has less to tell has come later
+        self._told = epoch
+        waiting, self._waiting = self._waiting, []
+        for wanted, told in waiting:
+            if wanted > epoch:
+                self._waiting.append((wanted, told))
+            elif not told.done():
+                told.set_result(None)
+        self._call(self._persistent, epoch)
 
     def _call(self, callbacks: Sequence[Callback], epoch: int) -> None:
         for callback in callbacks:
@@ -179,42 +289,143 @@ class AsyncDatastore:
                     {"message": f"a callback of epoch {epoch} failed", "exception": error}
                 )
 
-    # --- what channels ask ---
+    # --- what it holds ---
+
+    async def snapshot(self) -> StoreSnapshot:
+        """The rows at the durable epoch. Valid until the next one is asked for, or the store is shut down."""
+        self.check()
+        async with self._reading:
+            assert self._directory is not None
+            assert self._snapshot is not None
+            epoch, found = self._snapshot
+            if epoch == self._rules.durable:
+                return found
+            epoch = self._rules.durable
+            fresh = await self._outside.blocking(_read_snapshot, self._outside.disk, self._directory.path, epoch)
+            self._snapshot = (epoch, fresh)
+            found.close()
+            return fresh
+
+    def blob_pool(self) -> BlobPool:
+        """Where the blobs of entries to come are registered."""
+        self.check()
+        assert self._blobs is not None
+        return self._blobs.pool()
+
+    def blob_path(self, blob_id: int) -> str:
+        """The file of a blob."""
+        self.check()
+        assert self._blobs is not None
+        return self._blobs.path(blob_id)
+
+    async def compact(self) -> Compacted:
+        """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
+
+        Somebody has to switch to a later one meanwhile. Sessions go on, and nothing of it is told to replicas."""
+        self.check()
+        assert self._upkeep is not None
+        return await self._upkeep.compact()
+
+    async def begin_backup(self, *, rotates: bool = True) -> Backup:
+        """Files to copy, in their order; until the end of that is notified no blob is deleted.
+
+        `rotates`: all files are put aside first, so that none of them changes; somebody has to switch to a later epoch
+        meanwhile. Without, they are listed as they are, and what is written while they are copied may be in them."""
+        self.check()
+        assert self._directory is not None
+        assert self._upkeep is not None
+        return await backup.begin(
+            self._outside,
+            self._directory.path,
+            self._upkeep.open_backups,
+            lambda: self._rules.switched,
+            self._rotate_all if rotates else None,
+        )
+
+    async def _rotate_all(self) -> None:
+        """The epoch file first: it then says no more than the log files hold that are put aside."""
+        assert self._directory is not None
+        disk, path = self._outside.disk, self._directory.path
+        milliseconds = int(self._outside.clock.wall() * 1000)
+        await self._write_epoch_file(backup.rotate_epoch_file, disk, path, milliseconds, self._rules.switched)
+        await self.rotate()
+
+    def switch_available_boundary_version(self, version: WriteVersion) -> None:
+        """Nobody will read versions before this one: compaction may delete blobs that only those name."""
+        self.check()
+        assert self._upkeep is not None
+        self._upkeep.boundary = WriteVersion(*version)
+
+    async def rotate(self) -> Rotated:
+        """Put all log files aside, at the border of the current epoch: somebody has to switch to a later one.
+
+        Without anything to put aside it returns at once, with the durable epoch."""
+        self.check()
+        assert self._directory is not None
+        rotation = Rotation(self._outside, self._directory.path, self._channels, self._rules.switched)
+        if not rotation.has_work():
+            return Rotated((), self._rules.durable)
+        self._rotations.append(rotation)
+        self._open_rotations.append(rotation)
+        try:
+            return await rotation.finished()
+        finally:
+            self._open_rotations.remove(rotation)
+
+    # --- what channels and replicas ask ---
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        assert self._directory is not None
+        return self._directory.path
+
+    @property
+    def instance_uuid(self) -> str:
+        """Which directory this is, wherever it lies."""
+        assert self._directory is not None
+        return self._directory.instance_uuid
+
+    def finished_sizes(self) -> dict[str, int]:
+        """By name of a file that a channel has open, how many of its bytes are sessions that have ended."""
+        return {channel.name: channel.finished_size for channel in self._channels if channel.has_file}
 
     def begin(self, channel: int) -> int:
+        """The epoch of a session that begins on this channel."""
         return self._rules.begin(channel)
 
     def check(self) -> None:
         """Raise unless the store is ready and sound."""
-        if self._state is State.READY:
-            return
-        if self._state is State.FAILED:
-            raise DatastoreFailed(
-                f"the datastore {self.settings.path} has stopped: {self._failure}",
-                hint="see to the cause, shut it down and open it again",
-            ) from self._failure
-        if self._state is State.CLOSED:
-            raise WrongTime(f"the datastore {self.settings.path} is shut down")
-        raise WrongTime(f"the datastore {self.settings.path} is not ready", hint="call ready() first")
+        if self._state is not State.READY:
+            raise self._refusal() from self._failure
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more is written or reported; the first error is the one that is told."""
-        if self._state in (State.NEW, State.READY):
+        """Nothing more is written or reported; the first error is the one that is told. From any thread."""
+        with self.guard:
+            if self._state not in (State.NEW, State.READY):
+                return
             self._state, self._failure = State.FAILED, error
+        if self._loop is None or _running_loop() is self._loop:
+            self._give_up(self._refusal())
+        else:
+            self._loop.call_soon_threadsafe(self._give_up, self._refusal())
 
     def uses_blobs(self, blob_ids: Sequence[int]) -> None:
-        """These are named by an entry."""
+        """These are named by an entry, and so belong to the log. From the thread of a channel."""
+        assert self._blobs is not None
+        self._blobs.use(blob_ids)
 
     def replicated(self, channel: int, epoch: int, parts: Parts) -> Coroutine[Any, Any, None] | None:
-        return None
+        """What is to be waited for until a session is on the replicas that count; None where there are none."""
+        return None if self._propagation is None else self._propagation.end_session(channel, epoch, parts)
 
-    async def finished(self, channel: int) -> None:
-        self.check()
-        await self._done(self._rules.finish(channel))
+    def finish(self, channel: int) -> Due:
+        """The session of a channel is on disk, here and there."""
+        return self._rules.finish(channel)
 
-    async def aborted(self, channel: int) -> None:
-        self.check()
-        await self._done(self._rules.abort(channel))
+    def abort(self, channel: int) -> Due:
+        """Nothing of the session of a channel is left."""
+        return self._rules.abort(channel)
 
     # --- what it can say ---
 
@@ -228,14 +439,40 @@ class AsyncDatastore:
             self._rules.durable,
             self._rules.informed,
             None if self._failure is None else str(self._failure),
+            self._propagation.status() if self._propagation else None,
         )
 
     def _check_new(self, what: str) -> None:
-        if self._state is State.NEW:
-            return
         if self._state is State.READY:
             raise WrongTime(f"{what}() comes too late: the datastore {self.settings.path} is ready")
-        self.check()
+        if self._state is not State.NEW:
+            self.check()
+
+    def _refusal(self) -> LimestoneError:
+        name = f"the datastore {self.settings.path}"
+        if self._state is State.FAILED:
+            return DatastoreFailed(
+                f"{name} has stopped: {self._failure}", hint="see to the cause, shut it down and open it again"
+            )
+        if self._state is State.CLOSED:
+            return WrongTime(f"{name} is shut down")
+        return WrongTime(f"{name} is not ready", hint="call ready() first")
+
+    def _give_up(self, error: LimestoneError) -> None:
+        """Nobody is told anything any more."""
+        for rotation in self._open_rotations:
+            rotation.give_up(error)
+        waiting, self._waiting = self._waiting, []
+        for _, told in waiting:
+            if not told.done():
+                told.set_exception(error)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _seen(task: asyncio.Task[None]) -> None:
@@ -244,19 +481,28 @@ def _seen(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def _write_snapshot(disk: Disk, directory: str, recovered: Recovered) -> None:
-    """`data/snapshot`, as the original leaves it. Ours reads no row from it, so a crash in between is harmless."""
-    disk.make_directory(f"{directory}/data")
-    changes = recovered.snapshot.changes(with_removes=bool(recovered.catalog.compacted))
-    write_whole(disk, f"{directory}/{names.SNAPSHOT}", encode_snapshot(changes))
+def _made_ready(disk: Disk, directory: DataDirectory, found: Recovered) -> StoreSnapshot:
+    """What follows recovery, in the original's order; all of it may be cut short, and is done again."""
+    path = directory.path
+    stored = found.snapshot.stored(disk, path, with_removes=bool(found.catalog.compacted))
+    blobs.collect_at_start(disk, path, stored.blob_ids(), found.max_blob_id)
+    disk.make_directory(f"{path}/{CONTROL}")
+    if found.last_epoch:
+        # What was not durable has been marked, so its number may be said to be now.
+        directory.epochs.write(found.last_epoch)
+    for name in disk.list_directory(path):
+        if names.is_epoch_file(name) and name != names.EPOCH:
+            disk.unlink(f"{path}/{name}")
+    return stored
 
 
-def _begin_epochs(disk: Disk, directory: DataDirectory, recovered: Recovered) -> None:
-    """Record that all that was found is durable: what is not has been marked. Rotated epoch files have served."""
-    if recovered.last_epoch:
-        directory.epochs.write(recovered.last_epoch)
-    put_aside = [name for name in disk.list_directory(directory.path) if names.is_epoch_file(name)]
-    for name in put_aside:
-        if name != names.EPOCH:
-            disk.unlink(f"{directory.path}/{name}")
-    disk.make_directory(f"{directory.path}/ctrl")
+def _read_snapshot(disk: Disk, directory: str, epoch: int) -> StoreSnapshot:
+    """The rows at an epoch of a directory that is written to meanwhile."""
+    for attempt in range(ATTEMPTS_MAX):
+        try:
+            found = recover(disk, directory, repairs=False, durable_epoch=epoch)
+            return found.snapshot.stored(disk, directory, with_removes=bool(found.catalog.compacted))
+        except FileNotFoundError:  # a log file was put aside, or compacted
+            if attempt == ATTEMPTS_MAX - 1:
+                raise
+    raise AssertionError

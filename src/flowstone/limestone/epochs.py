@@ -38,7 +38,8 @@ class EpochRules:
         """The largest epoch that is recorded."""
         self.informed = last_epoch
         """The largest epoch that was said to be durable. With no session in it, it may be beyond the recorded one."""
-        self._floor = last_epoch
+        self.floor = last_epoch
+        """The largest epoch that was there before: sessions are of later ones."""
         self._recording: int | None = None
         self._working: list[int | None] = []
         self._finished: list[int] = []
@@ -59,10 +60,10 @@ class EpochRules:
         """The epoch of the session that begins."""
         if self._working[channel] is not None:
             raise WrongTime(f"log channel {channel} has an open session", hint="end or abort it first")
-        if self.switched <= self._floor:
+        if self.switched <= self.floor:
             raise WrongTime(
                 f"no session can begin in epoch {self.switched}: it is durable already",
-                hint=f"call switch_epoch with {self._floor + 1} or more first",
+                hint=f"call switch_epoch with {self.floor + 1} or more first",
             )
         self._working[channel] = self.switched
         return self.switched

@@ -33,7 +33,8 @@ class Settings:
     `on_lost` says what happens when there are fewer: "block" waits for them, "degrade" goes on with those that are
     there, "fail" raises and stops the store. `group_commit` is the order of the epoch file here and on the replicas.
     `compatible`: every byte that is sent is what the original sends; no replica is reconnected or seeded.
-    `session_close` says which of the original's two forms that takes. `secret` is shared with the replicas.
+    `session_close` says which of the original's two forms that takes. `secret` is shared with the replicas. `no_delay`
+    and the buffers are what their sockets are given: TCP_NODELAY, and sizes in bytes.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Settings:
     compatible: bool = False
     session_close: SessionClose = "default"
     spill: int = SPILL
+    no_delay: bool = True
     send_buffer: int | None = None
     receive_buffer: int | None = None
     tls: Tls | None = None

@@ -46,12 +46,16 @@ class LoopThread:
         if not self._thread.is_alive():
             coroutine.close()
             raise LocalProtocolError("the loop has ended")
-        result = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        result = self.start(coroutine)
         try:
             return result.result()
         except BaseException:
             result.cancel()
             raise
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Let the coroutine run while the caller does something else; whoever cancels the result cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
         """Closing twice is harmless."""

@@ -1,0 +1,100 @@
+"""What keeps a running datastore small: compaction when it is asked for, with the blobs that nobody can see any more.
+
+Asked for by a call, or by a file `ctrl/start_compaction`, as the original's scripts do. `compaction.py` does the work,
+in a worker; here is what must be put aside and durable before. Nothing of it is told to replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final, Protocol
+
+from flowstone.limestone import catalog
+from flowstone.limestone.backup import OpenBackups
+from flowstone.limestone.blobs import Blobs
+from flowstone.limestone.catalog import Catalog
+from flowstone.limestone.compaction import Collection, Compacted, compact_online
+from flowstone.limestone.entries import WriteVersion
+from flowstone.limestone.errors import WrongTime
+from flowstone.limestone.rotation import Rotated
+from flowstone.outside import Outside
+
+CONTROL: Final = "ctrl"
+"""The directory where whoever has no other way in leaves a wish."""
+
+START_COMPACTION: Final = f"{CONTROL}/start_compaction"
+LOOK_SECONDS: Final = 1.0
+
+
+class Rotating(Protocol):
+    """What is asked of a store."""
+
+    async def rotate(self) -> Rotated: ...
+    async def until_durable(self, epoch: int) -> None: ...
+
+
+class Upkeep:
+    """Of one store that is ready, until `close`. `boundary`: nobody will read versions before it any more."""
+
+    def __init__(self, outside: Outside, directory: str, blobs: Blobs, store: Rotating) -> None:
+        self.boundary: WriteVersion | None = None
+        self.open_backups = OpenBackups()
+        self._outside = outside
+        self._directory = directory
+        self._blobs = blobs
+        self._store = store
+        self._compacting = False
+        self._work: asyncio.Future[Compacted] | None = None
+        self._watching = asyncio.ensure_future(self._watch())
+
+    async def compact(self) -> Compacted:
+        """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
+
+        Somebody has to switch to a later epoch meanwhile. Log files whose rows are there then are listed as detached,
+        and stay."""
+        if self._compacting:
+            raise WrongTime(f"a compaction of {self._directory} is running")
+        if self.open_backups:
+            # A newer catalog, copied with an older list of files, would lose rows.
+            raise WrongTime(f"a backup of {self._directory} is open", hint="notify its end first")
+        self._compacting = True
+        try:
+            with self._blobs.watching():
+                rotated = await self._store.rotate()
+                await self._store.until_durable(rotated.epoch)
+                self._work = asyncio.ensure_future(self._outside.blocking(self._compact, rotated.epoch))
+                return await asyncio.shield(self._work)
+        finally:
+            self._compacting = False
+
+    def _compact(self, epoch: int) -> Compacted:
+        disk = self._outside.disk
+        listed = catalog.read(disk, self._directory) or Catalog()
+        collection = None
+        if self.boundary is not None and self.boundary.major > listed.max_epoch_id:
+            collection = Collection(self.boundary, self._blobs.held)
+        milliseconds = int(self._outside.clock.wall() * 1000)
+        return compact_online(disk, self._directory, epoch, milliseconds, collection=collection)
+
+    async def _watch(self) -> None:
+        disk, path = self._outside.disk, f"{self._directory}/{START_COMPACTION}"
+        while True:
+            await self._outside.clock.sleep(LOOK_SECONDS)
+            try:
+                if disk.kind(path) == "file":
+                    disk.unlink(path)
+                    await self.compact()
+            except Exception as error:
+                # The log goes on without it; the wish may be left again.
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"the compaction of {self._directory} failed", "exception": error}
+                )
+
+    async def close(self) -> None:
+        """Look for no more wishes. A compaction that is running runs to its end first."""
+        self._watching.cancel()
+        for work in (self._watching, self._work):
+            if work is not None:
+                with suppress(Exception, asyncio.CancelledError):
+                    await work

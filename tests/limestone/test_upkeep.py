@@ -1,0 +1,128 @@
+"""A running store compacts: by a call or a wish left in its directory, with sessions open, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from flowstone.limestone import catalog, names, upkeep
+from flowstone.limestone.catalog import Catalog
+from flowstone.limestone.datastore import AsyncDatastore
+from flowstone.limestone.entries import WriteVersion
+from flowstone.limestone.errors import WrongTime
+from flowstone.limestone.files import read_whole
+from flowstone.limestone.settings import Settings
+from flowstone.outside import production
+from tests.limestone.test_rotation import opened, started, write
+
+DISK = production().disk
+
+
+async def keys(store: AsyncDatastore) -> list[bytes]:
+    return [row.key for row in (await store.snapshot()).cursor()]
+
+
+async def reopened(path: Path) -> list[bytes]:
+    store = AsyncDatastore(production(), Settings(str(path)))
+    await store.ready()
+    found = await keys(store)
+    await store.shutdown()
+    return found
+
+
+async def test_compaction_loses_nothing_of_sessions_that_are_open_meanwhile(tmp_path: Path) -> None:
+    store, (one, other) = await opened(tmp_path, 2)
+    await write(one, b"a")
+    await other.begin_session()
+    compacting = await started(store.compact())
+    with pytest.raises(WrongTime, match="is running"):
+        await store.compact()
+    await store.switch_epoch(2)
+    await one.begin_session()
+    other.add_entry(1, b"late", b"v", (1, 2))
+    await other.end_session()
+    result = await compacting
+    assert (result.rows, len(result.inputs), result.kept) == (2, 2, ())
+    one.add_entry(0, b"newer", b"v", (2, 1))
+    await one.end_session()
+    await store.switch_epoch(3)
+    assert await keys(store) == [b"a", b"newer", b"late"]
+    await store.shutdown()
+    listed = catalog.read(DISK, str(tmp_path))
+    assert listed is not None
+    assert (listed.compacted, listed.max_epoch_id) == (((names.COMPACTED, 1),), 1)
+    assert await reopened(tmp_path) == [b"a", b"newer", b"late"]
+
+
+async def test_of_an_empty_store_there_is_nothing_to_compact(tmp_path: Path) -> None:
+    store, _ = await opened(tmp_path, 1)
+    assert (await store.compact()).catalog == Catalog()
+    await store.shutdown()
+
+
+async def test_a_removed_key_does_not_come_back(tmp_path: Path) -> None:
+    store, (channel,) = await opened(tmp_path, 1)
+    await write(channel, b"a")
+    compacting = await started(store.compact())
+    await store.switch_epoch(2)
+    await compacting
+    await channel.begin_session()
+    channel.remove_entry(0, b"a", (2, 1))
+    await channel.end_session()
+    await store.switch_epoch(3)
+    assert await keys(store) == []
+    await store.shutdown()
+    assert await reopened(tmp_path) == []
+
+
+async def test_a_wish_that_was_left_is_fulfilled_and_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.01)
+    store, (channel,) = await opened(tmp_path, 1)
+    await write(channel, b"a")
+    wish = f"{tmp_path}/{upkeep.START_COMPACTION}"
+    DISK.create(wish).close()
+    async with asyncio.timeout(60):
+        epoch = 2
+        while DISK.kind(f"{tmp_path}/{names.COMPACTED}") is None:
+            await store.switch_epoch(epoch)
+            epoch += 1
+            await asyncio.sleep(0.01)
+    assert DISK.kind(wish) is None
+    await store.shutdown()
+
+
+async def test_a_wish_that_cannot_be_fulfilled_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.01)
+    reported: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.set_result(context["message"]))
+    store, _ = await opened(tmp_path, 1)
+    (tmp_path / "pwal_0000.00000000000001.0").write_bytes(b"\x55")
+    DISK.create(f"{tmp_path}/{upkeep.START_COMPACTION}").close()
+    async with asyncio.timeout(60):
+        assert "compaction of" in await reported
+    await store.switch_epoch(2)
+    await store.shutdown()
+
+
+async def test_blobs_that_nobody_can_see_any_more_go_with_a_compaction(tmp_path: Path) -> None:
+    store, (channel,) = await opened(tmp_path, 1)
+    pool = store.blob_pool()
+    old, new, waiting = [await pool.register_data(b"%d" % number) for number in range(3)]
+    for minor, blob_id in enumerate((old, new)):
+        await channel.begin_session()
+        channel.add_entry(0, b"k", b"v", (1, minor), [blob_id])
+        await channel.end_session()
+    for epoch in (1, 3):
+        if epoch == 3:
+            store.switch_available_boundary_version(WriteVersion(3, 0))
+        await write(channel, b"other")
+        compacting = await started(store.compact())
+        await store.switch_epoch(epoch + 1)
+        await compacting
+    stored = [read_whole(DISK, store.blob_path(blob_id)) for blob_id in (old, new, waiting)]
+    assert stored[1:] == [b"1", b"2"]
+    await store.shutdown()
