@@ -66,6 +66,10 @@ class AuthenticationFailed(ReplicaLost):
         super().__init__(endpoint, reason, hint=hint)
 
 
+class Refused(ReplicaLost):
+    """A replica of ours cannot do what it was asked, and says why."""
+
+
 @dataclass(frozen=True)
 class Peer:
     """Where a replica is, and how it is spoken to."""
@@ -256,6 +260,8 @@ class Conversation:
         endpoint = self.peer.endpoint
         if isinstance(answer, Error) and answer.code == ExtensionError.AUTHENTICATION_FAILED:
             self.end_by(AuthenticationFailed(endpoint, _said(answer)))
+        elif isinstance(answer, Error) and answer.code == ExtensionError.REFUSED:
+            self.end_by(Refused(endpoint, f"to {what} it said {_said(answer)}"))
         elif isinstance(answer, Error):
             self.end(f"to {what} it said {_said(answer)}")
         else:

@@ -16,7 +16,7 @@ from flowstone.limestone.catch_up import LogFiles, Store
 from flowstone.limestone.conversation import AuthenticationFailed, Peer
 from flowstone.limestone.ended_session import EndedSession, Parts, WireForm
 from flowstone.limestone.errors import LimestoneError
-from flowstone.limestone.replica_link import LinkState, ReplicaLink, ReplicaStatus
+from flowstone.limestone.replica_link import LinkState, LinkStatus, ReplicaLink
 from flowstone.limestone.settings import Settings
 from flowstone.outside import Outside, SocketOptions
 
@@ -33,7 +33,7 @@ class PropagationStatus:
     live: int
     degraded: bool
     on_lost: str
-    replicas: tuple[ReplicaStatus, ...]
+    replicas: tuple[LinkStatus, ...]
 
 
 class _Waiter:

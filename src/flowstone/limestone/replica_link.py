@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from flowstone.errors import FlowstoneError
 from flowstone.limestone import extensions
 from flowstone.limestone.catch_up import LogFiles, Store, decide, open_files
-from flowstone.limestone.conversation import Answer, AuthenticationFailed, Conversation, Peer, ReplicaLost
+from flowstone.limestone.conversation import Answer, AuthenticationFailed, Conversation, Peer, Refused, ReplicaLost
 from flowstone.limestone.ended_session import EndedSession, WireForm
 from flowstone.limestone.extensions import NONCE_SIZE, SEED_CHANNEL_MAX, Action, Hello, HelloAck, Prepare
 from flowstone.limestone.messages import Ack
@@ -46,7 +46,7 @@ class LinkState(Enum):
 
 
 @dataclass(frozen=True)
-class ReplicaStatus:
+class LinkStatus:
     """What an operator asks of one replica. `is_ours`: it can be resumed and seeded. `error`: why it is not live."""
 
     endpoint: str
@@ -107,6 +107,7 @@ class ReplicaLink:
         self._conversation: Conversation | None = None
         self._is_ours = False
         self._was_original = False
+        self._must_seed = False
         self.takes_commits = True
         """Whether epochs are recorded there; a real replica that has refused one still takes sessions."""
         self._unacknowledged: dict[EndedSession, float] = {}
@@ -132,8 +133,8 @@ class ReplicaLink:
     def has_committed(self, epoch: int) -> bool:
         return self.state is LinkState.LIVE and self.committed >= epoch
 
-    def status(self) -> ReplicaStatus:
-        return ReplicaStatus(
+    def status(self) -> LinkStatus:
+        return LinkStatus(
             str(self._peer.endpoint),
             self.state.value,
             self.committed,
@@ -198,6 +199,11 @@ class ReplicaLink:
         except (OSError, FlowstoneError) as error:
             # Of our own files: the replica is not to blame, but cannot be brought up to us.
             return ReplicaLost(self._peer.endpoint, f"it cannot be sent what it lacks: {error}")
+        except Exception as error:
+            # Ours, and not foreseen. A link that is not even lost would be waited for without end.
+            what = f"the link to replica {self._peer.endpoint} failed"
+            asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
+            return ReplicaLost(self._peer.endpoint, f"{type(error).__name__}: {error}")
 
     def _set_state(self, state: LinkState) -> None:
         self.state = state
@@ -242,9 +248,11 @@ class ReplicaLink:
         try:
             ack = await self._greet(conversation, nonce, files.horizon)
             invalidated = await self._all.invalidated_epochs(files)
-            prepared = decide(ack, self._store.instance_uuid, self._store.durable_epoch, files.horizon, invalidated)
-            if not isinstance(await conversation.exchange(prepared), Ack):
-                raise ReplicaLost(self._peer.endpoint, "to PREPARE it said something else than ACK")
+            master, epoch = self._store.instance_uuid, self._store.durable_epoch
+            prepared = decide(ack, master, epoch, files.horizon, invalidated)
+            if self._must_seed:
+                prepared = Prepare(Action.SEED, epoch)
+            await self._prepare(conversation, prepared)
         finally:
             files.close()
         self.was_seeded = prepared.action is Action.SEED
@@ -252,6 +260,17 @@ class ReplicaLink:
         await self._catch_up(conversation, prepared)
         self._set_state(LinkState.LIVE)
         self.commit()
+
+    async def _prepare(self, conversation: Conversation, prepared: Prepare) -> None:
+        try:
+            answer = await conversation.exchange(prepared)
+        except Refused:
+            # Where we want it to be it cannot go back to.
+            self._must_seed = prepared.action is Action.RESUME
+            raise
+        if not isinstance(answer, Ack):
+            raise ReplicaLost(self._peer.endpoint, f"to PREPARE it said {type(answer).__name__}")
+        self._must_seed = False
 
     async def _join_as_the_original(self, conversation: Conversation) -> None:
         endpoint = self._peer.endpoint

@@ -1,0 +1,372 @@
+"""Our master and our replicas over loopback, as processes would be: what one has reported durable, the others have.
+
+Outages, seeds under load, quorums, secrets, TLS: at the end the rows and the durable epoch of both directories are one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowstone.limestone import replica_link
+from flowstone.limestone.channel import AsyncLogChannel
+from flowstone.limestone.conversation import AuthenticationFailed
+from flowstone.limestone.datastore import AsyncDatastore
+from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.entries import Entry
+from flowstone.limestone.propagation import QuorumLost
+from flowstone.limestone.recovery import recover
+from flowstone.limestone.replica import Replica
+from flowstone.limestone.settings import Settings
+from flowstone.outside import Tls, production
+from tests.limestone.scripted_replica import eventually
+
+ANY_PORT = Endpoint("127.0.0.1", 0)
+SECRET = "correct horse battery staple"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_link, "RETRY_SECONDS_MAX", 0.1)
+
+
+def held(directory: Path) -> tuple[int, list[Entry]]:
+    """Durable epoch and rows of a directory, as whoever opens it next would find them."""
+    found = recover(production().disk, str(directory), repairs=False)
+    return found.durable_epoch, found.snapshot.rows()
+
+
+def replica_at(directory: Path, endpoint: Endpoint = ANY_PORT, **options: Any) -> Replica:
+    return Replica(production(), str(directory), endpoint, **options)
+
+
+class Store:
+    """A master with its channels, in the epoch `epoch`."""
+
+    def __init__(self, store: AsyncDatastore, channels: list[AsyncLogChannel]) -> None:
+        self.store = store
+        self.channels = channels
+        self.epoch = 0
+        self._count = 0
+
+    async def next_epoch(self) -> None:
+        self.epoch = max(self.epoch, self.store.last_epoch) + 1
+        await self.store.switch_epoch(self.epoch)
+
+    async def put(self, channel: int = 0, rows: int = 1, size: int = 5) -> None:
+        """A session of new keys, some of which an older one has, too."""
+        log = self.channels[channel]
+        await log.begin_session()
+        for _ in range(rows):
+            self._count += 1
+            log.add_entry(1, b"key %d" % (self._count % 500), bytes(size), (self.epoch, self._count))
+        await log.end_session()
+
+    @property
+    def states(self) -> list[str]:
+        replication = self.store.status().replication
+        assert replication is not None
+        return [replica.state for replica in replication.replicas]
+
+
+@asynccontextmanager
+async def master(directory: Path, *replicas: Endpoint, channels: int = 1, **options: Any) -> AsyncIterator[Store]:
+    async with AsyncDatastore(production(), Settings(str(directory), replicas, **options)) as store:
+        made = [await store.create_channel() for _ in range(channels)]
+        await store.ready()
+        running = Store(store, made)
+        await running.next_epoch()
+        yield running
+
+
+async def test_what_is_durable_here_is_there(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint, channels=3) as store:
+        reported: list[int] = []
+        store.store.add_persistent_callback(reported.append)
+        for _ in range(5):
+            await asyncio.gather(*(store.put(channel, rows=20) for channel in range(3)))
+            await store.next_epoch()
+            assert replica.status().durable_epoch == reported[-1] == store.epoch - 1
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+    assert (tmp_path / "m" / "pwal_0001").read_bytes() == (tmp_path / "r" / "pwal_0001").read_bytes()
+
+
+async def test_a_session_of_many_mebibytes_arrives_whole(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
+        await store.put(rows=100, size=100_000)
+        await store.next_epoch()
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+    assert (tmp_path / "m" / "pwal_0000").read_bytes() == (tmp_path / "r" / "pwal_0000").read_bytes()
+
+
+async def test_after_an_outage_a_replica_resumes(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "r") as replica:
+        endpoint = replica.endpoint
+        async with master(tmp_path / "m", endpoint, on_lost="degrade", channels=2) as store:
+            await eventually(lambda: store.states == ["live"])
+            await store.put(0)
+            await store.next_epoch()
+            before = replica.status().durable_epoch
+            await replica.stop()
+            await eventually(lambda: store.states != ["live"])
+            for channel in (0, 1, 0):
+                await store.put(channel, rows=30)
+                await store.next_epoch()
+            async with replica_at(tmp_path / "r", endpoint) as again:
+                await eventually(lambda: store.states == ["live"])
+                await store.put(1)
+                await store.next_epoch()
+                await eventually(lambda: again.status().durable_epoch == store.epoch - 1)
+                replication = store.store.status().replication
+                assert replication is not None
+                assert not replication.replicas[0].was_seeded
+                assert before < store.epoch - 3
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_an_empty_replica_is_seeded_under_load(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "a") as first:
+        free = replica_at(tmp_path / "b")
+        await free.start()
+        endpoint = free.endpoint
+        await free.stop()
+        shutil.rmtree(tmp_path / "b")
+        async with master(tmp_path / "m", first.endpoint, endpoint, quorum=1, channels=2) as store:
+            for number in range(40):
+                await store.put(number % 2, rows=50, size=2000)
+                await store.next_epoch()
+            writing = asyncio.ensure_future(_write(store, 60))
+            async with replica_at(tmp_path / "b", endpoint) as second:
+                await eventually(lambda: store.states == ["live", "live"])
+                await writing
+                await eventually(lambda: second.status().durable_epoch == store.epoch - 1)
+    assert held(tmp_path / "m") == held(tmp_path / "b") == held(tmp_path / "a")
+
+
+async def _write(store: Store, epochs: int) -> None:
+    for number in range(epochs):
+        await asyncio.gather(store.put(0, rows=10), store.put(1, rows=number % 7))
+        await store.next_epoch()
+
+
+async def test_a_replica_that_followed_another_master_is_seeded(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "r") as replica:
+        async with master(tmp_path / "other", replica.endpoint) as store:
+            await store.put(rows=10)
+            await store.next_epoch()
+        async with master(tmp_path / "m", replica.endpoint) as store:
+            await store.put(rows=3)
+            await store.next_epoch()
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_one_master_session_after_another_resumes(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "r") as replica:
+        for number in range(3):
+            async with master(tmp_path / "m", replica.endpoint, channels=number + 1) as store:
+                await store.put(number, rows=5)
+                await store.next_epoch()
+                await store.put(number, rows=5)  # of an epoch that never becomes durable
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_after_compaction_a_replica_that_is_far_behind_is_seeded(tmp_path: Path) -> None:
+    async with master(tmp_path / "m", channels=2) as store:
+        for number in range(6):
+            await store.put(number % 2, rows=300)
+            await store.next_epoch()
+        compacting = asyncio.ensure_future(store.store.compact())
+        await asyncio.sleep(0)
+        for _ in range(3):
+            await store.put(0)
+            await store.next_epoch()
+        await compacting
+        await store.put(1)
+        await store.next_epoch()
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
+        await store.put()
+        await store.next_epoch()
+    (epoch, rows), (there, rows_there) = held(tmp_path / "m"), held(tmp_path / "r")
+    assert epoch == there
+    assert [(row.key, row.value) for row in rows] == [(row.key, row.value) for row in rows_there]
+
+
+async def test_blobs_go_with_a_seed_and_with_sessions(tmp_path: Path) -> None:
+    async with master(tmp_path / "m") as store:
+        await _put_blob(store, b"old", bytes(300_000))
+        await store.next_epoch()
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
+        await _put_blob(store, b"new", b"small")
+        await _put_blob(store, b"large", bytes(3_000_000))
+        await store.next_epoch()
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+    blobs = sorted(path.relative_to(tmp_path / "m") for path in (tmp_path / "m" / "blob").rglob("*.blob"))
+    assert len(blobs) == 3
+    for blob in blobs:
+        assert (tmp_path / "m" / blob).read_bytes() == (tmp_path / "r" / blob).read_bytes()
+
+
+async def _put_blob(store: Store, key: bytes, content: bytes) -> None:
+    blob_id = await store.store.blob_pool().register_data(content)
+    await store.channels[0].begin_session()
+    store.channels[0].add_entry(2, key, b"", (store.epoch, 0), [blob_id])
+    await store.channels[0].end_session()
+
+
+async def test_one_of_two_is_enough_and_the_other_comes_back(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "a") as first, replica_at(tmp_path / "b") as second:
+        endpoint = second.endpoint
+        async with master(tmp_path / "m", first.endpoint, endpoint, quorum=1) as store:
+            await eventually(lambda: store.states == ["live", "live"])
+            await _more(store, 3)
+            await second.stop()
+            await _more(store, 3)
+            async with replica_at(tmp_path / "b", endpoint) as again:
+                await eventually(lambda: store.states == ["live", "live"])
+                await first.stop()
+                await _more(store, 3)
+                await eventually(lambda: again.status().durable_epoch == store.epoch - 1)
+    assert held(tmp_path / "m") == held(tmp_path / "b")
+
+
+async def _more(store: Store, epochs: int) -> None:
+    for _ in range(epochs):
+        await store.put(rows=5)
+        await store.next_epoch()
+
+
+@pytest.mark.parametrize("group_commit", ["local_first", "replica_first", "concurrent"])
+async def test_a_replica_one_epoch_ahead_is_set_back(tmp_path: Path, group_commit: str) -> None:
+    """The master loses power between the replica's record and its own, and goes on for a while alone."""
+    async with replica_at(tmp_path / "r") as replica:
+        endpoint = replica.endpoint
+        async with master(tmp_path / "m", endpoint, group_commit=group_commit) as store:
+            await _more(store, 2)
+            epochs = (tmp_path / "m" / "epoch").read_bytes()
+            await _more(store, 1)
+        (tmp_path / "m" / "epoch").write_bytes(epochs)
+        async with master(tmp_path / "m", group_commit=group_commit) as store:
+            await _more(store, 3)
+        async with master(tmp_path / "m", endpoint, group_commit=group_commit) as store:
+            await _more(store, 2)
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_without_the_secret_nobody_is_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with replica_at(tmp_path / "r", secret=SECRET) as replica:
+        endpoint = replica.endpoint
+        for secret in (None, "guess"):
+            with pytest.raises(AuthenticationFailed) as refused:
+                async with master(tmp_path / "m", endpoint, secret=secret):
+                    pass
+            assert SECRET not in str(refused.value)
+        async with master(tmp_path / "m", endpoint, secret=SECRET) as store:
+            await _more(store, 2)
+            assert SECRET not in repr(store.store.settings)
+            assert SECRET not in repr(store.store.status())
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+    async with replica_at(tmp_path / "r") as replica:
+        with pytest.raises(AuthenticationFailed):
+            async with master(tmp_path / "m", replica.endpoint, secret=SECRET):
+                pass
+    assert SECRET not in caplog.text
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Tls:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
+        f"-keyout {key} -out {cert}".split(),
+        check=True,
+        capture_output=True,
+    )
+    return Tls(cert_file=str(cert), key_file=str(key), ca_file=str(cert))
+
+
+async def test_tls(tmp_path: Path, certificate: Tls) -> None:
+    async with replica_at(tmp_path / "r", Endpoint("127.0.0.1", 0, True), tls=certificate, secret=SECRET) as replica:
+        async with master(tmp_path / "m", replica.endpoint, tls=certificate, secret=SECRET, channels=2) as store:
+            await _more(store, 2)
+            await store.put(1, rows=1000, size=3000)
+            await store.next_epoch()
+        with pytest.raises(QuorumLost):
+            async with master(tmp_path / "m", replica.endpoint, on_lost="fail"):
+                pass
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_ipv6(tmp_path: Path) -> None:
+    here = Endpoint.parse("tcp://[::1]:0")
+    async with replica_at(tmp_path / "r", here) as replica, master(tmp_path / "m", replica.endpoint) as store:
+        await _more(store, 2)
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_socket_options_are_taken(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "r") as replica:
+        options = {"no_delay": False, "send_buffer": 1 << 16, "receive_buffer": 1 << 16}
+        async with master(tmp_path / "m", replica.endpoint, **options) as store:
+            await _more(store, 2)
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+PROCESS = """
+import asyncio, sys
+from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.replica import Replica
+from flowstone.outside import production
+
+async def main():
+    async with Replica(production(), sys.argv[1], Endpoint.parse(sys.argv[2])) as replica:
+        print(replica.endpoint, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def in_a_process(started: list[subprocess.Popen[str]], directory: Path, endpoint: Endpoint) -> Endpoint:
+    command = [sys.executable, "-c", PROCESS, str(directory), str(endpoint)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    started.append(process)
+    assert process.stdout is not None
+    return Endpoint.parse(process.stdout.readline())
+
+
+async def test_a_replica_that_is_killed_again_and_again_lacks_nothing_in_the_end(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    endpoint = await asyncio.to_thread(in_a_process, processes, tmp_path / "r", ANY_PORT)
+    async with master(tmp_path / "m", endpoint, channels=2) as store:
+        writing = asyncio.ensure_future(_write(store, 150))
+        for _ in range(3):
+            await asyncio.sleep(0.15)
+            processes[-1].send_signal(signal.SIGKILL)
+            processes[-1].wait()
+            await asyncio.to_thread(in_a_process, processes, tmp_path / "r", endpoint)
+        async with asyncio.timeout(60):
+            await writing
+    processes[-1].kill()
+    processes[-1].wait()
+    assert held(tmp_path / "m") == held(tmp_path / "r")
