@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flowstone.errors import LocalProtocolError
-from flowstone.limestone import Datastore, LogChannel, Settings, WrongTime
+from flowstone.limestone import Datastore, DatastoreFailed, LogChannel, Settings, WriteVersion, WrongTime
+from flowstone.outside import File, production
+from flowstone.outside.disk import SystemDisk
 
 DEADLINE_SECONDS = 60
 
@@ -82,3 +88,118 @@ def test_each_thread_has_its_channel_and_epochs_are_switched_by_another(tmp_path
         again.ready()
         with pytest.raises(WrongTime):
             again.create_channel()
+
+
+def test_all_that_a_store_can_do_can_be_done_without_a_loop(tmp_path: Path) -> None:
+    with Datastore(str(tmp_path / "a")) as store:
+        channel = store.create_channel()
+        store.ready()
+        store.switch_epoch(1)
+        pool = store.blob_pool()
+        first = pool.register_data(b"content")
+        second = pool.duplicate_data(first)
+        (tmp_path / "file").write_bytes(b"from a file")
+        third = pool.register_file(str(tmp_path / "file"), is_temporary=True)
+        channel.begin_session()
+        channel.add_entry(1, b"k", b"v", (1, 1), [first])
+        channel.end_session()
+        pool.release()
+        assert Path(store.blob_path(first)).read_bytes() == b"content"
+        assert not any(Path(store.blob_path(blob_id)).exists() for blob_id in (second, third))
+        store.switch_available_boundary_version(WriteVersion(1, 0))
+        with later_epochs(store):
+            assert store.compact().rows == 1
+        with later_epochs(store), store.begin_backup() as backup:
+            (tmp_path / "backup").mkdir()
+            for entry in backup.entries:
+                shutil.copy(entry.source, tmp_path / "backup" / entry.destination)
+            with pytest.raises(WrongTime, match="a backup of"):
+                store.compact()
+        assert [row.key for row in store.snapshot().cursor()] == [b"k"]
+    with Datastore(str(tmp_path / "b")) as other:
+        other.create_channel()
+        other.restore(str(tmp_path / "backup"))
+        other.ready()
+        assert [(row.key, row.blob_ids) for row in other.snapshot().cursor()] == [(b"k", (first,))]
+        assert Path(other.blob_path(first)).read_bytes() == b"content"
+        with pytest.raises(WrongTime, match="comes too late"):
+            other.restore(str(tmp_path / "backup"))
+
+
+@contextmanager
+def later_epochs(store: Datastore) -> Iterator[None]:
+    """Another thread that switches from epoch to epoch, as whoever waits for one needs."""
+    done = threading.Event()
+
+    def switch() -> None:
+        while not done.wait(0.005):
+            store.switch_epoch(store.status().current_epoch + 1)
+
+    thread = threading.Thread(target=switch)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(DEADLINE_SECONDS)
+
+
+def test_a_disk_that_fails_in_the_callers_thread_stops_the_store(tmp_path: Path) -> None:
+    class Failing(SystemDisk):
+        def append_to(self, path: str) -> File:
+            raise OSError(5, "Input/output error", path)
+
+    with Datastore(str(tmp_path)) as store:
+        store.create_channel()
+        store.ready()
+    (tmp_path / "pwal_0000").touch()
+    with Datastore(str(tmp_path), outside=replace(production(), disk=Failing())) as store:
+        channel = store.create_channel()
+        store.ready()
+        store.switch_epoch(1)
+
+        def wait() -> None:
+            with pytest.raises(DatastoreFailed):
+                store.until_durable(1)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        with pytest.raises(OSError, match="Input/output"):
+            channel.begin_session()
+        waiting.join(DEADLINE_SECONDS)
+        assert not waiting.is_alive()
+        with pytest.raises(DatastoreFailed):
+            store.switch_epoch(2)
+
+
+def test_files_are_put_aside_under_threads_that_write(tmp_path: Path) -> None:
+    stop = threading.Event()
+    written = [0, 0]
+
+    def write(channel: LogChannel) -> None:
+        while not stop.is_set():
+            channel.begin_session()
+            channel.add_entry(channel.id, b"%d" % written[channel.id], b"v", (1, written[channel.id]))
+            channel.end_session()
+            written[channel.id] += 1
+
+    with Datastore(str(tmp_path)) as store:
+        channels = [store.create_channel() for _ in range(2)]
+        store.ready()
+        store.switch_epoch(1)
+        writers = [threading.Thread(target=write, args=(channel,)) for channel in channels]
+        for writer in writers:
+            writer.start()
+        with later_epochs(store):
+            for _ in range(5):
+                store.compact()
+        stop.set()
+        for writer in writers:
+            writer.join(DEADLINE_SECONDS)
+        last = store.status().current_epoch
+        store.switch_epoch(last + 1)
+        store.until_durable(last)
+        assert len(store.snapshot()) == sum(written) > 0
+    with Datastore(str(tmp_path)) as again:
+        again.ready()
+        assert len(again.snapshot()) == sum(written)

@@ -7,11 +7,11 @@ back costs more than that. Callbacks are called in the loop's thread: they must 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from flowstone.limestone.backup import Backup
+from flowstone.limestone.backup import Backup, BackupEntry
 from flowstone.limestone.blobs import BlobPool
 from flowstone.limestone.channel import AsyncLogChannel
 from flowstone.limestone.compaction import Compacted
@@ -127,6 +127,10 @@ class Datastore:
     def ready(self) -> None:
         """Recover what the directory holds, and let sessions begin once an epoch has been switched to."""
         self._thread.run(self._store.ready())
+
+    def restore(self, source: str, *, keeps_source: bool = True, entries: Sequence[BackupEntry] | None = None) -> None:
+        """Make the directory what a backup holds; what was in it is gone. Before `ready` only."""
+        self._thread.run(self._store.restore(source, keeps_source=keeps_source, entries=entries))
 
     @property
     def last_epoch(self) -> int:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from flowstone.limestone import backup, blobs, names
-from flowstone.limestone.backup import Backup
+from flowstone.limestone.backup import Backup, BackupEntry
 from flowstone.limestone.blobs import BlobPool, Blobs
 from flowstone.limestone.channel import AsyncLogChannel, Parts
 from flowstone.limestone.compaction import Compacted
@@ -139,6 +139,20 @@ class AsyncDatastore:
         self._upkeep = Upkeep(self._outside, directory.path, self._blobs, self)
         self._state = State.READY
 
+    async def restore(
+        self, source: str, *, keeps_source: bool = True, entries: Sequence[BackupEntry] | None = None
+    ) -> None:
+        """Make the directory what a backup holds; what was in it is gone. Before `ready` only.
+
+        `entries` name the files of the backup where they are not to be found by their names."""
+        self._check_new("restore")
+        async with self._opening:
+            if self._directory is not None:
+                self._directory.release()
+                self._directory = None
+            work = partial(backup.restore, keeps_source=keeps_source, entries=entries)
+            await self._outside.blocking(work, self._outside.disk, source, self.settings.path)
+
     async def shutdown(self) -> None:
         """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count."""
         if self._state is State.CLOSED:
@@ -170,7 +184,7 @@ class AsyncDatastore:
     async def _opened(self) -> DataDirectory:
         if self._directory is None:
             self._directory = await DataDirectory.open(self._outside, self.settings.path)
-            if self.settings.replicas:
+            if self.settings.replicas and self._propagation is None:
                 self._propagation = Propagation(self._outside, self.settings, self)
         return self._directory
 

@@ -62,8 +62,11 @@ def packed_puts(
         raise LocalProtocolError("storage ids and versions are numbers of 64 bits")
     key_bytes, key_sizes = _joined(keys)
     value_bytes, value_sizes = _joined(values)
-    ends = np.cumsum(key_sizes + value_sizes + PUT_SIZE)
-    return _parts((storage_id, version), key_bytes, key_sizes, value_bytes, value_sizes, ends, part_size)
+    ids = (storage_id, version.major, version.minor)
+    size = PUT_SIZE * count + len(key_bytes) + len(value_bytes)
+    if size <= part_size:
+        return iter((_packed(size, key_bytes, key_sizes, value_bytes, value_sizes, ids),) if count else ())
+    return _parts(ids, key_bytes, key_sizes, value_bytes, value_sizes, part_size)
 
 
 def _joined(texts: Sequence[bytes]) -> tuple[Bytes, Sizes]:
@@ -79,28 +82,27 @@ def _joined(texts: Sequence[bytes]) -> tuple[Bytes, Sizes]:
     return np.frombuffer(joined, np.uint8), sizes
 
 
+def _packed(
+    size: int, keys: Bytes, key_sizes: Sizes, values: Bytes, value_sizes: Sizes, ids: tuple[int, int, int]
+) -> memoryview:
+    out = np.empty(size, np.uint8)
+    written = pack_puts(out, keys, key_sizes, values, value_sizes, np.array(ids, np.uint64))
+    assert written == size
+    return out.data
+
+
 def _parts(
-    ids: tuple[int, WriteVersion],
-    keys: Bytes,
-    key_sizes: Sizes,
-    values: Bytes,
-    value_sizes: Sizes,
-    ends: Sizes,
-    part_size: int,
+    ids: tuple[int, int, int], keys: Bytes, key_sizes: Sizes, values: Bytes, value_sizes: Sizes, part_size: int
 ) -> Iterator[memoryview]:
-    storage_id, version = ids
+    storage_id, major, minor = ids
+    ends = np.cumsum(key_sizes + value_sizes + PUT_SIZE)
     first = key_at = value_at = done = 0
     while first < len(ends):
         behind = max(int(np.searchsorted(ends, done + part_size)), first) + 1
         behind = min(behind, len(ends))
-        size = int(ends[behind - 1]) - done
-        out = np.empty(size, np.uint8)
-        numbers = np.array([storage_id, version.major, version.minor + first], np.uint64)
-        written = pack_puts(
-            out, keys[key_at:], key_sizes[first:behind], values[value_at:], value_sizes[first:behind], numbers
-        )
-        assert written == size
-        yield out.data
-        key_at += int(key_sizes[first:behind].sum())
-        value_at += int(value_sizes[first:behind].sum())
+        size, part = int(ends[behind - 1]) - done, slice(first, behind)
+        part_ids = (storage_id, major, minor + first)
+        yield _packed(size, keys[key_at:], key_sizes[part], values[value_at:], value_sizes[part], part_ids)
+        key_at += int(key_sizes[part].sum())
+        value_at += int(value_sizes[part].sum())
         first, done = behind, done + size
