@@ -57,6 +57,12 @@ class WrittenDirectory:
         os.rename(f"{self.path}/{name}", f"{self.path}/{there}")
         return there
 
+    def rotate_as(self, data: bytes, number: int = 1) -> str:
+        """A file that compaction makes of sessions that are too new for it."""
+        there = names.rotated(names.pwal(0), 1_794_772_615_522 + number, 0)
+        self.append(there, data)
+        return there
+
     def compact(self, *detached: str, epoch: int) -> None:
         """What online compaction leaves of files that were rotated."""
         rows = self.state(epoch)

@@ -10,7 +10,7 @@ import pytest
 from flowstone.limestone.entries import put
 from flowstone.limestone.errors import DamagedFile
 from flowstone.outside import production
-from flowstone.spark import limestone_index
+from flowstone.spark import limestone_pieces
 from flowstone.spark.limestone_index import EpochLost, LimestoneIndex, NotALimestone, NotDurable
 from flowstone.spark.limestone_reading import chunks_of, counted
 from tests.spark.limestone_directories import (
@@ -32,7 +32,7 @@ def epochs_read(index: LimestoneIndex, start: int, end: int) -> list[int]:
     found: list[int] = []
     for part in index.slices(start, end, size=1000):
         for chunk in chunks_of(index.disk, part):
-            found += chunk.epochs[counted(chunk, start, end)].tolist()
+            found += chunk.epochs[counted(chunk, start, min(end, part.limit))].tolist()
     return sorted(found)
 
 
@@ -51,7 +51,7 @@ def test_durable_epochs_are_there_and_nothing_behind_them(tmp_path: Path) -> Non
 
 
 def test_a_directory_is_followed_as_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limestone_index, "SMALL_PIECE", 300)
+    monkeypatch.setattr(limestone_pieces, "SMALL_PIECE", 300)
     directory = WrittenDirectory(tmp_path / "d")
     index = opened(directory)
     assert (index.durable, index.storages(9)) == (0, [])
@@ -155,6 +155,46 @@ def test_compaction_leaves_changes_as_long_as_its_files_are_there(tmp_path: Path
     )
     index.check_changes(20, 21)
     assert epochs_read(index, 20, 21) == [21]
+
+
+def test_sessions_that_compaction_copies_count_once(tmp_path: Path) -> None:
+    directory = WrittenDirectory(tmp_path / "d")
+    for epoch in range(1, 6):
+        directory.session(0, epoch, *(put(1, b"%d" % key, b"v", version(epoch, key)) for key in range(epoch)))
+    directory.durable(5)
+    whole = directory.rotate(0)
+    later = b"".join(snippet(epoch, *entries) for epoch, entries in directory.sessions if epoch > 3)
+    index = opened(directory)
+    kept = directory.rotate_as(later)
+    index.refresh()
+    assert epochs_read(index, 0, 5) == expected(directory, 0, 5), "both are there, and the catalog does not say so yet"
+    assert index.row_count(0, 5) == len(expected(directory, 0, 5))
+    directory.compact(whole, epoch=3)
+    for each in (index, opened(directory)):
+        each.refresh()
+        assert (each.horizon, each.earliest) == (3, 0)
+        assert epochs_read(each, 2, 5) == expected(directory, 2, 5)
+    # Again, and then the file of the first time is all later than what is compacted.
+    again = directory.rotate_as(later, 2)
+    directory.compact(whole, kept, epoch=3)
+    index.refresh()
+    assert epochs_read(index, 0, 5) == expected(directory, 0, 5)
+    assert again > kept > whole
+
+
+def test_a_session_that_is_void_until_it_is_whole(tmp_path: Path) -> None:
+    directory = WrittenDirectory(tmp_path / "d")
+    directory.session(0, 2, put(1, b"a", b"1", version(1)))
+    directory.durable(2)
+    size = os.path.getsize(f"{directory.path}/pwal_0000")
+    directory.append("pwal_0000", snippet(2, put(1, b"b", b"2", version(2)), is_void=True))
+    index = opened(directory)
+    assert index.row_count(0, 2) == 1
+    with open(f"{directory.path}/pwal_0000", "r+b") as file:
+        file.seek(size)
+        file.write(b"\x02")
+    index.refresh()
+    assert epochs_read(index, 0, 2) == [2, 2]
 
 
 def test_a_second_compaction_behind_deleted_files_is_seen(tmp_path: Path) -> None:

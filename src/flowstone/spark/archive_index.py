@@ -335,6 +335,10 @@ class ArchiveIndex:
             self._withdrawn.within(first.before.vclock, last.vclock),
         )
 
+    def row_count(self, start: VClock, end: VClock) -> int:
+        """About how many rows are behind `start` up to `end`."""
+        return end.signature - start.signature
+
     def size_between(self, start: VClock, end: VClock) -> int:
         """About how many bytes of logs lie between two positions."""
         behind = bisect_left(self._runs, True, key=lambda placed: end <= placed.before.vclock)

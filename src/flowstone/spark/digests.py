@@ -18,7 +18,7 @@ from flowstone.spark.tuple_differences import same_values
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-SIDE_COLUMNS: Final = "space_id INT, sort_key BINARY, tuple BINARY, wrong STRING"
+SIDE_COLUMNS: Final = "space_id LONG, sort_key BINARY, tuple BINARY, wrong STRING"
 """`sort_key` is the primary key as bytes that order; `wrong` says where a side contradicts itself, else it is null.
 
 Where `tuple` is null there is no row, only something wrong.
@@ -29,7 +29,9 @@ BUCKETS: Final = 64
 MISSING_IN_A, MISSING_IN_B, DIFFERS, TWICE, ENCODED = "missing in A", "missing in B", "differs", "twice", "encoded"
 """What can be the matter with a key. `ENCODED`: the same values, some written longer than they need: no difference."""
 
-DIFFERENCE_COLUMNS: Final = "space_id INT, sort_key BINARY, kind STRING, count_a LONG, count_b LONG, a BINARY, b BINARY"
+DIFFERENCE_COLUMNS: Final = (
+    "space_id LONG, sort_key BINARY, kind STRING, count_a LONG, count_b LONG, a BINARY, b BINARY"
+)
 
 _SECOND_SEED: Final = 0x464C4F57
 _HALF: Final = 0xFFFFFFFF
@@ -99,7 +101,7 @@ def differing_keys(spark: SparkSession, a: DataFrame, b: DataFrame, buckets: Map
     from pyspark.sql import functions as f
 
     places = spark.createDataFrame(
-        [(space_id, bucket) for space_id, each in buckets.items() for bucket in each], "space_id INT, bucket LONG"
+        [(space_id, bucket) for space_id, each in buckets.items() for bucket in each], "space_id LONG, bucket LONG"
     )
     rows = _tagged(a, b).where(f.col("tuple").isNotNull()).withColumn("bucket", _bucket())
     rows = rows.join(f.broadcast(places), ["space_id", "bucket"], "left_semi")

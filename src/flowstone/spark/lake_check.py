@@ -21,7 +21,7 @@ from flowstone.spark.tuple_differences import BrokenTuple, check_whole
 
 CHECKED: pa.Schema = pa.schema(
     [
-        pa.field("space_id", pa.int32()),
+        pa.field("space_id", pa.int64()),
         pa.field("sort_key", pa.binary()),
         pa.field("tuple", pa.binary()),
         pa.field("wrong", pa.string()),
@@ -120,7 +120,7 @@ def _checked_one(schema: LakeSchema, prefix: bytes, row: pa.RecordBatch) -> pa.R
 def _rows(schema: LakeSchema, keys: Any, tuples: Any, wrong: Any) -> pa.RecordBatch:
     columns = [pa.array(each, kind) if isinstance(each, list) else each
                for each, kind in ((keys, pa.binary()), (tuples, pa.binary()), (wrong, pa.string()))]  # fmt: skip
-    space_ids = pa.repeat(pa.scalar(schema.space.id, pa.int32()), len(columns[0]))
+    space_ids = pa.repeat(pa.scalar(schema.space.id, pa.int64()), len(columns[0]))
     return pa.RecordBatch.from_arrays([space_ids, *columns], schema=CHECKED)
 
 

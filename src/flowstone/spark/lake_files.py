@@ -317,14 +317,14 @@ def milliseconds_now() -> int:
 
 LOADED: Final = pa.schema(
     [
-        pa.field("space_id", pa.int32()),
+        pa.field("space_id", pa.int64()),
         pa.field("path", pa.string()),
         pa.field("size", pa.int64()),
         pa.field("row_count", pa.int64()),
         pa.field("statistics", pa.string()),
     ]
 )
-LOADED_DDL: Final = "space_id INT, path STRING, size BIGINT, row_count BIGINT, statistics STRING"
+LOADED_DDL: Final = "space_id BIGINT, path STRING, size BIGINT, row_count BIGINT, statistics STRING"
 
 
 @dataclass(frozen=True, slots=True)

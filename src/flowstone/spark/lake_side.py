@@ -213,7 +213,7 @@ def _frame(
     work = [(space_id, path) for space_id, table in chosen.items() for path in table.current]
     frame = spark.createDataFrame(_definition_rows(progress, wanted), SIDE_COLUMNS)
     if work:
-        files = spark.createDataFrame(work, "space_id INT, path STRING").repartition(_tasks(spark, len(work)))
+        files = spark.createDataFrame(work, "space_id LONG, path STRING").repartition(_tasks(spark, len(work)))
         read = partial(read_files, chosen, progress.replicaset_uuid)
         frame = frame.unionByName(files.mapInArrow(read, SIDE_COLUMNS))
     for space_id, table in chosen.items():
@@ -249,13 +249,13 @@ def read_files(
                     for rows in file.iter_batches(use_threads=False):
                         checked = checked_rows(table.schema, replicaset_uuid, rows)
                         # The table has the id that one of its sets knows the space by; others may have another.
-                        space_ids = pa.repeat(pa.scalar(space_id, pa.int32()), len(checked))
+                        space_ids = pa.repeat(pa.scalar(space_id, pa.int64()), len(checked))
                         yield checked.set_column(0, checked.schema.field(0), space_ids)
 
 
 # --- histories ---
 
-_STATE_COLUMNS: Final = "space_id INT, sort_key BINARY, is_current BOOLEAN, from_version LONG, to_version LONG"
+_STATE_COLUMNS: Final = "space_id LONG, sort_key BINARY, is_current BOOLEAN, from_version LONG, to_version LONG"
 
 
 def _broken_chains(spark: SparkSession, space_id: int, table: PinnedRows, replicaset_uuid: str) -> DataFrame:
@@ -313,7 +313,7 @@ def _read_states(
 def _state_batch(space_id: int, is_current: bool, prefix_size: int, rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
-            pa.repeat(pa.scalar(space_id, pa.int32()), len(rows)),
+            pa.repeat(pa.scalar(space_id, pa.int64()), len(rows)),
             unprefixed(prefix_size, rows.column(KEY.name)),
             pa.repeat(pa.scalar(is_current), len(rows)),
             rows.column("_from_version"),

@@ -10,39 +10,30 @@ Never changes a directory, and takes no lock.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from flowstone.errors import FlowstoneError
 from flowstone.limestone import catalog, epoch_file, manifest, names
 from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.entries import EntryType
-from flowstone.limestone.entry_table import MAJOR, MINOR, OTHER, STORAGE_ID, TYPE
-from flowstone.limestone.errors import DamagedFile, LimestoneError
+from flowstone.limestone.errors import LimestoneError
 from flowstone.outside.disk import Disk
-from flowstone.spark.limestone_walk import OUTSIDE, VALID, Chunk, Session, walk
+from flowstone.spark.limestone_pieces import NO_LIMIT, SMALL_PIECE, LogFile, Piece, Version, Walk
+from flowstone.spark.limestone_walk import Session
 
 SLICE_SIZE: Final = 32 << 20
 """Bytes of a file that one task reads."""
-
-SMALL_PIECE: Final = 1 << 20
-"""A piece below this is walked again with what is appended to it, so that they do not become many."""
 
 TRIES: Final = 10
 """How often a directory may change under our eyes while it is looked at."""
 
 NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
 """Of directories of formats that had none."""
-
-Version = tuple[int, int]
-ReadAt = Callable[[int, int], bytes]
-EMPTYING: Final = (EntryType.CLEAR_STORAGE, EntryType.REMOVE_STORAGE)
 
 
 class NotALimestone(LimestoneError):
@@ -55,48 +46,6 @@ class EpochLost(LimestoneError):
 
 class NotDurable(LimestoneError):
     """An epoch that is asked for is not durable, or not yet."""
-
-
-class Clear(NamedTuple):
-    """A storage was emptied: entries of it with a lesser version do not count."""
-
-    epoch: int
-    storage_id: int
-    version: Version
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Entries of a file between two offsets, and what is known of those that count.
-
-    `epochs` has the epochs ascending, `counts` how many entries each has, `least` and `greatest` are their versions.
-    """
-
-    start: int
-    end: int
-    session: Session
-    checksum: int
-    epochs: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    least: NDArray[np.uint64]
-    greatest: NDArray[np.uint64]
-
-    def is_between(self, start: int, end: int) -> bool:
-        return bool(len(self.epochs)) and self.epochs[-1] > start and self.epochs[0] <= end
-
-    def least_between(self, start: int, end: int) -> Version | None:
-        chosen = (self.epochs > start) & (self.epochs <= end)
-        return min(map(_version, self.least[:, chosen].T), default=None)
-
-    def reaches(self, version: Version, end: int) -> bool:
-        """Whether any entry of epochs up to `end` has this version or a greater one."""
-        majors, minors = self.greatest[:, self.epochs <= end]
-        major, minor = map(np.uint64, version)
-        return bool(((majors > major) | ((majors == major) & (minors >= minor))).any())
-
-    def count_between(self, start: int, end: int) -> int:
-        chosen = (self.epochs > start) & (self.epochs <= end)
-        return int(self.counts[chosen].sum())
 
 
 class Place(NamedTuple):
@@ -112,49 +61,19 @@ class Place(NamedTuple):
 class Slice:
     """Pieces of one file that one task reads. `number` is the file's place among all: of equal versions the last wins.
 
-    `is_compacted`: it is a compacted file, to whose entries those of any log are newer."""
+    `is_compacted`: it is a compacted file, to whose entries those of any log are newer. Sessions behind epoch `limit`
+    are in another file, too, and count there."""
 
     directory: str
     name: str
     number: int
     places: tuple[Place, ...]
     is_compacted: bool = False
+    limit: int = NO_LIMIT
 
     @property
     def size(self) -> int:
         return sum(place.end - place.start for place in self.places)
-
-
-@dataclass
-class _LogFile:
-    """One file as far as it was walked: `sound` is for good, `tail` only until the next look."""
-
-    identity: tuple[int, int]
-    name: str
-    sound: list[Piece] = field(default_factory=list)
-    tail: list[Piece] = field(default_factory=list)
-    clears: list[Clear] = field(default_factory=list)
-    tail_clears: list[Clear] = field(default_factory=list)
-    storages: dict[int, int] = field(default_factory=dict)
-    tail_storages: dict[int, int] = field(default_factory=dict)
-    head: bytes = b""
-    _session_behind: Session = field(default_factory=Session)
-
-    @property
-    def pieces(self) -> list[Piece]:
-        return [*self.sound, *self.tail]
-
-    @property
-    def at(self) -> int:
-        return self.sound[-1].end if self.sound else 0
-
-    def take_last_small(self) -> tuple[int, Session]:
-        """Where the walk goes on: behind what is sound, or with its last piece again where that is small."""
-        if self.sound and self.sound[-1].end - self.sound[-1].start < SMALL_PIECE:
-            last = self.sound.pop()
-            self._session_behind = last.session
-            return last.start, last.session
-        return self.at, self._session_behind
 
 
 class LimestoneIndex:
@@ -165,9 +84,9 @@ class LimestoneIndex:
         self.directory = directory
         self.durable = 0
         self.catalog = Catalog()
-        self._files: dict[tuple[int, int], _LogFile] = {}
-        self._logs: list[_LogFile] = []
-        self._compacted: _LogFile | None = None
+        self._files: dict[tuple[int, int], LogFile] = {}
+        self._logs: list[LogFile] = []
+        self._compacted: LogFile | None = None
         found = manifest.read(disk, directory) if os.path.isdir(directory) else None
         if found is None:
             raise NotALimestone(f"{directory} is no Limestone data directory", hint=f"it has no {names.MANIFEST}")
@@ -197,26 +116,51 @@ class LimestoneIndex:
                 return
         raise LimestoneError(f"{self.directory} changes all the time", hint="try again")
 
-    def _look(self, durable: int) -> tuple[list[_LogFile], _LogFile | None]:
+    def _look(self, durable: int) -> tuple[list[LogFile], LogFile | None]:
         there = [name for name in sorted(os.listdir(self.directory)) if names.is_pwal(name)]
         special = (names.COMPACTED, names.COMPACTED_PREVIOUS)
         compacted = next((name for name in special if name in there), None)
         logs = [self._walked(name, durable) for name in there if name not in special and self._is_file(name)]
+        self._find_copies(logs)
         return logs, self._walked(compacted, durable) if compacted is not None else None
+
+    def _find_copies(self, logs: Sequence[LogFile]) -> None:
+        """Compaction copies sessions that are too new for it from the end of a rotated file to one of their own."""
+        rotated = [each for each in logs if names.is_detached(each.name) and each.size]
+        for whole in rotated:
+            for copy in rotated:
+                is_of_channel = copy.name.partition(".")[0] == whole.name.partition(".")[0]
+                if copy is whole or not is_of_channel or copy.size > whole.size or copy.oldest is None:
+                    continue
+                if copy.oldest - 1 < whole.limit and copy.oldest <= whole.newest and self._ends_with(whole, copy):
+                    is_twin = copy.size == whole.size and copy.name < whole.name
+                    whole.limit = whole.limit if is_twin else copy.oldest - 1
+
+    def _ends_with(self, whole: LogFile, copy: LogFile) -> bool:
+        with (
+            self.disk.open(f"{self.directory}/{whole.name}") as a,
+            self.disk.open(f"{self.directory}/{copy.name}") as b,
+        ):
+            for at in range(0, copy.size, SMALL_PIECE):
+                size = min(SMALL_PIECE, copy.size - at)
+                if a.read_at(whole.size - copy.size + at, size) != b.read_at(at, size):
+                    return False
+        return True
 
     def _is_file(self, name: str) -> bool:
         return self.disk.kind(f"{self.directory}/{name}") == "file"
 
-    def _walked(self, name: str, durable: int) -> _LogFile:
+    def _walked(self, name: str, durable: int) -> LogFile:
         path = f"{self.directory}/{name}"
         with self.disk.open(path) as file:
             stat = os.stat(path)
             size, head = file.size(), file.read_at(0, 32)
             found = self._files.get((stat.st_dev, stat.st_ino))
             if found is None or size < found.at or head[: len(found.head)] != found.head:
-                found = _LogFile((stat.st_dev, stat.st_ino), name)
+                found = LogFile((stat.st_dev, stat.st_ino), name)
             found.name = name
-            _Walk(found, durable, path).run(file.read_at, size)
+            found.size = size
+            Walk(found, durable, path).run(file.read_at, size)
             found.head = head[: min(len(head), found.at)]
         return found
 
@@ -231,7 +175,7 @@ class LimestoneIndex:
         """The epoch up to which a compacted file has one state of everything; 0 where there is none."""
         if self._compacted is None:
             return 0
-        detached = [self._newest(each) for each in self._logs if each.name in self.catalog.detached]
+        detached = [each.newest for each in self._logs if each.name in self.catalog.detached]
         known = max([self.catalog.max_epoch_id, *detached])
         # Other tools make compacted files without saying of when.
         return known or max(0, (self._oldest or self.durable + 1) - 1)
@@ -248,12 +192,7 @@ class LimestoneIndex:
 
     @property
     def _oldest(self) -> int | None:
-        epochs = [int(piece.epochs[0]) for each in self._logs for piece in each.pieces if len(piece.epochs)]
-        return min(epochs, default=None)
-
-    @staticmethod
-    def _newest(file: _LogFile) -> int:
-        return max((int(piece.epochs[-1]) for piece in file.pieces if len(piece.epochs)), default=0)
+        return min((each.oldest for each in self._logs if each.oldest is not None), default=None)
 
     @property
     def has_unnumbered(self) -> str | None:
@@ -325,7 +264,7 @@ class LimestoneIndex:
 
     def rivals(self, start: int, end: int, *, size: int = SLICE_SIZE) -> list[Slice]:
         """Where entries up to `start` may be with greater versions than some behind it up to `end`: none, mostly."""
-        lesser = (piece.least_between(start, end) for piece in self._pieces(start, end))
+        lesser = (piece.least_between(start, until) for piece, until in self._pieces(start, end))
         least = min((version for version in lesser if version is not None), default=None)
         if least is None:
             return []
@@ -334,16 +273,16 @@ class LimestoneIndex:
         for number, each in enumerate(self._logs):
             if each.name in left_out:
                 continue
-            pieces = [piece for piece in each.pieces if piece.is_between(-1, start) and piece.reaches(least, start)]
+            pieces = [piece for piece in each.pieces_between(-1, start) if piece.reaches(least, start)]
             found += [self._slice(each, number, part) for part in _parts([_place(piece) for piece in pieces], size)]
         return found
 
-    def _of_file(self, file: _LogFile, number: int, start: int, end: int, size: int) -> Iterator[Slice]:
-        places = [_place(piece) for piece in file.pieces if piece.is_between(start, end)]
+    def _of_file(self, file: LogFile, number: int, start: int, end: int, size: int) -> Iterator[Slice]:
+        places = [_place(piece) for piece in file.pieces_between(start, end)]
         return (self._slice(file, number, part) for part in _parts(places, size))
 
-    def _slice(self, file: _LogFile, number: int, places: Sequence[Place], *, is_compacted: bool = False) -> Slice:
-        return Slice(self.directory, file.name, number, tuple(places), is_compacted)
+    def _slice(self, file: LogFile, number: int, places: Sequence[Place], *, is_compacted: bool = False) -> Slice:
+        return Slice(self.directory, file.name, number, tuple(places), is_compacted, file.limit)
 
     def clears(self, epoch: int, *, behind: int = -1, with_detached: bool = False) -> dict[int, Version]:
         """Per storage, with what version it was emptied last, up to an epoch.
@@ -357,19 +296,22 @@ class LimestoneIndex:
                     found[clear.storage_id] = max(found.get(clear.storage_id, (0, 0)), clear.version)
         return found
 
-    def _pieces(self, start: int, end: int) -> Iterator[Piece]:
-        return (piece for each in self._logs for piece in each.pieces if piece.is_between(start, end))
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[Piece, int]]:
+        """Pieces with such epochs, and up to which they count in each."""
+        for each in self._logs:
+            for piece in each.pieces_between(start, end):
+                yield piece, min(end, each.limit)
 
     def row_count(self, start: int, end: int) -> int:
         """Entries behind `start` up to `end`."""
-        return sum(piece.count_between(start, end) for piece in self._pieces(start, end))
+        return sum(piece.count_between(start, until) for piece, until in self._pieces(start, end))
 
     def size_between(self, start: int, end: int) -> int:
-        return sum(piece.end - piece.start for piece in self._pieces(start, end))
+        return sum(piece.end - piece.start for piece, _ in self._pieces(start, end))
 
     def cut(self, start: int, *, max_rows: int | None = None, max_bytes: int | None = None) -> int:
         """The epoch at which a batch that begins behind `start` ends: the durable one, or less, but a whole epoch."""
-        pieces = list(self._pieces(start, self.durable))
+        pieces = [piece for piece, _ in self._pieces(start, self.durable)]
         if not pieces or (max_rows is None and max_bytes is None):
             return max(start, self.durable)
         epochs = np.concatenate([piece.epochs for piece in pieces])
@@ -398,10 +340,6 @@ def _place(piece: Piece) -> Place:
     return Place(piece.start, piece.end, piece.session, piece.checksum)
 
 
-def _version(pair: NDArray[np.uint64]) -> Version:
-    return int(pair[0]), int(pair[1])
-
-
 def _parts(places: Sequence[Place], size: int) -> Iterator[list[Place]]:
     """Pieces of a file in parts of about that size."""
     taken = 0
@@ -411,113 +349,6 @@ def _parts(places: Sequence[Place], size: int) -> Iterator[list[Place]]:
         taken += place.end - place.start
     for _, part in groupby(marked, key=lambda each: each[0]):
         yield [place for _, place in part]
-
-
-class _Walk:
-    """One look at one file: what is new of it becomes pieces."""
-
-    def __init__(self, file: _LogFile, durable: int, path: str) -> None:
-        self._file = file
-        self._durable = durable
-        self._path = path
-
-    def run(self, read_at: ReadAt, size: int) -> None:
-        file = self._file
-        file.tail, file.tail_clears, file.tail_storages = [], [], {}
-        start, session = file.take_last_small()
-        is_sound = True
-        for chunk in walk(read_at, start, size, session, self._path):
-            if chunk.stopped is not None:
-                self._check_tail(chunk, read_at, size)
-            whole = chunk
-            if is_sound:
-                undurable = (chunk.states == VALID) & (chunk.epochs > self._durable)
-                if undurable.any():
-                    # From its marker on: an entry of such a session stands behind one.
-                    count = int(np.argmax(undurable))
-                    self._add(chunk.cut(count), is_sound=True)
-                    whole, is_sound = _behind(chunk, count), False
-            self._add(whole, is_sound=is_sound)
-
-    def _add(self, chunk: Chunk, *, is_sound: bool) -> None:
-        count = chunk.table.shape[1]
-        if not count:
-            return
-        file = self._file
-        counted = (chunk.states == VALID) & (chunk.epochs <= self._durable) & ~chunk.is_marker
-        rows = np.flatnonzero(counted)
-        start = chunk.start
-        data = chunk.buf[start - chunk.base : chunk.end - chunk.base]
-        piece = Piece(start, chunk.end, chunk.before, crc32c(data.data), *_by_epoch(chunk, rows))
-        (file.sound if is_sound else file.tail).append(piece)
-        if is_sound:
-            file._session_behind = chunk.session
-        storages = file.storages if is_sound else file.tail_storages
-        for storage_id, epoch in _first_epochs(chunk, rows):
-            storages[storage_id] = min(storages.get(storage_id, epoch), epoch)
-        clears = file.clears if is_sound else file.tail_clears
-        for row in rows[np.isin(chunk.table[TYPE, rows], EMPTYING)].tolist():
-            version = int(chunk.table[MAJOR, row]), int(chunk.table[MINOR, row])
-            clear = Clear(int(chunk.epochs[row]), int(chunk.table[STORAGE_ID, row]), version)
-            if clear not in clears:  # a small piece is walked again
-                clears.append(clear)
-
-    def _check_tail(self, chunk: Chunk, read_at: ReadAt, size: int) -> None:
-        """A tail that is no whole entry is one that is being written, or that a crash cut short, or damage."""
-        epoch, state = chunk.session
-        if names.COMPACTED in self._path:
-            raise DamagedFile(self._path, chunk.end, "no whole entry is there", hint="restore it from a backup")
-        if state == VALID and 0 < epoch <= self._durable:
-            raise DamagedFile(
-                self._path,
-                chunk.end,
-                f"no whole entry is there, in a session of epoch {epoch}, which is durable",
-                hint="durable entries are lost: restore a backup",
-            )
-        if state == OUTSIDE and chunk.stopped == OTHER:
-            rest = read_at(chunk.end, min(size - chunk.end, 1 << 20))
-            if rest.count(0) != len(rest):
-                raise DamagedFile(self._path, chunk.end, "no entry is there", hint="repair the directory")
-
-
-def _behind(chunk: Chunk, count: int) -> Chunk:
-    """All but its first entries."""
-    before = chunk.cut(count).session if count else chunk.before
-    return Chunk(
-        chunk.buf,
-        chunk.base,
-        chunk.table[:, count:],
-        chunk.epochs[count:],
-        chunk.states[count:],
-        before,
-        chunk.session,
-        chunk.end,
-        chunk.stopped,
-    )
-
-
-def _by_epoch(
-    chunk: Chunk, rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]]:
-    """Epochs, how many of the entries each has, and their least and greatest versions."""
-    epochs, versions = chunk.epochs[rows].astype(np.int64), chunk.table[MAJOR : MINOR + 1, rows]
-    order = np.lexsort((versions[1], versions[0], epochs))
-    epochs, versions = epochs[order], versions[:, order]
-    is_first = np.append(True, epochs[1:] != epochs[:-1]) if len(epochs) else np.zeros(0, np.bool_)
-    firsts = np.flatnonzero(is_first)
-    counts = np.diff(np.append(firsts, len(epochs)))
-    return epochs[firsts], counts, versions[:, firsts], versions[:, firsts + counts - 1]
-
-
-def _first_epochs(chunk: Chunk, rows: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Storages, and the first epoch that each has here."""
-    storage_ids, epochs = chunk.table[STORAGE_ID, rows], chunk.epochs[rows]
-    if not len(rows):
-        return
-    distinct, places = np.unique(storage_ids, return_inverse=True)
-    firsts = np.full(len(distinct), np.iinfo(np.uint64).max, np.uint64)
-    np.minimum.at(firsts, places, epochs)
-    yield from zip(distinct.tolist(), firsts.tolist(), strict=True)
 
 
 def is_limestone(directory: str) -> bool:

@@ -18,7 +18,8 @@ from flowstone.limestone import names
 from flowstone.limestone.entries import EntryType
 from flowstone.limestone.entry_table import MAJOR, MINOR, STORAGE_ID, TYPE
 from flowstone.outside.disk import Disk, File
-from flowstone.spark.limestone_index import EpochLost, Place, ReadAt, Slice, Version
+from flowstone.spark.limestone_index import EpochLost, Place, Slice
+from flowstone.spark.limestone_pieces import ReadAt, Version
 from flowstone.spark.limestone_walk import VALID, Chunk, walk
 
 Rows = NDArray[np.int64]
@@ -80,7 +81,7 @@ def _gone(part: Slice) -> EpochLost:
 
 
 def counted(chunk: Chunk, start: int, end: int) -> Rows:
-    """Numbers of the entries of sessions behind `start` up to `end`, which are durable."""
+    """Numbers of the entries of sessions behind `start` up to `end`, which is durable."""
     chosen = (chunk.states == VALID) & (chunk.epochs <= np.uint64(end)) & ~chunk.is_marker
     if start >= 0:
         chosen &= chunk.epochs > np.uint64(start)

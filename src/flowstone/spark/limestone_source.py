@@ -137,6 +137,6 @@ def read_part(partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ChangesOfFile)
         contract = partition.contract
         for chunk in chunks_of(disk, partition.part):
-            rows = contract.chosen(chunk, counted(chunk, partition.start, partition.end))
+            rows = contract.chosen(chunk, counted(chunk, partition.start, min(partition.end, partition.part.limit)))
             if len(rows):
                 yield contract.batch(chunk, rows)

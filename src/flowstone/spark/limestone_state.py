@@ -20,8 +20,9 @@ from flowstone.limestone.entries import EntryType
 from flowstone.limestone.entry_table import STORAGE_ID, TYPE
 from flowstone.outside.disk import Disk
 from flowstone.spark.limestone_columns import EntryContract, key_column, newest, place_column
-from flowstone.spark.limestone_index import LimestoneIndex, Slice, Version
+from flowstone.spark.limestone_index import LimestoneIndex, Slice
 from flowstone.spark.limestone_kernels import key_shares
+from flowstone.spark.limestone_pieces import Version
 from flowstone.spark.limestone_reading import Rows, chunks_of, counted, points, surviving
 from flowstone.spark.limestone_walk import Chunk
 

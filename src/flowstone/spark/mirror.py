@@ -22,7 +22,7 @@ from flowstone.node.archive_definitions import rows_of
 from flowstone.node.archive_manifest import Lsns
 from flowstone.replication.vclock import VClock
 from flowstone.spark import mirror_progress as events
-from flowstone.spark.archive_index import ArchiveIndex, DataLoss
+from flowstone.spark.archive_index import DataLoss
 from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.fold import upsert_rules
 from flowstone.spark.lake import Lake
@@ -31,7 +31,7 @@ from flowstone.spark.lake_schema import LakeError
 from flowstone.spark.masks import Masking
 from flowstone.spark.mirror_batch import BatchJob, has_two_keys, truncations
 from flowstone.spark.mirror_choice import Changes, Choice, Spaces, changes_between
-from flowstone.spark.mirror_sources import DirectorySource, LiveSource, MirrorSource, server_version
+from flowstone.spark.mirror_sources import DirectorySource, LiveSource, Log, MirrorSource, server_version
 from flowstone.spark.mirror_start import (
     Origin,
     OtherSettings,
@@ -362,7 +362,7 @@ class Mirror:
         self._batch(stream, index, end)
         return True
 
-    def _plan(self, stream: _Stream, index: ArchiveIndex) -> VClock:
+    def _plan(self, stream: _Stream, index: Log) -> VClock:
         """The end of the next batch: definitions that mean nothing to the tables do not end it."""
         start = stream.position
         assert start is not None
@@ -370,7 +370,7 @@ class Mirror:
         if end == start or self._means_something(stream, index, start, end):
             return end
         for _ in range(EXTENSIONS_MAX):
-            left = self._options.max_rows - (end.signature - start.signature)
+            left = self._options.max_rows - index.row_count(start, end)
             if left <= 0 or end == index.settled:
                 break
             after = index.cut(end, max_rows=left, max_bytes=BATCH_BYTES, at_definitions=True)
@@ -379,14 +379,14 @@ class Mirror:
             end = after
         return end
 
-    def _means_something(self, stream: _Stream, index: ArchiveIndex, start: VClock, end: VClock) -> bool:
+    def _means_something(self, stream: _Stream, index: Log, start: VClock, end: VClock) -> bool:
         """Whether tables have to follow definitions or truncations of a stretch with at most one such transaction."""
         after = self._options.choice.spaces_of(index.schema_at(end).schema, stream.spaces)
         return bool(changes_between(stream.spaces, after)) or bool(truncations(index, start, end, stream.spaces))
 
     # --- snapshots ---
 
-    def _begin(self, stream: _Stream, index: ArchiveIndex, snapshot: SnapshotFile | None) -> None:
+    def _begin(self, stream: _Stream, index: Log, snapshot: SnapshotFile | None) -> None:
         """Tables become the state of a snapshot; without one, of nothing: the log is there from its beginning on."""
         position = snapshot.vclock if snapshot is not None else index.earliest
         self._tell(events.Snapshot(stream.uuid, position.to_mapping()))
@@ -412,7 +412,7 @@ class Mirror:
 
     # --- batches ---
 
-    def _batch(self, stream: _Stream, index: ArchiveIndex, end: VClock) -> None:
+    def _batch(self, stream: _Stream, index: Log, end: VClock) -> None:
         start = stream.position
         assert start is not None
         begun = time.monotonic()
@@ -435,7 +435,7 @@ class Mirror:
         self._tables.rename(changes.renamed, stream.uuid, start)
         rules = upsert_rules(server_version(index))
         targets = self._tables.targets(spaces, stream.uuid, truncated, rules, created=changes.created)
-        folded = self._job.run(index, start, end, targets, row_count=end.signature - start.signature)
+        folded = self._job.run(index, start, end, targets, row_count=index.row_count(start, end))
         newest = None
         versions = self._tables.create(changes.created, stream.uuid, end, folded)
         for space_id, space in spaces.items():
@@ -465,7 +465,7 @@ class Mirror:
             self._options.masking.follow(was, now)
 
     def _load_late(
-        self, stream: _Stream, index: ArchiveIndex, created: Sequence[SpaceDefinition], start: VClock, end: VClock
+        self, stream: _Stream, index: Log, created: Sequence[SpaceDefinition], start: VClock, end: VClock
     ) -> None:
         """Refuses a space that has rows already and is chosen only now, by a new name: they are not in the lake."""
         before = index.schema_at(start).schema
@@ -505,7 +505,7 @@ def key_parts(space: SpaceDefinition) -> tuple[object, ...]:
     return space.primary_key.parts if space.primary_key is not None else ()
 
 
-def _snapshot_behind(index: ArchiveIndex, position: VClock, loss: DataLoss) -> SnapshotFile:
+def _snapshot_behind(index: Log, position: VClock, loss: DataLoss) -> SnapshotFile:
     """The newest snapshot, which stands for what is lost."""
     settled = [each for each in index.snapshots if each.vclock <= index.settled and position <= each.vclock]
     if not settled or settled[-1].vclock == position:

@@ -28,6 +28,7 @@ from flowstone.spark.contract import ChangeContract, spark_ddl
 from flowstone.spark.fold import fold, keys_needing_old
 from flowstone.spark.frames import RAW_COLUMNS, SliceRows, changes_frame, snapshot_rows
 from flowstone.spark.lake_files import PinnedTable
+from flowstone.spark.limestone_log import LimestoneLog
 from flowstone.spark.masks import SpaceMask
 from flowstone.spark.slice_bytes import SliceServer, Transport
 from flowstone.xlog.columns import MOMENT
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from flowstone.spark.archive_index import ArchiveIndex
+    from flowstone.spark.mirror_sources import Log
 
 FOLDED_SCHEMA: Final = pa.schema(
     [
-        pa.field("space_id", pa.int32(), nullable=False),
+        pa.field("space_id", pa.int64(), nullable=False),
         pa.field("sort_key", pa.binary()),
         pa.field("tuple", pa.binary()),
         pa.field("masked", pa.binary()),
@@ -101,11 +103,15 @@ class BatchJob:
     """Where executors get slices that are not sent along."""
 
     def run(
-        self, index: ArchiveIndex, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
+        self, index: Log, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
     ) -> dict[int, Folded]:
         """The changes behind `start` up to `end`, folded, by space. `row_count` is about how many there are."""
         if not targets:
             return {}
+        if isinstance(index, LimestoneLog):
+            from flowstone.spark import limestone_mirror
+
+            return by_space(limestone_mirror.folded(self.spark, index, start, end, targets, row_count))
         if row_count < DRIVER_ROWS:
             return by_space(pa.Table.from_batches(_fold_here(index, start, end, targets), FOLDED_SCHEMA))
         self._next_batch()
@@ -121,8 +127,12 @@ class BatchJob:
         )
         return self.fold(frame, targets, row_count)
 
-    def load(self, index: ArchiveIndex, snapshot: SnapshotFile, spaces: Collection[int]) -> SliceRows:
+    def load(self, index: Log, snapshot: SnapshotFile, spaces: Collection[int]) -> SliceRows | DataFrame:
         """The rows of a snapshot: space id, sort key, tuple."""
+        if isinstance(index, LimestoneLog):
+            from flowstone.spark import limestone_mirror
+
+            return limestone_mirror.loaded(self.spark, index, snapshot.vclock, spaces)
         self._next_batch()
         return snapshot_rows(
             self.spark,
@@ -188,7 +198,7 @@ def _fold_space(target: Target, changes: pa.Table) -> Iterator[pa.RecordBatch]:
         return
     tuples = states["tuple"].combine_chunks()
     columns = {
-        "space_id": pa.repeat(pa.scalar(target.space.id, pa.int32()), states.num_rows),
+        "space_id": pa.repeat(pa.scalar(target.space.id, pa.int64()), states.num_rows),
         "masked": target.mask.tuples(tuples) if target.mask is not None else pa.nulls(len(tuples), pa.binary()),
     }
     columns |= {name: states[name].combine_chunks() for name in FOLDED_SCHEMA.names if name not in columns}
@@ -253,11 +263,15 @@ _TRUNCATION_COLUMNS: Final = (
 _KEY_COLUMNS: Final = ("_lsn", "_space_id", "_tuple_msgpack", "_key_msgpack")
 
 
-def truncations(index: ArchiveIndex, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
+def truncations(index: Log, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
     """Which of the spaces are emptied between two positions. Read by the driver: only few runs of a log have any.
 
     One that is dropped and made again in a transaction, or whose primary key is, is emptied, too.
     """
+    if isinstance(index, LimestoneLog):
+        from flowstone.spark import limestone_mirror
+
+        return limestone_mirror.truncations(index, start, end, spaces)
     only = (*spaces, SPACE_ID, INDEX_ID)
     contract = ChangeContract(index.replicaset_uuid, wanted=_TRUNCATION_COLUMNS, show_system=True, only=only)
     found: dict[int, Truncation] = {}
@@ -280,12 +294,13 @@ def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
     return key[0] if system_space == SPACE_ID or key[1] == 0 else None
 
 
-def has_two_keys(index: ArchiveIndex, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
+def has_two_keys(index: Log, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
     """Whether rows that count have keys of different definitions, in a transaction that alters the primary key.
 
     Where it does not empty the space, the rows of the table have the former key, so any change is one too many. Else
     what comes behind that and before the new key is. Read by the driver.
     """
+    assert not isinstance(index, LimestoneLog), "storages keep their keys"
     contract = ChangeContract(index.replicaset_uuid, wanted=_KEY_COLUMNS, show_system=True, only=(space_id, INDEX_ID))
     changed: list[int] = []
     defined = 0
@@ -312,7 +327,8 @@ def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch])
                 mask = masks.get(space_id)
                 shown = mine if mask is None else mask.tuples(mine)
                 yield pa.RecordBatch.from_arrays(
-                    [space_ids.filter(chosen), keys.filter(chosen), shown], names=["space_id", "sort_key", "tuple"]
+                    [space_ids.filter(chosen).cast(pa.int64()), keys.filter(chosen), shown],
+                    names=["space_id", "sort_key", "tuple"],
                 )
 
 

@@ -22,11 +22,17 @@ from flowstone.outside import production
 from flowstone.outside.disk import AlreadyLocked
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
+from flowstone.spark.limestone_index import is_limestone
+from flowstone.spark.limestone_log import LimestoneLog
 from flowstone.spark.spool import Spool
 from flowstone.xlog.reader import LogFile
 
 POLL_SECONDS: Final = 0.2
 NEWEST_VERSION: Final = (2, 11)
+
+
+Log = ArchiveIndex | LimestoneLog
+"""What a mirror follows."""
 
 
 class MirrorBusy(FlowstoneError):
@@ -40,7 +46,7 @@ class MirrorSource(Protocol):
     replicaset_uuid: str
 
     @property
-    def index(self) -> ArchiveIndex:
+    def index(self) -> Log:
         """What is there now. Cheap: asked for at every turn."""
         ...
 
@@ -69,16 +75,17 @@ class MirrorSource(Protocol):
 
 
 class DirectorySource:
-    """An archive, or the directory of a server's own logs. It is read, never written."""
+    """An archive, the directory of a server's own logs, or that of a Limestone. It is read, never written."""
 
     def __init__(self, directory: str) -> None:
         self.name = directory
-        self._index = ArchiveIndex.open(production().disk, directory)
+        kind = LimestoneLog if is_limestone(directory) else ArchiveIndex
+        self._index: Log = kind.open(production().disk, directory)
         self.replicaset_uuid = self._index.replicaset_uuid
         self._is_fresh = True
 
     @property
-    def index(self) -> ArchiveIndex:
+    def index(self) -> Log:
         if not self._is_fresh:
             self._index.refresh()
         self._is_fresh = False
@@ -171,7 +178,7 @@ class LiveSource:
         self._spool.close()
 
 
-def server_version(index: ArchiveIndex) -> tuple[int, ...]:
+def server_version(index: Log) -> tuple[int, ...]:
     """Of the server whose log it is: what UPSERT does depends on it."""
     names = [name for name in index.disk.list_directory(index.directory) if name.endswith((".xlog", ".snap"))]
     if not names:

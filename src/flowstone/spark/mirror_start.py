@@ -17,12 +17,13 @@ from flowstone.iproto.uri import Uri
 from flowstone.node.archive_definitions import DefinitionRow, Definitions
 from flowstone.outside import production
 from flowstone.outside.disk import AlreadyLocked
-from flowstone.spark.archive_index import ArchiveIndex, DataLoss
+from flowstone.spark.archive_index import DataLoss
 from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import Progress as Saved
+from flowstone.spark.limestone_log import LimestoneLog
 from flowstone.spark.masks import WrongMask
-from flowstone.spark.mirror_sources import DirectorySource, MirrorBusy
+from flowstone.spark.mirror_sources import DirectorySource, Log, MirrorBusy
 from flowstone.spark.spool import facts_of
 
 if TYPE_CHECKING:
@@ -111,6 +112,11 @@ def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
     """Choice and masks fit the spaces that a first load is going to have."""
     if isinstance(origin.source, DirectorySource):
         index = origin.source.index
+        if options.history and isinstance(index, LimestoneLog):
+            raise OtherSettings(
+                f"{index.directory} is a Limestone, whose log has no times: it cannot have a history",
+                hint="leave --history out",
+            )
         newest = index.schema_at(index.settled).schema
         snapshot = first_snapshot(index, is_history=options.history)
         first = index.schema_at(snapshot.vclock if snapshot is not None else index.earliest).schema
@@ -149,7 +155,7 @@ def schema_of(rows: Sequence[DefinitionRow]) -> Schema:
     return tracker.schema
 
 
-def first_snapshot(index: ArchiveIndex, *, is_history: bool) -> SnapshotFile | None:
+def first_snapshot(index: Log, *, is_history: bool) -> SnapshotFile | None:
     """The newest that is settled, or for a history the oldest; None where the log begins with nothing."""
     settled = [each for each in index.snapshots if each.vclock <= index.settled]
     if not settled:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-LOADED_DDL = "space_id INT, sort_key BINARY, tuple BINARY"
+LOADED_DDL = "space_id BIGINT, sort_key BINARY, tuple BINARY"
 
 Pair = tuple[SpaceDefinition, SpaceDefinition]
 """A space as it was and as it is."""

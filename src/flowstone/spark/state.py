@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 STATE: Final = pa.schema(
     [
-        pa.field("space_id", pa.int32(), nullable=False),
+        pa.field("space_id", pa.int64(), nullable=False),
         pa.field("sort_key", pa.binary(), nullable=False),
         pa.field("tuple", pa.binary(), nullable=False),
     ]
@@ -230,7 +230,8 @@ class _StateJob:
         if self.snapshot.vclock == self.position:
             # Nothing to fold, and a snapshot has its own order.
             names = {"space_id": "_space_id", "sort_key": "_sort_key", "tuple": "_tuple_msgpack"}
-            return rows.select(*(functions.col(theirs).alias(ours) for ours, theirs in names.items()))
+            found = rows.select(*(functions.col(theirs).alias(ours) for ours, theirs in names.items()))
+            return found.withColumn("space_id", functions.col("space_id").cast("bigint"))
         rows = rows.unionAll(self._change_rows())
         stages = max((len(plan.rekeyed) for plan in self.plans.values()), default=0)
         if not stages:
@@ -374,7 +375,7 @@ def _fold_spaces(plans: Plans, rules: UpdateRules, changes: pa.Table) -> Iterato
         space_id = int(space_ids[start])
         states = fold(plans[space_id].definitions, part, rules=rules, is_sorted=True)
         states = states.filter(states["tuple"].is_valid())
-        ids = pa.repeat(pa.scalar(space_id, pa.int32()), len(states))
+        ids = pa.repeat(pa.scalar(space_id, pa.int64()), len(states))
         table = pa.table([ids, states["sort_key"], states["tuple"]], schema=STATE)
         yield from table.to_batches()
 

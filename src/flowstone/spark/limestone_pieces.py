@@ -1,0 +1,248 @@
+"""A Limestone log file as pieces of entries: where they are, which epochs and versions they have, and no keys.
+
+What is durable is walked once and kept. What stands behind the first session that is not durable yet is walked anew
+each time: a crash may have it marked or cut off, whoever took it back may write something else there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from flowstone.limestone import names
+from flowstone.limestone.entries import EntryType
+from flowstone.limestone.entry_table import AT, MAJOR, MINOR, OTHER, STORAGE_ID, TYPE
+from flowstone.limestone.errors import DamagedFile
+from flowstone.spark.limestone_walk import OUTSIDE, VALID, VOID, Chunk, Session, walk
+
+SMALL_PIECE: Final = 1 << 20
+"""A piece below this is walked again with what is appended to it, so that they do not become many."""
+
+NO_LIMIT: Final = (1 << 63) - 1
+
+Version = tuple[int, int]
+ReadAt = Callable[[int, int], bytes]
+EMPTYING: Final = (EntryType.CLEAR_STORAGE, EntryType.REMOVE_STORAGE)
+
+
+class Clear(NamedTuple):
+    """A storage was emptied: entries of it with a lesser version do not count."""
+
+    epoch: int
+    storage_id: int
+    version: Version
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Entries of a file between two offsets, and what is known of those that count.
+
+    `epochs` has the epochs ascending, `counts` how many entries each has, `least` and `greatest` are their versions.
+    """
+
+    start: int
+    end: int
+    session: Session
+    checksum: int
+    epochs: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    least: NDArray[np.uint64]
+    greatest: NDArray[np.uint64]
+
+    def is_between(self, start: int, end: int) -> bool:
+        return bool(len(self.epochs)) and self.epochs[-1] > start and self.epochs[0] <= end
+
+    def least_between(self, start: int, end: int) -> Version | None:
+        chosen = (self.epochs > start) & (self.epochs <= end)
+        return min(map(_version, self.least[:, chosen].T), default=None)
+
+    def reaches(self, version: Version, end: int) -> bool:
+        """Whether any entry of epochs up to `end` has this version or a greater one."""
+        majors, minors = self.greatest[:, self.epochs <= end]
+        major, minor = map(np.uint64, version)
+        return bool(((majors > major) | ((majors == major) & (minors >= minor))).any())
+
+    def count_between(self, start: int, end: int) -> int:
+        chosen = (self.epochs > start) & (self.epochs <= end)
+        return int(self.counts[chosen].sum())
+
+
+@dataclass
+class LogFile:
+    """One file as far as it was walked: `sound` is for good, `tail` only until the next look."""
+
+    identity: tuple[int, int]
+    name: str
+    sound: list[Piece] = field(default_factory=list)
+    tail: list[Piece] = field(default_factory=list)
+    clears: list[Clear] = field(default_factory=list)
+    tail_clears: list[Clear] = field(default_factory=list)
+    storages: dict[int, int] = field(default_factory=dict)
+    tail_storages: dict[int, int] = field(default_factory=dict)
+    head: bytes = b""
+    size: int = 0
+    limit: int = NO_LIMIT
+    """Sessions of later epochs were copied to another file, when compaction took in those up to here."""
+    last_begin: tuple[int, int] = (0, OUTSIDE)
+    """Where the last session begins that was seen, and whether it counts."""
+    _session_behind: Session = field(default_factory=Session)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [*self.sound, *self.tail]
+
+    def pieces_between(self, start: int, end: int) -> list[Piece]:
+        return [piece for piece in self.pieces if piece.is_between(start, min(end, self.limit))]
+
+    @property
+    def oldest(self) -> int | None:
+        return min((int(piece.epochs[0]) for piece in self.pieces if len(piece.epochs)), default=None)
+
+    @property
+    def newest(self) -> int:
+        found = max((int(piece.epochs[-1]) for piece in self.pieces if len(piece.epochs)), default=0)
+        return min(found, self.limit)
+
+    @property
+    def at(self) -> int:
+        return self.sound[-1].end if self.sound else 0
+
+    def take_last_small(self) -> tuple[int, Session]:
+        """Where the walk goes on: behind what is sound, or with its last piece again where that is small."""
+        if self.sound and self.sound[-1].end - self.sound[-1].start < SMALL_PIECE:
+            last = self.sound.pop()
+            self._session_behind = last.session
+            return last.start, last.session
+        return self.at, self._session_behind
+
+
+class Walk:
+    """One look at one file: what is new of it becomes pieces."""
+
+    def __init__(self, file: LogFile, durable: int, path: str) -> None:
+        self._file = file
+        self._durable = durable
+        self._path = path
+
+    def run(self, read_at: ReadAt, size: int) -> None:
+        file = self._file
+        file.tail, file.tail_clears, file.tail_storages = [], [], {}
+        start, session = file.take_last_small()
+        is_sound = True
+        for chunk in walk(read_at, start, size, session, self._path):
+            if chunk.stopped is not None:
+                self._check_tail(chunk, read_at, size)
+            whole = chunk
+            if is_sound:
+                undurable = (chunk.states == VALID) & (chunk.epochs > self._durable)
+                if undurable.any():
+                    # From its marker on: an entry of such a session stands behind one.
+                    count = int(np.argmax(undurable))
+                    self._add(chunk.cut(count), is_sound=True)
+                    whole, is_sound = _behind(chunk, count), False
+            self._add(whole, is_sound=is_sound)
+            self._note_begin(chunk)
+        self._doubt_void()
+
+    def _note_begin(self, chunk: Chunk) -> None:
+        begins = np.flatnonzero(chunk.is_marker & (chunk.states != OUTSIDE))
+        if len(begins):
+            last = int(begins[-1])
+            self._file.last_begin = chunk.base + int(chunk.table[AT, last]), int(chunk.states[last])
+
+    def _doubt_void(self) -> None:
+        """The last session of a file may be void only until it is whole: a replica that is told late writes it so."""
+        file = self._file
+        at, state = file.last_begin
+        while state == VOID and file.sound and file.sound[-1].end > at:
+            file.tail.insert(0, file.sound.pop())
+            file._session_behind = file.tail[0].session
+
+    def _add(self, chunk: Chunk, *, is_sound: bool) -> None:
+        count = chunk.table.shape[1]
+        if not count:
+            return
+        file = self._file
+        counted = (chunk.states == VALID) & (chunk.epochs <= self._durable) & ~chunk.is_marker
+        rows = np.flatnonzero(counted)
+        start = chunk.start
+        data = chunk.buf[start - chunk.base : chunk.end - chunk.base]
+        piece = Piece(start, chunk.end, chunk.before, crc32c(data.data), *_by_epoch(chunk, rows))
+        (file.sound if is_sound else file.tail).append(piece)
+        if is_sound:
+            file._session_behind = chunk.session
+        storages = file.storages if is_sound else file.tail_storages
+        for storage_id, epoch in _first_epochs(chunk, rows):
+            storages[storage_id] = min(storages.get(storage_id, epoch), epoch)
+        clears = file.clears if is_sound else file.tail_clears
+        for row in rows[np.isin(chunk.table[TYPE, rows], EMPTYING)].tolist():
+            version = int(chunk.table[MAJOR, row]), int(chunk.table[MINOR, row])
+            clear = Clear(int(chunk.epochs[row]), int(chunk.table[STORAGE_ID, row]), version)
+            if clear not in clears:  # a small piece is walked again
+                clears.append(clear)
+
+    def _check_tail(self, chunk: Chunk, read_at: ReadAt, size: int) -> None:
+        """A tail that is no whole entry is one that is being written, or that a crash cut short, or damage."""
+        epoch, state = chunk.session
+        if names.COMPACTED in self._path:
+            raise DamagedFile(self._path, chunk.end, "no whole entry is there", hint="restore it from a backup")
+        if state == VALID and 0 < epoch <= self._durable:
+            raise DamagedFile(
+                self._path,
+                chunk.end,
+                f"no whole entry is there, in a session of epoch {epoch}, which is durable",
+                hint="durable entries are lost: restore a backup",
+            )
+        if state == OUTSIDE and chunk.stopped == OTHER:
+            rest = read_at(chunk.end, min(size - chunk.end, 1 << 20))
+            if rest.count(0) != len(rest):
+                raise DamagedFile(self._path, chunk.end, "no entry is there", hint="repair the directory")
+
+
+def _behind(chunk: Chunk, count: int) -> Chunk:
+    """All but its first entries."""
+    before = chunk.cut(count).session if count else chunk.before
+    return Chunk(
+        chunk.buf,
+        chunk.base,
+        chunk.table[:, count:],
+        chunk.epochs[count:],
+        chunk.states[count:],
+        before,
+        chunk.session,
+        chunk.end,
+        chunk.stopped,
+    )
+
+
+def _by_epoch(
+    chunk: Chunk, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]]:
+    """Epochs, how many of the entries each has, and their least and greatest versions."""
+    epochs, versions = chunk.epochs[rows].astype(np.int64), chunk.table[MAJOR : MINOR + 1, rows]
+    order = np.lexsort((versions[1], versions[0], epochs))
+    epochs, versions = epochs[order], versions[:, order]
+    is_first = np.append(True, epochs[1:] != epochs[:-1]) if len(epochs) else np.zeros(0, np.bool_)
+    firsts = np.flatnonzero(is_first)
+    counts = np.diff(np.append(firsts, len(epochs)))
+    return epochs[firsts], counts, versions[:, firsts], versions[:, firsts + counts - 1]
+
+
+def _first_epochs(chunk: Chunk, rows: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Storages, and the first epoch that each has here."""
+    storage_ids, epochs = chunk.table[STORAGE_ID, rows], chunk.epochs[rows]
+    if not len(rows):
+        return
+    distinct, places = np.unique(storage_ids, return_inverse=True)
+    firsts = np.full(len(distinct), np.iinfo(np.uint64).max, np.uint64)
+    np.minimum.at(firsts, places, epochs)
+    yield from zip(distinct.tolist(), firsts.tolist(), strict=True)
+
+
+def _version(pair: NDArray[np.uint64]) -> Version:
+    return int(pair[0]), int(pair[1])

@@ -1,0 +1,118 @@
+"""Storages of Limestone as spaces, and entries as tuples: so that lakes, mirrors and comparisons need know one thing.
+
+Pure. A storage has no name and no fields of its own; as a space it is called `storage_<id>`, its primary key is the
+entry's key, and its fields are the same for all. Epochs are positions: the only component of their vclocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.schema import SchemaTracker
+from flowstone.box.system import FIRST_USER_SPACE_ID, INDEX_ID, SPACE_ID
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.limestone.entry_table import BLOB_COUNT, KEY_AT, KEY_END, VALUE_AT, VALUE_END
+from flowstone.limestone.errors import LimestoneError
+from flowstone.replication.vclock import VClock
+from flowstone.spark.limestone_columns import table_name
+from flowstone.spark.limestone_kernels import BLOB_ROOM, TUPLE_ROOM, entry_tuples
+from flowstone.spark.limestone_reading import Rows
+from flowstone.spark.limestone_walk import Chunk
+from flowstone.spark.sort_keys import sort_keys
+
+FIELDS: Final = (
+    ("key", "varbinary"),
+    ("value", "varbinary"),
+    ("version_major", "unsigned"),
+    ("version_minor", "unsigned"),
+    ("version_is_long", "boolean"),
+    ("blob_ids", "array"),
+)
+"""Minors are without their top bit, which says that a transaction was a long one."""
+
+VERSION_FIELDS: Final = (2, 3, 4)
+"""Compaction takes versions away: whether two states are the same does not depend on them."""
+
+STORAGE_MAX: Final = (1 << 63) - 1 - FIRST_USER_SPACE_ID
+EPOCHS: Final = 1
+"""The component of a vclock that is the epoch."""
+
+
+class StorageTooLarge(LimestoneError):
+    """The id of a storage is beyond those that tables can have."""
+
+
+def space_id_of(storage_id: int) -> int:
+    if storage_id > STORAGE_MAX:
+        raise StorageTooLarge(
+            f"storage {storage_id} cannot have a table: ids go up to {STORAGE_MAX} here",
+            hint="read it by source limestone, with unsignedAs=decimal",
+        )
+    return storage_id + FIRST_USER_SPACE_ID
+
+
+def storage_id_of(space_id: int) -> int:
+    return space_id - FIRST_USER_SPACE_ID
+
+
+def position_of(epoch: int) -> VClock:
+    return VClock({EPOCHS: epoch})
+
+
+def epoch_of(position: VClock) -> int:
+    return position.get(EPOCHS)
+
+
+@lru_cache(maxsize=8)
+def tracker_of(storages: tuple[int, ...]) -> SchemaTracker:
+    """The definitions of storages as spaces. Not to be changed."""
+    tracker = SchemaTracker()
+    for storage_id in storages:
+        space_id = space_id_of(storage_id)
+        fields = [{"name": name, "type": kind} for name, kind in FIELDS]
+        _apply(tracker, SPACE_ID, (space_id, 1, table_name(storage_id), "memtx", len(FIELDS), {}, fields))
+        parts = [{"field": 0, "type": "varbinary"}]
+        _apply(tracker, INDEX_ID, (space_id, 0, "primary", "tree", {"unique": True}, parts))
+    return tracker
+
+
+def _apply(tracker: SchemaTracker, table_id: int, row: tuple[object, ...]) -> None:
+    tracker.apply(RequestType.REPLACE, pack({Key.SPACE_ID.value: table_id, Key.TUPLE.value: row}))
+
+
+@lru_cache(maxsize=1)
+def any_space() -> SpaceDefinition:
+    """One of them: but for ids and names they are all alike."""
+    space = tracker_of((0,)).schema.get(FIRST_USER_SPACE_ID)
+    assert space is not None
+    return space
+
+
+def check_storages(storages: Iterable[int]) -> tuple[int, ...]:
+    """Those that can all have tables."""
+    return tuple(storage_id for storage_id in storages if space_id_of(storage_id))
+
+
+def tuple_column(chunk: Chunk, rows: Rows) -> pa.Array:
+    """Tuples of entries about keys, as MessagePack; of a remove, one with an empty value."""
+    table = np.ascontiguousarray(chunk.table)
+    sizes = [table[end, rows] - table[start, rows] for start, end in ((KEY_AT, KEY_END), (VALUE_AT, VALUE_END))]
+    room = (
+        int(sum(each.sum() for each in sizes)) + TUPLE_ROOM * len(rows) + BLOB_ROOM * int(table[BLOB_COUNT, rows].sum())
+    )
+    out, ends = np.empty(room, np.uint8), np.zeros(len(rows) + 1, np.int64)
+    size = entry_tuples(chunk.buf, table, rows, out, ends[1:])
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(out[:size])]
+    return pa.Array.from_buffers(pa.large_binary(), len(rows), buffers).cast(pa.binary())
+
+
+def sort_key_column(tuples: pa.Array) -> pa.Array:
+    """Their keys as bytes that order."""
+    return sort_keys(any_space(), tuples)
