@@ -10,11 +10,20 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from bench import logs, replication, serving, spark_mirror, spark_sources, spark_streaming, synchronous
+from bench import limestone, logs, replication, serving, spark_mirror, spark_sources, spark_streaming, synchronous
 from bench.measure import Result
 from tests import real_tarantool
 
-PARTS = ("logs", "serving", "replication", "synchronous", "spark_sources", "spark_streaming", "spark_mirror")
+PARTS = (
+    "logs",
+    "serving",
+    "replication",
+    "synchronous",
+    "limestone",
+    "spark_sources",
+    "spark_streaming",
+    "spark_mirror",
+)
 SHORT_ROWS, SHORT_SECONDS = 200_000, 20.0
 """Of the parts about Spark with --short: enough to see that they run, not to judge by."""
 
@@ -40,6 +49,7 @@ def main() -> None:
             "serving": serving.run,
             "replication": replication.run,
             "synchronous": synchronous.run,
+            "limestone": partial(limestone.run, entries=options.rows),
             **spark_parts(options.short),
         }
         for part in [options.only] if options.only else PARTS:
