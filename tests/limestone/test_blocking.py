@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from flowstone import limestone
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone import Datastore, DatastoreFailed, LogChannel, Settings, WriteVersion, WrongTime
 from flowstone.outside import File, production
@@ -35,6 +38,12 @@ def test_a_program_without_a_loop_writes_and_waits_for_an_epoch(tmp_path: Path) 
     store.shutdown()
     with pytest.raises(LocalProtocolError):
         channel.begin_session()
+
+
+def test_every_name_of_the_package_is_there() -> None:
+    assert all(getattr(limestone, name).__name__ == name for name in limestone.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = limestone.nothing
 
 
 def test_settings_are_one_object_or_a_path_with_fields(tmp_path: Path) -> None:
@@ -203,3 +212,12 @@ def test_files_are_put_aside_under_threads_that_write(tmp_path: Path) -> None:
     with Datastore(str(tmp_path)) as again:
         again.ready()
         assert len(again.snapshot()) == sum(written)
+
+
+def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = readme.partition("<!-- limestone example -->\n```python\n")[2].partition("```")[0]
+    command = [sys.executable, "-c", example]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "1 [b'milk', b'sugar', b'tea']\n"
+    assert f"`{done.stdout.strip()}`" in readme

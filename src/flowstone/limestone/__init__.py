@@ -9,17 +9,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flowstone.limestone.blocking import Datastore, LogChannel
+    from flowstone.limestone.backup import Backup, BackupEntry
+    from flowstone.limestone.blobs import BlobError, BlobPool
+    from flowstone.limestone.blocking import BlockingBlobPool, Datastore, LogChannel
     from flowstone.limestone.channel import AsyncLogChannel
+    from flowstone.limestone.compaction import Compacted
+    from flowstone.limestone.cursor import StoreSnapshot
     from flowstone.limestone.datastore import AsyncDatastore, State, Status
     from flowstone.limestone.endpoint import Endpoint
     from flowstone.limestone.entries import Entry, EntryType, WriteVersion
     from flowstone.limestone.errors import DamagedFile, DatastoreFailed, LimestoneError, WrongTime
+    from flowstone.limestone.propagation import QuorumLost
+    from flowstone.limestone.replica import Replica
     from flowstone.limestone.settings import Settings
 
 __all__ = [
     "AsyncDatastore",
     "AsyncLogChannel",
+    "Backup",
+    "BackupEntry",
+    "BlobError",
+    "BlobPool",
+    "BlockingBlobPool",
+    "Compacted",
     "DamagedFile",
     "Datastore",
     "DatastoreFailed",
@@ -28,9 +40,12 @@ __all__ = [
     "EntryType",
     "LimestoneError",
     "LogChannel",
+    "QuorumLost",
+    "Replica",
     "Settings",
     "State",
     "Status",
+    "StoreSnapshot",
     "WriteVersion",
     "WrongTime",
 ]
@@ -38,6 +53,12 @@ __all__ = [
 _LATER = {
     "AsyncDatastore": "datastore",
     "AsyncLogChannel": "channel",
+    "Backup": "backup",
+    "BackupEntry": "backup",
+    "BlobError": "blobs",
+    "BlobPool": "blobs",
+    "BlockingBlobPool": "blocking",
+    "Compacted": "compaction",
     "DamagedFile": "errors",
     "Datastore": "blocking",
     "DatastoreFailed": "errors",
@@ -46,9 +67,12 @@ _LATER = {
     "EntryType": "entries",
     "LimestoneError": "errors",
     "LogChannel": "blocking",
+    "QuorumLost": "propagation",
+    "Replica": "replica",
     "Settings": "settings",
     "State": "datastore",
     "Status": "datastore",
+    "StoreSnapshot": "cursor",
     "WriteVersion": "entries",
     "WrongTime": "errors",
 }
