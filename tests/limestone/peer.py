@@ -96,7 +96,10 @@ class Peer:
         self.send(extensions.encode(hello))
         async with asyncio.timeout(SECONDS):
             while (frame := self._frames.next_message()) is None:
-                self._frames.feed(await self._stream.read(65536))
+                data = await self._stream.read(65536)
+                if not data:
+                    raise ConnectionResetError("closed instead of an answer to HELLO")
+                self._frames.feed(data)
         assert isinstance(frame, HelloAck | Error), frame
         return frame
 

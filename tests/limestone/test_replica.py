@@ -4,84 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from flowstone.limestone import epoch_file, extensions
-from flowstone.limestone.endpoint import Endpoint
 from flowstone.limestone.entries import EntryType, Marker, WriteVersion, decode_all, put, remove, walk
+from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.extensions import Action, Hello
 from flowstone.limestone.messages import (
     Blob,
     Error,
-    ErrorCode,
     GroupCommit,
     LogChannelCreate,
     LogEntries,
-    RdmaInit,
-    SessionBegin,
     SessionBeginAck,
     WireEntry,
 )
-from flowstone.limestone.recovery import recover
 from flowstone.limestone.replica import Replica
 from flowstone.limestone.replica_events import Event
-from flowstone.outside import production
 from tests.limestone import recorded
-from tests.limestone.peer import MASTER, Connector, Master, Peer, blob_session, content, replay, row, session
+from tests.limestone.peer import MASTER, Master, blob_session, content, replay, row, session
+from tests.limestone.running_replica import (
+    CONNECTORS,
+    OUTSIDE,
+    blob_files,
+    markers,
+    master_of,
+    master_of_control,
+    peer_of,
+    rows,
+    running,
+    until,
+)
 
-OUTSIDE = production()
-LOCAL = Endpoint("127.0.0.1", 0)
 RECORDED = ["basic", "late_end", "epochs", "restart"]
-CONNECTORS: dict[Replica, Connector] = {}
-Rows = list[tuple[bytes, bytes]]
-
-
-@asynccontextmanager
-async def running(
-    path: Path, *, compatible: bool = False, secret: str | None = None, told: list[Event] | None = None
-) -> AsyncIterator[Replica]:
-    on_event = told.append if told is not None else lambda event: None
-    async with Replica(
-        OUTSIDE, str(path), LOCAL, compatible=compatible, secret=secret, message_size_max=1 << 20, on_event=on_event
-    ) as replica:
-        CONNECTORS[replica] = Connector(OUTSIDE.network)
-        try:
-            yield replica
-        finally:
-            await CONNECTORS.pop(replica).close()
-
-
-def master_of(replica: Replica) -> Master:
-    return Master(CONNECTORS[replica], replica.endpoint)
-
-
-async def peer_of(replica: Replica) -> Peer:
-    return await Peer.connect(CONNECTORS[replica], replica.endpoint)
-
-
-def rows(path: Path) -> Rows:
-    """What the directory holds, read by somebody who changes nothing."""
-    found = recover(OUTSIDE.disk, str(path), repairs=False).snapshot.rows()
-    return [(entry.key, entry.value) for entry in found]
-
-
-def markers(path: Path) -> list[tuple[int, int]]:
-    return [(int(token.type), token.epoch) for token in decode_all(path.read_bytes(), "") if isinstance(token, Marker)]
-
-
-def blob_files(path: Path) -> list[str]:
-    return sorted(found.name for found in path.rglob("*.blob"))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
 
 # --- recorded masters ---
 
@@ -289,12 +246,6 @@ async def test_the_torn_directory_of_a_killed_original_is_taken_over(compatible:
     assert len(decode_whole_sessions(tmp_path / "data/pwal_0000")) == before + 1
 
 
-async def master_of_control(replica: Replica) -> Peer:
-    master = master_of(replica)
-    await master.begin()
-    return master.control
-
-
 def decode_whole_sessions(path: Path) -> list[int]:
     data = path.read_bytes()
     return [
@@ -302,157 +253,6 @@ def decode_whole_sessions(path: Path) -> list[int]:
         for offset, token in walk(lambda at, size: data[at : at + size], len(data))
         if isinstance(token, Marker) and token.type is EntryType.MARKER_END
     ]
-
-
-# --- bad input ---
-
-Act = Callable[[Replica], Awaitable[int | None]]
-
-
-def first(*messages: object) -> Act:
-    async def act(replica: Replica) -> int | None:
-        return await (await peer_of(replica)).refused(*messages)  # type: ignore[arg-type]
-
-    return act
-
-
-def on_control(*messages: object) -> Act:
-    async def act(replica: Replica) -> int | None:
-        return await (await master_of_control(replica)).refused(*messages)  # type: ignore[arg-type]
-
-    return act
-
-
-def on_log(*messages: object) -> Act:
-    async def act(replica: Replica) -> int | None:
-        peer = await master_of(replica).open(5)
-        return await peer.refused(*messages)  # type: ignore[arg-type]
-
-    return act
-
-
-def twice(*messages: object) -> Act:
-    async def act(replica: Replica) -> int | None:
-        keeper = await peer_of(replica)
-        assert not isinstance(await keeper.ask(messages[0]), Error)  # type: ignore[arg-type]
-        code = await (await peer_of(replica)).refused(messages[0])  # type: ignore[arg-type]
-        await keeper.close()
-        return code
-
-    return act
-
-
-ONE = row("x", "y", 1)
-BAD: dict[str, tuple[Act, int | None]] = {
-    "group commit first": (first(GroupCommit(1)), 1),
-    "entries first": (first(session(1, ONE)), 1),
-    "the beginning of entries first": (first(b"\x11"), 1),
-    "an answer first": (first(b"\x21\x00"), 1),
-    "rdma first": (first(RdmaInit(1)), 1),
-    "reserved type first": (first(b"\x02"), None),
-    "unknown type first": (first(b"\x7f"), None),
-    "zero first": (first(b"\x00"), None),
-    "a long opener": (first(b"\x10\x01" + bytes(8) + b"\xff\xff\xff\xff"), None),
-    "another version": (first(SessionBegin(3)), 13),
-    "a second control channel": (twice(SessionBegin()), 10),
-    "a log channel of another connection type": (first(LogChannelCreate(0, b"", 2)), None),
-    "a channel id that is too large": (first(LogChannelCreate(10_000)), 20),
-    "the largest channel id": (first(LogChannelCreate(2**64 - 1)), 20),
-    "a channel id that is used": (twice(LogChannelCreate(7)), 20),
-    "entries on control": (on_control(session(1, ONE)), None),
-    "a channel on control": (on_control(LogChannelCreate(1)), None),
-    "gc on control": (on_control(b"\x04\x00\x01"), None),
-    "reserved on control": (on_control(b"\x02"), None),
-    "an answer on control": (on_control(b"\x21\x00"), None),
-    "no frame": (on_control(b"\x7f\x00\x00\x00\x02{}"), None),
-    "a bad frame": (on_control(b"\x40\x00\x00\x00\x02{}"), None),
-    "a long frame": (on_control(b"\x40\xff\xff\xff\xff"), None),
-    "prepare without hello": (on_control(extensions.encode(extensions.Prepare(Action.SEED, 1))), 201),
-    "group commit on log": (on_log(GroupCommit(1)), None),
-    "unknown on log": (on_log(b"\x7f"), None),
-    "entries outside of a session": (on_log(session(1, ONE, flags=0)), 22),
-    "an end outside of a session": (on_log(session(1, flags=6)), 22),
-    "a flush outside of a session": (on_log(session(1, flags=4)), 22),
-    "a second begin": (on_log(session(1, flags=1), session(1, flags=1)), 22),
-    "a marker": (on_log(LogEntries(1, (WireEntry(2, 0, b"", b"", WriteVersion(0, 0)),), 7)), None),
-    "a message that is too long": (on_log(b"\x11" + bytes(8) + b"\xff\xff\xff\xff"), None),
-    "a value that is too long": (on_log(b"\x11" + bytes(8) + b"\0\0\0\1\1" + bytes(12) + b"\xff\xff\xff\xff"), None),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-async def test_bad_input_closes_that_connection_and_harms_nobody_else(name: str, tmp_path: Path) -> None:
-    act, code = BAD[name]
-    async with running(tmp_path) as replica:
-        if "control" not in name and name not in ("no frame", "a bad frame", "a long frame", "prepare without hello"):
-            master = master_of(replica)
-            log = await master.open(0)
-            await log.acknowledged(session(1, row("a", "1", 1)))
-            assert await act(replica) == code
-            await log.acknowledged(session(2, row("b", "2", 2)))
-            if name == "a second begin":
-                await log.close()
-                return
-            await master.begin()
-        else:
-            assert await act(replica) == code
-            await until(lambda: replica.status().master is None)
-            master = master_of(replica)
-            log = await master.open(0)
-            await master.begin()
-            await log.acknowledged(session(1, row("a", "1", 1)), session(2, row("b", "2", 2)))
-            assert await log.receive() == ()
-        await master.commit(2)
-    assert rows(tmp_path) == [(b"a", b"1"), (b"b", b"2")]
-    assert not (tmp_path / "blob").exists()
-
-
-async def test_second_end_after_a_good_session(tmp_path: Path) -> None:
-    async with running(tmp_path) as replica:
-        log = await master_of(replica).open(0)
-        log.send(session(1, ONE), session(1, flags=6))
-        assert await log.receive() == ()
-        assert await log.refused() == ErrorCode.LOG_CHANNEL_CONFUSED
-    assert markers(tmp_path / "pwal_0000") == [(2, 1), (3, 1)]
-
-
-async def test_a_repeated_session_begin_is_passed_over_and_rdma_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as replica:
-        master = master_of(replica)
-        await master.begin()
-        answer = await master.control.ask(SessionBegin(), RdmaInit(4))
-        assert isinstance(answer, Error)
-        assert answer.code == 101
-        await master.commit(1)
-        log = await master.open(0)
-        answer = await log.ask(SessionBegin(), RdmaInit(4))
-        assert isinstance(answer, Error)
-        assert answer.code == 100
-        await log.acknowledged(session(2, ONE))
-
-
-async def test_an_epoch_that_lost_a_session_is_never_recorded(tmp_path: Path) -> None:
-    async with running(tmp_path) as replica:
-        master = master_of(replica)
-        await master.begin()
-        whole, broken = await master.open(0), await master.open(1)
-        await whole.acknowledged(session(1, row("a", "1", 1)), session(2, row("b", "2", 2)))
-        assert await whole.receive() == ()
-        assert await broken.refused(session(2, flags=1), session(2, flags=1)) == 22
-        await master.commit(1)
-        assert await master.control.refused(GroupCommit(2)) == 201
-    assert rows(tmp_path) == [(b"a", b"1")]
-    assert markers(tmp_path / "pwal_0001") == []
-
-
-async def test_connections_that_say_nothing_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowstone.limestone.replica.OPENING_SECONDS", 0.2)
-    monkeypatch.setattr("flowstone.limestone.replica.UNOPENED_MAX", 3)
-    async with running(tmp_path) as replica:
-        silent = [await peer_of(replica) for _ in range(4)]
-        for peer in silent:
-            assert await peer.receive() is None
-        await master_of(replica).begin()
 
 
 # --- secrets ---
@@ -592,3 +392,66 @@ async def test_blobs_that_no_row_has_go_at_the_next_start(tmp_path: Path) -> Non
         assert len(blob_files(tmp_path)) == 2
     async with running(tmp_path):
         assert blob_files(tmp_path) == ["0000000000000002.blob"]
+
+
+# --- compaction ---
+
+
+async def test_compacts_while_a_master_writes(tmp_path: Path) -> None:
+    told: list[Event] = []
+    async with running(tmp_path, told=told) as replica:
+        master = await filled(replica, 1, 2, 3)
+        log = master.channels[0]
+        other = await master.open(1)
+        await other.acknowledged(blob_session(4, "b", Blob(1, b"old")))
+        log.send(session(4, row("k1", "new", 4), flags=1))  # open while files are put aside
+        await until(lambda: replica.directory.channel(0).session is not None)
+        compacting = asyncio.get_running_loop().create_task(replica.compact())
+        await log.acknowledged(session(4, flags=6))
+        assert await compacting == 2
+        await other.acknowledged(blob_session(5, "b", Blob(2, b"new")))
+        await master.commit(5)
+        assert {"pwal_0000.compacted", "pwal_0001"} <= set(content(tmp_path))
+        assert blob_files(tmp_path) == ["0000000000000001.blob", "0000000000000002.blob"]  # none goes while it runs
+        assert rows(tmp_path) == [(b"b", b""), (b"k1", b"new"), (b"k2", b"v"), (b"k3", b"v")]
+        (tmp_path / "ctrl").mkdir()
+        (tmp_path / "ctrl/start_compaction").touch()
+        await until(lambda: sum("compacted, up to epoch" in str(event) for event in told) == 2)
+    assert rows(tmp_path) == [(b"b", b""), (b"k1", b"new"), (b"k2", b"v"), (b"k3", b"v")]
+    async with running(tmp_path):
+        assert blob_files(tmp_path) == ["0000000000000002.blob"]
+
+
+async def test_what_was_compacted_beside_is_withdrawn_where_it_is_now(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        master = await filled(replica, 1)
+        await master.channels[0].acknowledged(session(2, row("k2", "never", 2)))
+        assert await replica.compact() == 1
+        await master.close()
+        await until(lambda: replica.status().master is None)
+        await filled(replica, 3)
+        assert rows(tmp_path) == [(b"k1", b"v"), (b"k3", b"v")]
+
+
+async def test_what_is_compacted_cannot_be_taken_back_and_has_to_be_seeded(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        master = await filled(replica, 1, 2)
+        await replica.compact()
+        await master.close()
+        await until(lambda: replica.status().master is None)
+        master = master_of(replica)
+        await master.begin()
+        await master.hello()
+        prepare = extensions.encode(extensions.Prepare(Action.RESUME, 1))
+        assert await master.control.refused(prepare) == 201
+        master = master_of(replica)
+        await master.begin()
+        await master.hello()
+        await master.prepare(Action.SEED, 1)
+        assert rows(tmp_path) == []
+
+
+async def test_a_compatible_replica_does_not_compact_while_it_runs(tmp_path: Path) -> None:
+    async with running(tmp_path, compatible=True) as replica:
+        with pytest.raises(LimestoneError, match="stop it first"):
+            await replica.compact()

@@ -40,8 +40,8 @@ async def test_a_new_directory_has_what_the_original_makes(tmp_path: Path) -> No
     assert directory.durable_epoch == 0
     with pytest.raises(AlreadyLocked):
         await opened(tmp_path / "new")
-    directory.release()
-    (await opened(tmp_path / "new")).release()
+    await directory.close()
+    await (await opened(tmp_path / "new")).close()
 
 
 async def test_what_is_beyond_the_durable_epoch_is_withdrawn_by_settle(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ async def test_what_is_beyond_the_durable_epoch_is_withdrawn_by_settle(tmp_path:
     assert await directory.settle() == 0
     assert markers(tmp_path / "pwal_0000") == [(2, 1), (3, 1), (6, 3), (3, 3)]
     assert markers(tmp_path / "pwal_0001") == [(2, 2), (3, 2), (6, 4), (3, 4)]
-    directory.release()
+    await directory.close()
 
 
 @pytest.mark.parametrize("reason", ["too many to remember", "something could not be written"])
@@ -72,7 +72,7 @@ async def test_settle_looks_for_what_it_does_not_know(
     assert markers(tmp_path / "pwal_0000") == [(6, 1), (3, 1), (6, 2), (3, 2)]
     write_session(directory, 0, 3)
     assert markers(tmp_path / "pwal_0000")[-2:] == [(2, 3), (3, 3)]
-    directory.release()
+    await directory.close()
 
 
 async def test_set_back_forgets_durable_epochs(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ async def test_set_back_forgets_durable_epochs(tmp_path: Path) -> None:
     assert directory.durable_epoch == directory.promised_epoch == 1
     assert markers(tmp_path / "pwal_0000") == [(2, 1), (3, 1), (6, 2), (3, 2), (6, 3), (3, 3)]
     assert markers(tmp_path / "epoch") == [(4, 1)]
-    directory.release()
+    await directory.close()
 
 
 async def test_what_is_compacted_cannot_be_set_back(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_what_is_compacted_cannot_be_set_back(tmp_path: Path) -> None:
         await directory.set_back(3)
     await directory.set_back(4)
     assert directory.durable_epoch == 4
-    directory.release()
+    await directory.close()
 
 
 async def test_blobs_are_replaced_whole(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_blobs_are_replaced_whole(tmp_path: Path) -> None:
     assert content(tmp_path)["blob/dir_01/0000000000000065.blob"] == b"three"
     assert content(tmp_path)["blob/dir_01/0000000000000001.blob"] == b"two"
     assert not [name for name in content(tmp_path) if name.endswith(".tmp")]
-    directory.release()
+    await directory.close()
 
 
 async def test_whom_it_follows_is_remembered(tmp_path: Path) -> None:
@@ -115,17 +115,17 @@ async def test_whom_it_follows_is_remembered(tmp_path: Path) -> None:
     await directory.follow(None)
     assert not (tmp_path / "flowstone-replica.json").exists()
     await directory.follow(MASTER)
-    directory.release()
+    await directory.close()
     directory = await opened(tmp_path)
     assert directory.state.follows == MASTER
-    directory.release()
+    await directory.close()
 
 
 async def test_what_no_crash_explains_is_not_touched(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     write_session(directory, 0, 1)
     await directory.commit(1)
-    directory.release()
+    await directory.close()
     data = (tmp_path / "pwal_0000").read_bytes()
     (tmp_path / "pwal_0000").write_bytes(data[:20])
     with pytest.raises(DamagedFile, match="pwal_0000"):

@@ -20,6 +20,7 @@ EVERY = [
     events.Refused("10.0.0.1:5", 22, "no session"),
     events.Refused("10.0.0.1:5", None, "no message"),
     events.Compacted(8, 2),
+    events.Failed("no space"),
     events.Stopped(8),
 ]
 

@@ -13,6 +13,7 @@ what is durable: that is for `replica.py`.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -55,6 +56,8 @@ class ReplicaChannel:
 
     def __init__(self, disk: Disk, directory: str, name: str, *, compatible: bool = False) -> None:
         self.name = name
+        self.lock = asyncio.Lock()
+        """Held from the begin of a session until it is on disk or gone, and by who renames the file."""
         self.session: Session | None = None
         """The one that has begun and not ended."""
         self.ended: list[Session] = []

@@ -9,12 +9,15 @@ Never talks to anybody.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from typing import Final
 
 from flowstone.limestone import blobs, catalog, files, names
 from flowstone.limestone import replica_seeding as seeding
-from flowstone.limestone.directory import DataDirectory
+from flowstone.limestone.compaction import Compacted, compact_online
+from flowstone.limestone.compaction import settle as settle_compaction
+from flowstone.limestone.directory import DataDirectory, free_name
 from flowstone.limestone.entries import Entry, EntryType, Marker, Torn, walk
 from flowstone.limestone.epoch_file import EpochWriter, record
 from flowstone.limestone.errors import DamagedFile, LimestoneError
@@ -23,6 +26,8 @@ from flowstone.limestone.recovery import INVALIDATED, Recovered, recover
 from flowstone.limestone.replica_channel import ReplicaChannel, Session
 from flowstone.limestone.replica_seeding import Phase, State
 from flowstone.outside import Disk, Outside
+
+_NUMBERED: Final = re.compile(r"pwal_\d{4}", re.ASCII)
 
 REMEMBERED_MAX: Final = 100_000
 """Sessions beyond the durable epoch whose places are remembered; if there are more, they are looked for."""
@@ -33,7 +38,7 @@ class CannotSetBack(LimestoneError):
 
 
 class ReplicaDirectory:
-    """Held from `open` to `release`."""
+    """Held from `open` to `close`."""
 
     def __init__(self, outside: Outside, data: DataDirectory, *, compatible: bool = False) -> None:
         self.path = data.path
@@ -68,11 +73,12 @@ class ReplicaDirectory:
             raise
         return directory
 
-    def release(self) -> None:
-        """Let go; twice is harmless."""
-        for channel in self._channels.values():
-            channel.close()
-        self._data.release()
+    async def close(self) -> None:
+        """Let go, when what is being moved or compacted is in its place."""
+        async with self._moving:
+            for channel in self._channels.values():
+                channel.close()
+            self._data.release()
 
     # --- log files ---
 
@@ -127,17 +133,16 @@ class ReplicaDirectory:
 
         How many sessions were withdrawn."""
         assert all(channel.session is None for channel in self._channels.values())
-        withdrawn = sum(map(len, self._beyond.values()))
         async with self._moving:
-            is_settled = self.state.phase is Phase.SETTLED and not self._has_to_look
-            if not is_settled:
+            withdrawn = sum(map(len, self._beyond.values()))
+            if self._has_to_look or self.state.phase is not Phase.SETTLED:
                 self._close_channels()
                 await self._outside.blocking(self._start, False)
-        if is_settled and withdrawn:
-            await self._outside.blocking(self._withdraw)
+            elif withdrawn:
+                await self._outside.blocking(self._withdraw)
+            self._beyond, self._has_to_look = {}, False
         if self.compatible:  # whose process serves one master, and counts the writes of that
             self._epochs = EpochWriter(self._disk, self.path)
-        self._beyond, self._has_to_look = {}, False
         self.promised_epoch = self.durable_epoch
         return withdrawn
 
@@ -149,8 +154,9 @@ class ReplicaDirectory:
     async def set_back(self, epoch: int) -> None:
         """Forget all epochs beyond this one, durable ones too. `settle` has been called."""
         if epoch < self.durable_epoch:
-            self._close_channels()
-            await self._outside.blocking(self._set_back, epoch)
+            async with self._moving:
+                self._close_channels()
+                await self._outside.blocking(self._set_back, epoch)
             self.promised_epoch = self.durable_epoch
 
     def _set_back(self, epoch: int) -> None:
@@ -164,6 +170,33 @@ class ReplicaDirectory:
         files.replace(self._disk, self.path, names.EPOCH, names.EPOCH_TEMPORARY, record(epoch))
         self.durable_epoch = recover(self._disk, self.path).durable_epoch
 
+    # --- compaction ---
+
+    async def compact(self) -> Compacted:
+        """Put the rows of all that is durable now into the compacted file. Sessions may go on meanwhile; blobs stay.
+
+        Nothing is told to anybody: a replica's compaction is its own, as a master's is."""
+        if self.compatible:
+            raise LimestoneError("a compatible replica does not compact while it runs", hint="stop it first")
+        async with self._moving:
+            epoch = self.durable_epoch
+            milliseconds = int(self._outside.clock.wall() * 1000)
+            self._has_to_look = True  # sessions beyond the epoch change their places
+            await self._rotate(milliseconds)
+            return await self._outside.blocking(compact_online, self._disk, self.path, epoch, milliseconds)
+
+    async def _rotate(self, milliseconds: int) -> None:
+        """Put every log file aside, each when no session is open in it."""
+        for name in self._disk.list_directory(self.path):
+            path = f"{self.path}/{name}"
+            if _NUMBERED.fullmatch(name) and self._disk.kind(path) == "file" and self._disk.size(path):
+                channel = self.channel(int(name.removeprefix(names.PWAL_PREFIX)))
+                async with channel.lock:
+                    channel.close()
+                    new = free_name(self._disk, self.path, name, milliseconds)
+                    self._disk.rename(path, f"{self.path}/{new}")
+        self._disk.sync_directory(self.path)
+
     # --- masters ---
 
     async def follow(self, instance: str | None) -> None:
@@ -175,9 +208,10 @@ class ReplicaDirectory:
 
     async def put_aside(self, instance: str) -> None:
         """Make room for all data of a master; the old data comes back unless `commit` is called. `settle` has been."""
-        self._close_channels()
-        self._seeded_by = instance
-        self.state = await self._outside.blocking(seeding.put_aside, self._disk, self.path)
+        async with self._moving:
+            self._close_channels()
+            self._seeded_by = instance
+            self.state = await self._outside.blocking(seeding.put_aside, self._disk, self.path)
         self._epochs = EpochWriter(self._disk, self.path)
         self.durable_epoch = self.promised_epoch = 0
 
@@ -200,6 +234,7 @@ class ReplicaDirectory:
 
     def _start(self, collects: bool) -> None:
         self.state, self.was_restored = seeding.bring_back(self._disk, self.path)
+        settle_compaction(self._disk, self.path)
         self._epochs = EpochWriter.open(self._disk, self.path)
         found = self._recovered()
         self.durable_epoch = self.promised_epoch = found.durable_epoch
@@ -223,9 +258,7 @@ class ReplicaDirectory:
 
 def _collect_blobs(disk: Disk, directory: str, found: Recovered) -> None:
     if blobs.stored_ids(disk, directory):
-        rows = found.snapshot.rows()
-        referenced = frozenset(blob_id for row in rows for blob_id in row.blob_ids)
-        blobs.collect_at_start(disk, directory, referenced, found.max_blob_id)
+        blobs.collect_at_start(disk, directory, found.snapshot.blob_ids(), found.max_blob_id)
 
 
 def _cut_unacknowledged(disk: Disk, path: str) -> bool:

@@ -127,6 +127,15 @@ class Compacted(Event, frozen=True):
         return f"{self.files} log file(s) compacted, up to epoch {self.epoch}"
 
 
+class Failed(Event, frozen=True):
+    """Something that nobody waits for could not be done. What is durable is not touched by it."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class Stopped(Event, frozen=True):
     durable_epoch: int
 

@@ -1,0 +1,285 @@
+"""What comes over the channels of a replica, message by message, and what is answered.
+
+A conversation serves one connection that has said what it is, on behalf of the Replica, which admits it and is told of
+all that concerns others, too (reference: acceptance and failure table). Never accepts, never keeps a master waiting for
+another but while the directory changes under both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from flowstone.limestone import extensions
+from flowstone.limestone import replica_events as events
+from flowstone.limestone.errors import BadMessage, LimestoneError
+from flowstone.limestone.extensions import Action, ControlParser, ExtensionError, Frame, Hello, HelloAck, Prepare
+from flowstone.limestone.messages import (
+    ACK,
+    PROTOCOL_VERSION,
+    Error,
+    ErrorCode,
+    GroupCommit,
+    LogChannelCreate,
+    Message,
+    RdmaInit,
+    SessionBegin,
+    SessionBeginAck,
+    SessionFlags,
+    encode,
+)
+from flowstone.limestone.replica_channel import SPILL
+from flowstone.limestone.replica_commits import Decision
+from flowstone.limestone.replica_connection import OPENING_SECONDS, Connection, Refusal
+from flowstone.limestone.replica_master import Master
+from flowstone.limestone.transcode import DiskEntries, WireReader
+
+if TYPE_CHECKING:
+    from flowstone.limestone.replica import Replica
+
+ENDS: Final = SessionFlags.END | SessionFlags.FLUSH
+
+
+class ControlConversation:
+    """What comes over the control channel, message by message."""
+
+    def __init__(self, replica: Replica, connection: Connection) -> None:
+        self._replica = replica
+        self._connection = connection
+        self._parser = ControlParser(extended=not replica.compatible)
+        self._nonce = replica.outside.random.bytes(extensions.NONCE_SIZE)
+        self._master: Master | None = None
+
+    async def run(self, opener: SessionBegin, rest: bytes) -> None:
+        replica = self._replica
+        if opener.protocol_version != PROTOCOL_VERSION:
+            text = f"Unsupported protocol version: {opener.protocol_version}, expected: {PROTOCOL_VERSION}"
+            raise Refusal(ErrorCode.UNSUPPORTED_VERSION, text)
+        if replica.secret is None:
+            self._master = await replica.admit_control(self._connection)
+        try:
+            ack = SessionBeginAck() if replica.compatible else SessionBeginAck(extensions.offer(self._nonce))
+            self._connection.write(encode(ack))
+            self._parser.feed(rest)
+            if replica.secret is not None:
+                await self._authenticate()
+            while (message := await self._next()) is not None:
+                await self._handle(message)
+        finally:
+            self._leave()
+
+    async def _next(self) -> Message | Frame | None:
+        while (message := self._parser.next_message()) is None:
+            data = await self._connection.read()
+            if not data:
+                return None
+            self._parser.feed(data)
+        return message
+
+    async def _authenticate(self) -> None:
+        """Nothing is done for this peer before it has shown that it has the secret."""
+        try:
+            async with asyncio.timeout(OPENING_SECONDS):
+                message = await self._next()
+        except TimeoutError:
+            message = None
+        if not isinstance(message, Hello):
+            raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "this replica asks for a shared secret")
+        await self._hello(message)
+
+    async def _handle(self, message: Message | Frame) -> None:
+        match message:
+            case GroupCommit(epoch):
+                await self._group_commit(epoch)
+            case SessionBegin():
+                pass
+            case RdmaInit():
+                code = ErrorCode.RDMA_NOT_AVAILABLE
+                self._connection.write(encode(Error(code, "RDMA is not available")))
+            case Hello():
+                await self._hello(message)
+            case Prepare():
+                await self._prepare(message)
+            case _:
+                raise BadMessage(f"{type(message).__name__} on the control channel")
+
+    async def _group_commit(self, epoch: int) -> None:
+        replica, master = self._replica, self._master
+        assert master is not None
+        if replica.compatible:
+            await replica.record(epoch)
+        else:
+            if master.instance is None:
+                # The original begins a session before it sends this, but on another connection: let that be read.
+                await replica.outside.clock.sleep(0)
+                await replica.outside.clock.sleep(0)
+            await self._record_whole(master, epoch)
+        self._connection.write(ACK)
+
+    async def _record_whole(self, master: Master, epoch: int) -> None:
+        while (decision := master.commits.decide(epoch)) is Decision.WAIT:
+            master.changed.clear()
+            await master.changed.wait()
+        if decision is Decision.REFUSE:
+            text = f"epoch {epoch} is not whole here: a session of epoch {master.commits.lost} was cut short"
+            raise Refusal(ExtensionError.REFUSED, text)
+        if decision is Decision.DEFER:
+            master.commits.defer(epoch)
+        else:
+            await self._replica.record(epoch)
+
+    async def _hello(self, hello: Hello) -> None:
+        replica, secret, proof = self._replica, self._replica.secret, None
+        if secret is not None:
+            if not extensions.is_proven(extensions.master_proof(secret, hello.nonce, self._nonce), hello.proof):
+                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "the shared secret is another one")
+            proof = extensions.replica_proof(secret, hello.nonce, self._nonce)
+            if self._master is None:
+                self._master = await replica.admit_control(self._connection, hello.instance)
+        master = self._master
+        assert master is not None
+        if master.instance is not None or master.used:
+            raise Refusal(ExtensionError.REFUSED, "HELLO comes first, and once")
+        token = replica.outside.random.bytes(extensions.TOKEN_SIZE)
+        master.instance, master.token = hello.instance, token
+        directory = replica.directory
+        ack = HelloAck(directory.instance_uuid, directory.state.follows, directory.durable_epoch, token, proof)
+        self._connection.write(extensions.encode(ack))
+        replica.tell(events.Identified(self._connection.peer, hello.instance, hello.durable_epoch))
+
+    async def _prepare(self, prepare: Prepare) -> None:
+        replica, master = self._replica, self._master
+        assert master is not None
+        if master.instance is None or not master.commits.is_idle:
+            raise Refusal(ExtensionError.REFUSED, "PREPARE comes after HELLO, and before any session")
+        directory = replica.directory
+        master.is_preparing = True
+        try:
+            await directory.settle()
+            if prepare.action is Action.SEED:
+                await directory.put_aside(master.instance)
+                replica.tell(events.Seeding(master.instance, prepare.epoch))
+            else:
+                await directory.set_back(prepare.epoch)
+                await directory.follow(master.instance)
+                replica.tell(events.Resumed(master.instance, directory.durable_epoch))
+        finally:
+            master.is_preparing = False
+        self._connection.write(ACK)
+
+    def _leave(self) -> None:
+        if self._master is not None:
+            self._master.control = None
+            peer, epoch = self._connection.peer, self._replica.directory.durable_epoch
+            self._replica.tell(events.Disconnected(peer, epoch))
+
+
+class LogConversation:
+    """What comes over a log channel, message by message."""
+
+    def __init__(self, replica: Replica, connection: Connection) -> None:
+        self._replica = replica
+        self._connection = connection
+        self._has_lock = False
+
+    async def run(self, opener: LogChannelCreate, rest: bytes) -> None:
+        if opener.connection_type != 1:
+            raise BadMessage(f"a log channel of connection_type {opener.connection_type}")
+        self._master, number = await self._replica.admit_channel(self._connection, opener)
+        self._id = opener.channel_id
+        self._channel = self._replica.directory.channel(number)
+        try:
+            self._connection.write(ACK)
+            reader, data = WireReader(self._replica.message_size_max), rest
+            while data or (data := await self._connection.read()):
+                await self._take(reader, data)
+                data = b""
+        finally:
+            await self._leave()
+
+    async def _take(self, reader: WireReader, data: bytes) -> None:
+        """All messages that these bytes complete; sessions that end among them are synced together."""
+        problem: LimestoneError | OSError | None = None
+        try:
+            for message in reader.feed(data):
+                await self._handle(message)
+        except (BadMessage, Refusal, OSError) as error:
+            problem = error
+        await self._sync()
+        if problem is not None:
+            raise problem
+
+    async def _handle(self, message: DiskEntries | Message) -> None:
+        if isinstance(message, DiskEntries):
+            await self._entries(message)
+        elif isinstance(message, RdmaInit):
+            code = ErrorCode.RDMA_WRONG_CHANNEL
+            self._connection.write(encode(Error(code, "RDMA is asked for on the control channel")))
+        elif not isinstance(message, SessionBegin):
+            raise BadMessage(f"{type(message).__name__} on a log channel")
+
+    async def _entries(self, message: DiskEntries) -> None:
+        channel = self._channel
+        if message.flags & SessionFlags.BEGIN:
+            await self._begin(message.epoch)
+        elif channel.session is None:
+            if message.disk or message.blobs or message.flags & ENDS:
+                raise Refusal(ErrorCode.LOG_CHANNEL_CONFUSED, f"log channel {self._id}: outside of a session")
+            return
+        if message.blobs:
+            await self._replica.directory.store(message.blobs)
+        channel.add(message.disk)
+        if message.flags & ENDS:
+            channel.end()
+            self._master.commits.ended(self._id)
+        if channel.buffered > SPILL:
+            await self._replica.outside.blocking(channel.flush, False)
+
+    async def _begin(self, epoch: int) -> None:
+        master, directory = self._master, self._replica.directory
+        if self._channel.session is not None:
+            text = f"log channel {self._id}: a session begins in another of epoch {self._channel.session.epoch}"
+            raise Refusal(ErrorCode.LOG_CHANNEL_CONFUSED, text)
+        if master.is_preparing:
+            raise Refusal(ExtensionError.REFUSED, "a session begins before the answer to PREPARE")
+        if directory.state.follows != master.instance and not directory.is_seeding:
+            await directory.follow(master.instance)
+        await self._hold()
+        self._channel.begin(epoch, directory.promised_epoch)
+        master.commits.begun(self._id, epoch)
+
+    async def _hold(self) -> None:
+        if not self._has_lock:
+            await self._channel.lock.acquire()
+            self._has_lock = True
+
+    def _let_go(self) -> None:
+        if self._has_lock:
+            self._channel.lock.release()
+            self._has_lock = False
+
+    async def _sync(self) -> None:
+        channel, replica = self._channel, self._replica
+        count = len(channel.ended)
+        if not count:
+            return
+        replica.directory.written(channel, await replica.outside.blocking(channel.flush, True))
+        self._master.commits.synced(self._id)
+        self._master.changed.set()
+        due = self._master.commits.due()
+        if due is not None:
+            await replica.record(due)
+        if channel.session is None:
+            self._let_go()
+        self._connection.write(ACK * count)
+
+    async def _leave(self) -> None:
+        """Nothing stays of a session that has not ended. Until that is so, the master has this connection."""
+        self._master.commits.dropped(self._id)
+        self._master.changed.set()
+        try:
+            if self._has_lock:
+                await self._replica.outside.blocking(self._channel.abandon)
+        finally:
+            self._let_go()
+            del self._master.channels[self._id]

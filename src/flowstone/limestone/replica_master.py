@@ -1,0 +1,35 @@
+"""One master as a replica sees it: its connections, who it says it is, and what of its epochs is on its way.
+
+State, kept by `replica.py` and `replica_conversations.py` from the first connection of a master to its last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from flowstone.limestone.replica_commits import Commits
+from flowstone.limestone.replica_connection import Connection
+
+
+@dataclass
+class Master:
+    """The connections of one master, from the first to the last. `instance` and `token` are of those that say HELLO."""
+
+    peer: str
+    commits: Commits = field(default_factory=Commits)
+    control: Connection | None = None
+    had_control: bool = False
+    channels: dict[int, Connection] = field(default_factory=dict)
+    used: dict[int, int] = field(default_factory=dict)
+    """Ids that log channels of it have had, and the numbers of their files."""
+    instance: str | None = None
+    token: bytes | None = None
+    is_preparing: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a session has been synced, or lost."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing that comes from it can become durable any more."""
+        return self.control is None and (self.had_control or not self.channels)

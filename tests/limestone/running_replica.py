@@ -1,0 +1,70 @@
+"""A replica on the real disk and network, what a test says to it, and what it has written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.entries import Marker, decode_all
+from flowstone.limestone.recovery import recover
+from flowstone.limestone.replica import Replica
+from flowstone.limestone.replica_events import Event
+from flowstone.outside import production
+from tests.limestone.peer import Connector, Master, Peer
+
+OUTSIDE = production()
+LOCAL = Endpoint("127.0.0.1", 0)
+CONNECTORS: dict[Replica, Connector] = {}
+Rows = list[tuple[bytes, bytes]]
+
+
+@asynccontextmanager
+async def running(
+    path: Path, *, compatible: bool = False, secret: str | None = None, told: list[Event] | None = None
+) -> AsyncIterator[Replica]:
+    on_event = told.append if told is not None else lambda event: None
+    async with Replica(
+        OUTSIDE, str(path), LOCAL, compatible=compatible, secret=secret, message_size_max=1 << 20, on_event=on_event
+    ) as replica:
+        CONNECTORS[replica] = Connector(OUTSIDE.network)
+        try:
+            yield replica
+        finally:
+            await CONNECTORS.pop(replica).close()
+
+
+def master_of(replica: Replica) -> Master:
+    return Master(CONNECTORS[replica], replica.endpoint)
+
+
+async def peer_of(replica: Replica) -> Peer:
+    return await Peer.connect(CONNECTORS[replica], replica.endpoint)
+
+
+def rows(path: Path) -> Rows:
+    """What the directory holds, read by somebody who changes nothing."""
+    found = recover(OUTSIDE.disk, str(path), repairs=False).snapshot.rows()
+    return [(entry.key, entry.value) for entry in found]
+
+
+def markers(path: Path) -> list[tuple[int, int]]:
+    return [(int(token.type), token.epoch) for token in decode_all(path.read_bytes(), "") if isinstance(token, Marker)]
+
+
+def blob_files(path: Path) -> list[str]:
+    return sorted(found.name for found in path.rglob("*.blob"))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def master_of_control(replica: Replica) -> Peer:
+    master = master_of(replica)
+    await master.begin()
+    return master.control
