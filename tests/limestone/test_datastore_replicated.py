@@ -13,7 +13,7 @@ from flowstone.limestone import epoch_file, names
 from flowstone.limestone.blocking import Datastore, LogChannel
 from flowstone.limestone.datastore import AsyncDatastore, State
 from flowstone.limestone.errors import DatastoreFailed
-from flowstone.limestone.messages import GroupCommit, LogEntries
+from flowstone.limestone.messages import ACK, GroupCommit, LogEntries
 from flowstone.limestone.propagation import QuorumLost
 from flowstone.limestone.recovery import recover
 from flowstone.limestone.replica import Replica
@@ -215,6 +215,34 @@ async def test_a_degraded_store_says_so(tmp_path: Path) -> None:
         assert status is not None
         assert (told, status.degraded) == ([1], True)
         await store.shutdown()
+
+
+async def test_after_a_restart_nothing_is_told_before_the_replica_has_what_was_there(tmp_path: Path) -> None:
+    store = AsyncDatastore(OUTSIDE, Settings(str(tmp_path)))
+    channel = await store.create_channel()
+    await store.ready()
+    await store.switch_epoch(1)
+    await channel.begin_session()
+    channel.add_entry(1, b"k", b"v", (1, 1))
+    await channel.end_session()
+    await store.switch_epoch(2)
+    await store.shutdown()
+    before = (tmp_path / names.EPOCH).read_bytes()
+    async with scripted(is_ours=True) as replica:
+        replica.answers.append(lambda message: b"" if isinstance(message, GroupCommit) else b"?")
+        again, told = await opened(replica, tmp_path, "block")
+        await again.ready()
+        switching = asyncio.ensure_future(again.switch_epoch(5))
+        await eventually(lambda: replica.heard_of(GroupCommit))
+        assert replica.heard_of(GroupCommit) == [GroupCommit(1)]
+        assert told == []
+        replica.answers.clear()
+        for connection in replica.connections:
+            connection.writer.write(ACK)
+        await switching
+        assert told == [4]
+        await again.shutdown()
+    assert (tmp_path / names.EPOCH).read_bytes() == before + epoch_file.record(1)
 
 
 # --- threads ---

@@ -93,6 +93,17 @@ def test_after_a_restart_nothing_is_told_again_and_no_session_begins_in_an_old_e
     assert epochs.begin(0) == 6
 
 
+def test_what_replicas_may_lack_after_a_restart_is_recorded_before_anything_is_told() -> None:
+    epochs = EpochRules(5, is_pending=True)
+    epochs.add_channel()
+    assert epochs.switch(7) == Due(record=5)
+    assert epochs.begin(0) == 7
+    assert epochs.switch(8) == NOTHING
+    assert epochs.recorded(5) == Due(inform=6)
+    assert epochs.finish(0) == Due(record=7)
+    assert EpochRules(0, is_pending=True).switch(2) == Due(inform=1)
+
+
 def test_calls_at_the_wrong_time_change_nothing() -> None:
     epochs = rules(1)
     epochs.switch(2)

@@ -130,7 +130,9 @@ class AsyncDatastore:
         ready = await self._outside.blocking(_made_ready, self._outside.disk, directory, found)
         self._snapshot = (found.last_epoch, ready)
         self._blobs = Blobs(self._outside, directory.path, found.max_blob_id + 1)
-        self._rules = EpochRules(found.last_epoch)
+        # A crash may have come before the replicas were told of it; the original never tells them.
+        is_pending = bool(self.settings.replicas) and not self.settings.compatible
+        self._rules = EpochRules(found.last_epoch, is_pending=is_pending)
         self._told = found.last_epoch
         for _ in self._channels:
             self._rules.add_channel()
@@ -265,6 +267,9 @@ class AsyncDatastore:
     async def _group_commit(self, epoch: int) -> None:
         """Record an epoch here and there. Every session of it is on both sides already, so any order is safe."""
         assert self._directory is not None
+        if epoch == self._rules.durable and self._propagation is not None:
+            await self._propagation.group_commit(epoch)  # after a restart: here it is recorded already
+            return
         write = partial(self._write_epoch_file, self._directory.epochs.write, epoch)
         if self._propagation is None:
             await write()

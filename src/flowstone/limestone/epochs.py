@@ -29,9 +29,12 @@ class Due(NamedTuple):
 
 
 class EpochRules:
-    """`last_epoch`: what recovery has found; it is durable, and no session may be of it."""
+    """`last_epoch`: what recovery has found; it is durable, and no session may be of it.
 
-    def __init__(self, last_epoch: int = 0) -> None:
+    `is_pending`: replicas may not have it. So it is due to be recorded once more, and nothing is told before.
+    """
+
+    def __init__(self, last_epoch: int = 0, *, is_pending: bool = False) -> None:
         self.switched = last_epoch
         """The epoch of sessions that begin now."""
         self.durable = last_epoch
@@ -42,7 +45,7 @@ class EpochRules:
         """The largest epoch that was there before: sessions are of later ones."""
         self._recording: int | None = None
         self._working: list[int | None] = []
-        self._finished: list[int] = []
+        self._finished: list[int] = [last_epoch] if is_pending and last_epoch else []
         """Epochs that have a session and are not recorded, in order."""
 
     def add_channel(self) -> int:
