@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowstone.limestone import files, names, replica_seeding
+from flowstone.limestone import catalog, files, names, replica_seeding
 from flowstone.limestone.blobs import make_directory
+from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.files import write_whole
 from flowstone.limestone.replica_seeding import ASIDE, FILE, Phase, State
@@ -15,8 +16,8 @@ from tests.limestone.crashes import DIRECTORY, crashed, fresh
 OLD, NEW = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
 OLD_DATA = {
     names.EPOCH: b"old epoch",
-    names.CATALOG: b"old catalog",
-    names.CATALOG_BACK: b"older catalog",
+    names.CATALOG: catalog.encode(Catalog(max_epoch_id=2)),
+    names.CATALOG_BACK: catalog.encode(Catalog(max_epoch_id=1)),
     "pwal_0000": b"old log",
     "pwal_0000.compacted": b"old rows",
     names.blob(7): b"old blob",
@@ -102,6 +103,7 @@ def test_a_crash_at_any_moment_of_a_seeding_leaves_the_old_data_or_the_new() -> 
         replica_seeding.discard(disk, DIRECTORY, state)
 
     for disk, _ in crashed(born, work):
+        catalog.read(disk, DIRECTORY)  # which is done before anything is put right
         state, _ = replica_seeding.bring_back(disk, DIRECTORY)
         assert state.phase is Phase.SETTLED
         if state.follows == NEW:
@@ -117,6 +119,7 @@ def test_a_crash_at_any_moment_of_bringing_back_is_put_right_by_the_next() -> No
         seed(disk)
 
     for disk, _ in crashed(prepare, lambda disk: void(replica_seeding.bring_back(disk, DIRECTORY))):
+        catalog.read(disk, DIRECTORY)
         assert replica_seeding.bring_back(disk, DIRECTORY)[0] == State(OLD)
         assert found(disk) == OLD_DATA
 

@@ -81,7 +81,7 @@ def put_aside(disk: Disk, directory: str) -> State:
     _move(disk, directory, f"{directory}/{ASIDE}")
     epoch_file.EpochWriter.open(disk, directory)
     # By rename, unlike at other times: whoever opens the directory in the middle of this must be able to read it.
-    files.replace(disk, directory, names.CATALOG, names.CATALOG_BACK, catalog.encode(Catalog()))
+    files.replace(disk, directory, names.CATALOG, TEMPORARY, catalog.encode(Catalog()))
     state = replace(state, phase=Phase.SEEDING)
     write(disk, directory, state)
     return state
