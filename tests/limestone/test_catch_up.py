@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowstone.limestone import catalog, entries, names
 from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.catch_up import WINDOW, LogFiles, decide, horizon, open_files
+from flowstone.limestone.catch_up import WINDOW, LogFiles, Survey, decide, horizon, open_files
 from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, decode_all, put
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.extensions import Action, HelloAck, Prepare
@@ -58,7 +59,7 @@ def lacking(directory: Path, prepared: Prepare, sizes: dict[str, int] | None = N
 
 
 @pytest.mark.parametrize(
-    ("follows", "durable", "ours", "horizon_epoch", "invalidated", "expected"),
+    ("follows", "durable", "ours", "horizon_epoch", "marked", "expected"),
     [
         (None, 0, 9, 0, (), SEED),
         (OTHER, 9, 9, 0, (), SEED),
@@ -70,8 +71,13 @@ def lacking(directory: Path, prepared: Prepare, sizes: dict[str, int] | None = N
         (MASTER, 10, 9, 0, (), resume(9)),
         (MASTER, 10, 10, 0, (10,), resume(9)),
         (MASTER, 10, 12, 0, (10,), resume(9)),
-        (MASTER, 10, 12, 10, (10,), Prepare(Action.SEED, 12)),
+        (MASTER, 10, 12, 9, (10,), resume(9)),
         (MASTER, 11, 12, 0, (10,), resume(11)),
+        (MASTER, 10, 12, 0, (8, 9, 10), resume(7)),
+        (MASTER, 9, 12, 0, (8, 9, 10), resume(7)),
+        (MASTER, 10, 12, 8, (8, 9, 10), resume(8)),
+        (MASTER, 2, 12, 0, (1, 2), resume(0)),
+        (MASTER, 20, 20, 0, (1, 2), resume(20)),
     ],
 )
 def test_where_a_replica_goes_on(
@@ -79,11 +85,21 @@ def test_where_a_replica_goes_on(
     durable: int,
     ours: int,
     horizon_epoch: int,
-    invalidated: Sequence[int],
+    marked: Sequence[int],
     expected: Prepare,
 ) -> None:
+    """Of the epochs up to 12 all that are not marked have a session."""
     ack = HelloAck(OTHER, follows, durable, bytes(32))
-    assert decide(ack, MASTER, ours, horizon_epoch, invalidated) == expected
+    valid = [epoch for epoch in range(1, 13) if epoch not in marked]
+    survey = Survey(np.array(valid, np.uint64), np.array(marked, np.uint64))
+    assert decide(ack, MASTER, ours, horizon_epoch, survey) == expected
+
+
+def test_an_epoch_without_sessions_is_settled_unless_something_before_it_is_in_doubt() -> None:
+    survey = Survey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64))
+    assert [survey.settled(epoch, 0) for epoch in range(2, 12)] == [2, 3, 4, 3, 3, 3, 3, 9, 10, 11]
+    assert Survey(np.empty(0, np.uint64), np.array([5], np.uint64)).settled(5, 0) == 0
+    assert Survey(np.empty(0, np.uint64), np.empty(0, np.uint64)).settled(5, 0) == 5
 
 
 def test_sessions_above_the_epoch_of_all_files_are_sent(tmp_path: Path) -> None:
@@ -105,7 +121,19 @@ def test_what_recovery_has_marked_is_not_sent_but_known(tmp_path: Path) -> None:
     write(tmp_path, "pwal_0000", session(3, row(b"a", 3)), marked, session(5, row(b"c", 5)))
     assert lacking(tmp_path, resume(0)) == [(3, [b"a"]), (5, [b"c"])]
     files = opened(tmp_path)
-    assert files.invalidated_epochs() == {4}
+    survey = files.survey(DISK, str(tmp_path))
+    assert (survey.valid.tolist(), survey.marked.tolist()) == ([3, 5], [4])
+    files.close()
+
+
+def test_what_compaction_has_superseded_is_still_known(tmp_path: Path) -> None:
+    name = "pwal_0000.00000000000001.0"
+    write(tmp_path, name, session(3), session(4, kind=EntryType.MARKER_INVALIDATED_BEGIN))
+    write(tmp_path, names.COMPACTED, session(0, ends=False))
+    catalog.write(DISK, str(tmp_path), Catalog(((names.COMPACTED, 1),), (name, "pwal_0001.2.0"), max_epoch_id=4))
+    files = opened(tmp_path)
+    survey = files.survey(DISK, str(tmp_path))
+    assert (survey.valid.tolist(), survey.marked.tolist()) == ([3], [4])
     files.close()
 
 

@@ -10,15 +10,16 @@ Reads through the Disk one is handed, in a worker where it is much; never sends,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flowstone.limestone import catalog, names
 from flowstone.limestone.entries import EntryType
-from flowstone.limestone.entry_table import AT, END, MAJOR, NEED, TABLE_ROWS, TYPE, walk_table
+from flowstone.limestone.entry_table import AT, END, MAJOR, NEED, TABLE_ROWS, TYPE, Table, walk_table
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.extensions import Action, HelloAck, Prepare
 from flowstone.limestone.recovery import input_files
@@ -67,18 +68,37 @@ def horizon(disk: Disk, directory: str) -> int:
     return listed.max_epoch_id if listed is not None and listed.compacted else 0
 
 
-def decide(
-    replica: HelloAck, instance: str, durable_epoch: int, horizon_epoch: int, invalidated: Container[int]
-) -> Prepare:
-    """What a replica is prepared for.
+Epochs = NDArray[np.uint64]
 
-    It may have recorded an epoch that we have not, when the order of group commit was not local first and we crashed
-    between: then it is set back to where we stand. We have marked the sessions of that epoch, and may have gone further
-    since: `invalidated` tells that it is one of those. Only its last epoch can be: the one before was recorded here
-    before it heard of that."""
-    epoch = min(replica.durable_epoch, durable_epoch)
-    if epoch in invalidated:
-        epoch -= 1
+
+@dataclass(frozen=True)
+class Survey:
+    """The epochs of which log files have sessions that count, and sessions that recovery has marked; both sorted.
+
+    Recovery alone marks sessions, so one survey holds for the life of a store: what it writes after that counts."""
+
+    valid: Epochs
+    marked: Epochs
+
+    def settled(self, epoch: int, horizon_epoch: int) -> int:
+        """The largest epoch up to this one that a replica which has recorded this one certainly has as we do.
+
+        It may have recorded epochs that we have not, when the order of group commit was not local first and we crashed
+        between. We have marked their sessions, and may have gone further since. A record covers all epochs since the
+        one before, so what was marked behind the last epoch that counts is in doubt as a whole."""
+        if not self.marked.size or epoch > max(self.marked[-1:].tolist() + self.valid[-1:].tolist()):
+            return epoch
+        before = int(np.searchsorted(self.valid, np.uint64(epoch), side="right"))
+        counts = int(self.valid[before - 1]) if before else 0
+        counts = max(counts, horizon_epoch if horizon_epoch <= epoch else 0)
+        in_doubt = np.searchsorted(self.marked, np.uint64(counts), side="right")
+        is_doubtful = in_doubt < self.marked.size and int(self.marked[in_doubt]) <= epoch
+        return counts if is_doubtful else epoch
+
+
+def decide(replica: HelloAck, instance: str, durable_epoch: int, horizon_epoch: int, survey: Survey) -> Prepare:
+    """What a replica is prepared for."""
+    epoch = survey.settled(min(replica.durable_epoch, durable_epoch), horizon_epoch)
     if replica.follows != instance or epoch < horizon_epoch:
         return Prepare(Action.SEED, durable_epoch)
     return Prepare(Action.RESUME, epoch)
@@ -96,11 +116,12 @@ class LogFile:
 class LogFiles:
     """The files of a directory, held open: whatever is renamed or removed meanwhile, they are the ones that were there.
 
-    `compacted` is None where there is none."""
+    `superseded` are the names of those whose content the compacted file has, which is None where there is none."""
 
-    def __init__(self, logs: list[LogFile], compacted: LogFile | None, horizon_epoch: int) -> None:
+    def __init__(self, logs: list[LogFile], superseded: tuple[str, ...], horizon_epoch: int) -> None:
         self.logs = logs
-        self.compacted = compacted
+        self.superseded = superseded
+        self.compacted: LogFile | None = None
         self.horizon = horizon_epoch
 
     def close(self) -> None:
@@ -109,21 +130,23 @@ class LogFiles:
         if self.compacted is not None:
             self.compacted.file.close()
 
-    def invalidated_epochs(self) -> frozenset[int]:
-        """Epochs that were never durable here, as what recovery has marked says."""
-        found: list[int] = []
-        for log in self.logs:
-            for kind, epoch, _ in _runs(log):
-                if kind == _INVALIDATED:
-                    found.append(epoch)
-        return frozenset(found)
+    def survey(self, disk: Disk, directory: str) -> Survey:
+        """What was durable here, and what was not."""
+        found = [_marker_epochs(log) for log in self.logs]
+        for name in self.superseded:
+            path = f"{directory}/{name}"
+            if disk.kind(path) == "file":
+                with disk.open(path) as file:
+                    found.append(_marker_epochs(LogFile(name, file, file.size())))
+        empty = np.empty(0, np.uint64)
+        valid, marked = (np.unique(np.concatenate([empty, *epochs])) for epochs in zip(*found, ((), ()), strict=True))
+        return Survey(valid, marked)
 
     def sessions(self, prepared: Prepare) -> Iterator[tuple[int, bytes]]:
         """Epochs and entries, at most about a window each, that a replica lacks which was prepared so."""
         if prepared.action is Action.SEED and self.compacted is not None:
             for _, _, data in _runs(self.compacted):
-                if data:
-                    yield max(self.horizon, 1), data
+                yield max(self.horizon, 1), data
         above = 0 if prepared.action is Action.SEED else prepared.epoch
         for log in self.logs:
             yield from _merged(log, above)
@@ -148,7 +171,7 @@ def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str
 
 def _opened(disk: Disk, directory: str, found: list[str], sizes: dict[str, int], listed: catalog.Catalog) -> LogFiles:
     logs: list[LogFile] = []
-    files = LogFiles(logs, None, listed.max_epoch_id if listed.compacted else 0)
+    files = LogFiles(logs, listed.detached, listed.max_epoch_id if listed.compacted else 0)
     try:
         for name in found:
             file = disk.open(f"{directory}/{name}")
@@ -162,36 +185,50 @@ def _opened(disk: Disk, directory: str, found: list[str], sizes: dict[str, int],
     return files
 
 
-def _runs(log: LogFile) -> Iterator[tuple[int, int, bytes]]:
-    """The begin markers of a file, each with its type and epoch, and what follows it, in pieces without markers.
+def _windows(log: LogFile) -> Iterator[tuple[bytes, Table, int]]:
+    """A file window by window: its bytes, the table of its whole entries, and how many bytes those are.
 
-    A piece follows its marker's own turn, which comes with none; entries of one session may come in several."""
-    table = np.empty((TABLE_ROWS, TABLE_COLUMNS), np.uint64)
+    Ends where no entry is, or one is not whole."""
+    room = np.empty((TABLE_ROWS, TABLE_COLUMNS), np.uint64)
     at, window = 0, WINDOW
-    kind = epoch = 0
     while at < log.size:
         data = log.file.read_at(at, min(window, log.size - at))
-        count, stop, why = walk_table(np.frombuffer(data, np.uint8), 0, table, 0)
-        if not count:
-            if why == NEED and at + len(data) < log.size and len(data) == window:
-                window *= 2  # an entry that is longer than that
-                continue
-            if kind == _BEGIN:
-                raise DamagedFile(log.file.path, at, "a session that counts is not whole")
-            return  # the rest of what never counted
+        count, stop, why = walk_table(np.frombuffer(data, np.uint8), 0, room, 0)
+        if count:
+            yield data, room[:, :count], stop
+            at, window = at + stop, WINDOW
+        elif why == NEED and len(data) == window:
+            window *= 2  # an entry that is longer than that
+        else:
+            return
+
+
+def _marker_epochs(log: LogFile) -> tuple[Epochs, Epochs]:
+    """The epochs of sessions that count, and of those that were marked."""
+    found: tuple[list[Epochs], list[Epochs]] = ([], [])
+    for _, table, _ in _windows(log):
+        for kind, epochs in zip((_BEGIN, _INVALIDATED), found, strict=True):
+            epochs.append(np.unique(table[MAJOR, table[TYPE] == kind]))
+    empty = np.empty(0, np.uint64)
+    valid, marked = (np.unique(np.concatenate([empty, *epochs])) for epochs in found)
+    return valid, marked
+
+
+def _runs(log: LogFile) -> Iterator[tuple[int, int, bytes]]:
+    """The entries of a file in pieces without markers, with the type and the epoch of the begin marker before them."""
+    kind = epoch = at = 0
+    for data, table, stop in _windows(log):
         start = 0
-        for column in np.flatnonzero(_MARKERS[table[TYPE, :count]]).tolist():
+        for column in np.flatnonzero(_MARKERS[table[TYPE]]).tolist():
             marker_at = int(table[AT, column])
             if marker_at > start:
                 yield kind, epoch, data[start:marker_at]
             kind, epoch, start = int(table[TYPE, column]), int(table[MAJOR, column]), int(table[END, column])
-            if kind in (_BEGIN, _INVALIDATED):
-                yield kind, epoch, b""
-            else:
-                kind = 0
         if stop > start:
             yield kind, epoch, data[start:stop]
-        at, window = at + stop, WINDOW
+        at += stop
+    if at < log.size and kind == _BEGIN:
+        raise DamagedFile(log.file.path, at, "a session that counts is not whole")
 
 
 def _merged(log: LogFile, above: int) -> Iterator[tuple[int, bytes]]:
@@ -199,7 +236,7 @@ def _merged(log: LogFile, above: int) -> Iterator[tuple[int, bytes]]:
     pending: list[bytes] = []
     pending_epoch = size = 0
     for kind, epoch, data in _runs(log):
-        if kind != _BEGIN or epoch <= above or not data:
+        if kind != _BEGIN or epoch <= above:
             continue
         if pending and (epoch != pending_epoch or size + len(data) > WINDOW):
             yield pending_epoch, b"".join(pending)

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flowstone.limestone.catch_up import LogFiles, Store
+from flowstone.limestone.catch_up import LogFiles, Store, Survey
 from flowstone.limestone.conversation import AuthenticationFailed, Peer
 from flowstone.limestone.ended_session import EndedSession, Parts, WireForm
 from flowstone.limestone.errors import LimestoneError
@@ -67,7 +67,8 @@ class Propagation:
         ]
         self._recent: dict[int, EndedSession] = {}
         self._waiters: list[_Waiter] = []
-        self._invalidated: frozenset[int] | None = None
+        self._survey: Survey | None = None
+        self._store = store
         self._is_running = False
 
     # --- life ---
@@ -197,11 +198,10 @@ class Propagation:
     def recent_sessions(self) -> list[EndedSession]:
         return list(self._recent.values())
 
-    async def invalidated_epochs(self, files: LogFiles) -> frozenset[int]:
-        """Only recovery marks sessions, so what is found once holds for the life of the store."""
-        if self._invalidated is None:
-            self._invalidated = await self._outside.blocking(files.invalidated_epochs)
-        return self._invalidated
+    async def survey(self, files: LogFiles) -> Survey:
+        if self._survey is None:
+            self._survey = await self._outside.blocking(files.survey, self._outside.disk, self._store.path)
+        return self._survey
 
 
 def _anything(link: ReplicaLink) -> bool:

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from flowstone.errors import FlowstoneError
 from flowstone.limestone import extensions
-from flowstone.limestone.catch_up import LogFiles, Store, decide, open_files
+from flowstone.limestone.catch_up import LogFiles, Store, Survey, decide, open_files
 from flowstone.limestone.conversation import Answer, AuthenticationFailed, Conversation, Peer, Refused, ReplicaLost
 from flowstone.limestone.ended_session import EndedSession, WireForm
 from flowstone.limestone.extensions import NONCE_SIZE, SEED_CHANNEL_MAX, Action, Hello, HelloAck, Prepare
@@ -74,7 +74,9 @@ class Circumstances(Protocol):
         """The last session of each channel, which somebody may wait for."""
         ...
 
-    async def invalidated_epochs(self, files: LogFiles) -> frozenset[int]: ...
+    async def survey(self, files: LogFiles) -> Survey:
+        """Which epochs were ever durable here; made once, of these files."""
+        ...
 
     def changed(self) -> None:
         """Something has been acknowledged, or the state of a link is another one."""
@@ -247,9 +249,9 @@ class ReplicaLink:
         files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes)
         try:
             ack = await self._greet(conversation, nonce, files.horizon)
-            invalidated = await self._all.invalidated_epochs(files)
+            survey = await self._all.survey(files)
             master, epoch = self._store.instance_uuid, self._store.durable_epoch
-            prepared = decide(ack, master, epoch, files.horizon, invalidated)
+            prepared = decide(ack, master, epoch, files.horizon, survey)
             if self._must_seed:
                 prepared = Prepare(Action.SEED, epoch)
             await self._prepare(conversation, prepared)
