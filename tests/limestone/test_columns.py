@@ -13,7 +13,7 @@ from flowstone.limestone import columns, entry_table
 from flowstone.limestone.columns import COMPACTED, Sorted, Winners
 from flowstone.limestone.entries import Entry, EntryType, WriteVersion, decode, encode, put
 from flowstone.limestone.entry_table import TABLE_ROWS, walk_table
-from flowstone.limestone.snapshot import Snapshot
+from tests.limestone.plain_state import Snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in scalar multiply")  # hashes, uncompiled
 KERNELS = (

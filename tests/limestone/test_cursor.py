@@ -12,9 +12,9 @@ from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, 
 from flowstone.limestone.epoch_file import record
 from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.recovery import recover
-from flowstone.limestone.snapshot import Snapshot, encode_compacted, encode_snapshot
 from flowstone.outside import Disk
 from tests.limestone.crashes import DIRECTORY, fresh
+from tests.limestone.plain_state import Snapshot, encode_compacted, encode_snapshot
 from tests.limestone.test_columns import entries
 
 ROWS = [put(2, b"k%03d" % number, b"v%d" % number, WriteVersion(1, number)) for number in range(300)]

@@ -13,10 +13,10 @@ from flowstone.limestone.epoch_file import EpochWriter, record
 from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.recovery import Recovered, recover
 from flowstone.limestone.scan import INSPECT, STARTUP, Changes
-from flowstone.limestone.snapshot import encode_compacted, encode_snapshot
 from flowstone.outside import Disk, production
 from tests.limestone import recorded
 from tests.limestone.crashes import DIRECTORY, crashed
+from tests.limestone.plain_state import encode_compacted, encode_snapshot
 
 DISK = production().disk
 HERE = recorded.HERE

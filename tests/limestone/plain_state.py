@@ -1,7 +1,7 @@
-"""The state that entries add up to: per key the one of the highest write version, unless its storage was cleared later.
+"""The state that entries add up to, in a plain way: what the compiled one is compared with.
 
-Pure, and in memory (reference: snapshot, which entry wins, cursor). Takes entries that count, in any order; of two with
-the same version the later one wins. Never knows epochs: `scan.py` has left out what does not count.
+Per key the entry of the highest write version, unless its storage was cleared later (reference: snapshot, which entry
+wins, cursor). Takes entries that count, in any order; of two with the same version the later one wins.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowstone.limestone.entries import Entry, EntryType, WriteVersion, decode_all, put, remove
-from flowstone.limestone.snapshot import Snapshot, encode_compacted, encode_snapshot, sort_key
+from tests.limestone.plain_state import Snapshot, encode_compacted, encode_snapshot, sort_key
 
 versions = st.builds(WriteVersion, st.integers(0, 3), st.integers(0, 3))
 storages = st.sampled_from([1, 2, 256])
