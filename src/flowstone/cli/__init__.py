@@ -9,16 +9,13 @@ pays for another's libraries.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Annotated, NoReturn, ParamSpec
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
 
 import typer
 
-from flowstone.cli import archive, cat, console, demo, mirror, play, restore, serve, verify
-from flowstone.cli.output import naming_stdout
-
-P = ParamSpec("P")
+from flowstone.cli import archive, cat, console, demo, limestone, mirror, play, restore, serve, verify
+from flowstone.cli.output import quiet
 
 EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server refused a row or is gone;
 2 the command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted."""
@@ -32,37 +29,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Read, convert and replay the logs of Tarantool replica sets, and serve their data. No Tarantool is needed.",
+    help="Read, convert and replay the logs of Tarantool replica sets and of Limestone, and serve their data. "
+    "Neither is needed.",
     epilog="Example: `flowstone cat --format table /var/lib/tarantool/instance`",
 )
 
 
-def _quiet(command: Callable[P, int]) -> Callable[P, int]:
-    """`command`, for which it is no error that whoever reads its output has seen enough."""
-
-    @wraps(command)
-    def run_command(*args: P.args, **kwargs: P.kwargs) -> int:
-        try:
-            code = command(*args, **kwargs)
-            if sys.stdout is not None:
-                with naming_stdout():
-                    sys.stdout.flush()
-        except BrokenPipeError:
-            console.silence(sys.stdout)
-            return console.OK
-        return code
-
-    return run_command
-
-
-app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(cat.cat))
-app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(_quiet(play.play))
-app.command("serve", cls=serve.PlainHelp, epilog=f"{serve.EXAMPLE}\n\n{SERVE_EXIT_CODES}")(_quiet(serve.serve))
-app.command("archive", epilog=f"{archive.EXAMPLE}\n\n{archive.EXIT_CODES}")(_quiet(archive.archive))
-app.command("restore", epilog=f"{restore.EXAMPLE}\n\n{restore.EXIT_CODES}")(_quiet(restore.restore))
-app.command("verify", epilog=f"{verify.EXAMPLE}\n\n{verify.EXIT_CODES}")(_quiet(verify.verify))
-app.command("mirror", epilog=f"{mirror.EXAMPLE}\n\n{mirror.EXIT_CODES}")(_quiet(mirror.mirror))
-app.command("demo", epilog=demo.EXAMPLE)(_quiet(demo.demo))
+app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(quiet(cat.cat))
+app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(quiet(play.play))
+app.command("serve", cls=serve.PlainHelp, epilog=f"{serve.EXAMPLE}\n\n{SERVE_EXIT_CODES}")(quiet(serve.serve))
+app.command("archive", epilog=f"{archive.EXAMPLE}\n\n{archive.EXIT_CODES}")(quiet(archive.archive))
+app.command("restore", epilog=f"{restore.EXAMPLE}\n\n{restore.EXIT_CODES}")(quiet(restore.restore))
+app.command("verify", epilog=f"{verify.EXAMPLE}\n\n{verify.EXIT_CODES}")(quiet(verify.verify))
+app.command("mirror", epilog=f"{mirror.EXAMPLE}\n\n{mirror.EXIT_CODES}")(quiet(mirror.mirror))
+app.command("demo", epilog=demo.EXAMPLE)(quiet(demo.demo))
+app.add_typer(limestone.app, name="limestone")
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,11 +9,32 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from functools import wraps
+from typing import BinaryIO, ParamSpec
 
-from flowstone.cli.console import UsageError, silence
+from flowstone.cli.console import OK, UsageError, silence
+
+P = ParamSpec("P")
+
+
+def quiet(command: Callable[P, int]) -> Callable[P, int]:
+    """`command`, for which it is no error that whoever reads its output has seen enough."""
+
+    @wraps(command)
+    def run_command(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            code = command(*args, **kwargs)
+            if sys.stdout is not None:
+                with naming_stdout():
+                    sys.stdout.flush()
+        except BrokenPipeError:
+            silence(sys.stdout)
+            return OK
+        return code
+
+    return run_command
 
 
 def check_output(path: str) -> None:

@@ -1,0 +1,69 @@
+"""`flowstone limestone`: the commands around data directories of Limestone, Tsurugi's log. One module each.
+
+`inspect`, `repair` and `compact` are what `tglogutil` is, with its lines and exit codes: 64 stands for all that keeps
+them from looking, the command line included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, ParamSpec
+
+import typer
+from typer.core import TyperCommand
+
+from flowstone.cli import console, limestone_cat, limestone_compact, limestone_inspect, limestone_repair
+from flowstone.cli.output import quiet
+from flowstone.errors import FlowstoneError
+
+P = ParamSpec("P")
+
+CANNOT: Final = 64
+"""The exit code of tglogutil when a directory cannot be handled."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Look after data directories of Limestone, the log of Tsurugi. Neither is needed.",
+    epilog="Example: `flowstone limestone inspect /var/lib/tsurugi/log`",
+)
+
+
+class Tool(TyperCommand):
+    """A command whose exit codes below 64 have a meaning of their own: a wrong command line is 64, too."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # as all that is wrong with a command line has
+                raise
+            console.fail(error)
+            raise typer.Exit(CANNOT) from None
+
+
+def tool(command: Callable[P, int]) -> Callable[P, int]:
+    """`command`, which answers 64 where it cannot do its work, and says why in a line."""
+
+    @wraps(command)
+    def run_command(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return command(*args, **kwargs)
+        except BrokenPipeError:
+            raise
+        except (FlowstoneError, OSError) as error:
+            console.fail(error)
+            return CANNOT
+
+    return quiet(run_command)
+
+
+def _add(name: str, command: Callable[..., int], epilog: str) -> None:
+    app.command(name, cls=Tool, epilog=epilog)(tool(command))
+
+
+_add("inspect", limestone_inspect.inspect, f"{limestone_inspect.EXAMPLE}\n\n{limestone_inspect.EXIT_CODES}")
+_add("repair", limestone_repair.repair, f"{limestone_repair.EXAMPLE}\n\n{limestone_repair.EXIT_CODES}")
+_add("compact", limestone_compact.compact, f"{limestone_compact.EXAMPLE}\n\n{limestone_compact.EXIT_CODES}")
+app.command("cat", epilog=f"{limestone_cat.EXAMPLE}\n\n{limestone_cat.EXIT_CODES}")(quiet(limestone_cat.cat))

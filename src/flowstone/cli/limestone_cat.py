@@ -1,0 +1,260 @@
+"""`flowstone limestone cat`: the entries of a data directory, or its rows, as text or JSON lines."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from flowstone.cli import limestone_options as options
+from flowstone.cli.console import FAILED, OK, UsageError, note_compilation, say
+from flowstone.cli.output import destination
+
+if TYPE_CHECKING:
+    from flowstone.limestone.entries import Entry
+    from flowstone.limestone.listing import Listed
+    from flowstone.outside import Disk
+
+EXAMPLE = "Example: `flowstone limestone cat --storage 3 --epoch 100-120 --durable --json /var/lib/tsurugi/log`"
+
+EXIT_CODES = """Exit codes: 0 done; 1 a log file is damaged, all before that was printed; 2 the command line or a path
+on it is wrong."""
+
+WRITE_LINES = 4096
+
+_EPOCHS = re.compile(r"(\d+)?(-)?(\d+)?", re.ASCII)
+
+
+class Encoding(StrEnum):
+    hex = "hex"
+    text = "text"
+    base64 = "base64"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which entries, and how to write them."""
+
+    storages: frozenset[int]
+    epochs: tuple[int, int]
+    durable: bool
+    markers: bool
+    encode: Callable[[bytes], str]
+    as_json: bool
+
+    def takes(self, listed: Listed) -> bool:
+        from flowstone.limestone.entries import Entry, Marker
+
+        token = listed.token
+        if isinstance(token, Entry) and self.storages and token.storage_id not in self.storages:
+            return False
+        if isinstance(token, Marker) and not self.markers:
+            return False
+        if isinstance(token, Entry | Marker):
+            if self.durable and not listed.is_durable:
+                return False
+            return listed.epoch is None or self.epochs[0] <= listed.epoch <= self.epochs[1]
+        return True
+
+
+def cat(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR|FILE", help="A data directory, or one file of it.", show_default=False)
+    ],
+    storage: Annotated[
+        list[int] | None, typer.Option("--storage", metavar="ID", min=0, help="Of this storage. May be repeated.")
+    ] = None,
+    epoch: Annotated[
+        str | None, typer.Option("--epoch", metavar="N|N-M", help="Of sessions of this epoch, or of N to M; N- and -M.")
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option("--file", metavar="NAME", help="Of this file, also epoch or data/snapshot. May be repeated."),
+    ] = None,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="Only what counts: of durable epochs, and not marked as void.")
+    ] = False,
+    markers: Annotated[
+        bool | None,
+        typer.Option("--markers/--no-markers", help="Begins and ends of sessions. Default: unless --storage is given."),
+    ] = None,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="The rows that the durable entries add up to, in key order, instead.")
+    ] = False,
+    encoding: Annotated[
+        Encoding, typer.Option("--encoding", help="How keys and values are written; text where they are text.")
+    ] = Encoding.hex,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object per line (docs/limestone-tools.md).")] = False,
+) -> int:
+    """Print the entries of log files as they stand there, with their places and the epochs of their sessions.
+
+    Takes no lock and changes nothing: also the directory of a running datastore can be read.
+    """
+    from flowstone.outside import production
+
+    note_compilation()
+    disk = production().disk
+    shown = not storage if markers is None else markers
+    wanted = Wanted(frozenset(storage or ()), _epochs(epoch), durable, shown, ENCODERS[encoding], as_json)
+    place, chosen = _place(directory, file or [])
+    if rows:
+        if chosen or epoch is not None:
+            raise UsageError("rows are of all files and epochs", hint="leave --file and --epoch out")
+        _write(_row_lines(disk, place, wanted))
+        return OK
+    return _entries(disk, place, chosen, wanted)
+
+
+def _place(path: str, files: list[str]) -> tuple[str, list[str]]:
+    """The directory, and the names of the files in it that were asked for."""
+    if os.path.isfile(path):
+        if files:
+            raise UsageError(f"{path} is a file already", hint="leave --file out")
+        return os.path.dirname(path) or ".", [os.path.basename(path)]
+    if not os.path.isdir(path):
+        raise UsageError(f"{path}: there is no such directory", hint="name a data directory, or a file of one")
+    place = options.plain(path)
+    for name in files:
+        if not os.path.isfile(f"{place}/{name}"):
+            raise UsageError(f"{place} has no file {name}")
+    return place, files
+
+
+def _epochs(text: str | None) -> tuple[int, int]:
+    largest = (1 << 64) - 1
+    if text is None:
+        return 0, largest
+    match = _EPOCHS.fullmatch(text.strip())
+    if match is None or not (match[1] or match[3]):
+        raise UsageError(f"--epoch {text!r} is no epoch", hint="write 5, 5-9, 5- or -9")
+    first = int(match[1] or 0)
+    last = int(match[3]) if match[3] else largest if match[2] else first
+    if first > last:
+        raise UsageError(f"--epoch {text} has no epochs", hint="the smaller one comes first")
+    return first, last
+
+
+def _entries(disk: Disk, place: str, chosen: list[str], wanted: Wanted) -> int:
+    from flowstone.limestone import epoch_file, listing
+    from flowstone.limestone.entries import Torn, Unknown
+    from flowstone.limestone.errors import DamagedFile
+
+    try:
+        durable_epoch = epoch_file.read(disk, place).durable
+    except DamagedFile as error:
+        if wanted.durable:
+            raise
+        say(f"warning: {error.message}")
+        durable_epoch = 0
+    damage: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for name in chosen or listing.files(disk, place):
+            for listed in listing.listing(disk, place, name, durable_epoch):
+                if isinstance(listed.token, Torn):
+                    damage.append(f"{name}: it ends at byte {listed.offset} inside an entry")
+                elif isinstance(listed.token, Unknown):
+                    damage.append(f"{name}: no entry is at byte {listed.offset}")
+                elif wanted.takes(listed):
+                    yield _line(listed, wanted)
+
+    _write(lines())
+    for line in damage:
+        say(f"flowstone: {line}")
+    return FAILED if damage else OK
+
+
+def _row_lines(disk: Disk, place: str, wanted: Wanted) -> Iterator[str]:
+    from flowstone.limestone.recovery import recover
+
+    for row in recover(disk, place, repairs=False).snapshot.cursor():
+        if not wanted.storages or row.storage_id in wanted.storages:
+            fields = _entry_fields(row, wanted)
+            yield json.dumps(fields) if wanted.as_json else _text(fields)
+
+
+def _write(lines: Iterable[str]) -> None:
+    waiting: list[str] = []
+    with destination(None) as sink:
+        for line in lines:
+            waiting.append(line)
+            if len(waiting) == WRITE_LINES:
+                _flush(sink, waiting)
+                waiting = []
+        _flush(sink, waiting)
+
+
+def _flush(sink: BinaryIO, lines: list[str]) -> None:
+    if lines:
+        sink.write(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
+
+
+def _line(listed: Listed, wanted: Wanted) -> str:
+    from flowstone.limestone.entries import Entry, Marker
+
+    token = listed.token
+    assert isinstance(token, Entry | Marker)
+    fields: dict[str, Any] = {
+        "file": listed.file,
+        "offset": listed.offset,
+        "type": options.NAMES[token.type],
+        "epoch": listed.epoch,
+        "durable": listed.is_durable,
+    }
+    if isinstance(token, Entry):
+        fields |= _entry_fields(token, wanted)
+    if wanted.as_json:
+        return json.dumps(fields)
+    head = f"{fields.pop('file')} {fields.pop('offset')} {fields.pop('type')}"
+    if not fields.pop("durable"):
+        head += " void"
+    return f"{head} {_text(fields)}"
+
+
+def _entry_fields(entry: Entry, wanted: Wanted) -> dict[str, Any]:
+    from flowstone.limestone.entries import STORAGE_TYPES, EntryType
+
+    fields: dict[str, Any] = {"storage": entry.storage_id, "version": list(entry.version)}
+    if entry.type not in STORAGE_TYPES:
+        fields["key"] = wanted.encode(entry.key)
+        if entry.type is not EntryType.REMOVE:
+            fields["value"] = wanted.encode(entry.value)
+    if entry.blob_ids:
+        fields["blobs"] = list(entry.blob_ids)
+    return fields
+
+
+def _text(fields: dict[str, Any]) -> str:
+    """`name=value` for each field that has one; lists with commas, text with spaces in quotes."""
+    return " ".join(f"{name}={_word(value)}" for name, value in fields.items() if value is not None)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, str) and (" " in value or '"' in value):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def _as_text(data: bytes) -> str:
+    """The text that it is, or its bytes with those that are none as \\xNN."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "\\"
+    return text if text.isprintable() and "\\" not in text else repr(data)[2:-1]
+
+
+ENCODERS: dict[Encoding, Callable[[bytes], str]] = {
+    Encoding.hex: bytes.hex,
+    Encoding.text: _as_text,
+    Encoding.base64: lambda data: base64.b64encode(data).decode(),
+}

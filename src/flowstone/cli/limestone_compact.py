@@ -1,0 +1,124 @@
+"""`flowstone limestone compact`: makes one file of the log files of a data directory that nobody uses."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowstone.cli import limestone_options as options
+from flowstone.cli.console import UsageError, note_compilation, say
+from flowstone.cli.spark_progress import Line
+
+if TYPE_CHECKING:
+    from flowstone.limestone.offline_compaction import OfflineCompacted, Plan
+
+EXAMPLE = "Example: `flowstone limestone compact --force /var/lib/tsurugi/log`"
+
+EXIT_CODES = """Exit codes, as of `tglogutil compaction`: 0 done, or not done because the answer was no; 64 the
+directory cannot be handled: it is damaged, in use, a symbolic link or none, or the command line is wrong."""
+
+
+def compact(
+    directory: options.Directory,
+    epoch: options.Epoch = None,
+    force: Annotated[bool, typer.Option("--force", help="Do not ask before it begins.")] = False,
+    dry_run: options.DryRun = False,
+    make_backup: options.MakeBackup = True,
+    working_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--working-dir",
+            metavar="DIR",
+            help="Where the new file is made, in the same file system. Default: compaction_temp in the directory.",
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Put the rows of all durable sessions into one file, and remove the log files that made them.
+
+    In place, under the lock; a crash at any moment leaves the same rows. Blobs that no row names are removed, all
+    others and their ids are kept. A running datastore compacts itself.
+    """
+    from flowstone.limestone import offline, offline_compaction
+    from flowstone.limestone.compaction import TEMPORARY
+    from flowstone.outside import production
+
+    if as_json and not (force or dry_run):
+        raise UsageError("--json leaves no room for a question", hint="add --force, or --dry-run")
+    note_compilation()
+    outside, path = production(), options.plain(directory)
+    temporary = options.plain(working_dir) if working_dir is not None else f"{path}/{TEMPORARY}"
+    offline_compaction.refuse_link(outside.disk, path)
+    line = Line()
+    try:
+        with offline.held(outside.disk, path, only_looks=dry_run) as manifest:
+            planned = offline_compaction.plan(outside.disk, path, epoch)
+            if not as_json:
+                _print_plan(directory, planned, temporary, with_epoch=epoch is None)
+            if dry_run:
+                line.tell("reading")
+                rows = offline_compaction.check(outside.disk, path, planned)
+                line.close()
+                _print_dry_run(directory, planned, rows, as_json)
+                return 0
+            if not force and not _is_confirmed():
+                say("flowstone: aborted")
+                return 0
+            done = offline_compaction.execute(
+                outside, path, manifest, planned, keeps_backup=make_backup, temporary=temporary, tell=line.tell
+            )
+    finally:
+        line.close()
+    _print_done(directory, done, as_json)
+    return 0
+
+
+def _is_confirmed() -> bool:
+    print("execute? (y/N) ", end="", flush=True)
+    answer = sys.stdin.readline() if sys.stdin is not None else ""
+    return answer.strip()[:1] in ("y", "Y")
+
+
+def _print_plan(directory: str, planned: Plan, temporary: str, *, with_epoch: bool) -> None:
+    print(f"dblogdir: {options.quoted(directory)}")
+    if with_epoch:
+        print(f"durable-epoch: {planned.epoch}")
+    print(f"working-directory: {options.quoted(temporary)}")
+
+
+def _print_dry_run(directory: str, planned: Plan, rows: int, as_json: bool) -> None:
+    if as_json:
+        print(options.as_text(_object(directory, planned, rows) | {"dry_run": True}))
+        return
+    print(f"would compact: {len(planned.inputs)} log files of {planned.bytes_before} bytes to {rows} rows")
+    print("compaction will be successfully completed (dry-run mode)")
+
+
+def _print_done(directory: str, done: OfflineCompacted, as_json: bool) -> None:
+    if as_json:
+        more = {
+            "dry_run": False,
+            "bytes_after": done.bytes_after,
+            "removed_blobs": list(done.collected),
+            "max_blob_id": done.catalog.max_blob_id,
+            "backup": done.backup,
+        }
+        print(options.as_text(_object(directory, done.plan, done.rows) | more))
+        return
+    print(f"compacted: {done.rows} rows, {done.plan.bytes_before} bytes to {done.bytes_after}")
+    if done.backup is not None:
+        print(f"backup: {options.quoted(done.backup)}")
+    print(f"compaction was successfully completed: {options.quoted(directory)}")
+
+
+def _object(directory: str, planned: Plan, rows: int) -> dict[str, Any]:
+    return {
+        "directory": directory,
+        "durable_epoch": planned.epoch,
+        "inputs": list(planned.inputs),
+        "superfluous": list(planned.superfluous),
+        "bytes_before": planned.bytes_before,
+        "rows": rows,
+    }

@@ -1,0 +1,117 @@
+"""`flowstone limestone inspect`: what is in a data directory, and what is wrong with it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowstone.cli import limestone_options as options
+from flowstone.cli.console import note_compilation, progress_bar, say
+
+if TYPE_CHECKING:
+    from flowstone.limestone.inspection import Inspection
+
+EXAMPLE = "Example: `flowstone limestone inspect --files /var/lib/tsurugi/log`"
+
+EXIT_CODES = """Exit codes, as of `tglogutil inspect`: 0 OK; 1 auto-repairable; 2 unrepairable, something durable is
+lost; 64 the directory cannot be looked at: it is in use or is none, or the command line is wrong."""
+
+
+def inspect(
+    directory: options.Directory,
+    epoch: options.Epoch = None,
+    files: Annotated[
+        bool | None,
+        typer.Option("--files/--no-files", help="A table of the log files. Default: yes on a terminal, else no."),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> int:
+    """Say what is in a data directory and whether it needs repair. Nothing is changed.
+
+    Every log file is read, those too that a compaction has replaced. What is wrong is told on stderr, a line each.
+    """
+    from flowstone.limestone import inspection, offline
+    from flowstone.outside import production
+
+    note_compilation()
+    disk, path = production().disk, options.plain(directory)
+    with offline.held(disk, path, only_looks=True) as manifest:
+        total = sum(disk.size(f"{path}/{name}") for name in inspection.log_files(disk, path))
+        with progress_bar(total) as bar:
+            found = inspection.inspect(disk, path, manifest, epoch=epoch, tell=bar.advance)
+    _tell_findings(found)
+    if as_json:
+        print(options.as_text(_object(directory, found)))
+    else:
+        _print_lines(directory, found)
+        if sys.stdout.isatty() if files is None else files:
+            _print_table(found)
+    return list(inspection.Status).index(found.status)
+
+
+def _tell_findings(found: Inspection) -> None:
+    if found.epoch_file.problem is not None:
+        say(f"epoch: {found.epoch_file.problem}")
+    if found.catalog_problem is not None:
+        say(found.catalog_problem)
+    for file in found.files:
+        for finding in file.findings:
+            say(f"{file.name}: at byte {finding.offset}: {finding.what}")
+    for blob_id in found.missing_blobs:
+        say(f"blob {blob_id} is named by a row, and not there")
+
+
+def _print_lines(directory: str, found: Inspection) -> None:
+    from flowstone.limestone.entries import EntryType
+
+    counted = found.counts.get(EntryType.NORMAL, 0) + found.counts.get(EntryType.REMOVE, 0)
+    print(f"dblogdir: {options.quoted(directory)}")
+    print("persistent-format-version: 1")  # whatever the manifest says, as the original prints it
+    print(f"durable-epoch: {'unknown' if found.durable_epoch is None else found.durable_epoch}")
+    print(f"max-appeared-epoch: {found.max_epoch}")
+    print(f"count-durable-wal-entries: {counted}")
+    print(f"status: {found.status.value}")
+
+
+def _print_table(found: Inspection) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for heading in ("file", "bytes", "sessions", "largest epoch", "entries that count", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("file", "verdict") else "right")
+    for file in found.files:
+        verdict = file.verdict.name.lower() + (", replaced by compaction" if file.is_superfluous else "")
+        numbers = (file.size, file.sessions, file.max_epoch, sum(file.counts.values()))
+        table.add_row(file.name, *map(str, numbers), verdict)
+    kinds = ", ".join(f"{count} {name}" for name, count in options.counts_by_name(found.counts).items())
+    screen = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    screen.print(table)
+    missing = f", {len(found.missing_blobs)} missing" if found.missing_blobs else ""
+    screen.print(f"entries that count: {kinds or 'none'}; blobs: {found.blob_count}{missing}", highlight=False)
+
+
+def _object(directory: str, found: Inspection) -> dict[str, Any]:
+    return {
+        "directory": directory,
+        "status": found.status.value,
+        "format_version": found.manifest.format_version,
+        "persistent_format_version": found.manifest.persistent_format_version,
+        "instance_uuid": found.manifest.instance_uuid,
+        "durable_epoch": found.durable_epoch,
+        "max_appeared_epoch": found.max_epoch,
+        "entries": options.counts_by_name(found.counts),
+        "epoch_file": {"problem": found.epoch_file.problem},
+        "catalog": {
+            "problem": found.catalog_problem,
+            "compacted": [name for name, _ in found.catalog.compacted],
+            "detached": list(found.catalog.detached),
+            "max_epoch_id": found.catalog.max_epoch_id,
+            "max_blob_id": found.catalog.max_blob_id,
+        },
+        "blobs": {"stored": found.blob_count, "missing": list(found.missing_blobs)},
+        "files": [options.file_object(file) for file in found.files],
+    }

@@ -1,0 +1,109 @@
+"""`flowstone limestone repair`: makes a data directory that a crash or a broken disk left fit to start from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowstone.cli import limestone_options as options
+from flowstone.cli.console import note_compilation, progress_bar, say
+
+if TYPE_CHECKING:
+    from flowstone.limestone.repair import Plan
+
+EXAMPLE = "Example: `flowstone limestone repair --dry-run /var/lib/tsurugi/log`"
+
+EXIT_CODES = """Exit codes, as of `tglogutil repair`: 0 OK or repaired; 16 unrepairable: something durable is lost, and
+nothing was changed; 64 the directory cannot be handled: it is in use or is none, or the command line is wrong."""
+
+UNREPAIRABLE = 16
+
+
+def repair(
+    directory: options.Directory,
+    epoch: options.Epoch = None,
+    cut: Annotated[
+        bool, typer.Option("--cut", help="Cut broken tails off, instead of marking them as not to be read.")
+    ] = False,
+    dry_run: options.DryRun = False,
+    make_backup: options.MakeBackup = True,
+    as_json: options.AsJson = False,
+) -> int:
+    """Mark what never became durable, and put all log files aside, so that the directory can be opened again.
+
+    Also a torn or damaged epoch file is written anew, with the largest epoch that is known to be durable; where nothing
+    tells that, say it with --epoch. Where durable entries are lost, nothing is changed.
+    """
+    from flowstone.limestone import inspection, offline
+    from flowstone.limestone import repair as work
+    from flowstone.outside import production
+
+    note_compilation()
+    outside, path = production(), options.plain(directory)
+    disk = outside.disk
+    if not as_json:
+        print(f"dblogdir: {options.quoted(directory)}")
+    backup = None
+    with offline.held(disk, path, only_looks=dry_run) as manifest:
+        total = sum(disk.size(f"{path}/{name}") for name in inspection.log_files(disk, path))
+        with progress_bar(total) as bar:
+            milliseconds = int(outside.clock.wall() * 1000)
+            planned = work.plan(disk, path, milliseconds, epoch=epoch, cuts=cut, tell=bar.advance)
+        if not dry_run:
+            backup = work.execute(outside, path, manifest, planned, keeps_backup=make_backup)
+    _tell_findings(planned)
+    if as_json:
+        print(options.as_text(_object(directory, planned, dry_run, backup)))
+    else:
+        if epoch is None:
+            print(f"durable-epoch: {'unknown' if planned.durable_epoch is None else planned.durable_epoch}")
+        for line in _changes(planned) if dry_run else ():
+            print(line)
+        if backup is not None:
+            print(f"backup: {options.quoted(backup)}")
+        print(f"status: {planned.status.value}{' (dry-run mode)' if dry_run else ''}")
+    return UNREPAIRABLE if planned.status is work.Status.UNREPAIRABLE else 0
+
+
+def _tell_findings(planned: Plan) -> None:
+    if planned.epoch_file.problem is not None:
+        say(f"epoch: {planned.epoch_file.problem}")
+    if planned.durable_epoch is None:
+        largest = max((file.max_epoch for file in planned.files), default=0)
+        say(
+            f"epoch: nothing tells which epoch is durable; say it with --epoch, the largest of any session is {largest}"
+        )
+    for file in planned.files:
+        for finding in file.findings:
+            say(f"{file.name}: at byte {finding.offset}: {finding.what}")
+
+
+def _changes(planned: Plan) -> list[str]:
+    """What would be done, a line each."""
+    if not planned.changes_anything:
+        return []
+    lines = [f"would rename: {old} to {new}" for old, new in planned.renames]
+    for file in planned.files:
+        lines += [f"would mark: {file.name} at byte {mark}" for mark in file.changes.marks]
+        if file.changes.cut is not None:
+            lines.append(f"would cut: {file.name} at byte {file.changes.cut}")
+    if planned.epoch_file.problem is not None:
+        lines.append(f"would write: epoch with the record {planned.durable_epoch}")
+    return lines
+
+
+def _object(directory: str, planned: Plan, dry_run: bool, backup: str | None) -> dict[str, Any]:
+    files = []
+    for file in planned.files:
+        changes = {"marks": list(file.changes.marks), "cut": file.changes.cut}
+        files.append(options.file_object(file) | {"renamed": dict(planned.renames).get(file.name), "changes": changes})
+    return {
+        "directory": directory,
+        "status": planned.status.value,
+        "dry_run": dry_run,
+        "durable_epoch": planned.durable_epoch,
+        "epoch_file": {"problem": planned.epoch_file.problem},
+        "backup": backup,
+        "files": files,
+    }
