@@ -11,6 +11,7 @@ import pytest
 from flowstone.limestone import entries, messages
 from flowstone.limestone.endpoint import Endpoint
 from flowstone.limestone.entries import EntryType, Marker
+from flowstone.limestone.extensions import Prepare
 from flowstone.limestone.messages import Error, GroupCommit, LogEntries, SessionBegin
 from flowstone.limestone.propagation import Propagation, QuorumLost
 from flowstone.limestone.settings import Settings
@@ -106,6 +107,15 @@ async def test_a_slow_replica_is_not_waited_for_and_hears_of_an_epoch_when_it_ha
             channel = next(connection for connection in slow.connections if connection.channel_id == 0)
             channel.writer.write(messages.ACK)
             await eventually(lambda: slow.heard_of(GroupCommit) == [GroupCommit(1)])
+
+
+async def test_a_start_waits_for_no_more_than_the_quorum(tmp_path: Path) -> None:
+    async with scripted(is_ours=True) as quick, scripted(is_ours=True) as slow:
+        slow.answers.append(lambda message: b"" if isinstance(message, Prepare) else b"?")
+        master = Master(tmp_path, quick, slow, quorum=1)
+        async with running(master):
+            await master.put(1, b"a")
+            assert [replica.state for replica in master.propagation.status().replicas] == ["live", "connecting"]
 
 
 async def test_block_waits_until_the_replica_is_back(tmp_path: Path) -> None:

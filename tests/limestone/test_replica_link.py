@@ -233,6 +233,50 @@ async def test_a_real_replica_that_is_late_and_has_missed_nothing_is(tmp_path: P
     await replica.vanish()
 
 
+async def test_a_real_replica_that_is_late_records_the_epoch_that_it_gets(tmp_path: Path) -> None:
+    replica = ScriptedReplica()
+    await replica.listen()
+    await replica.vanish()
+    async with running(Master(tmp_path, replica, on_lost="degrade"), last_epoch=3) as master:
+        await master.put(4, b"a")
+        await master.commit(4)
+        await replica.listen()
+        await eventually(lambda: replica.heard_of(GroupCommit) == [GroupCommit(4)])
+        assert keys_heard(replica) == [(4, b"a")]
+    await replica.vanish()
+
+
+async def test_what_was_not_foreseen_is_told_and_the_replica_reached_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    broken = [True]
+
+    def sizes(files: Files) -> dict[str, int]:
+        if broken:
+            broken.clear()
+            raise RuntimeError("a bug")
+        return {}
+
+    monkeypatch.setattr(Files, "finished_sizes", sizes)
+    async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica)) as master:
+        await eventually(lambda: master.state == "live")
+        assert told == [f"the link to replica {replica.endpoint} failed"]
+
+
+async def test_one_that_cannot_be_set_back_is_seeded(tmp_path: Path) -> None:
+    async with scripted(is_ours=True) as replica:
+        replica.follows, replica.durable_epoch = MASTER, 1
+        refusal = messages.encode(Error(201, "seed this replica anew"))
+        replica.answers.append(
+            lambda m: refusal if isinstance(m, Prepare) and m.action is Action.RESUME else b"?",
+        )
+        async with running(Master(tmp_path, replica), last_epoch=2) as master:
+            await eventually(lambda: master.state == "live")
+            assert replica.heard_of(Prepare) == [Prepare(Action.RESUME, 1), Prepare(Action.SEED, 2)]
+
+
 async def test_master_and_replica_prove_that_they_have_the_secret(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         replica.proof = lambda hello: extensions.replica_proof(SECRET.encode(), hello.nonce, NONCE)

@@ -54,6 +54,7 @@ class Propagation:
     def __init__(self, outside: Outside, settings: Settings, store: Store) -> None:
         self.channels: list[int] = []
         self.recorded = 0
+        self.begun_with = 0
         self.has_history = False
         self._outside = outside
         self._settings = settings
@@ -69,6 +70,7 @@ class Propagation:
         self._waiters: list[_Waiter] = []
         self._survey: Survey | None = None
         self._store = store
+        self._change: asyncio.Future[None] | None = None
         self._is_running = False
 
     # --- life ---
@@ -93,26 +95,29 @@ class Propagation:
                 raise self._quorum_lost(f"log channel {channel_id} cannot be opened") from error
 
     async def start(self, last_epoch: int) -> None:
-        """Reach for the replicas, once for each, before anything else; what a replica lacks is sent meanwhile.
+        """Reach for the replicas until the quorum is there, once for each; what they lack is sent after that.
 
         QuorumLost where the policy is to fail and they cannot be reached; AuthenticationFailed where one of them was
         not given our secret, unless we go on without it."""
-        self.recorded = last_epoch
+        self.recorded = self.begun_with = last_epoch
         self._is_running = True
         for link in self._links:
             if not link.is_hopeless:
                 link.start()
-        for link in self._links:
-            if not link.is_hopeless:
-                await asyncio.shield(link.tried)
+        while self._count_reached() < self._settings.needed and not all(link.was_tried for link in self._links):
+            self._change = asyncio.get_running_loop().create_future()
+            await self._change
         if self._settings.on_lost == "degrade":
             return
         for link in self._links:
             if isinstance(link.error, AuthenticationFailed):
                 raise link.error
-        reached = sum(link.is_receiving for link in self._links)
-        if reached < self._settings.needed and (self._settings.on_lost == "fail" or not self._has_hope(_anything)):
+        has_hope = self._settings.on_lost != "fail" and self._has_hope(_anything)
+        if self._count_reached() < self._settings.needed and not has_hope:
             raise self._quorum_lost("the store cannot start")
+
+    def _count_reached(self) -> int:
+        return sum(link.is_receiving for link in self._links)
 
     async def close(self) -> None:
         """Say goodbye as the original does, without a word; who still waits is told that it was in vain."""
@@ -165,6 +170,8 @@ class Propagation:
             waiter.done.result()
 
     def changed(self) -> None:
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
         for waiter in self._waiters:
             self._judge(waiter)
 

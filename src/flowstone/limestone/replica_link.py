@@ -9,6 +9,7 @@ what becomes of an epoch without it: that is for `propagation.py`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from flowstone.limestone.ended_session import EndedSession, WireForm
 from flowstone.limestone.extensions import NONCE_SIZE, SEED_CHANNEL_MAX, Action, Hello, HelloAck, Prepare
 from flowstone.limestone.messages import Ack
 from flowstone.outside import Outside
+
+LOG: Final = logging.getLogger("flowstone.limestone")
 
 RETRY_SECONDS: Final = 0.05
 RETRY_SECONDS_MAX: Final = 5.0
@@ -67,6 +70,9 @@ class Circumstances(Protocol):
     recorded: int
     """The largest epoch that replicas are to record."""
 
+    begun_with: int
+    """The epoch that was recorded when the store was opened."""
+
     has_history: bool
     """Whether sessions have finished that a replica which is reached only now has not been sent."""
 
@@ -98,8 +104,8 @@ class ReplicaLink:
         self.committed = 0
         """The largest epoch that the replica has recorded, as far as we know."""
         self.was_seeded = False
-        self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """There when the first attempt to reach it has come to something, or to nothing."""
+        self.was_tried = False
+        """Whether the first attempt to reach it has come to something, or to nothing."""
         self._outside = outside
         self._peer = peer
         self._secret = secret
@@ -166,7 +172,7 @@ class ReplicaLink:
         await self.open_channel(channel_id)
         if self._conversation.lost.done():
             self.error = self._conversation.lost.result()
-            self.state = LinkState.GONE
+            self._set_state(LinkState.GONE)
             await self._end_conversation()
             raise self.error
 
@@ -208,9 +214,13 @@ class ReplicaLink:
             return ReplicaLost(self._peer.endpoint, f"{type(error).__name__}: {error}")
 
     def _set_state(self, state: LinkState) -> None:
-        self.state = state
-        if state is not LinkState.CONNECTING and not self.tried.done():
-            self.tried.set_result(None)
+        before, self.state = self.state, state
+        if state is LinkState.LIVE:
+            LOG.info("replica %s has all that we have", self._peer.endpoint)
+        elif before is not LinkState.CONNECTING and state in (LinkState.LOST, LinkState.GONE):
+            LOG.warning("%s", self.error)
+        if state is not LinkState.CONNECTING:
+            self.was_tried = True
         self._all.changed()
 
     async def _end_conversation(self) -> None:
@@ -287,10 +297,11 @@ class ReplicaLink:
         if conversation.lost.done():
             raise conversation.lost.result()
         self._was_original = True
-        self.committed = self._all.recorded  # that one was recorded before there was a replica
+        self.committed = self._all.begun_with
         self._set_state(LinkState.LIVE)
         for session in self._all.recent_sessions():
             self.send(session)
+        self.commit()
 
     async def _greet(self, conversation: Conversation, replica_nonce: bytes, horizon: int) -> HelloAck:
         endpoint, store, secret = self._peer.endpoint, self._store, self._secret
