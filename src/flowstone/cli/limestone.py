@@ -13,7 +13,14 @@ from typing import Any, Final, ParamSpec
 import typer
 from typer.core import TyperCommand
 
-from flowstone.cli import console, limestone_cat, limestone_compact, limestone_inspect, limestone_repair
+from flowstone.cli import (
+    console,
+    limestone_cat,
+    limestone_compact,
+    limestone_inspect,
+    limestone_repair,
+    limestone_replica,
+)
 from flowstone.cli.output import quiet
 from flowstone.errors import FlowstoneError
 
@@ -67,3 +74,6 @@ _add("inspect", limestone_inspect.inspect, f"{limestone_inspect.EXAMPLE}\n\n{lim
 _add("repair", limestone_repair.repair, f"{limestone_repair.EXAMPLE}\n\n{limestone_repair.EXIT_CODES}")
 _add("compact", limestone_compact.compact, f"{limestone_compact.EXAMPLE}\n\n{limestone_compact.EXIT_CODES}")
 app.command("cat", epilog=f"{limestone_cat.EXAMPLE}\n\n{limestone_cat.EXIT_CODES}")(quiet(limestone_cat.cat))
+app.command("replica", epilog=f"{limestone_replica.EXAMPLE}\n\n{limestone_replica.EXIT_CODES}")(
+    quiet(limestone_replica.replica)
+)

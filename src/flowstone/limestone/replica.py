@@ -29,6 +29,7 @@ from flowstone.limestone.replica_directory import CannotSetBack, ReplicaDirector
 from flowstone.limestone.replica_master import Master
 from flowstone.limestone.upkeep import LOOK_SECONDS, START_COMPACTION
 from flowstone.outside import Client, Listener, Outside, Tls
+from flowstone.outside.network import DEFAULT_OPTIONS, SocketOptions
 
 UNOPENED_MAX: Final = 256
 """Connections that have not said what they are; more are not let in."""
@@ -63,6 +64,7 @@ class Replica:
         compatible: bool = False,
         secret: str | None = None,
         tls: Tls | None = None,
+        socket_options: SocketOptions = DEFAULT_OPTIONS,
         message_size_max: int = MESSAGE_SIZE_MAX,
         on_event: OnEvent = lambda event: None,
     ) -> None:
@@ -78,6 +80,7 @@ class Replica:
         self._watching: asyncio.Task[None]
         self._path = path
         self._tls = tls
+        self._socket_options = socket_options
         self._master: Master | None = None
         self._gate = asyncio.Lock()
         self._recording = asyncio.Lock()
@@ -91,7 +94,7 @@ class Replica:
         self.directory = await ReplicaDirectory.open(self.outside, self._path, compatible=self.compatible)
         try:
             listener = await self.outside.network.listen(
-                self.endpoint.host, self.endpoint.port, self._accept, tls=self._tls
+                self.endpoint.host, self.endpoint.port, self._accept, tls=self._tls, options=self._socket_options
             )
         except BaseException:
             await self.directory.close()

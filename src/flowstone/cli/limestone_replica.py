@@ -1,0 +1,175 @@
+"""`flowstone limestone replica`: the process of a replica, for the original's masters and for ours."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from flowstone.cli.console import OK, UsageError, note_compilation, say
+
+if TYPE_CHECKING:
+    from flowstone.limestone.endpoint import Endpoint
+    from flowstone.limestone.replica import Replica
+    from flowstone.limestone.replica_events import Event
+    from flowstone.outside import Tls
+
+EXAMPLE = (
+    "Example: `flowstone limestone replica /var/lib/tsurugi/replica --listen tcp://127.0.0.1:12346`, and on the master "
+    "`export TSURUGI_REPLICATION_ENDPOINT=tcp://127.0.0.1:12346`"
+)
+
+EXIT_CODES = """Exit codes: 0 stopped by a signal; 1 it cannot start: the directory is in use or damaged, or the address
+is taken; 2 the command line, the environment or a path in them is wrong."""
+
+ENDPOINT_VARIABLE: Final = "TSURUGI_REPLICATION_ENDPOINT"
+SECRET_VARIABLE: Final = "FLOWSTONE_LIMESTONE_SECRET"
+LISTEN: Final = "tcp://127.0.0.1:12346"
+LOOPBACK: Final = ("127.", "localhost", "::1")
+
+
+def replica(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="The data directory of the replica; it is made if need be.")
+    ],
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="ENDPOINT",
+            help=f"tcp://host:port or tls://host:port, port 0 for a free one; else {ENDPOINT_VARIABLE} is asked, as by "
+            f"the original. Default: {LISTEN}",
+        ),
+    ] = None,
+    compatible: Annotated[
+        bool,
+        typer.Option(
+            "--compatible",
+            help="Write and answer byte for byte as the original: its markers have no epochs, so a crash may leave a "
+            "directory that cannot be repaired, and masters of ours cannot resume or seed.",
+        ),
+    ] = False,
+    secret_file: Annotated[
+        str | None,
+        typer.Option(
+            "--secret-file",
+            metavar="FILE",
+            help=f"Its first line is shared with the master; who does not have it is refused. Else {SECRET_VARIABLE} "
+            "is asked. The original has no secrets.",
+        ),
+    ] = None,
+    ssl_cert_file: Annotated[
+        str | None, typer.Option("--ssl-cert-file", metavar="FILE", help="Certificate for TLS, with its chain (PEM).")
+    ] = None,
+    ssl_key_file: Annotated[
+        str | None, typer.Option("--ssl-key-file", metavar="FILE", help="Private key of the certificate (PEM).")
+    ] = None,
+    ssl_ca_file: Annotated[
+        str | None, typer.Option("--ssl-ca-file", metavar="FILE", help="Authorities whose masters are let in (PEM).")
+    ] = None,
+    ssl_ciphers: Annotated[
+        str | None,
+        typer.Option("--ssl-ciphers", metavar="TEXT", help="Ciphers for TLS up to 1.2, as OpenSSL lists them."),
+    ] = None,
+    receive_buffer: Annotated[
+        int | None,
+        typer.Option("--receive-buffer", metavar="BYTES", min=1, help="Of each socket. Default: the system's."),
+    ] = None,
+    message_size_max: Annotated[
+        int,
+        typer.Option("--message-size-max", metavar="BYTES", min=1 << 16, help="Of one message, its blobs included."),
+    ] = 1 << 30,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/limestone.md).")
+    ] = False,
+) -> int:
+    """Run a replica of a Tsurugi, or of a Limestone datastore of ours: it keeps every epoch that its master committed.
+
+    What it acknowledges is on disk. It serves one master after another. `touch DIR/ctrl/start_compaction` compacts
+    while it runs. SIGTERM and SIGINT stop it.
+    """
+    from flowstone.cli import event_loop
+    from flowstone.limestone.replica import Replica
+    from flowstone.outside import production
+    from flowstone.outside.network import SocketOptions
+
+    note_compilation()
+    endpoint = _endpoint(listen or os.environ.get(ENDPOINT_VARIABLE) or LISTEN)
+    tls = _tls(endpoint, ssl_cert_file, ssl_key_file, ssl_ca_file, ssl_ciphers)
+    secret = _secret(secret_file)
+    if compatible and secret is not None:
+        raise UsageError("the original has no secrets", hint="leave out --compatible, or the secret")
+    if not endpoint.host.startswith(LOOPBACK) and secret is None and ssl_ca_file is None:
+        say(
+            f"flowstone: whoever reaches {endpoint.address} can write here; --secret-file or --ssl-ca-file prevent that"
+        )
+    server = Replica(
+        production(),
+        directory,
+        endpoint,
+        compatible=compatible,
+        secret=secret,
+        tls=tls,
+        socket_options=SocketOptions(receive_buffer=receive_buffer),
+        message_size_max=message_size_max,
+        on_event=_tell_json if as_json else _tell,
+    )
+    event_loop.run(_run(server))
+    return OK
+
+
+def _endpoint(text: str) -> Endpoint:
+    from flowstone.limestone.endpoint import Endpoint, EndpointError
+
+    try:
+        return Endpoint.parse(text)
+    except EndpointError as error:
+        raise UsageError(error.message, hint=error.hint) from error
+
+
+def _tls(endpoint: Endpoint, cert: str | None, key: str | None, ca: str | None, ciphers: str | None) -> Tls | None:
+    from flowstone.outside import Tls
+
+    if cert is None:
+        if endpoint.is_encrypted or key or ca or ciphers:
+            raise UsageError("TLS needs a certificate", hint="give --ssl-cert-file and --ssl-key-file")
+        return None
+    return Tls(cert_file=cert, key_file=key or cert, ca_file=ca, ciphers=ciphers)
+
+
+def _secret(path: str | None) -> str | None:
+    if path is None:
+        return os.environ.get(SECRET_VARIABLE) or None
+    with open(path, encoding="utf-8") as file:
+        secret = file.readline().rstrip("\r\n")
+    if not secret:
+        raise UsageError(f"the first line of {path} is empty", hint="put the secret there")
+    return secret
+
+
+def _tell(event: Event) -> None:
+    say(f"flowstone: {event}")
+
+
+def _tell_json(event: Event) -> None:
+    import msgspec
+
+    print(msgspec.json.encode(event).decode(), flush=True)
+
+
+async def _run(server: Replica) -> None:
+    import asyncio
+    import signal
+
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        await server.start()
+        await stopping.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # who cannot wait may say it again
+        await server.stop()
