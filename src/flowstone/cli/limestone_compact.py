@@ -53,7 +53,7 @@ def compact(
     offline_compaction.refuse_link(outside.disk, path)
     line = Line()
     try:
-        with offline.held(outside.disk, path, only_looks=dry_run) as manifest:
+        with offline.held(outside.disk, path, only_looks=dry_run):
             planned = offline_compaction.plan(outside.disk, path, epoch)
             if not as_json:
                 _print_plan(directory, planned, temporary, with_epoch=epoch is None)
@@ -67,7 +67,7 @@ def compact(
                 say("flowstone: aborted")
                 return 0
             done = offline_compaction.execute(
-                outside, path, manifest, planned, keeps_backup=make_backup, temporary=temporary, tell=line.tell
+                outside, path, planned, keeps_backup=make_backup, temporary=temporary, tell=line.tell
             )
     finally:
         line.close()

@@ -58,6 +58,11 @@ def migrate(outside: Outside, directory: str, found: Manifest) -> None:
         manifest.migrate(outside.disk, directory, found.migrated(str(outside.random.uuid())))
 
 
+def rename_instance(outside: Outside, directory: str) -> None:
+    """Give a directory a manifest of ours with another identity, for one that has lost what others know it by."""
+    manifest.migrate(outside.disk, directory, Manifest(str(outside.random.uuid())))
+
+
 def beside(outside: Outside, directory: str, kind: str) -> str:
     """A path beside a directory that nothing has: `<directory>.<kind>_XXXXXX`, as the real tools name them."""
     while True:

@@ -15,7 +15,6 @@ from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.compaction import Writer, commit, prepare, remove_detached, settle, write_here
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.files import replace as replace_file
-from flowstone.limestone.manifest import Manifest
 from flowstone.limestone.recovery import input_files, recover
 from flowstone.outside import Disk, Outside
 
@@ -77,15 +76,14 @@ def compact_offline(
 ) -> OfflineCompacted:
     """Compact a directory that nobody uses; AlreadyLocked if somebody does."""
     refuse_link(outside.disk, directory)
-    with offline.held(outside.disk, directory) as found:
+    with offline.held(outside.disk, directory):
         planned = plan(outside.disk, directory, epoch)
-        return execute(outside, directory, found, planned, keeps_backup=keeps_backup, write=write)
+        return execute(outside, directory, planned, keeps_backup=keeps_backup, write=write)
 
 
 def execute(
     outside: Outside,
     directory: str,
-    found: Manifest,
     planned: Plan,
     *,
     keeps_backup: bool = True,
@@ -103,10 +101,11 @@ def execute(
         tell("making a backup")
         backup = offline.put_aside(outside, directory, frozenset())
     tell("putting the new file in place")
+    # With the log files goes what tells epochs that never became durable from those that did: others must see that.
+    offline.rename_instance(outside, directory)
     listed = catalog.read(disk, directory) or Catalog()
     new = commit(disk, directory, listed, planned.inputs, planned.epoch, made, written)
     replace_file(disk, directory, names.EPOCH, names.EPOCH_TEMPORARY, epoch_file.record(planned.epoch))
-    offline.migrate(outside, directory, found)
     new = remove_detached(disk, directory, new)
     for name in disk.list_directory(directory):
         if names.is_epoch_file(name) and name != names.EPOCH:
