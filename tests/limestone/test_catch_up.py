@@ -91,15 +91,22 @@ def test_where_a_replica_goes_on(
     """Of the epochs up to 12 all that are not marked have a session."""
     ack = HelloAck(OTHER, follows, durable, bytes(32))
     valid = [epoch for epoch in range(1, 13) if epoch not in marked]
-    survey = Survey(np.array(valid, np.uint64), np.array(marked, np.uint64))
+    survey = Survey(np.array(valid, np.uint64), np.array(marked, np.uint64), 12)
     assert decide(ack, MASTER, ours, horizon_epoch, survey) == expected
 
 
 def test_an_epoch_without_sessions_is_settled_unless_something_before_it_is_in_doubt() -> None:
-    survey = Survey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64))
+    none = np.empty(0, np.uint64)
+    survey = Survey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 10)
     assert [survey.settled(epoch, 0) for epoch in range(2, 12)] == [2, 3, 4, 3, 3, 3, 3, 9, 10, 11]
-    assert Survey(np.empty(0, np.uint64), np.array([5], np.uint64)).settled(5, 0) == 0
-    assert Survey(np.empty(0, np.uint64), np.empty(0, np.uint64)).settled(5, 0) == 5
+    assert Survey(none, np.array([5], np.uint64), 5).settled(5, 0) == 0
+    assert Survey(none, none, 5).settled(5, 0) == 5
+
+
+def test_what_the_store_wrote_itself_is_never_in_doubt() -> None:
+    """Even when a session of a later epoch was there first, and that of this one only after the survey."""
+    survey = Survey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 6)
+    assert [survey.settled(epoch, 0) for epoch in (6, 7, 8, 9)] == [3, 7, 8, 9]
 
 
 def test_sessions_above_the_epoch_of_all_files_are_sent(tmp_path: Path) -> None:
@@ -121,7 +128,7 @@ def test_what_recovery_has_marked_is_not_sent_but_known(tmp_path: Path) -> None:
     write(tmp_path, "pwal_0000", session(3, row(b"a", 3)), marked, session(5, row(b"c", 5)))
     assert lacking(tmp_path, resume(0)) == [(3, [b"a"]), (5, [b"c"])]
     files = opened(tmp_path)
-    survey = files.survey(DISK, str(tmp_path))
+    survey = files.survey(DISK, str(tmp_path), 5)
     assert (survey.valid.tolist(), survey.marked.tolist()) == ([3, 5], [4])
     files.close()
 
@@ -132,7 +139,7 @@ def test_what_compaction_has_superseded_is_still_known(tmp_path: Path) -> None:
     write(tmp_path, names.COMPACTED, session(0, ends=False))
     catalog.write(DISK, str(tmp_path), Catalog(((names.COMPACTED, 1),), (name, "pwal_0001.2.0"), max_epoch_id=4))
     files = opened(tmp_path)
-    survey = files.survey(DISK, str(tmp_path))
+    survey = files.survey(DISK, str(tmp_path), 5)
     assert (survey.valid.tolist(), survey.marked.tolist()) == ([3], [4])
     files.close()
 

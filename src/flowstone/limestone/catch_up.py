@@ -75,10 +75,12 @@ Epochs = NDArray[np.uint64]
 class Survey:
     """The epochs of which log files have sessions that count, and sessions that recovery has marked; both sorted.
 
-    Recovery alone marks sessions, so one survey holds for the life of a store: what it writes after that counts."""
+    `begun_with` is the largest epoch that recovery has found. Recovery alone marks sessions, so one survey holds for the
+    life of a store: all that it writes itself counts, and is of later epochs."""
 
     valid: Epochs
     marked: Epochs
+    begun_with: int
 
     def settled(self, epoch: int, horizon_epoch: int) -> int:
         """The largest epoch up to this one that a replica which has recorded this one certainly has as we do.
@@ -86,7 +88,7 @@ class Survey:
         It may have recorded epochs that we have not, when the order of group commit was not local first and we crashed
         between. We have marked their sessions, and may have gone further since. A record covers all epochs since the
         one before, so what was marked behind the last epoch that counts is in doubt as a whole."""
-        if not self.marked.size or epoch > max(self.marked[-1:].tolist() + self.valid[-1:].tolist()):
+        if epoch > self.begun_with:
             return epoch
         before = int(np.searchsorted(self.valid, np.uint64(epoch), side="right"))
         counts = int(self.valid[before - 1]) if before else 0
@@ -130,7 +132,7 @@ class LogFiles:
         if self.compacted is not None:
             self.compacted.file.close()
 
-    def survey(self, disk: Disk, directory: str) -> Survey:
+    def survey(self, disk: Disk, directory: str, begun_with: int) -> Survey:
         """What was durable here, and what was not."""
         found = [_marker_epochs(log) for log in self.logs]
         for name in self.superseded:
@@ -140,7 +142,7 @@ class LogFiles:
                     found.append(_marker_epochs(LogFile(name, file, file.size())))
         empty = np.empty(0, np.uint64)
         valid, marked = (np.unique(np.concatenate([empty, *epochs])) for epochs in zip(*found, ((), ()), strict=True))
-        return Survey(valid, marked)
+        return Survey(valid, marked, begun_with)
 
     def sessions(self, prepared: Prepare) -> Iterator[tuple[int, bytes]]:
         """Epochs and entries, at most about a window each, that a replica lacks which was prepared so."""

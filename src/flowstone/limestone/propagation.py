@@ -207,7 +207,8 @@ class Propagation:
 
     async def survey(self, files: LogFiles) -> Survey:
         if self._survey is None:
-            self._survey = await self._outside.blocking(files.survey, self._outside.disk, self._store.path)
+            disk, directory = self._outside.disk, self._store.path
+            self._survey = await self._outside.blocking(files.survey, disk, directory, self.begun_with)
         return self._survey
 
 
