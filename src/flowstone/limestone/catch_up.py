@@ -75,8 +75,8 @@ Epochs = NDArray[np.uint64]
 class Survey:
     """The epochs of which log files have sessions that count, and sessions that recovery has marked; both sorted.
 
-    `begun_with` is the largest epoch that recovery has found. Recovery alone marks sessions, so one survey holds for the
-    life of a store: all that it writes itself counts, and is of later epochs."""
+    `begun_with` is the largest epoch that recovery has found. It alone marks sessions, so one survey holds for the life
+    of a store: all that it writes itself counts, and is of later epochs."""
 
     valid: Epochs
     marked: Epochs
