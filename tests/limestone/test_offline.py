@@ -88,12 +88,13 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def test_what_is_put_aside_is_a_whole_directory_of_its_own(directory: Path) -> None:
+    (directory / "pwal_0002").write_bytes(b"")
     before = content(directory)
     told: list[str] = []
     aside = Path(offline.put_aside(OUTSIDE, str(directory), {"pwal_0000"}, lambda size, name: told.append(name)))
     assert aside.parent == directory.parent
     assert aside.name.startswith("data.backup_")
-    for name in ("pwal_0000", "epoch", names.CATALOG):
+    for name in ("pwal_0000", "pwal_0002", "epoch", names.CATALOG):
         (directory / name).write_bytes(b"changed")
     (directory / "pwal_0001").unlink()
     (directory / names.blob(1)).unlink()

@@ -77,14 +77,14 @@ def put_aside(
 ) -> str:
     """A copy of a directory beside it, made durably; its path. Files that are not going to change are shared with it.
 
-    `changed`: the names of log files that are. The manifest comes last: without one a directory is none, so that a copy
-    that was cut short is not mistaken for a whole one."""
+    `changed`: the names of log files that are; an empty one may be, it is what a channel goes on with. The manifest
+    comes last: without one a directory is none, so that a copy that was cut short is not mistaken for a whole one."""
     disk = outside.disk
     target = beside(outside, directory, "backup")
     disk.make_directory(target)
     kept = [name for name in disk.list_directory(directory) if disk.kind(f"{directory}/{name}") == "file"]
     for name in sorted(kept, key=lambda name: (name == names.MANIFEST, name)):
-        is_shared = names.is_pwal(name) and name not in changed
+        is_shared = names.is_pwal(name) and name not in changed and disk.size(f"{directory}/{name}") > 0
         if name == names.MANIFEST:
             _put_blobs_aside(disk, directory, target)
             disk.sync_directory(target)
