@@ -6,13 +6,14 @@ from contextlib import suppress
 
 import numpy as np
 
-from flowstone.limestone import catalog, manifest
+from flowstone.limestone import catalog, extensions, manifest
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.columns import Winners
 from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove, walk
 from flowstone.limestone.entry_table import Tail, tables
 from flowstone.limestone.epoch_file import parse, record
 from flowstone.limestone.errors import BadMessage
+from flowstone.limestone.extensions import Action, ControlParser, Hello, HelloAck, Prepare
 from flowstone.limestone.manifest import Manifest
 from flowstone.limestone.messages import (
     Ack,
@@ -103,6 +104,27 @@ def log_channel(data: bytes) -> None:
     assert found[0] == found[1]
 
 
+def control_channel(data: bytes) -> None:
+    """In one piece and in two: the same messages and frames, each of which survives being written, or a refusal."""
+    found: list[tuple[list[object], str]] = []
+    for pieces in ((data,), (data[: len(data) // 2], data[len(data) // 2 :])):
+        parser, refusal = ControlParser(extended=True), ""
+        read: list[object] = []
+        try:
+            for piece in pieces:
+                parser.feed(piece)
+                while (message := parser.next_message()) is not None:
+                    read.append(message)
+                    if isinstance(message, extensions.Frame):
+                        again = ControlParser(extended=True)
+                        again.feed(extensions.encode(message))
+                        assert again.next_message() == message
+        except BadMessage as error:
+            refusal = str(error)
+        found.append((read, refusal))
+    assert found[0] == found[1]
+
+
 def epochs(data: bytes) -> None:
     found = parse(data)
     assert parse(data[: found.sound_size]).durable == found.durable
@@ -149,6 +171,15 @@ STREAMS = (
     _stream(LogChannelCreate(0), LogEntries(1, (), 1), LogEntries(1, (_PUT, _BLOBS), 6)),
     _stream(SessionBegin(), GroupCommit(1), GroupCommit(2)),
     _stream(SessionBeginAck(), Ack(), Error(13, "Unsupported protocol version"), Ack()),
+)
+CONTROLS = (
+    _stream(SessionBegin())
+    + extensions.encode(Hello("7036c76f-ef9c-4258-9711-665964110f2a", 7, 3, bytes(32), bytes(32)))
+    + extensions.encode(Prepare(Action.SEED, 7))
+    + _stream(GroupCommit(8)),
+    _stream(SessionBeginAck(extensions.offer(bytes(32))))
+    + extensions.encode(HelloAck("7036c76f-ef9c-4258-9711-665964110f2a", None, 7, bytes(32)))
+    + _stream(Ack(), Error(200, "who is there?")),
 )
 EPOCHS = (record(1) + record(2), record(5) + record(6)[:4], record(5) + bytes(9), b"")
 MANIFESTS = (

@@ -321,6 +321,7 @@ TARGETS: dict[str, Target] = {
     "limestone_log": Target(limestone_targets.log_file, limestone_targets.LOGS),
     "limestone_messages": Target(limestone_targets.stream, limestone_targets.STREAMS),
     "limestone_log_channel": Target(limestone_targets.log_channel, limestone_targets.STREAMS),
+    "limestone_control": Target(limestone_targets.control_channel, limestone_targets.CONTROLS),
     "limestone_epochs": Target(limestone_targets.epochs, limestone_targets.EPOCHS),
     "limestone_manifest": Target(limestone_targets.manifest_file, limestone_targets.MANIFESTS),
     "limestone_catalog": Target(limestone_targets.catalog_file, limestone_targets.CATALOGS),
