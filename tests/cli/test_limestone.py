@@ -13,7 +13,7 @@ from flowstone.outside import production
 from tests.cli.conftest import Command
 from tests.limestone import damage, recorded
 
-COMMANDS = ("inspect", "repair", "compact", "cat")
+COMMANDS = ("inspect", "repair", "compact", "cat", "replica")
 TOOLS = COMMANDS[:3]
 
 
