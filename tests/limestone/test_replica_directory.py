@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,19 @@ async def test_what_no_crash_explains_is_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "pwal_0000").read_bytes() == data[:20]
     with pytest.raises(DamagedFile, match="pwal_0000"):  # and the lock was given back
         await opened(tmp_path)
+
+
+async def test_whoever_follows_at_the_same_time_is_written_once_more(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    await asyncio.gather(*(directory.follow(MASTER) for _ in range(5)))
+    await asyncio.gather(*(directory.follow(None) for _ in range(5)))
+    assert directory.state.follows is None
+    await directory.close()
+
+
+async def test_where_nothing_is_durable_nothing_is_compacted(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    write_session(directory, 0, 1)
+    assert (await directory.compact()).inputs == ()
+    assert (tmp_path / "pwal_0000").exists()
+    await directory.close()

@@ -158,19 +158,18 @@ class Replica:
         try:
             await self._answer_errors(connection, self._converse(connection))
         finally:
+            connection.close()
             self._unopened.pop(connection, None)
             self._connections.pop(connection, None)
 
     async def _answer_errors(self, connection: Connection, conversation: Awaitable[None]) -> None:
         try:
             await conversation
-            connection.close()
         except Refusal as refusal:
             self.tell(events.Refused(connection.peer, refusal.code, refusal.message))
             await connection.refuse(refusal)
         except BadMessage as error:
             self.tell(events.Refused(connection.peer, None, error.message))
-            connection.close()
         except (OSError, LimestoneError) as error:
             if not isinstance(error, CannotSetBack):
                 self.directory.look_again()

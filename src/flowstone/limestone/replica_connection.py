@@ -131,7 +131,7 @@ class Connection:
         self._client.abort()
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Tell why, and close, when the peer has had time to read it."""
+        """Tell why, and wait until the peer has had time to read it, or is gone; then it can be closed."""
         self.write(encode(Error(refusal.code, refusal.message)))
         size = 0
         try:
@@ -140,7 +140,6 @@ class Connection:
                     size += len(data)
         except TimeoutError:
             pass
-        self.close()
 
 
 def _opener(data: bytes) -> SessionBegin | LogChannelCreate:

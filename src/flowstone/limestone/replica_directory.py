@@ -15,6 +15,7 @@ from typing import Final
 
 from flowstone.limestone import blobs, catalog, files, names
 from flowstone.limestone import replica_seeding as seeding
+from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.compaction import Compacted, compact_online
 from flowstone.limestone.compaction import settle as settle_compaction
 from flowstone.limestone.directory import DataDirectory, free_name
@@ -57,6 +58,7 @@ class ReplicaDirectory:
         self._seeded_by: str | None = None
         self._channels: dict[int, ReplicaChannel] = {}
         self._moving = asyncio.Lock()
+        self._naming = asyncio.Lock()
         self._beyond: dict[str, list[Session]] = {}
         """By file: sessions on disk that are not durable."""
         self._has_to_look = False
@@ -180,6 +182,8 @@ class ReplicaDirectory:
             raise LimestoneError("a compatible replica does not compact while it runs", hint="stop it first")
         async with self._moving:
             epoch = self.durable_epoch
+            if epoch == 0:
+                return Compacted(Catalog())
             milliseconds = int(self._outside.clock.wall() * 1000)
             self._has_to_look = True  # sessions beyond the epoch change their places
             await self._rotate(milliseconds)
@@ -201,10 +205,11 @@ class ReplicaDirectory:
 
     async def follow(self, instance: str | None) -> None:
         """The data is of this master from now on; None for one that does not say who it is."""
-        if self.state.follows != instance:
-            state = State(instance, self.state.phase)
-            await self._outside.blocking(seeding.write, self._disk, self.path, state)
-            self.state = state
+        async with self._naming:
+            if self.state.follows != instance:
+                state = State(instance, self.state.phase)
+                await self._outside.blocking(seeding.write, self._disk, self.path, state)
+                self.state = state
 
     async def put_aside(self, instance: str) -> None:
         """Make room for all data of a master; the old data comes back unless `commit` is called. `settle` has been."""
