@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flowstone.limestone import catalog, entries, names
 from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.catch_up import WINDOW, LogFiles, Survey, decide, horizon, open_files
+from flowstone.limestone.catch_up import WINDOW, LogFiles, Survey, decide, open_files
 from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, decode_all, put
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.extensions import Action, HelloAck, Prepare
@@ -159,15 +159,19 @@ def test_a_seed_begins_with_the_compacted_file(tmp_path: Path) -> None:
     catalog.write(
         DISK, str(tmp_path), Catalog(((names.COMPACTED, 1),), ("pwal_0000.00000000000001.0",), max_epoch_id=4)
     )
-    assert horizon(DISK, str(tmp_path)) == 4
     assert lacking(tmp_path, SEED) == [(4, [b"a", b"b"]), (5, [b"c"])]
     assert lacking(tmp_path, resume(4)) == [(5, [b"c"])]
 
 
-def test_without_a_compacted_file_everything_is_in_the_logs(tmp_path: Path) -> None:
-    assert horizon(DISK, str(tmp_path)) == 0
-    catalog.write(DISK, str(tmp_path), Catalog(max_epoch_id=4))
-    assert horizon(DISK, str(tmp_path)) == 0
+@pytest.mark.parametrize(("compacted", "horizon_epoch"), [((), 0), (((names.COMPACTED, 1),), 4)])
+def test_only_what_is_compacted_is_beyond_the_horizon(
+    tmp_path: Path, compacted: tuple[tuple[str, int], ...], horizon_epoch: int
+) -> None:
+    write(tmp_path, names.COMPACTED, session(0, ends=False))
+    catalog.write(DISK, str(tmp_path), Catalog(compacted, max_epoch_id=4))
+    files = opened(tmp_path)
+    assert files.horizon == horizon_epoch
+    files.close()
 
 
 def test_entries_longer_than_a_window_and_sessions_of_many_are_whole(tmp_path: Path) -> None:

@@ -62,12 +62,6 @@ class Store(Protocol):
         ...
 
 
-def horizon(disk: Disk, directory: str) -> int:
-    """The largest epoch of which only the compacted file may have the entries; 0 where there is none."""
-    listed = catalog.read(disk, directory)
-    return listed.max_epoch_id if listed is not None and listed.compacted else 0
-
-
 Epochs = NDArray[np.uint64]
 
 
