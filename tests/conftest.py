@@ -39,6 +39,19 @@ def tarantool() -> object:
     return real_tarantool
 
 
+@pytest.fixture(scope="session")
+def java() -> None:
+    """Absent Java: a failure where CI=true, else a skip that says so."""
+    from flowstone.spark.session import SparkUnavailable, check_java
+    from tests import short_java
+
+    try:
+        check_java()
+    except SparkUnavailable as error:
+        pytest.fail(str(error)) if os.environ.get("CI") == "true" else pytest.skip(str(error))
+    short_java.shorten()
+
+
 @pytest.fixture(autouse=True)
 def streams_of_asynctnt() -> Iterator[None]:
     """A connection of asynctnt to a server without streams takes them away from all its connections: give them back."""

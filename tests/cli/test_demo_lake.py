@@ -15,17 +15,11 @@ import pytest
 from rich.console import Console
 
 from flowstone.cli.demo_lake import Scale, show_lake
-from flowstone.spark.session import SparkUnavailable, check_java
 
 SECONDS = 120.0
 
 
-@pytest.fixture(autouse=True)
-def java() -> None:
-    try:
-        check_java()
-    except SparkUnavailable as error:
-        pytest.fail(str(error)) if os.environ.get("CI") == "true" else pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("java")
 
 
 def processes_of(directory: Path) -> list[str]:

@@ -20,10 +20,17 @@ from examples.shop_node import ShopNode
 from flowstone.cli import run
 from flowstone.outside import production
 from flowstone.spark.session import session
+from tests.short_java import QUICK
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import delete, insert, update, whole
 
-EXECUTOR = {"spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2"}
+SETTINGS = {
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": QUICK,
+    "spark.cores.max": "2",
+    "spark.sql.shuffle.partitions": "2",
+}
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ def written_archive(directory: Path) -> Path:
 
 def main(master: str, directory: str, hidden: str) -> None:
     place = Place(Path(directory), Path(hidden))
-    with session("cluster", master=master, conf=EXECUTOR) as spark:
+    with session("cluster", master=master, conf=SETTINGS) as spark:
         flowstone.spark.register(spark)
         for name, each in JOBS.items():
             print(json.dumps({"job": name, "found": each(spark, place)}), flush=True)  # noqa: T201

@@ -19,13 +19,12 @@ from pathlib import Path
 import pyspark
 
 from tests.real_tarantool import free_port
+from tests.short_java import QUICK
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(pyspark.__file__).parent
 SECONDS = 90.0
 WORKERS = 2
-# They start sooner, and run for seconds only.
-SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 HIDING = """\
 import os, sys
@@ -80,7 +79,7 @@ def _environment(directory: Path, hidden: Path) -> dict[str, str]:
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": SMALL,
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(site), str(ROOT / "src"), str(ROOT)]),
     }

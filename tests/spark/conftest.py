@@ -9,20 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from flowstone.spark.session import SparkUnavailable, check_java, session
+from flowstone.spark.session import session
 from tests.spark.live_servers import server
 
 CORES = 2
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="session")
-def java() -> None:
-    """Absent Java: a failure where CI=true, else a skip that says so."""
-    try:
-        check_java()
-    except SparkUnavailable as error:
-        pytest.fail(str(error)) if os.environ.get("CI") == "true" else pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

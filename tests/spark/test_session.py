@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 from flowstone.errors import FlowstoneError
 from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.session import SparkJobFailed, SparkUnavailable, check_java, is_local, is_one_process, session
+from tests import short_java
 
 OWN_SESSION = """
 import os, sys, tempfile
@@ -38,7 +40,7 @@ def test_a_session_of_its_own_is_quiet_and_leaves_nothing_behind(java: None, tmp
     done = subprocess.run(
         [sys.executable, "-c", OWN_SESSION],
         cwd=work,
-        env={"TMPDIR": str(scratch), "PATH": "/usr/bin:/bin"},
+        env={"TMPDIR": str(scratch), "PATH": "/usr/bin:/bin", short_java.VARIABLE: os.environ[short_java.VARIABLE]},
         capture_output=True,
         text=True,
         timeout=120,
