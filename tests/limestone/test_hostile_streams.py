@@ -54,7 +54,7 @@ def master_streams() -> list[bytes]:
     entries = (wire_entry(put(1, b"key", b"value" * 9, version)), wire_entry(remove(2, b"gone", version)))
     blob = Blob(7, b"content")
     with_blob = wire_entry(put(3, b"b", b"", version, (7,)), (blob,))
-    log = [
+    log: list[Message] = [
         LogChannelCreate(0),
         LogEntries(1, entries, 7),
         LogEntries(2, (*entries, with_blob), 1),
