@@ -10,6 +10,7 @@ from flowstone.outside.disk import SystemDisk
 from tests.cli.conftest import Command
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import insert, whole
+from tests.spark.limestone_directories import random_directory
 
 
 @pytest.fixture
@@ -71,3 +72,27 @@ def test_a_directory_that_is_not_there_is_a_wrong_command_line(flowstone: Comman
     done = flowstone("restore", tmp_path / "nosuch", "--to", "5", "--out", tmp_path / "out")
     assert done.code == 2
     assert "there is no such directory" in done.complaints[-1]
+
+
+def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: Path) -> None:
+    done = flowstone("restore", archive, "--out", tmp_path / "out")
+    assert done.code == 2
+    assert "--to is missing" in done.complaints[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--to", "now"), "it is an epoch, a whole number"),
+        (("--to", "7"), "epoch 7 is not durable, 6 is"),
+        (("--format", "snap"), "limestone, delta, parquet"),
+    ],
+)
+def test_what_is_refused_of_a_limestone(
+    flowstone: Command, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    directory = random_directory(tmp_path / "log", 83, 6)
+    done = flowstone("restore", directory.path, "--out", tmp_path / "out", *arguments)
+    assert done.code == 2
+    assert message in done.complaints[-1]
+    assert not (tmp_path / "out").exists()

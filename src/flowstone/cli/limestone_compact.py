@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowstone.cli import limestone_options as options
 from flowstone.cli.console import UsageError, note_compilation, say
-from flowstone.cli.spark_progress import Line
+from flowstone.cli.spark_progress import Line, tasks_shown
 
 if TYPE_CHECKING:
+    from flowstone.limestone.compaction import Writer
     from flowstone.limestone.offline_compaction import OfflineCompacted, Plan
 
 EXAMPLE = "Example: `flowstone limestone compact --force /var/lib/tsurugi/log`"
@@ -34,6 +37,11 @@ def compact(
             help="Where the new file is made, in the same file system. Default: compaction_temp in the directory.",
         ),
     ] = None,
+    on_spark: Annotated[
+        bool,
+        typer.Option("--spark", help="Sort on Spark: for a directory that is too large for one process. Same file."),
+    ] = False,
+    master: Annotated[str, typer.Option("--master", metavar="URL", help="The Spark to run on.")] = "local[*]",
     as_json: options.AsJson = False,
 ) -> int:
     """Put the rows of all durable sessions into one file, and remove the log files that made them.
@@ -66,13 +74,30 @@ def compact(
             if not force and not _is_confirmed():
                 say("flowstone: aborted")
                 return 0
-            done = offline_compaction.execute(
-                outside, path, planned, keeps_backup=make_backup, temporary=temporary, tell=line.tell
-            )
+            with _writing(on_spark, master, line) as write:
+                done = offline_compaction.execute(
+                    outside, path, planned, keeps_backup=make_backup, write=write, temporary=temporary, tell=line.tell
+                )
     finally:
         line.close()
     _print_done(directory, done, as_json)
     return 0
+
+
+@contextmanager
+def _writing(on_spark: bool, master: str, line: Line) -> Iterator[Writer]:
+    """Who sorts the rows and writes the file."""
+    from flowstone.limestone.compaction import write_here
+
+    if not on_spark:
+        yield write_here
+        return
+    from flowstone.spark.limestone_compact import writer
+    from flowstone.spark.session import session
+
+    line.tell("starting Spark")
+    with session("flowstone limestone compact", master=master) as spark, tasks_shown(spark, line):
+        yield writer(spark)
 
 
 def _is_confirmed() -> bool:

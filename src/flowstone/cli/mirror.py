@@ -55,7 +55,8 @@ def mirror(
         typer.Argument(
             metavar="SOURCE...",
             help="A live replica set ([user[:password]@]host:port, several members with commas), the directory of an "
-            "archive, or one with .snap and .xlog files. Several: a table has the rows of all.",
+            "archive, one with .snap and .xlog files, or the data directory of a Limestone. Several: a table has the "
+            "rows of all.",
             show_default=False,
         ),
     ],

@@ -1,4 +1,4 @@
-"""`flowstone restore`: the state of a settled moment of an archive, as files that a server or a query engine reads."""
+"""`flowstone restore`: the state of a settled moment of a log, as files that a server or a query engine reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 EXAMPLE = (
     "Example: `flowstone restore /backup/db1 --to 2026-05-01T12:00:00Z --out /restored/db1`, then `tarantool` with "
     "`box.cfg{}` in a copy of /restored/db1\n\n"
-    "As tables: `flowstone restore /backup/db1 --to '{1: 500}' --format delta --out /lake/db1-at-500`"
+    "As tables: `flowstone restore /backup/db1 --to '{1: 500}' --format delta --out /lake/db1-at-500`\n\n"
+    "A Limestone: `flowstone restore /var/lib/tsurugi/log --out /restored/log`"
 )
 
 EXIT_CODES = """Exit codes: 0 done; 1 the archive is damaged or lacks what is needed, or Spark failed; 2 the command
@@ -29,29 +30,32 @@ def restore(
     archive: Annotated[
         str,
         typer.Argument(
-            metavar="ARCHIVE", help="An archive, or a directory of .snap and .xlog files.", show_default=False
-        ),
-    ],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="TIME|VCLOCK|LSN",
-            help="The moment: a time with its zone (2026-05-01T12:00:00Z) or seconds since 1970 with a fraction, "
-            "a vclock ({1: 500}), or an LSN where one instance alone has written.",
+            metavar="ARCHIVE",
+            help="An archive, a directory of .snap and .xlog files, or the data directory of a Limestone.",
             show_default=False,
         ),
     ],
     out: Annotated[
         str, typer.Option("--out", metavar="DIR", help="A directory that is new or empty.", show_default=False)
     ],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="TIME|VCLOCK|LSN|EPOCH",
+            help="The moment: a time with its zone (2026-05-01T12:00:00Z) or seconds since 1970 with a fraction, "
+            "a vclock ({1: 500}), or an LSN where one instance alone has written. Of a Limestone an epoch; the default "
+            "there is the durable one.",
+            show_default=False,
+        ),
+    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
             "--format",
-            metavar="snap|delta|parquet",
-            help="What to write: a snapshot that Tarantool starts from (the default), Delta or Parquet tables. May be "
-            "repeated; then DIR has a directory for each.",
+            metavar="snap|limestone|delta|parquet",
+            help="What to write: a snapshot that Tarantool starts from, or of a Limestone a data directory (the "
+            "defaults), Delta or Parquet tables. May be repeated; then DIR has a directory for each.",
         ),
     ] = None,
     master: Annotated[str, typer.Option("--master", metavar="URL", help="The Spark to run on.")] = "local[*]",
@@ -65,26 +69,20 @@ def restore(
     inside a transaction, or where something still waits for its quorum, is refused, and the nearest are named.
     The server that starts from it is the instance that was archived: do not let it join the living one.
     """
-    from flowstone.outside import production
     from flowstone.spark import restore as job
-    from flowstone.spark.archive_index import ArchiveIndex, NotSettled
-    from flowstone.spark.session import session
+    from flowstone.spark.archive_index import NotSettled
+    from flowstone.spark.limestone_index import EpochLost, NotDurable, is_limestone
 
     note_compilation()
-    wanted, moment = _formats(formats), _moment(to)
     if not os.path.isdir(archive):
         raise UsageError(f"{archive}: there is no such directory", hint="name an archive, or a directory of logs")
     line = Line()
     try:
         job.check_output(out)
         line.tell("reading the index")
-        index = ArchiveIndex.open(production().disk, os.path.abspath(archive))
-        position = index.resolve(moment)
-        index.snapshot_at(position)
-        line.tell("starting Spark")
-        with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
-            restored = job.restore(spark, index, position, out, formats=wanted, tell=line.tell)
-    except (NotSettled, job.OutputTaken) as error:
+        run = _restored_limestone if is_limestone(archive) else _restored_archive
+        restored = run(archive, to, out, formats, master, line)
+    except (NotSettled, NotDurable, EpochLost, job.OutputTaken) as error:
         raise UsageError(error.message, hint=error.hint) from error
     finally:
         line.close()
@@ -94,13 +92,50 @@ def restore(
     return OK
 
 
-def _formats(given: list[str] | None) -> tuple[Format, ...]:
-    from flowstone.spark.restore import FORMATS
+def _restored_archive(
+    archive: str, to: str | None, out: str, formats: list[str] | None, master: str, line: Line
+) -> Restored:
+    from flowstone.outside import production
+    from flowstone.spark import restore as job
+    from flowstone.spark.archive_index import ArchiveIndex
+    from flowstone.spark.session import session
 
+    if to is None:
+        raise UsageError("--to is missing", hint="say which moment: a time, a vclock or an LSN")
+    wanted, moment = _formats(formats, job.FORMATS), _moment(to)
+    index = ArchiveIndex.open(production().disk, os.path.abspath(archive))
+    position = index.resolve(moment)
+    index.snapshot_at(position)
+    line.tell("starting Spark")
+    with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
+        return job.restore(spark, index, position, out, formats=wanted, tell=line.tell)
+
+
+def _restored_limestone(
+    directory: str, to: str | None, out: str, formats: list[str] | None, master: str, line: Line
+) -> Restored:
+    from flowstone.outside import production
+    from flowstone.spark import limestone_restore as job
+    from flowstone.spark.limestone_index import LimestoneIndex
+    from flowstone.spark.session import session
+
+    wanted = _formats(formats, job.FORMATS)
+    if to is not None and not (to.isascii() and to.isdigit()):
+        raise UsageError(f"--to is {to!r}", hint="of a Limestone it is an epoch, a whole number")
+    index = LimestoneIndex.open(production().disk, directory)
+    epoch = index.durable if to is None else int(to)
+    index.check_state(epoch)
+    line.tell("starting Spark")
+    with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
+        return job.restore(spark, index, epoch, out, formats=wanted, tell=line.tell)
+
+
+def _formats(given: list[str] | None, known: tuple[Format, ...]) -> tuple[Format, ...]:
+    """The first that is known is the default."""
     for each in given or ():
-        if each not in FORMATS:
-            raise UsageError(f"--format is {each!r}", hint=f"it can be {', '.join(FORMATS)}")
-    return tuple(each for each in FORMATS if each in (given or ("snap",)))
+        if each not in known:
+            raise UsageError(f"--format is {each!r}", hint=f"it can be {', '.join(known)}")
+    return tuple(each for each in known if each in (given or known[:1]))
 
 
 def _moment(text: str) -> AsOf:

@@ -36,8 +36,8 @@ command line is wrong, a server is away, a log is damaged; 130 interrupted."""
 
 EQUAL, DIFFERENT, TROUBLE = OK, 1, USAGE
 SIDE_HELP: Final = (
-    "A live node ([user[:password]@]host:port, unix/:/path, or a port), a lake, or the directory of an archive "
-    "or of logs."
+    "A live node ([user[:password]@]host:port, unix/:/path, or a port), a lake, or the directory of an archive, "
+    "of logs or of a Limestone."
 )
 VALUE_WIDTH: Final = 600
 """Characters of a tuple that are shown; --json has all of it."""
@@ -59,7 +59,7 @@ def verify(
         typer.Option(
             "--at",
             metavar="POSITION",
-            help="Compare two logs at this vclock ({1: 500}), LSN or time, or at `common`: the newest position that "
+            help="Compare two logs at this vclock ({1: 500}), LSN, epoch or time, or at `common`: the newest that "
             "both have. Else it is the newest that either has, and who lacks rows up to there differs.",
         ),
     ] = None,

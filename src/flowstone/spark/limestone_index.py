@@ -79,7 +79,8 @@ class Slice:
 class LimestoneIndex:
     """A directory, as of the last `refresh`. Epochs are numbers; `durable` is the newest that can be shown."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, *, durable: int | None = None) -> None:
+        self._given = durable
         self.disk = disk
         self.directory = directory
         self.durable = 0
@@ -93,8 +94,9 @@ class LimestoneIndex:
         self.instance_uuid = found.instance_uuid or NO_UUID
 
     @classmethod
-    def open(cls, disk: Disk, directory: str) -> LimestoneIndex:
-        index = cls(disk, os.path.abspath(directory))
+    def open(cls, disk: Disk, directory: str, *, durable: int | None = None) -> LimestoneIndex:
+        """`durable`: this epoch is taken for the durable one, whatever the epoch file says."""
+        index = cls(disk, os.path.abspath(directory), durable=durable)
         index.refresh()
         return index
 
@@ -105,7 +107,9 @@ class LimestoneIndex:
         for _ in range(TRIES):
             try:
                 listed = catalog.read(self.disk, self.directory) or Catalog()
-                durable = epoch_file.read(self.disk, self.directory).durable
+                durable = self._given
+                if durable is None:
+                    durable = epoch_file.read(self.disk, self.directory).durable
                 logs, compacted = self._look(durable)
                 is_settled = (catalog.read(self.disk, self.directory) or Catalog()) == listed
             except FileNotFoundError:
@@ -210,6 +214,18 @@ class LimestoneIndex:
                 found |= {storage_id for storage_id, first in known.items() if first <= epoch}
         return sorted(found)
 
+    def input_names(self, epoch: int) -> list[str]:
+        """The log files that make the state at an epoch, with the compacted one."""
+        left_out = self.catalog.detached if self._compacted is not None and epoch >= self.horizon else ()
+        return [each.name for each in self._logs if each.name not in left_out]
+
+    @property
+    def max_blob_id(self) -> int:
+        """The largest id that any entry has named which makes the state of now."""
+        wanted = self.input_names(self.durable)
+        logs = [each for each in self._logs if each.name in wanted]
+        return max((each.max_blob_id for each in (*logs, *([self._compacted] if self._compacted else []))), default=0)
+
     def check_changes(self, start: int, end: int) -> None:
         """Raises where the changes behind `start` up to `end` are not all there."""
         if end > self.durable:
@@ -252,13 +268,13 @@ class LimestoneIndex:
 
         Of an epoch before compaction, all logs."""
         self.check_state(epoch)
-        left_out = self.catalog.detached if self._compacted is not None and epoch >= self.horizon else ()
+        wanted = self.input_names(epoch)
         found: list[Slice] = []
         if self._compacted is not None and epoch >= self.horizon:
             places = [_place(piece) for piece in self._compacted.pieces]
             found += [self._slice(self._compacted, 0, part, is_compacted=True) for part in _parts(places, size)]
         for number, each in enumerate(self._logs):
-            if each.name not in left_out:
+            if each.name in wanted:
                 found += self._of_file(each, number, -1, epoch, size)
         return found
 

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from flowstone.limestone import names
 from flowstone.limestone.entries import EntryType
-from flowstone.limestone.entry_table import AT, MAJOR, MINOR, OTHER, STORAGE_ID, TYPE
+from flowstone.limestone.entry_table import AT, BLOB_COUNT, END, MAJOR, MINOR, OTHER, STORAGE_ID, TYPE, VALUE_END
 from flowstone.limestone.errors import DamagedFile
 from flowstone.spark.limestone_walk import OUTSIDE, VALID, VOID, Chunk, Session, walk
+from flowstone.xlog.columns import span_column
 
 SMALL_PIECE: Final = 1 << 20
 """A piece below this is walked again with what is appended to it, so that they do not become many."""
@@ -86,6 +87,8 @@ class LogFile:
     tail_storages: dict[int, int] = field(default_factory=dict)
     head: bytes = b""
     size: int = 0
+    max_blob_id: int = 0
+    """The largest id that an entry has named which counts."""
     limit: int = NO_LIMIT
     """Sessions of later epochs were copied to another file, when compaction took in those up to here."""
     last_begin: tuple[int, int] = (0, OUTSIDE)
@@ -176,6 +179,7 @@ class Walk:
         (file.sound if is_sound else file.tail).append(piece)
         if is_sound:
             file._session_behind = chunk.session
+        file.max_blob_id = max(file.max_blob_id, _max_blob_id(chunk, rows))
         storages = file.storages if is_sound else file.tail_storages
         for storage_id, epoch in _first_epochs(chunk, rows):
             storages[storage_id] = min(storages.get(storage_id, epoch), epoch)
@@ -231,6 +235,15 @@ def _by_epoch(
     firsts = np.flatnonzero(is_first)
     counts = np.diff(np.append(firsts, len(epochs)))
     return epochs[firsts], counts, versions[:, firsts], versions[:, firsts + counts - 1]
+
+
+def _max_blob_id(chunk: Chunk, rows: NDArray[np.int64]) -> int:
+    with_blobs = rows[chunk.table[BLOB_COUNT, rows] > 0]
+    if not len(with_blobs):
+        return 0
+    starts, ends = (chunk.table[line, with_blobs].astype(np.int64) for line in (VALUE_END, END))
+    ids = span_column(chunk.buf, starts + 4, ends).buffers()[2]
+    return int(np.frombuffer(ids, np.uint64).max())
 
 
 def _first_epochs(chunk: Chunk, rows: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Which kind of side a name means.
 
-A directory is an archive, a directory of logs or a lake, by what is in it; a URL is a lake; all else is a node.
+A directory is an archive, one of logs, one of Limestone or a lake, by what is in it; a URL is a lake, all else a node.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from flowstone.iproto.uri import Uri, UriError, parse_uri
 from flowstone.node.archive_events import Event
 from flowstone.node.archive_manifest import NAME as MANIFEST
 from flowstone.outside import production
+from flowstone.spark.limestone_index import is_limestone
+from flowstone.spark.limestone_side import LimestoneSide
 from flowstone.spark.sides import LogSide, NodeSide, Side, SideError
 from flowstone.xlog.directory import scan_directory
 
 DELTA_LOG: Final = "_delta_log"
-FORMS: Final = "name a live node (host:port), an archive, a directory of logs, or a lake"
+FORMS: Final = "name a live node (host:port), an archive, a directory of logs, one of Limestone, or a lake"
 
 
 def open_side(
@@ -47,6 +49,8 @@ def open_side(
 def _directory(path: str, salt: str | None) -> Side:
     if os.path.exists(os.path.join(path, MANIFEST)):
         return LogSide(path)
+    if is_limestone(path):
+        return LimestoneSide(path)
     if any(os.path.isdir(os.path.join(path, each, DELTA_LOG)) for each in sorted(os.listdir(path))):
         return _lake(os.path.abspath(path), None, salt)
     found = scan_directory(production().disk, path)

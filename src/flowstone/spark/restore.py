@@ -48,7 +48,9 @@ from flowstone.xlog.writer import SnapWriter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Format = Literal["snap", "delta", "parquet"]
+Format = Literal["snap", "delta", "parquet", "limestone"]
+"""The last is for what was a Limestone directory: see `limestone_restore.py`."""
+
 FORMATS: Final[tuple[Format, ...]] = ("snap", "delta", "parquet")
 
 INPROGRESS: Final = ".inprogress"
@@ -130,13 +132,13 @@ def restore(
     """
     begun = time.monotonic()
     check_output(out)
-    with _destination(index.disk, out) as directory:
+    with destination(index.disk, out) as directory:
         places = {each: directory if len(formats) == 1 else os.path.join(directory, each) for each in formats}
         job = _Job(spark, index, position, transport, tell)
         with job.prepared("snap" in formats):
             files = {each: job.write(each, places[each]) for each in formats}
         tell("syncing")
-        _sync(directory)
+        sync_all(directory)
         spaces = job.spaces()
     named = {each: out + path.removeprefix(directory) for each, path in files.items()}
     uuids = job.meta.instance_uuid, index.replicaset_uuid
@@ -144,7 +146,7 @@ def restore(
 
 
 @contextmanager
-def _destination(disk: Disk, out: str) -> Iterator[str]:
+def destination(disk: Disk, out: str) -> Iterator[str]:
     """A directory beside `out` that becomes it when the block ends, and is gone if it does not end well."""
     out = os.path.abspath(out)
     unfinished = out + INPROGRESS
@@ -166,7 +168,7 @@ def _destination(disk: Disk, out: str) -> Iterator[str]:
     disk.sync_directory(os.path.dirname(out))
 
 
-def _sync(directory: str) -> None:
+def sync_all(directory: str) -> None:
     """Files that executors wrote, and all names, survive a loss of power."""
     for path, _, names in os.walk(directory):
         for name in [*names, ""]:
@@ -348,7 +350,7 @@ class _Job:
             contract = StateContract(self.index.replicaset_uuid, space)
             rows = self.frame.filter(functions.col("space_id") == space.id)
             path = Path(directory, directory_of(space.name)).as_uri()
-            rows.mapInArrow(partial(_typed, contract), contract.spark_schema).write.parquet(path)
+            rows.mapInArrow(partial(typed_rows, contract), contract.spark_schema).write.parquet(path)
         return directory
 
 
@@ -453,7 +455,7 @@ def _pieces(tuples: pa.Array) -> Iterator[tuple[Any, Any]]:
         start = stop
 
 
-def _typed(contract: StateContract, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def typed_rows(contract: StateContract, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     with clear_errors():
         for batch in batches:
             if batch.num_rows:

@@ -92,6 +92,8 @@ class View:
     """Spaces whose tuples this side has masked only, and how: the other side's are masked in the same way."""
     hidden_fields: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Masked fields, by space, of which nobody here can tell what is behind them: they are compared on neither side."""
+    uncompared: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Fields, by space, that are no part of the state: they are compared on neither side."""
     make: Callable[[Collection[int]], DataFrame] = field(kw_only=True)
 
     def frame(self, spaces: Collection[int]) -> DataFrame:
@@ -104,7 +106,7 @@ class Side(Protocol):
 
     @property
     def kind(self) -> str:
-        """node, archive, log or lake."""
+        """node, archive, log, limestone or lake."""
 
     @property
     def name(self) -> str:

@@ -171,8 +171,10 @@ class _Comparison:
                 continue
             schema = self._a.schema.get(space_id) or self._b.schema.get(space_id)
             names = schema.field_names if schema is not None else ()
-            told = ", ".join(names[number] if number < len(names) else str(number + 1) for number in fields)
-            yield f"of space {self._name(space_id)!r} {told} is masked and not compared"
+            masked = [number for number in fields if number not in _uncompared(self._a, self._b, space_id)]
+            told = ", ".join(names[number] if number < len(names) else str(number + 1) for number in masked)
+            if told:
+                yield f"of space {self._name(space_id)!r} {told} is masked and not compared"
         for view in (self._a, self._b):
             yield from view.notes
 
@@ -321,6 +323,8 @@ def _key_bytes(space_id: int, key: tuple[int | str, ...]) -> bytes:
 def _hidden_fields(a: View, b: View) -> dict[int, tuple[int, ...]]:
     """Fields that cannot be compared: masked in a way that nobody can repeat, or in different ways."""
     found = {space_id: set(fields) for view in (a, b) for space_id, fields in view.hidden_fields.items()}
+    for space_id in {*a.uncompared, *b.uncompared}:
+        found.setdefault(space_id, set()).update(_uncompared(a, b, space_id))
     for space_id in a.masks.keys() & b.masks.keys():
         if a.masks[space_id] != b.masks[space_id]:
             both = (*a.masks[space_id].fields, *b.masks[space_id].fields)
@@ -331,6 +335,10 @@ def _hidden_fields(a: View, b: View) -> dict[int, tuple[int, ...]]:
                 fields.update(number for number, _ in view.masks[space_id].fields)
             fields.update(view.hidden_fields.get(space_id, ()))
     return {space_id: tuple(sorted(fields)) for space_id, fields in found.items()}
+
+
+def _uncompared(a: View, b: View, space_id: int) -> tuple[int, ...]:
+    return (*a.uncompared.get(space_id, ()), *b.uncompared.get(space_id, ()))
 
 
 def _nothing_of(fields: Sequence[int]) -> SpaceMask:
