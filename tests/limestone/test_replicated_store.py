@@ -64,12 +64,13 @@ class Store:
         await self.store.switch_epoch(self.epoch)
 
     async def put(self, channel: int = 0, rows: int = 1, size: int = 5) -> None:
-        """A session of new keys, some of which an older one has, too."""
+        """A session of new keys, and others that an older one has, too."""
         log = self.channels[channel]
         await log.begin_session()
         for _ in range(rows):
             self._count += 1
-            log.add_entry(1, b"key %d" % (self._count % 500), bytes(size), (self.epoch, self._count))
+            key = self._count if self._count % 2 else self._count // 2
+            log.add_entry(1, b"key %d" % key, bytes(size), (self.epoch, self._count))
         await log.end_session()
 
     @property
