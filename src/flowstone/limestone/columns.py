@@ -225,9 +225,9 @@ def order_by(words: NDArray[np.uint64], order: Order, other: Order, counts: Orde
     return swapped
 
 
-@inlined
-def _is_after(rows: Rows, keys: Bytes, row: int, other: int) -> bool:
-    """Whether the key of `row`, of the same storage, sorts behind that of `other`."""
+@kernel
+def _is_after(rows: Rows, keys: Bytes, row: int, other: int) -> int:
+    """1 if the key of `row`, of the same storage, sorts behind that of `other`."""
     at, size = number(rows[row, KEY_AT]), number(rows[row, KEY_SIZE])
     other_at, other_size = number(rows[other, KEY_AT]), number(rows[other, KEY_SIZE])
     shared = min(size, other_size)
@@ -237,12 +237,12 @@ def _is_after(rows: Rows, keys: Bytes, row: int, other: int) -> bool:
     while done < shared:
         mine, theirs = byte(keys, at + done), byte(keys, other_at + done)
         if mine != theirs:
-            return mine > theirs
+            return 1 if mine > theirs else 0
         done += 1
-    return size > other_size
+    return 1 if size > other_size else 0
 
 
-@inlined
+@kernel
 def _sift(rows: Rows, keys: Bytes, order: Order, first: int, root: int, end: int) -> None:
     """Let `first + root` sink in the heap that ends before `first + end`."""
     while 2 * root + 1 < end:
@@ -386,6 +386,8 @@ class Winners:
         self._slots, self._rows = self._slots[:0], self._rows[:0]
         is_alive = self._is_alive(rows)
         rows = rows if is_alive.all() else rows[is_alive]
+        if not len(rows):
+            return Sorted(rows, keys)  # a new directory does not wait for compilers
         words = np.empty((3, len(rows)), np.uint64)
         prefixes(rows, keys, words)
         order, other, counts = np.arange(len(rows)), np.empty(len(rows), np.int64), np.empty(256, np.int64)
