@@ -129,11 +129,12 @@ def test_sessions_of_later_epochs_in_a_rotated_file_stay_as_they_are() -> None:
     assert both(disk) == [(1, b"a", b"4"), (1, b"b", b"2"), (1, b"big", bytes(100))]
 
 
-def test_an_active_file_with_a_session_that_would_be_compacted_is_refused() -> None:
+@pytest.mark.parametrize("before", [b"", b"\x06" + session(9)[1:]], ids=["first", "behind a void one"])
+def test_an_active_file_with_a_session_that_would_be_compacted_is_refused(before: bytes) -> None:
     """Its older entries would win over the compacted ones."""
     _, disk = fresh()
     write(disk, ROTATED, session(3, set_key(b"a", b"3", 3)))
-    write(disk, "pwal_0001", session(2, set_key(b"a", b"2", 2)))
+    write(disk, "pwal_0001", before + session(2, set_key(b"a", b"2", 2)))
     durable(disk, 3)
     with pytest.raises(LimestoneError, match="pwal_0001 has a session of epoch 2; rotate every log file first"):
         compact_online(disk, DIRECTORY, 3, MS)

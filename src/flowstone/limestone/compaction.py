@@ -11,7 +11,7 @@ kept in a file of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -28,6 +28,7 @@ from flowstone.outside import Disk
 TEMPORARY: Final = "compaction_temp"
 """The directory where new files are made; the original leaves it behind, too."""
 
+MARKER_SIZE: Final = 9
 _LISTED: Final = ((names.COMPACTED, COMPACTED_VERSION),)
 
 
@@ -128,19 +129,27 @@ def detached_inputs(disk: Disk, directory: str, listed: Catalog) -> list[str]:
 
 
 def _check_active(disk: Disk, directory: str, epoch: int) -> None:
-    """Epochs grow along a file, so its first session has the smallest."""
+    """Epochs grow along a file, so its first session that may count has the smallest."""
     for name in disk.list_directory(directory):
         path = f"{directory}/{name}"
         if not names.is_pwal(name) or names.is_detached(name) or disk.kind(path) != "file":
             continue
-        with disk.open(path) as file:
-            head = file.read_at(0, 9)
-        first = decode(head)[0] if head else None
-        if isinstance(first, Marker) and first.type is EntryType.MARKER_BEGIN and first.epoch <= epoch:
+        first = next(_epochs(disk, path), None)
+        if first is not None and first <= epoch:
             raise LimestoneError(
-                f"cannot compact {directory} up to epoch {epoch}: {name} has a session of epoch {first.epoch}",
+                f"cannot compact {directory} up to epoch {epoch}: {name} has a session of epoch {first}",
                 hint="rotate every log file first",
             )
+
+
+def _epochs(disk: Disk, path: str) -> Iterator[int]:
+    """Of the sessions of a file that are not marked. The first one may be long, and open: its head says enough."""
+    with disk.open(path) as file:
+        head = file.read_at(0, MARKER_SIZE)
+    token = decode(head)[0] if head else None
+    if isinstance(token, Marker) and token.type is EntryType.MARKER_BEGIN:
+        yield token.epoch
+    yield from (snippet.epoch for snippet in snippets(disk, path) if not snippet.is_marked)
 
 
 @dataclass(frozen=True)
