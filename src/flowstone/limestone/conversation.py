@@ -100,6 +100,7 @@ class Wire:
         self.expected: deque[Callable[[Answer], None]] = deque()
         self._parser = parser
         self._on_lost = on_lost
+        self._closing: asyncio.Task[None] | None = None
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
     def ask(self, data: bytes, then: Callable[[Answer], None]) -> None:
@@ -136,7 +137,12 @@ class Wire:
             self.expected.popleft()(message)
 
     async def close(self) -> None:
-        """Called by who does not wait for an answer any more; twice is harmless."""
+        """Called by who does not wait for an answer any more; twice is harmless. It is closed even if nobody waits."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self._reading.cancel()
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_SECONDS):

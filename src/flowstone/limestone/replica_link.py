@@ -121,6 +121,7 @@ class ReplicaLink:
         self._unacknowledged: dict[EndedSession, float] = {}
         self._committing: int | None = None
         self._next_acknowledged: asyncio.Future[None] | None = None
+        self._is_closed = False
         self._task: asyncio.Task[None] | None = None
         self._closing_control: asyncio.Task[None] | None = None
 
@@ -158,18 +159,20 @@ class ReplicaLink:
         self._task = asyncio.get_running_loop().create_task(self._live())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        await self._end_conversation()
+        self._is_closed = True
+        for task in (self._task, self._closing_control):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
         self.state = LinkState.GONE
+        await self._end_conversation()
 
     async def connect_channel(self, channel_id: int) -> None:
         """In the original's order, before there is a control channel; ReplicaLost if the replica does not want it."""
         if self._conversation is None:
             self._conversation = Conversation(self._outside, self._peer)
-        await self.open_channel(channel_id)
+        await self._open_channel(self._conversation, channel_id)
         if self._conversation.lost.done():
             self.error = self._conversation.lost.result()
             self._set_state(LinkState.GONE)
@@ -177,9 +180,12 @@ class ReplicaLink:
             raise self.error
 
     async def open_channel(self, channel_id: int) -> None:
-        """Open the log channel now rather than with its first session, where there is a conversation."""
-        if self._conversation is not None:
-            await asyncio.shield(self._conversation.channel(channel_id).opened)
+        """Open the log channel now rather than with its first session, where the replica is ready for it."""
+        if self._conversation is not None and self.is_receiving:
+            await self._open_channel(self._conversation, channel_id)
+
+    async def _open_channel(self, conversation: Conversation, channel_id: int) -> None:
+        await asyncio.shield(conversation.channel(channel_id).opened)
 
     async def _live(self) -> None:
         delay = RETRY_SECONDS
@@ -191,7 +197,7 @@ class ReplicaLink:
             is_final = error.is_final or self._form.compatible or self._was_original
             self._set_state(LinkState.GONE if is_final else LinkState.LOST)
             await self._end_conversation()
-            if is_final:
+            if is_final or self._is_closed:  # a cancellation may have met an end of another kind
                 return
             await self._outside.clock.sleep(delay * self._outside.random.uniform(1.0, 1.5))
             delay = min(2 * delay, RETRY_SECONDS_MAX)
@@ -224,11 +230,11 @@ class ReplicaLink:
         self._all.changed()
 
     async def _end_conversation(self) -> None:
-        conversation, self._conversation = self._conversation, None
         self._unacknowledged.clear()
         self._committing = None
-        if conversation is not None:
-            await conversation.close()
+        if self._conversation is not None:
+            await self._conversation.close()
+            self._conversation = None
 
     async def _watch(self) -> ReplicaLost:
         """Until it is lost: why."""
@@ -293,7 +299,7 @@ class ReplicaLink:
             reason = "it cannot be sent what it has missed"
             raise ReplicaLost(endpoint, reason, hint=hint, is_final=True)
         for channel_id in self._all.channels:  # in order: it numbers its files by it
-            await self.open_channel(channel_id)
+            await self._open_channel(conversation, channel_id)
         if conversation.lost.done():
             raise conversation.lost.result()
         self._was_original = True
