@@ -1,0 +1,197 @@
+"""A replica that dies at any write, sync or send: its directory holds its durable epochs, for the original, too.
+
+A master writes sessions on two channels, in the order of the original (log channels first) or as ours (HELLO, resume,
+seed). The replica's machine loses power in the middle of each of its operations, with any loss of what was not synced.
+Then the directory is read by the original's own rules, repaired as its tool does; and a new replica goes on with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from flowstone.limestone import epoch_file, names
+from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.entries import walk
+from flowstone.limestone.extensions import Action
+from flowstone.limestone.recovery import recover
+from flowstone.limestone.replica import Replica
+from flowstone.limestone.scan import REPAIR, STARTUP, Scan
+from flowstone.outside import Disk, Outside
+from tests.conftest import FULL
+from tests.limestone.peer import Master, row, session
+from tests.limestone.stage import Stage
+from tests.simulation.disk import Loss
+
+PATH = "/replica"
+ENDPOINT = Endpoint("replica", 3301)
+LAST_EPOCH = 5
+Keys = list[bytes]
+
+
+class Told:
+    """What the master knows: sessions by epoch, the last epoch that was acknowledged, and the last it asked for."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, Keys] = {}
+        self.committed = 0
+        self.asked = 0
+        self.old_keys: Keys | None = None
+        """From the moment on when another master's data replaces these."""
+
+    def keys(self, durable_epoch: int) -> Keys:
+        return sorted(key for epoch, keys in self.sessions.items() if epoch <= durable_epoch for key in keys)
+
+
+async def started(outside: Outside) -> Replica:
+    replica = Replica(outside, PATH, ENDPOINT)
+    await replica.start()
+    return replica
+
+
+async def write_epochs(master: Master, told: Told, epochs: Iterator[int], rng: random.Random) -> None:
+    for epoch in epochs:
+        for channel in rng.sample([0, 1], k=rng.randint(1, 2)):
+            keys = [f"{epoch}.{channel}.{number}" for number in range(rng.randint(0, 3))]
+            told.sessions.setdefault(epoch, []).extend(key.encode() for key in keys)
+            entries = [row(key, "v" * rng.randint(0, 50), epoch) for key in keys]
+            peer = master.channels[channel]
+            if rng.random() < 0.5:
+                await peer.acknowledged(session(epoch, *entries))
+            else:
+                peer.send(session(epoch, flags=1), *(session(epoch, entry, flags=0) for entry in entries))
+                await peer.acknowledged(session(epoch, flags=6))
+        told.asked = epoch
+        await master.commit(epoch)
+        told.committed = epoch
+    master.channels[0].send(session(LAST_EPOCH + 50, row("never", "v", 1), flags=1))
+
+
+async def of_the_original(master: Master, told: Told, rng: random.Random) -> None:
+    await master.open(0)
+    await master.open(1)
+    await master.begin()
+    await write_epochs(master, told, iter(range(1, LAST_EPOCH + 1)), rng)
+
+
+async def that_resumes(master: Master, told: Told, rng: random.Random) -> None:
+    """The replica is ahead: what is beyond epoch 2 was never durable at the master."""
+    await of_ours(master, 0)
+    await write_epochs(master, told, iter(range(1, 4)), rng)
+    await master.close()
+    told.committed = 2
+    await of_ours(master, 2)
+    told.sessions = {epoch: keys for epoch, keys in told.sessions.items() if epoch <= 2}
+    told.asked = 2
+    await write_epochs(master, told, iter(range(3, LAST_EPOCH + 1)), rng)
+
+
+async def that_seeds(master: Master, told: Told, rng: random.Random) -> None:
+    await of_ours(master, 0)
+    await write_epochs(master, told, iter(range(1, 3)), rng)
+    await master.close()
+    told.old_keys, told.sessions, told.committed = told.keys(2), {}, 0
+    await of_ours(master, 0, Action.SEED)
+    await write_epochs(master, told, iter(range(3, LAST_EPOCH + 1)), rng)
+
+
+async def of_ours(master: Master, epoch: int, action: Action = Action.RESUME) -> None:
+    while True:  # until the replica has seen that the old control channel is closed
+        try:
+            await master.begin()
+            break
+        except AssertionError:
+            await master.control.close()
+    master.token = b""
+    await master.hello()
+    await master.prepare(action, epoch)
+    await master.open(0)
+    await master.open(1)
+
+
+Scenario = Callable[[Master, Told, random.Random], Coroutine[Any, Any, None]]
+
+
+def by_the_originals_rules(disk: Disk, durable_epoch: int) -> Keys:
+    """Its repair, which puts active files aside, then its start."""
+    found: Keys = []
+    for name in disk.list_directory(PATH):
+        if not names.is_pwal(name):
+            continue
+        with disk.open(f"{PATH}/{name}") as file:
+            data = bytearray(file.read_at(0, file.size()))
+        scan = Scan(tokens(bytes(data)), durable_epoch, REPAIR, is_detached=names.is_detached(name))
+        list(scan)
+        assert scan.verdict.is_repairable, (name, scan.findings)
+        for mark in scan.changes.marks:
+            data[mark] = 6
+        again = Scan(tokens(bytes(data)), durable_epoch, STARTUP, is_detached=True)
+        found += [entry.key for entry in again]
+        assert again.verdict.is_clean, (name, again.findings)
+    return sorted(found)
+
+
+def tokens(data: bytes) -> list[Any]:
+    return list(walk(lambda at, size: data[at : at + size], len(data)))
+
+
+def check(disk: Disk, told: Told, *, is_settled: bool) -> int:
+    durable = epoch_file.read(disk, PATH).durable
+    if told.old_keys is not None and told.committed == 0:
+        # New data is not known to be durable: only the next start says which of both is there.
+        if is_settled:
+            assert by_the_originals_rules(disk, durable) == (told.keys(durable) if durable > 2 else told.old_keys)
+        return durable
+    assert told.committed <= durable <= max(told.asked, told.committed)
+    assert by_the_originals_rules(disk, durable) == told.keys(durable)
+    return durable
+
+
+@pytest.mark.parametrize("scenario", [of_the_original, that_resumes, that_seeds])
+@pytest.mark.parametrize("loss", [Loss.ANY, Loss.NOTHING])
+def test_a_crash_at_any_moment(scenario: Scenario, loss: Loss) -> None:
+    for seed in range(5 if FULL else 1):
+        operations, is_over = 0, False
+        while not is_over:
+            operations += 1 if FULL else 3
+            stage = Stage(f"{scenario.__name__}/{seed}/{operations}")
+            is_over = stage.run(lambda stage, at=operations: crash(stage, scenario, at, loss))  # type: ignore[misc]
+
+
+async def crash(stage: Stage, scenario: Scenario, operations: int, loss: Loss) -> bool:
+    """Whether the scenario came to its end before the crash."""
+    rng, told = random.Random(f"{stage.seed}"), Told()
+    stage.build("replica")
+    await stage.launch("replica", started)
+    stage.crash_after("replica", operations, loss)
+    master = Master(stage._outside.network, ENDPOINT)
+    is_over = False
+    try:
+        await scenario(master, told, rng)
+        is_over = True
+    except (AssertionError, OSError, TimeoutError, AttributeError):
+        assert not stage.is_running("replica"), "the replica is there, and answers wrongly"
+    if stage.is_running("replica"):
+        stage.crash("replica", loss)
+    disk = stage.look("replica")
+    check(disk, told, is_settled=False)
+    replica = await stage.launch("replica", started)
+    durable = check(disk, told, is_settled=True)
+    assert replica.status().durable_epoch == durable
+    again = Master(stage._outside.network, ENDPOINT)
+    await of_the_original_once(again, durable + 100)
+    rows = [entry.key for entry in recover(disk, PATH, repairs=False).snapshot.rows()]
+    assert rows == sorted([*by_the_originals_rules(disk, durable), b"after"])
+    await stage.stop("replica")
+    return is_over
+
+
+async def of_the_original_once(master: Master, epoch: int) -> None:
+    log = await master.open(0)
+    await master.begin()
+    await log.acknowledged(session(epoch, row("after", "v", epoch)))
+    await master.commit(epoch)
+    await master.close()
