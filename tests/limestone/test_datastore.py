@@ -263,6 +263,35 @@ async def test_two_stores_do_not_share_a_directory(tmp_path: Path) -> None:
             await made(tmp_path)[0].ready()
 
 
+async def test_a_directory_that_somebody_has_is_not_restored(tmp_path: Path) -> None:
+    async with made(tmp_path / "a")[0] as store:
+        await written(store)
+        backup = tmp_path / "backup"
+        backup.mkdir()
+        for entry in (await store.begin_backup(rotates=False)).entries:
+            shutil.copy(entry.source, backup / entry.destination)
+        with pytest.raises(AlreadyLocked):
+            await made(tmp_path / "a")[0].restore(str(backup))
+        assert [row.value for row in (await store.snapshot()).cursor()] == [b"first"]
+    async with made(tmp_path / "a")[0] as other:
+        await other.create_channel()
+        await other.restore(str(backup))
+        await other.ready()
+        assert [row.value for row in (await other.snapshot()).cursor()] == [b"first"]
+
+
+async def test_a_store_may_be_shut_down_while_it_gets_ready(tmp_path: Path) -> None:
+    store, _ = made(tmp_path)
+    getting_ready = asyncio.ensure_future(store.ready())
+    await asyncio.sleep(0)
+    await store.shutdown()
+    with pytest.raises(WrongTime, match="is shut down"):
+        await getting_ready
+    assert store.status().state is State.CLOSED
+    async with made(tmp_path)[0] as again:
+        await again.ready()
+
+
 async def test_a_callback_that_fails_is_reported_and_harms_nobody(tmp_path: Path) -> None:
     store, told = made(tmp_path)
     reported: list[str] = []
@@ -339,13 +368,12 @@ async def test_blobs_are_registered_named_and_kept(tmp_path: Path) -> None:
 # --- crashes ---
 
 
-@pytest.mark.parametrize("spill", [50, 1 << 20])
-def test_a_crash_at_any_moment_leaves_what_was_told_and_no_half_of_anything(spill: int) -> None:
+def test_a_crash_at_any_moment_leaves_what_was_told_and_no_half_of_anything() -> None:
     """Two channels, sessions that end late, spill, are taken back; the store opens again and goes on."""
     told: list[int] = []
 
     async def program(disk: Disk) -> None:
-        store = AsyncDatastore(outside_on(disk), Settings(DIRECTORY, spill=spill))
+        store = AsyncDatastore(outside_on(disk), Settings(DIRECTORY, spill=50))
         store.add_persistent_callback(told.append)
         one, other = await store.create_channel(), await store.create_channel()
         await store.ready()

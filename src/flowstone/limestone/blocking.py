@@ -159,7 +159,7 @@ class Datastore:
         self._thread.run(self._store.until_durable(epoch))
 
     def snapshot(self) -> StoreSnapshot:
-        """The rows at the durable epoch. Valid until the next one is asked for, or the store is shut down."""
+        """The rows at the durable epoch, whatever is written later; to be read until the store is shut down."""
         return self._thread.run(self._store.snapshot())
 
     def blob_pool(self) -> BlockingBlobPool:

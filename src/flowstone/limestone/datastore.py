@@ -105,10 +105,11 @@ class AsyncDatastore:
         self._check_new("create_channel")
         async with self._opening:
             directory = await self._opened()
-            number = self._rules.add_channel()
+            number = len(self._channels)
             channel = AsyncLogChannel(self, self._outside, directory.path, number, self.settings.spill)
             if self._propagation is not None:
                 await self._propagation.open_channel(number)
+            assert self._rules.add_channel() == number
             self._channels.append(channel)
             return channel
 
@@ -138,6 +139,8 @@ class AsyncDatastore:
             self._rules.add_channel()
         if self._propagation is not None:
             await self._propagation.start(found.last_epoch)
+        if self._state is not State.NEW:
+            raise self._refusal()  # it was shut down meanwhile
         self._upkeep = Upkeep(self._outside, directory.path, self._blobs, self)
         self._state = State.READY
 
@@ -153,7 +156,7 @@ class AsyncDatastore:
                 self._directory.release()
                 self._directory = None
             work = partial(backup.restore, keeps_source=keeps_source, entries=entries)
-            await self._outside.blocking(work, self._outside.disk, source, self.settings.path)
+            await self._outside.blocking(_alone, work, self._outside.disk, source, self.settings.path)
 
     async def shutdown(self) -> None:
         """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count."""
@@ -168,8 +171,12 @@ class AsyncDatastore:
         # Workers that still write must be done before the lock is let go.
         for task in (*(channel.ending for channel in self._channels), self._recording):
             if task is not None:
-                with suppress(BaseException):
+                with suppress(Exception, asyncio.CancelledError):
                     await asyncio.shield(task)
+        async with self._opening:
+            self._let_go()
+
+    def _let_go(self) -> None:
         if self._snapshot is not None:
             self._snapshot[1].close()
         if self._directory is not None:
@@ -311,19 +318,16 @@ class AsyncDatastore:
     # --- what it holds ---
 
     async def snapshot(self) -> StoreSnapshot:
-        """The rows at the durable epoch. Valid until the next one is asked for, or the store is shut down."""
+        """The rows at the durable epoch, whatever is written later; to be read until the store is shut down."""
         self.check()
         async with self._reading:
             assert self._directory is not None
             assert self._snapshot is not None
-            epoch, found = self._snapshot
-            if epoch == self._rules.durable:
-                return found
             epoch = self._rules.durable
-            fresh = await self._outside.blocking(_read_snapshot, self._outside.disk, self._directory.path, epoch)
-            self._snapshot = (epoch, fresh)
-            found.close()
-            return fresh
+            if self._snapshot[0] != epoch:
+                fresh = await self._outside.blocking(_read_snapshot, self._outside.disk, self._directory.path, epoch)
+                self._snapshot = (epoch, fresh)
+            return self._snapshot[1]
 
     def blob_pool(self) -> BlobPool:
         """Where the blobs of entries to come are registered."""
@@ -498,6 +502,13 @@ def _seen(task: asyncio.Task[None]) -> None:
     """The store keeps the error of a task that nobody waits for any more."""
     if not task.cancelled():
         task.exception()
+
+
+def _alone(work: Callable[[Disk, str, str], None], disk: Disk, source: str, target: str) -> None:
+    """Do this to a directory that nobody else has."""
+    path = f"{target}/{names.MANIFEST}"
+    with disk.lock_file(path) if disk.kind(path) == "file" else nullcontext():
+        work(disk, source, target)
 
 
 def _made_ready(disk: Disk, directory: DataDirectory, found: Recovered) -> StoreSnapshot:
