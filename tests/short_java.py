@@ -45,14 +45,13 @@ with session("classes", master="local[2]", memory="600m") as spark:
 
 def shorten() -> None:
     """Lets the drivers of this process and of its children start like that. What the user has set stands."""
-    if os.environ.get(VARIABLE, QUICK).startswith(QUICK):
+    if VARIABLE not in os.environ:
         _make_archive()
-        shared = f" -XX:SharedArchiveFile={ARCHIVE} {SILENT}" if ARCHIVE.exists() else ""
-        os.environ[VARIABLE] = QUICK + shared
+        os.environ[VARIABLE] = f"{QUICK} -XX:SharedArchiveFile={ARCHIVE} {SILENT}"
 
 
 def _make_archive() -> None:
-    """Whoever comes while another makes it goes on without. So does he who cannot make it."""
+    """Whoever comes while another makes it goes on: a JVM that does not find it loads its classes as always."""
     if ARCHIVE.exists():
         return
     with suppress(OSError, subprocess.SubprocessError), ARCHIVE.with_suffix(".lock").open("wb") as lock:
