@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flowstone.errors import LocalProtocolError
-from flowstone.limestone.channel import AsyncLogChannel, Parts
+from flowstone.limestone.channel import AsyncLogChannel, Parts, both
 from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove
 from flowstone.limestone.epochs import Due
 from flowstone.limestone.errors import WrongTime
@@ -170,6 +170,39 @@ async def test_a_session_ends_when_the_replicas_have_it_however_its_caller_is_in
     await until(lambda: channel.epoch is None)
     await channel.begin_session()
     assert (host.told, host.failure) == (["finished"], None)
+
+
+async def test_who_waits_for_both_sides_leaves_no_worker_behind_and_no_replica_waited_for() -> None:
+    gate = asyncio.Event()
+    done: list[str] = []
+
+    async def here() -> None:
+        await gate.wait()
+        done.append("here")
+
+    async def fails() -> None:
+        raise OSError("no")
+
+    async def there() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            done.append("not there")
+
+    waiting = asyncio.ensure_future(both(here(), fails()))
+    await asyncio.sleep(0)
+    gate.set()
+    with pytest.raises(OSError, match="no"):
+        await waiting
+    assert done == ["here"]
+
+    async def fails_later() -> None:
+        await asyncio.sleep(0)
+        await fails()
+
+    with pytest.raises(OSError, match="no"):
+        await both(fails_later(), there())
+    await until(lambda: done == ["here", "not there"])
 
 
 async def test_calls_at_the_wrong_time_say_so(host: Host, tmp_path: Path) -> None:

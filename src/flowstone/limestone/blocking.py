@@ -7,7 +7,7 @@ back costs more than that. Callbacks are called in the loop's thread: they must 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,7 +20,7 @@ from flowstone.limestone.datastore import AsyncDatastore, Callback, Status
 from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.epochs import Due
 from flowstone.limestone.settings import Settings
-from flowstone.outside import Outside, production
+from flowstone.outside import File, Outside, production
 from flowstone.outside.loop_thread import LoopThread
 
 NOTHING: Final = Due()
@@ -51,16 +51,26 @@ class LogChannel:
         self._channel.close_for_entries()
         try:
             file, replicated = self._channel.write_end()
-            replicating = None if replicated is None else self._thread.start(replicated)
-            file.sync()
-            if replicating is not None:
-                replicating.result()
+            if replicated is None:
+                file.sync()
+            else:
+                self._both(file, replicated)
             due = self._finished()
         except BaseException as error:
             self._store.fail(error)
             raise
         if due != NOTHING:
             self._thread.run(self._store.done(due))
+
+    def _both(self, file: File, replicated: Coroutine[Any, Any, None]) -> None:
+        """Sync here, while the loop waits for the replicas."""
+        replicating = self._thread.start(replicated)
+        try:
+            file.sync()
+            replicating.result()
+        except BaseException:
+            replicating.cancel()
+            raise
 
     def _finished(self) -> Due:
         with self._store.guard:

@@ -178,7 +178,7 @@ class AsyncLogChannel:
         if replicated is None:
             await self._outside.blocking(file.sync)
         else:
-            await asyncio.gather(self._outside.blocking(file.sync), replicated)
+            await both(self._outside.blocking(file.sync), replicated)
         await self._host.done(self.finish())
 
     def write_end(self) -> tuple[File, Coroutine[Any, Any, None] | None]:
@@ -368,6 +368,18 @@ class AsyncLogChannel:
             raise
         self._spilled.append((at, len(buffer)))
         self._buffer = bytearray()
+
+
+async def both(local: Coroutine[Any, Any, None], remote: Coroutine[Any, Any, None]) -> None:
+    """Wait for what is done here and there at once. What a worker does here is done, however this ends; who waits for
+    replicas, perhaps for ever, waits no longer when it has failed here."""
+    away = asyncio.ensure_future(remote)
+    try:
+        await local
+    except BaseException:
+        away.cancel()
+        raise
+    await away
 
 
 def _version(version: Version) -> WriteVersion:

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 from flowstone.limestone import backup, blobs, names
 from flowstone.limestone.backup import Backup, BackupEntry
 from flowstone.limestone.blobs import BlobPool, Blobs
-from flowstone.limestone.channel import AsyncLogChannel, Parts
+from flowstone.limestone.channel import AsyncLogChannel, Parts, both
 from flowstone.limestone.compaction import Compacted
 from flowstone.limestone.cursor import StoreSnapshot
 from flowstone.limestone.directory import DataDirectory
@@ -281,7 +281,7 @@ class AsyncDatastore:
         if self._propagation is None:
             await write()
         elif self.settings.group_commit == "concurrent":
-            await asyncio.gather(self._propagation.group_commit(epoch), write())
+            await both(write(), self._propagation.group_commit(epoch))
         elif self.settings.group_commit == "replica_first":
             await self._propagation.group_commit(epoch)
             await write()

@@ -50,7 +50,6 @@ class Settings:
     receive_buffer: int | None = None
     tls: Tls | None = None
     secret: str | None = field(default=None, repr=False)
-    recover_max_parallelism: int = 8
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -66,7 +65,7 @@ class Settings:
             raise LocalProtocolError("the original has one replica", hint="leave out compatible, or the others")
         if self.compatible and self.secret is not None:
             raise LocalProtocolError("the original knows no secret", hint="leave out compatible, or the secret")
-        for name in ("spill", "send_buffer", "receive_buffer", "recover_max_parallelism"):
+        for name in ("spill", "send_buffer", "receive_buffer"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise _refused(name, value, "1 or more")
