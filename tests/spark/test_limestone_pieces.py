@@ -42,6 +42,19 @@ def test_epochs_counts_and_versions_of_a_piece() -> None:
     assert (piece.count_between(3, 5), piece.is_between(5, 8), piece.is_between(9, 12)) == (4, True, False)
 
 
+def test_sessions_of_one_epoch_are_put_together() -> None:
+    data, expected = b"", dict[int, list[tuple[int, ...]]]()
+    for channel, epoch, entries in [*random_sessions(52, 9, is_late=True), *random_sessions(53, 9, is_late=True)]:
+        data += snippet(epoch, *entries)
+        expected.setdefault(epoch, []).extend(tuple(entry.version) for entry in entries)
+        assert channel < 2
+    (piece,) = walked(data, 9).pieces
+    assert piece.epochs.tolist() == sorted(expected)
+    assert piece.counts.tolist() == [len(expected[epoch]) for epoch in sorted(expected)]
+    assert [tuple(each) for each in piece.least.T.tolist()] == [min(expected[epoch]) for epoch in sorted(expected)]
+    assert [tuple(each) for each in piece.greatest.T.tolist()] == [max(expected[epoch]) for epoch in sorted(expected)]
+
+
 def test_a_file_that_grows_is_walked_on() -> None:
     data, file = b"", LogFile((0, 0), "pwal_0000")
     for channel, epoch, entries in random_sessions(51, 20):

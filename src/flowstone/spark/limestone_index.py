@@ -29,6 +29,9 @@ from flowstone.spark.limestone_walk import Session
 SLICE_SIZE: Final = 32 << 20
 """Bytes of a file that one task reads."""
 
+HEAD_SIZE: Final = 32
+"""Bytes at the beginning of a log by which it is known again: they have the epoch of its first session."""
+
 TRIES: Final = 10
 """How often a directory may change under our eyes while it is looked at."""
 
@@ -156,14 +159,20 @@ class LimestoneIndex:
 
     def _walked(self, name: str, durable: int) -> LogFile:
         path = f"{self.directory}/{name}"
+        stat = os.stat(path)
+        found = self._files.get((stat.st_dev, stat.st_ino))
+        if found is not None and found.is_walked(stat.st_size, stat.st_mtime_ns):
+            found.name = name
+            return found
         with self.disk.open(path) as file:
             stat = os.stat(path)
-            size, head = file.size(), file.read_at(0, 32)
             found = self._files.get((stat.st_dev, stat.st_ino))
-            if found is None or size < found.at or head[: len(found.head)] != found.head:
+            size, head = file.size(), file.read_at(0, HEAD_SIZE)
+            # A log grows; a compacted file never does, and may have got the identity of the one before it.
+            is_compacted = name.startswith(names.COMPACTED)
+            if found is None or is_compacted or size < found.at or head[: len(found.head)] != found.head:
                 found = LogFile((stat.st_dev, stat.st_ino), name)
-            found.name = name
-            found.size = size
+            found.name, found.size, found.changed_at = name, size, stat.st_mtime_ns
             Walk(found, durable, path).run(file.read_at, size)
             found.head = head[: min(len(head), found.at)]
         return found

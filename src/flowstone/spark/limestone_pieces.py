@@ -87,6 +87,7 @@ class LogFile:
     tail_storages: dict[int, int] = field(default_factory=dict)
     head: bytes = b""
     size: int = 0
+    changed_at: int = 0
     max_blob_id: int = 0
     """The largest id that an entry has named which counts."""
     limit: int = NO_LIMIT
@@ -110,6 +111,10 @@ class LogFile:
     def newest(self) -> int:
         found = max((int(piece.epochs[-1]) for piece in self.pieces if len(piece.epochs)), default=0)
         return min(found, self.limit)
+
+    def is_walked(self, size: int, changed_at: int) -> bool:
+        """Whether there is nothing to look at, if the file has this size and was changed then."""
+        return bool(self.sound) and not self.tail and self.size == size == self.at and self.changed_at == changed_at
 
     @property
     def at(self) -> int:
@@ -193,7 +198,7 @@ class Walk:
     def _check_tail(self, chunk: Chunk, read_at: ReadAt, size: int) -> None:
         """A tail that is no whole entry is one that is being written, or that a crash cut short, or damage."""
         epoch, state = chunk.session
-        if names.COMPACTED in self._path:
+        if self._file.name in (names.COMPACTED, names.COMPACTED_PREVIOUS):
             raise DamagedFile(self._path, chunk.end, "no whole entry is there", hint="restore it from a backup")
         if state == VALID and 0 < epoch <= self._durable:
             raise DamagedFile(
@@ -229,12 +234,31 @@ def _by_epoch(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]]:
     """Epochs, how many of the entries each has, and their least and greatest versions."""
     epochs, versions = chunk.epochs[rows].astype(np.int64), chunk.table[MAJOR : MINOR + 1, rows]
-    order = np.lexsort((versions[1], versions[0], epochs))
-    epochs, versions = epochs[order], versions[:, order]
-    is_first = np.append(True, epochs[1:] != epochs[:-1]) if len(epochs) else np.zeros(0, np.bool_)
-    firsts = np.flatnonzero(is_first)
+    if not len(epochs):
+        return epochs, epochs, versions, versions
+    # Sessions are runs of one epoch; runs of the same epoch are then put together.
+    firsts = np.flatnonzero(np.append(True, epochs[1:] != epochs[:-1]))
     counts = np.diff(np.append(firsts, len(epochs)))
-    return epochs[firsts], counts, versions[:, firsts], versions[:, firsts + counts - 1]
+    least, greatest = (_extremes(versions, firsts, counts, each) for each in (np.minimum, np.maximum))
+    distinct, places = np.unique(epochs[firsts], return_inverse=True)
+    if len(distinct) == len(firsts):
+        order = np.argsort(epochs[firsts])
+        return distinct, counts[order], least[:, order], greatest[:, order]
+    lows, highs = np.lexsort((least[1], least[0], places)), np.lexsort((greatest[1], greatest[0], places))
+    edges = np.searchsorted(places[lows], np.arange(len(distinct) + 1))
+    totals = np.bincount(places, counts).astype(np.int64)
+    return distinct, totals, least[:, lows[edges[:-1]]], greatest[:, highs[edges[1:] - 1]]
+
+
+def _extremes(
+    versions: NDArray[np.uint64], firsts: NDArray[np.int64], counts: NDArray[np.int64], which: np.ufunc
+) -> NDArray[np.uint64]:
+    """Of each run the least or the greatest version."""
+    majors, minors = versions
+    found = which.reduceat(majors, firsts)
+    worst = np.uint64(0) if which is np.maximum else np.iinfo(np.uint64).max
+    others = np.where(majors == np.repeat(found, counts), minors, np.uint64(worst))
+    return np.stack([found, which.reduceat(others, firsts)])
 
 
 def _max_blob_id(chunk: Chunk, rows: NDArray[np.int64]) -> int:
