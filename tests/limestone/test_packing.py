@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone.entries import WriteVersion, encode, put
-from flowstone.limestone.packing import pack_puts, packed_puts
+from flowstone.limestone.packing import compile_kernels, pack_puts, packed_puts
 from tests.limestone import recorded
 
 PAIRS = st.lists(st.tuples(recorded.texts, recorded.texts), max_size=30)
@@ -42,6 +42,10 @@ def test_the_kernel_writes_nothing_behind_its_room() -> None:
     assert uncompiled.py_func(out, keys, sizes[0], values, sizes[1], ids) == out.size
     expected = [put(7, b"a", b"vw", WriteVersion(8, 9)), put(7, b"bc", b"", WriteVersion(8, 10))]
     assert out.tobytes() == b"".join(map(encode, expected))
+
+
+def test_kernels_are_there_before_they_are_needed() -> None:
+    compile_kernels()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from flowstone.limestone import backup, blobs, names
+from flowstone.limestone import backup, blobs, names, packing
 from flowstone.limestone.backup import Backup, BackupEntry
 from flowstone.limestone.blobs import BlobPool, Blobs
 from flowstone.limestone.channel import AsyncLogChannel, Parts, both
@@ -514,6 +514,7 @@ def _alone(work: Callable[[Disk, str, str], None], disk: Disk, source: str, targ
 def _made_ready(disk: Disk, directory: DataDirectory, found: Recovered) -> StoreSnapshot:
     """What follows recovery, in the original's order; all of it may be cut short, and is done again."""
     path = directory.path
+    packing.compile_kernels()
     stored = found.snapshot.stored(disk, path, with_removes=bool(found.catalog.compacted))
     blobs.collect_at_start(disk, path, stored.blob_ids(), found.max_blob_id)
     disk.make_directory(f"{path}/{CONTROL}")

@@ -69,6 +69,12 @@ def packed_puts(
     return _parts(ids, key_bytes, key_sizes, value_bytes, value_sizes, part_size)
 
 
+def compile_kernels() -> None:
+    """Load what `packed_puts` runs, or compile it: seconds that nobody should spend in a session."""
+    for part in packed_puts(0, [b"k"], [b"v"], WriteVersion(0, 0), 1 << 10):
+        assert len(part) == PUT_SIZE + 2
+
+
 def _joined(texts: Sequence[bytes]) -> tuple[Bytes, Sizes]:
     try:
         joined = b"".join(texts)
