@@ -74,7 +74,9 @@ def rule(applies: Callable[[Module], bool]) -> Callable[[Check], Check]:
 PURE_ROOMS: Final = frozenset({"replication", "box", "iproto"})
 PURE_MODULES: Final = frozenset(
     f"src/flowstone/limestone/{name}.py"
-    for name in "columns endpoint entries entry_table epochs extensions messages names packing scan transcode".split()
+    for name in (
+        "columns endpoint entries entry_table epochs extensions messages names packing replica_commits scan transcode"
+    ).split()
 )
 DOOR_ROOMS: Final = frozenset({"xlog", "history", "node", "limestone"})
 

@@ -15,8 +15,9 @@ import pytest
 
 from flowstone.limestone import epoch_file, names
 from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import walk
-from flowstone.limestone.extensions import Action
+from flowstone.limestone.entries import WriteVersion, put, walk
+from flowstone.limestone.extensions import Action, ExtensionError
+from flowstone.limestone.messages import Blob, Error, GroupCommit, LogEntries, wire_entry
 from flowstone.limestone.recovery import recover
 from flowstone.limestone.replica import Replica
 from flowstone.limestone.scan import REPAIR, STARTUP, Scan
@@ -158,7 +159,7 @@ def test_a_crash_at_any_moment(scenario: Scenario, loss: Loss) -> None:
         while not is_over:
             operations += 1 if FULL else 3
             stage = Stage(f"{scenario.__name__}/{seed}/{operations}")
-            is_over = stage.run(lambda stage, at=operations: crash(stage, scenario, at, loss))  # type: ignore[misc]
+            is_over = stage.run(lambda _, stage=stage, at=operations: crash(stage, scenario, at, loss))  # type: ignore[misc]
 
 
 async def crash(stage: Stage, scenario: Scenario, operations: int, loss: Loss) -> bool:
@@ -195,3 +196,34 @@ async def of_the_original_once(master: Master, epoch: int) -> None:
     await log.acknowledged(session(epoch, row("after", "v", epoch)))
     await master.commit(epoch)
     await master.close()
+
+
+@pytest.mark.parametrize("operation", ["append", "sync", "create", "sync_directory", "rename"])
+def test_a_disk_that_fails_ends_that_connection_and_nothing_durable(operation: str) -> None:
+    stage = Stage(operation)
+    stage.run(lambda _: fail(stage, operation))
+
+
+async def fail(stage: Stage, operation: str) -> None:
+    stage.build("replica")
+    replica = await stage.launch("replica", started)
+    master = Master(stage._outside.network, ENDPOINT)
+    await master.begin()
+    log, other = await master.open(0), await master.open(1)
+    await log.acknowledged(session(1, row("k1", "v", 1)))
+    await master.commit(1)
+    broken = stage._machines["replica"].storage.broken
+    broken.add(operation)
+    blob = LogEntries(2, (wire_entry(put(1, b"b", b"", WriteVersion(2, 0), (7,)), (Blob(7, b"content"),)),), 7)
+    answer = await other.ask(blob)  # which needs a directory, a file and its name, and another file
+    assert isinstance(answer, Error)
+    assert answer.code == ExtensionError.REFUSED
+    broken.clear()
+    await log.acknowledged(session(2, row("k2", "v", 2)))
+    refused = await master.control.ask(GroupCommit(2))  # of which a session is lost
+    assert isinstance(refused, Error)
+    await master.close()
+    again = Master(stage._outside.network, ENDPOINT)
+    await of_the_original_once(again, 3)
+    assert replica.status().durable_epoch == 3
+    assert by_the_originals_rules(stage.look("replica"), 3) == [b"after", b"k1"]

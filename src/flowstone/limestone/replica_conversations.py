@@ -253,11 +253,11 @@ class LogConversation:
             raise Refusal(ErrorCode.LOG_CHANNEL_CONFUSED, text)
         if master.is_preparing:
             raise Refusal(ExtensionError.REFUSED, "a session begins before the answer to PREPARE")
+        master.commits.begun(self._id, epoch)  # first: if anything fails from here on, the epoch is not whole
         if directory.state.follows != master.instance and not directory.is_seeding:
             await directory.follow(master.instance)
         await self._hold()
         self._channel.begin(epoch, directory.promised_epoch)
-        master.commits.begun(self._id, epoch)
 
     async def _hold(self) -> None:
         if not self._has_lock:
