@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from flowstone import limestone
 from flowstone.errors import LocalProtocolError
-from flowstone.limestone import Datastore, DatastoreFailed, LogChannel, Settings, WriteVersion, WrongTime
+from flowstone.limestone import Datastore, DatastoreFailed, LogChannel, Settings, WriteVersion, WrongTime, names
 from flowstone.outside import File, production
 from flowstone.outside.disk import SystemDisk
 
@@ -221,3 +222,60 @@ def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "1 [b'milk', b'sugar', b'tea']\n"
     assert f"`{done.stdout.strip()}`" in readme
+
+
+class MeetingDisk(SystemDisk):
+    """A disk on which a log file is synced when another one is being synced, too."""
+
+    def __init__(self, parties: int) -> None:
+        self.meeting = threading.Barrier(parties)
+
+    def append_to(self, path: str) -> File:
+        return self._meeting(super().append_to(path))
+
+    def create(self, path: str) -> File:
+        return self._meeting(super().create(path))
+
+    def _meeting(self, file: File) -> File:
+        if names.is_pwal(Path(file.path).name):
+            sync = file.sync
+
+            def meet() -> None:
+                self.meeting.wait(DEADLINE_SECONDS)
+                sync()
+
+            file.sync = meet  # type: ignore[method-assign]
+        return file
+
+
+def test_channels_sync_at_the_same_time(tmp_path: Path) -> None:
+    failed: list[BaseException] = []
+
+    def write(channel: LogChannel) -> None:
+        try:
+            channel.begin_session()
+            channel.end_session()
+        except BaseException as error:
+            failed.append(error)
+
+    with Datastore(str(tmp_path), outside=replace(production(), disk=MeetingDisk(3))) as store:
+        channels = [store.create_channel() for _ in range(3)]
+        store.ready()
+        store.switch_epoch(1)
+        writers = [threading.Thread(target=write, args=(channel,)) for channel in channels]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(DEADLINE_SECONDS)
+    assert failed == []
+
+
+async def test_channels_of_one_loop_sync_at_the_same_time(tmp_path: Path) -> None:
+    outside = replace(production(), disk=MeetingDisk(2))
+    async with limestone.AsyncDatastore(outside, Settings(str(tmp_path))) as store:
+        channels = [await store.create_channel() for _ in range(2)]
+        await store.ready()
+        await store.switch_epoch(1)
+        for channel in channels:
+            await channel.begin_session()
+        await asyncio.gather(*(channel.end_session() for channel in channels))
