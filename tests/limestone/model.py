@@ -1,0 +1,90 @@
+"""What a store must hold, as simply as it can be said: sessions in the order of their making, rows by looking at all.
+
+Knows nothing of files, channels or replicas. `tests/limestone/test_crashes_everywhere.py` compares with it what is
+found on disks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flowstone.limestone.entries import Entry, EntryType
+
+Row = tuple[int, bytes, bytes]
+
+
+@dataclass
+class Session:
+    """What one session wrote. `is_ending`: its end was asked for, so that it may be durable from then on."""
+
+    epoch: int
+    entries: list[Entry] = field(default_factory=list)
+    is_ending: bool = False
+    is_ended: bool = False
+    is_aborted: bool = False
+
+
+@dataclass
+class Model:
+    """All sessions of a store, and the largest epoch that was reported persistent."""
+
+    sessions: list[Session] = field(default_factory=list)
+    reported: int = 0
+
+    def begin(self, epoch: int) -> Session:
+        session = Session(epoch)
+        self.sessions.append(session)
+        return session
+
+    def start(self) -> None:
+        """A new life of the store: empty epochs that were reported are not on disk, and may be used again."""
+        self.reported = self.must_be_durable()
+
+    def forget(self, durable_epoch: int) -> None:
+        """A crash: what was of later epochs never was."""
+        self.sessions = [session for session in self.sessions if session.epoch <= durable_epoch]
+
+    def rows(self, durable_epoch: int) -> list[Row]:
+        """What a cursor shows when all epochs up to this one are durable, and no other."""
+        entries = [
+            entry
+            for session in self.sessions
+            if session.epoch <= durable_epoch and not session.is_aborted
+            for entry in session.entries
+        ]
+        return rows_of(entries)
+
+    def last_epoch(self) -> int:
+        """The largest epoch in which a session has ended."""
+        return max((session.epoch for session in self.sessions if session.is_ended), default=0)
+
+    def must_be_durable(self) -> int:
+        """The epoch that a store must have kept after a crash: the last with a session, of those reported."""
+        ended = [session.epoch for session in self.sessions if session.is_ended]
+        return max((epoch for epoch in ended if epoch <= self.reported), default=0)
+
+    def unfinished(self, durable_epoch: int) -> list[Session]:
+        """Sessions that cannot be durable: nobody has asked for their end."""
+        return [
+            session
+            for session in self.sessions
+            if session.epoch <= durable_epoch and not session.is_ending and not session.is_aborted
+        ]
+
+
+def rows_of(entries: list[Entry]) -> list[Row]:
+    """The puts that nothing newer has replaced, removed or cleared, in the order of cursors."""
+    found = []
+    for entry in entries:
+        is_put = entry.type in (EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB)
+        if is_put and not any(_hides(other, entry) for other in entries):
+            found.append((entry.storage_id, entry.key, entry.value))
+    return sorted(found, key=lambda row: (row[0].to_bytes(8, "little"), row[1]))
+
+
+def _hides(other: Entry, entry: Entry) -> bool:
+    if other.storage_id != entry.storage_id or other.version <= entry.version:
+        return False
+    if other.type in (EntryType.CLEAR_STORAGE, EntryType.REMOVE_STORAGE):
+        return True
+    return other.type is not EntryType.ADD_STORAGE and other.key == entry.key

@@ -1,0 +1,197 @@
+"""Random programs for a master and its replica in the simulator, and what their directories must hold afterwards.
+
+A program runs some log channels at once, each with session after session, while epochs are switched; the `Model` is
+told what was done, and of which epochs the store said that they are persistent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from flowstone.limestone import replica_seeding
+from flowstone.limestone.channel import AsyncLogChannel
+from flowstone.limestone.datastore import AsyncDatastore
+from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.entries import Entry, EntryType, WriteVersion, put, remove
+from flowstone.limestone.recovery import Recovered, recover
+from flowstone.limestone.replica import Replica
+from flowstone.limestone.replica_seeding import Phase
+from flowstone.limestone.settings import Settings
+from flowstone.outside import Clock, Outside
+from tests.limestone.model import Model, Row, Session
+from tests.limestone.stage import Stage
+
+MASTER, REPLICA = "master", "replica"
+ENDPOINT: Final = Endpoint(REPLICA, 4000)
+KEYS: Final = tuple(b"k%d" % number for number in range(6))
+STORAGES: Final = (1, 2, 256)
+"""Of which the last comes first in the order of cursors."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a program is."""
+
+    channels: int = 2
+    sessions: int = 6
+    entries: int = 5
+    pause_seconds: float = 0.01
+    aborts: bool = True
+
+
+class Master:
+    """A store as a process of the stage, with its channels."""
+
+    def __init__(self, store: AsyncDatastore, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.channels: list[AsyncLogChannel] = []
+
+    async def stop(self) -> None:
+        await self.store.shutdown()
+
+
+async def start_master(stage: Stage, model: Model, settings: Settings, channels: int) -> Master:
+    """A store that is ready, and in an epoch that nothing is in yet."""
+
+    async def start(outside: Outside) -> Master:
+        master = Master(AsyncDatastore(outside, settings), outside.clock)
+        model.start()
+        master.store.add_persistent_callback(lambda epoch: setattr(model, "reported", epoch))
+        for _ in range(channels):
+            master.channels.append(await master.store.create_channel())
+        await master.store.ready()
+        await master.store.switch_epoch(master.store.last_epoch + 1)
+        return master
+
+    return await stage.launch(MASTER, start)
+
+
+class Program:
+    """One run of a program on a master; goes on where the last one on the same model ended."""
+
+    def __init__(self, stage: Stage, model: Model, shape: Shape, rng: Random) -> None:
+        self._stage = stage
+        self._model = model
+        self._shape = shape
+        self._rng = rng
+        self._minor = 0
+        self.open_channels = 0
+
+    async def run(self, master: Master) -> None:
+        """All sessions, and the switches of epochs, until everything is persistent. Crashed if the master dies."""
+        works = [self._write(channel, master.clock, Random(self._rng.random())) for channel in master.channels]
+        self.open_channels = len(works)
+        tasks = [asyncio.ensure_future(self._stage.on(MASTER, work)) for work in works]
+        tasks.append(asyncio.ensure_future(self._stage.on(MASTER, self._switch(master.store, master.clock))))
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _switch(self, store: AsyncDatastore, clock: Clock) -> None:
+        pause, sessions = self._shape.pause_seconds, 0
+        while self.open_channels:
+            # Ever more rarely where all wait for a replica.
+            pause = 1.5 * pause if sessions == len(self._model.sessions) else self._shape.pause_seconds
+            sessions = len(self._model.sessions)
+            await clock.sleep(self._rng.uniform(0, 2 * pause))
+            await store.switch_epoch(store.status().current_epoch + self._rng.choice((1, 1, 1, 2, 5)))
+        last = store.status().current_epoch
+        await store.switch_epoch(last + 1)
+        await store.until_durable(last)
+
+    async def _write(self, channel: AsyncLogChannel, clock: Clock, rng: Random) -> None:
+        for _ in range(rng.randint(self._shape.sessions // 2, self._shape.sessions)):
+            await clock.sleep(rng.uniform(0, self._shape.pause_seconds))
+            await self._session(channel, clock, rng)
+        self.open_channels -= 1
+
+    async def _session(self, channel: AsyncLogChannel, clock: Clock, rng: Random) -> None:
+        await channel.begin_session()
+        assert channel.epoch is not None
+        session = self._model.begin(channel.epoch)
+        for _ in range(rng.randint(0, self._shape.entries)):
+            entry = self._entry(session, rng)
+            session.entries.append(entry)
+            log(channel, entry)
+            if rng.random() < 0.2:
+                await clock.sleep(rng.uniform(0, self._shape.pause_seconds))
+        if self._shape.aborts and rng.random() < 0.15:
+            session.is_aborted = True
+            await channel.abort_session()
+        else:
+            session.is_ending = True
+            await channel.end_session()
+            session.is_ended = True
+
+    def _entry(self, session: Session, rng: Random) -> Entry:
+        self._minor += 1
+        version = WriteVersion(session.epoch, self._minor | (1 << 63 if rng.random() < 0.1 else 0))
+        storage_id, key = rng.choice(STORAGES), rng.choice(KEYS)
+        choice = rng.random()
+        if choice < 0.65:
+            return put(storage_id, key, rng.randbytes(rng.choice((0, 3, 40, 400))), version)
+        if choice < 0.85:
+            return remove(storage_id, key, version)
+        kinds = (EntryType.ADD_STORAGE, EntryType.CLEAR_STORAGE, EntryType.REMOVE_STORAGE)
+        return Entry(rng.choice(kinds), storage_id, version)
+
+
+def log(channel: AsyncLogChannel, entry: Entry) -> None:
+    """The call of a channel that writes this entry."""
+    match entry.type:
+        case EntryType.REMOVE:
+            channel.remove_entry(entry.storage_id, entry.key, entry.version)
+        case EntryType.ADD_STORAGE:
+            channel.add_storage(entry.storage_id, entry.version)
+        case EntryType.CLEAR_STORAGE:
+            channel.truncate_storage(entry.storage_id, entry.version)
+        case EntryType.REMOVE_STORAGE:
+            channel.remove_storage(entry.storage_id, entry.version)
+        case _:
+            channel.add_entry(entry.storage_id, entry.key, entry.value, entry.version, entry.blob_ids)
+
+
+async def start_replica(stage: Stage, *, compatible: bool = False) -> None:
+    async def start(outside: Outside) -> Replica:
+        replica = Replica(outside, f"/{REPLICA}", ENDPOINT, compatible=compatible)
+        await replica.start()
+        return replica
+
+    await stage.launch(REPLICA, start)
+
+
+def found_on(stage: Stage, name: str) -> Recovered:
+    """What a process that starts on this machine's directory would find; nothing is changed."""
+    disk = stage.look(name)
+    disk.make_directory(f"/{name}")
+    return recover(disk, f"/{name}", repairs=False)
+
+
+def shown(found: Recovered) -> list[Row]:
+    return [(row.storage_id, row.key, row.value) for row in found.snapshot.rows()]
+
+
+def is_seeding(stage: Stage, name: str) -> bool:
+    """Whether a replica's content is not that of its directory: it would come back at a start."""
+    disk, path = stage.look(name), f"/{name}"
+    return disk.kind(path) is not None and replica_seeding.read(disk, path).phase in (Phase.MOVING, Phase.SEEDING)
+
+
+def check(stage: Stage, name: str, *timelines: Model) -> int:
+    """One side holds what was reported persistent, in full, and of later epochs all or nothing; its durable epoch.
+
+    A replica may not have heard yet that its master crashed, and hold what would have been without that."""
+    found = found_on(stage, name)
+    durable, rows = found.durable_epoch, shown(found)
+    needed = timelines[0].must_be_durable()
+    assert durable >= needed, f"{name} forgot epoch {needed}: it has {durable}"
+    possible = [model for model in timelines if not model.unfinished(durable)]
+    assert possible, f"{name} has epoch {durable}, of which a session is open"
+    assert any(rows == model.rows(durable) for model in possible), f"{name} differs at epoch {durable}"
+    return durable
