@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from flowstone.limestone import names
 from flowstone.limestone.entries import put, remove
+from flowstone.limestone.errors import DamagedFile
+from flowstone.limestone.recovery import recover
 from flowstone.outside import production
 from flowstone.spark import limestone_state
 from flowstone.spark.limestone_columns import EntryContract
 from flowstone.spark.limestone_index import EpochLost, LimestoneIndex
 from flowstone.spark.limestone_state import plan_state, read_state
+from tests.limestone.recorded import HERE
 from tests.spark.limestone_directories import (
     UUID,
     Row,
@@ -56,6 +60,26 @@ def test_the_state_at_any_epoch_is_that_of_the_model(
     for epoch in (0, 1, 7, 25):
         assert rows_at(directory, epoch) == directory.state(epoch)
     assert rows_at(directory, 25, count=3) == directory.state(25)
+
+
+RECORDED = sorted(path.parent for path in HERE.rglob(names.MANIFEST))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(HERE)))
+def test_directories_of_the_real_program_show_the_rows_that_recovery_finds(path: Path) -> None:
+    def state() -> list[tuple[Any, ...]]:
+        index = LimestoneIndex.open(DISK, str(path))
+        shares = plan_state(index, index.durable, EntryContract(UUID, "state"))
+        rows = [row for share in shares for batch in read_state(DISK, share) for row in batch.to_pylist()]
+        return sorted((row["storage_id"], row["key"], row["value"], tuple(row["blob_ids"])) for row in rows)
+
+    try:
+        found = recover(DISK, str(path), repairs=False).snapshot.rows()
+    except DamagedFile:
+        with pytest.raises(DamagedFile):
+            state()
+    else:
+        assert state() == sorted((row.storage_id, row.key, row.value, row.blob_ids) for row in found)
 
 
 def test_the_state_behind_compaction(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ class Walk:
         epoch, state = chunk.session
         if self._file.name in (names.COMPACTED, names.COMPACTED_PREVIOUS):
             raise DamagedFile(self._path, chunk.end, "no whole entry is there", hint="restore it from a backup")
-        if state == VALID and 0 < epoch <= self._durable:
+        if state == VALID and epoch <= self._durable:
             raise DamagedFile(
                 self._path,
                 chunk.end,
