@@ -10,7 +10,7 @@ import errno
 import string
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from flowstone.limestone import blobs, copying, manifest, names
@@ -39,17 +39,14 @@ def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Ma
     if not only_looks:
         manifest.settle(disk, directory)
     is_there = disk.kind(f"{directory}/{names.MANIFEST}") == "file"
-    path = f"{directory}/{names.MANIFEST if is_there else names.MANIFEST_BACK}"
+    lock: AbstractContextManager[object] = nullcontext()
     try:
-        lock = disk.lock_file(path)
+        lock = disk.lock_file(f"{directory}/{names.MANIFEST if is_there else names.MANIFEST_BACK}")
     except OSError as error:
         if not only_looks or error.errno not in _READ_ONLY:
             raise
-        with nullcontext():
-            yield found
-        return
     with lock:
-        yield found
+        yield manifest.read(disk, directory) or found
 
 
 def migrate(outside: Outside, directory: str, found: Manifest) -> None:
