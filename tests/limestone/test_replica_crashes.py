@@ -13,24 +13,31 @@ from typing import Any
 
 import pytest
 
-from flowstone.limestone import epoch_file, names
+from flowstone.limestone import catalog, epoch_file, files, names
+from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import WriteVersion, put, walk
+from flowstone.limestone.entries import Entry, WriteVersion, decode_all, put, walk
 from flowstone.limestone.extensions import Action, ExtensionError
 from flowstone.limestone.messages import Blob, Error, GroupCommit, LogEntries, wire_entry
-from flowstone.limestone.recovery import recover
+from flowstone.limestone.recovery import input_files, recover
 from flowstone.limestone.replica import Replica
 from flowstone.limestone.scan import REPAIR, STARTUP, Scan
+from flowstone.limestone.upkeep import CONTROL, LOOK_SECONDS, START_COMPACTION
 from flowstone.outside import Disk, Outside
 from tests.conftest import FULL
-from tests.limestone.peer import Master, row, session
+from tests.limestone.peer import Master, blob_session, row, session
 from tests.limestone.stage import Stage
-from tests.simulation.disk import Loss
+from tests.simulation.disk import Inode, Loss
 
 PATH = "/replica"
 ENDPOINT = Endpoint("replica", 3301)
 LAST_EPOCH = 5
+BLOB_KEY = b"blob %d"
 Keys = list[bytes]
+
+
+def content(blob_id: int) -> bytes:
+    return bytes([blob_id % 256]) * 300
 
 
 class Told:
@@ -42,6 +49,8 @@ class Told:
         self.asked = 0
         self.old_keys: Keys | None = None
         """From the moment on when another master's data replaces these."""
+
+        self.wish_for_compaction: Callable[[], Coroutine[Any, Any, None]]
 
     def keys(self, durable_epoch: int) -> Keys:
         return sorted(key for epoch, keys in self.sessions.items() if epoch <= durable_epoch for key in keys)
@@ -63,8 +72,11 @@ async def write_epochs(master: Master, told: Told, epochs: Iterator[int], rng: r
             if rng.random() < 0.5:
                 await peer.acknowledged(session(epoch, *entries))
             else:
+                blob_id = epoch * 100 + channel
+                told.sessions[epoch].append(BLOB_KEY % blob_id)
+                with_blob = blob_session(epoch, (BLOB_KEY % blob_id).decode(), Blob(blob_id, content(blob_id)))
                 peer.send(session(epoch, flags=1), *(session(epoch, entry, flags=0) for entry in entries))
-                await peer.acknowledged(session(epoch, flags=6))
+                await peer.acknowledged(with_blob._replace(flags=0), session(epoch, flags=6))
         told.asked = epoch
         await master.commit(epoch)
         told.committed = epoch
@@ -99,6 +111,16 @@ async def that_seeds(master: Master, told: Told, rng: random.Random) -> None:
     await write_epochs(master, told, iter(range(3, LAST_EPOCH + 1)), rng)
 
 
+async def that_compacts(master: Master, told: Told, rng: random.Random) -> None:
+    """While a session is open, whose end has to be waited for."""
+    await of_ours(master, 0)
+    await write_epochs(master, told, iter(range(1, 4)), rng)
+    await told.wish_for_compaction()
+    await master.channels[0].acknowledged(session(LAST_EPOCH + 50, flags=6))
+    await told.wish_for_compaction()
+    await write_epochs(master, told, iter(range(4, LAST_EPOCH + 1)), rng)
+
+
 async def of_ours(master: Master, epoch: int, action: Action = Action.RESUME) -> None:
     while True:  # until the replica has seen that the old control channel is closed
         try:
@@ -117,11 +139,11 @@ Scenario = Callable[[Master, Told, random.Random], Coroutine[Any, Any, None]]
 
 
 def by_the_originals_rules(disk: Disk, durable_epoch: int) -> Keys:
-    """Its repair, which puts active files aside, then its start."""
-    found: Keys = []
-    for name in disk.list_directory(PATH):
-        if not names.is_pwal(name):
-            continue
+    """Its repair, which puts active files aside, then its start. What is compacted is there twice for a moment."""
+    listed = catalog.read(disk, PATH) or Catalog()
+    compacted = files.read_whole(disk, f"{PATH}/{names.COMPACTED}") or b""
+    found = {entry.key for entry in decode_all(compacted, PATH) if isinstance(entry, Entry)}
+    for name in input_files(disk, PATH, listed):
         with disk.open(f"{PATH}/{name}") as file:
             data = bytearray(file.read_at(0, file.size()))
         scan = Scan(tokens(bytes(data)), durable_epoch, REPAIR, is_detached=names.is_detached(name))
@@ -130,7 +152,10 @@ def by_the_originals_rules(disk: Disk, durable_epoch: int) -> Keys:
         for mark in scan.changes.marks:
             data[mark] = 6
         again = Scan(tokens(bytes(data)), durable_epoch, STARTUP, is_detached=True)
-        found += [entry.key for entry in again]
+        for entry in again:
+            found.add(entry.key)
+            for blob_id in entry.blob_ids:
+                assert files.read_whole(disk, f"{PATH}/{names.blob(blob_id)}") == content(blob_id)
         assert again.verdict.is_clean, (name, again.findings)
     return sorted(found)
 
@@ -151,7 +176,7 @@ def check(disk: Disk, told: Told, *, is_settled: bool) -> int:
     return durable
 
 
-@pytest.mark.parametrize("scenario", [of_the_original, that_resumes, that_seeds])
+@pytest.mark.parametrize("scenario", [of_the_original, that_resumes, that_seeds, that_compacts])
 @pytest.mark.parametrize("loss", [Loss.ANY, Loss.NOTHING])
 def test_a_crash_at_any_moment(scenario: Scenario, loss: Loss) -> None:
     for seed in range(5 if FULL else 1):
@@ -170,6 +195,15 @@ async def crash(stage: Stage, scenario: Scenario, operations: int, loss: Loss) -
     stage.crash_after("replica", operations, loss)
     master = Master(stage._outside.network, ENDPOINT)
     is_over = False
+
+    async def wish() -> None:
+        """A file that appears, without being an operation of the replica's."""
+        storage = stage._machines["replica"].storage
+        storage.directories[f"{PATH}/{CONTROL}"] = None
+        storage.change_names({f"{PATH}/{START_COMPACTION}": Inode()})
+        await stage._outside.clock.sleep(1.5 * LOOK_SECONDS)
+
+    told.wish_for_compaction = wish
     try:
         await scenario(master, told, rng)
         is_over = True
@@ -178,6 +212,7 @@ async def crash(stage: Stage, scenario: Scenario, operations: int, loss: Loss) -
     if stage.is_running("replica"):
         stage.crash("replica", loss)
     disk = stage.look("replica")
+    assert not is_over or scenario is not that_compacts or disk.kind(f"{PATH}/{names.COMPACTED}") == "file"
     check(disk, told, is_settled=False)
     replica = await stage.launch("replica", started)
     durable = check(disk, told, is_settled=True)
