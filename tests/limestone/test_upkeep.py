@@ -13,9 +13,12 @@ from flowstone.limestone.datastore import AsyncDatastore
 from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.errors import WrongTime
 from flowstone.limestone.files import read_whole
+from flowstone.limestone.recovery import recover
 from flowstone.limestone.settings import Settings
-from flowstone.outside import production
+from flowstone.outside import Disk, production
+from tests.limestone.crashes import DIRECTORY, crashed
 from tests.limestone.test_rotation import opened, started, write
+from tests.limestone.world import outside_on
 
 DISK = production().disk
 
@@ -126,3 +129,37 @@ async def test_blobs_that_nobody_can_see_any_more_go_with_a_compaction(tmp_path:
     stored = [read_whole(DISK, store.blob_path(blob_id)) for blob_id in (old, new, waiting)]
     assert stored[1:] == [b"1", b"2"]
     await store.shutdown()
+
+
+def test_a_crash_at_any_moment_of_a_compaction_or_backup_loses_nothing_that_was_told() -> None:
+    """Sessions go on meanwhile; the store opens again, with whole epochs, and compacts."""
+    told: list[int] = []
+
+    async def program(disk: Disk) -> None:
+        store = AsyncDatastore(outside_on(disk), Settings(DIRECTORY, spill=50))
+        store.add_persistent_callback(told.append)
+        channels = [await store.create_channel() for _ in range(2)]
+        await store.ready()
+        first = store.last_epoch + 1
+        await store.switch_epoch(first)
+        for channel in channels:
+            await write(channel, b"%d" % first)
+        compacting = await started(store.compact())
+        await store.switch_epoch(first + 1)
+        for channel in channels:
+            await write(channel, b"%d" % (first + 1))
+        await compacting
+        backing_up = await started(store.begin_backup())
+        await store.switch_epoch(first + 2)
+        (await backing_up).notify_end_backup()
+        await store.shutdown()
+
+    for disk, _ in crashed(lambda disk: told.clear(), lambda disk: asyncio.run(program(disk))):
+        expected = {epoch for epoch in (1, 2) if epoch <= max(told, default=0)}
+        for _ in range(2):
+            rows = recover(disk, DIRECTORY, repairs=False).snapshot.rows()
+            epochs = [{int(row.key) for row in rows if row.storage_id == channel} for channel in (0, 1)]
+            assert epochs[0] == epochs[1] >= expected
+            told.clear()
+            asyncio.run(program(disk))
+            expected |= {told[-1] - 1, told[-1]}
