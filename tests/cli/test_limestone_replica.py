@@ -141,3 +141,13 @@ def test_a_directory_in_use_or_of_something_else(flowstone: Command, tmp_path: P
         refused = flowstone("limestone", "replica", tmp_path / "data", "--listen", "tcp://127.0.0.1:0")
         assert refused.code == 1
         assert "in use" in refused.complaints[-1]
+
+
+async def test_goes_on_when_nobody_reads_what_it_tells(tmp_path: Path) -> None:
+    with started(tmp_path / "data", "--listen", "tcp://127.0.0.1:0") as running:
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+        for epoch in (1, 2, 3):
+            await write(running.endpoint, epoch)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -155,7 +156,8 @@ def _tell(event: Event) -> None:
 def _tell_json(event: Event) -> None:
     import msgspec
 
-    print(msgspec.json.encode(event).decode(), flush=True)
+    with suppress(OSError, ValueError):  # it serves its masters, whether anybody listens or not
+        print(msgspec.json.encode(event).decode(), flush=True)
 
 
 async def _run(server: Replica) -> None:

@@ -85,6 +85,7 @@ class Replica:
         self._gate = asyncio.Lock()
         self._recording = asyncio.Lock()
         self._listener: Listener | None = None
+        self._is_stopping = False
         self._connections: dict[Connection, asyncio.Task[None]] = {}
         self._unopened: dict[Connection, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -113,7 +114,7 @@ class Replica:
         """Close all connections, let what is being written come to its end, and give the directory back."""
         if self._listener is None:
             return
-        listener, self._listener = self._listener, None
+        listener, self._listener, self._is_stopping = self._listener, None, True
         await listener.close()
         self._watching.cancel()
         for connection in list(self._connections):
@@ -148,7 +149,7 @@ class Replica:
 
     def _accept(self, client: Client) -> Connection:
         connection = Connection(client)
-        if self._listener is None or len(self._unopened) >= UNOPENED_MAX:
+        if self._is_stopping or len(self._unopened) >= UNOPENED_MAX:
             connection.abort()
             return connection
         self._unopened[connection] = None
@@ -271,15 +272,14 @@ class Replica:
     async def _watch(self) -> None:
         """Whoever touches `ctrl/start_compaction` wants it to be done, as with the original."""
         disk, path = self.outside.disk, f"{self._path}/{START_COMPACTION}"
-        while self._listener is not None:
+        while True:
             await self.outside.clock.sleep(LOOK_SECONDS)
-            if disk.kind(path) != "file":
-                continue
-            disk.unlink(path)
-            await asyncio.shield(self._start(self._try_to_compact()))
+            if disk.kind(path) == "file":
+                await asyncio.shield(self._start(self._fulfil(path)))
 
-    async def _try_to_compact(self) -> None:
+    async def _fulfil(self, wish: str) -> None:
         try:
+            self.outside.disk.unlink(wish)
             await self.compact()
         except (OSError, LimestoneError) as error:
             self.tell(events.Failed(f"not compacted: {error}"))
