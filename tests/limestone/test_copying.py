@@ -14,10 +14,12 @@ DISK = production().disk
 
 
 class WithoutLinks:
-    """The real disk, on a file system that knows one name per file."""
+    """The real disk, where every name lies in a file system of its own."""
 
     def link(self, old: str, new: str) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted", old)
+        raise OSError(errno.EXDEV, "Invalid cross-device link", old)
+
+    rename = link
 
     def __getattr__(self, name: str) -> Any:
         return getattr(DISK, name)
@@ -39,6 +41,15 @@ def test_another_name_is_a_link_where_there_are_such_and_else_a_copy(tmp_path: P
     copying.link_or_copy(disk, str(tmp_path / "old"), str(tmp_path / "copied"))
     assert [(tmp_path / name).read_bytes() for name in ("linked", "copied")] == [b"data"] * 2
     assert (tmp_path / "old").stat().st_nlink == 2
+
+
+def test_a_file_is_moved_to_another_file_system_by_a_copy(tmp_path: Path) -> None:
+    disk: Any = WithoutLinks()
+    for number, mover in enumerate((DISK, disk)):
+        (tmp_path / "old").write_bytes(b"data")
+        copying.move(mover, str(tmp_path / "old"), str(tmp_path / str(number)))
+        assert (tmp_path / str(number)).read_bytes() == b"data"
+        assert not (tmp_path / "old").exists()
 
 
 def test_writing_over_a_file_leaves_its_other_names_alone(tmp_path: Path) -> None:

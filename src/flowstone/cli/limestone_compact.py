@@ -34,7 +34,7 @@ def compact(
         typer.Option(
             "--working-dir",
             metavar="DIR",
-            help="Where the new file is made, in the same file system. Default: compaction_temp in the directory.",
+            help="Where the new file is made, before it is moved in. Default: compaction_temp in the directory.",
         ),
     ] = None,
     on_spark: Annotated[

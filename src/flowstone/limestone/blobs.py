@@ -227,11 +227,7 @@ class BlobPool:
         parent = make_directory(disk, self._directory, blob_id)
         with disk.append_to(path) as file:
             file.sync()
-        try:
-            disk.rename(path, self._blobs.path(blob_id))
-        except OSError:  # it lies in another file system
-            copying.copy(disk, path, self._blobs.path(blob_id))
-            disk.unlink(path)
+        copying.move(disk, path, self._blobs.path(blob_id))
         disk.sync_directory(parent)
 
     def _duplicate(self, new_id: int, blob_id: int) -> None:

@@ -45,6 +45,15 @@ def link_or_copy(disk: Disk, old: str, new: str) -> None:
         copy(disk, old, new)
 
 
+def move(disk: Disk, old: str, new: str) -> None:
+    """Another name for a file, in another file system if need be: then by a copy."""
+    try:
+        disk.rename(old, new)
+    except OSError:
+        copy(disk, old, new)
+        disk.unlink(old)
+
+
 def remove(disk: Disk, path: str) -> None:
     if disk.kind(path) == "file":
         disk.unlink(path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flowstone.limestone import blobs, catalog, copying, epoch_file, names, offline
 from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.compaction import Writer, commit, prepare, remove_detached, settle, write_here
+from flowstone.limestone.compaction import TEMPORARY, Writer, commit, prepare, remove_detached, settle, write_here
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.files import replace as replace_file
 from flowstone.limestone.recovery import input_files, recover
@@ -96,6 +96,7 @@ def execute(
     settle(disk, directory)
     tell("compacting")
     made, written = prepare(disk, directory, planned.inputs, planned.epoch, write=write, temporary=temporary)
+    made = _beside_its_place(disk, directory, made)
     backup = None
     if keeps_backup:
         tell("making a backup")
@@ -115,3 +116,12 @@ def execute(
     disk.sync_directory(directory)
     size = disk.size(f"{directory}/{names.COMPACTED}")
     return OfflineCompacted(planned, new, written.rows, size, tuple(collected), backup)
+
+
+def _beside_its_place(disk: Disk, directory: str, made: str) -> str:
+    """A file that was made elsewhere, where a rename can put it in its place."""
+    path = f"{directory}/{TEMPORARY}/{names.COMPACTED}"
+    if made != path:
+        disk.make_directory(f"{directory}/{TEMPORARY}")
+        copying.move(disk, made, path)
+    return path
