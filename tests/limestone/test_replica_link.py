@@ -312,16 +312,24 @@ async def test_a_replica_that_does_not_know_our_secret_is_told_of_at_the_start(t
             assert master.propagation.status().degraded
 
 
-async def test_one_that_is_silent_for_long_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [LogEntries, GroupCommit])
+async def test_one_that_is_silent_for_long_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
     monkeypatch.setattr(replica_link, "WATCH_SECONDS", 0.02)
     monkeypatch.setattr(replica_link, "SILENCE_SECONDS", 0.1)
     async with scripted(is_ours=True) as replica:
         silent = [True]
-        replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) and silent else b"?")
+        replica.answers.append(lambda message: b"" if isinstance(message, kind) and silent else b"?")
         async with running(Master(tmp_path, replica)) as master:
             await eventually(lambda: master.state == "live")
-            ending = asyncio.ensure_future(master.put(1, b"a"))
+
+            async def write() -> None:
+                await master.put(1, b"a")
+                await master.commit(1)
+
+            writing = asyncio.ensure_future(write())
             await eventually(lambda: master.error is not None and "not acknowledged" in master.error)
             silent.clear()
-            await ending
+            await writing
             assert master.state == "live"

@@ -31,6 +31,7 @@ from flowstone.limestone.messages import (
     SessionBegin,
     SessionBeginAck,
 )
+from flowstone.limestone.work import by_worker
 from flowstone.outside import Outside, SocketOptions, Stream, Tls
 
 CONNECT_SECONDS: Final = 10.0
@@ -211,7 +212,7 @@ class LogChannel:
                     wire.stream.write(session.kept)
                     await wire.stream.drain()
                     continue
-                while (piece := await outside.blocking(next, pieces, None)) is not None:
+                while (piece := await by_worker(outside, next, pieces, None)) is not None:
                     wire.stream.write(piece)
                     await wire.stream.drain()
         except (OSError, FlowstoneError) as error:

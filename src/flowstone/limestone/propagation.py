@@ -18,6 +18,7 @@ from flowstone.limestone.ended_session import EndedSession, Parts, WireForm
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.replica_link import LinkState, LinkStatus, ReplicaLink
 from flowstone.limestone.settings import Settings
+from flowstone.limestone.work import by_worker
 from flowstone.outside import Outside, SocketOptions
 
 
@@ -208,7 +209,7 @@ class Propagation:
     async def survey(self, files: LogFiles) -> Survey:
         if self._survey is None:
             disk, directory = self._outside.disk, self._store.path
-            self._survey = await self._outside.blocking(files.survey, disk, directory, self.begun_with)
+            self._survey = await by_worker(self._outside, files.survey, disk, directory, self.begun_with)
         return self._survey
 
 

@@ -23,6 +23,7 @@ from flowstone.limestone.conversation import Answer, AuthenticationFailed, Conve
 from flowstone.limestone.ended_session import EndedSession, WireForm
 from flowstone.limestone.extensions import NONCE_SIZE, SEED_CHANNEL_MAX, Action, Hello, HelloAck, Prepare
 from flowstone.limestone.messages import Ack
+from flowstone.limestone.work import by_worker
 from flowstone.outside import Outside
 
 LOG: Final = logging.getLogger("flowstone.limestone")
@@ -119,7 +120,8 @@ class ReplicaLink:
         self.takes_commits = True
         """Whether epochs are recorded there; a real replica that has refused one still takes sessions."""
         self._unacknowledged: dict[EndedSession, float] = {}
-        self._committing: int | None = None
+        self._committing: tuple[int, float] | None = None
+        """The epoch that it is to record, and since when."""
         self._next_acknowledged: asyncio.Future[None] | None = None
         self._is_closed = False
         self._task: asyncio.Task[None] | None = None
@@ -244,12 +246,16 @@ class ReplicaLink:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_SECONDS):
                     await asyncio.shield(lost)
-            oldest = next(iter(self._unacknowledged.values()), None)
-            if self._is_ours and oldest is not None:
-                waited = self._outside.clock.monotonic() - oldest
-                if waited > SILENCE_SECONDS:
-                    self._conversation.end(f"it has not acknowledged a session for {waited:.0f} s")
+            waited = self._outside.clock.monotonic() - self._oldest_unacknowledged()
+            if self._is_ours and waited > SILENCE_SECONDS:
+                self._conversation.end(f"it has not acknowledged a session or an epoch for {waited:.0f} s")
         return lost.result()
+
+    def _oldest_unacknowledged(self) -> float:
+        """When what waits longest was sent; now if nothing does."""
+        now = self._outside.clock.monotonic()
+        session = next(iter(self._unacknowledged.values()), now)
+        return min(session, now if self._committing is None else self._committing[1])
 
     # --- joining ---
 
@@ -329,6 +335,7 @@ class ReplicaLink:
         self._set_state(LinkState.CATCHING_UP)
         for channel_id in self._all.channels:
             conversation.channel(channel_id)
+        conversation.lost.add_done_callback(lambda _: self._wake())
         recent = self._all.recent_sessions()
         files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes)
         try:
@@ -351,7 +358,7 @@ class ReplicaLink:
             epoch, data = found
             return EndedSession(form, SEED_CHANNEL_MAX, epoch, lambda: (data,))
 
-        while (session := await self._outside.blocking(next_session)) is not None:
+        while (session := await by_worker(self._outside, next_session)) is not None:
             while self._count_unacknowledged(in_flight) >= IN_FLIGHT_MAX:
                 await self._acknowledged(conversation)
             in_flight = [sent for sent in in_flight if sent in self._unacknowledged]
@@ -367,15 +374,19 @@ class ReplicaLink:
 
     async def _acknowledged(self, conversation: Conversation) -> None:
         """Wait until one more session is."""
-        waiting = self._next_acknowledged = asyncio.get_running_loop().create_future()
-        conversation.lost.add_done_callback(lambda _: None if waiting.done() else waiting.set_result(None))
+        self._next_acknowledged = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
-                await waiting
+                if not conversation.lost.done():
+                    await self._next_acknowledged
         except TimeoutError:
             conversation.end(f"it has not acknowledged a session for {SILENCE_SECONDS:.0f} s")
         if conversation.lost.done():
             raise conversation.lost.result()
+
+    def _wake(self) -> None:
+        if self._next_acknowledged is not None and not self._next_acknowledged.done():
+            self._next_acknowledged.set_result(None)
 
     # --- running ---
 
@@ -389,8 +400,7 @@ class ReplicaLink:
 
     def _has_acknowledged(self, session: EndedSession) -> None:
         self._unacknowledged.pop(session, None)
-        if self._next_acknowledged is not None and not self._next_acknowledged.done():
-            self._next_acknowledged.set_result(None)
+        self._wake()
         self.commit()
         self._all.changed()
 
@@ -403,7 +413,7 @@ class ReplicaLink:
             return
         if any(session.epoch <= epoch for session in self._unacknowledged):
             return
-        self._committing = epoch
+        self._committing = (epoch, self._outside.clock.monotonic())
 
         def recorded() -> None:
             self._committing = None

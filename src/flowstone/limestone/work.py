@@ -1,0 +1,24 @@
+"""Work on files by a worker, which nobody leaves behind: whoever closes them afterwards must know that it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from flowstone.outside import Outside
+
+T = TypeVar("T")
+
+
+async def by_worker(outside: Outside, work: Callable[..., T], *arguments: object) -> T:
+    """As `outside.blocking`, but a caller who is cancelled leaves only when the worker has: they share files."""
+    task = asyncio.get_running_loop().create_task(outside.blocking(work, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(BaseException):
+                await asyncio.shield(task)
+        raise
