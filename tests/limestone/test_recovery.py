@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flowstone.limestone import names
 from flowstone.limestone.entries import EntryType, Marker, WriteVersion, encode, put
 from flowstone.limestone.epoch_file import EpochWriter, record
-from flowstone.limestone.errors import DamagedFile
-from flowstone.limestone.recovery import Recovered, recover
+from flowstone.limestone.errors import DamagedFile, LimestoneError
+from flowstone.limestone.recovery import Recovered, recover, recover_live
 from flowstone.limestone.scan import INSPECT, STARTUP, Changes
 from flowstone.outside import Disk, production
 from tests.limestone import recorded
-from tests.limestone.crashes import DIRECTORY, crashed
+from tests.limestone.crashes import DIRECTORY, crashed, fresh
 from tests.limestone.plain_state import encode_compacted, encode_snapshot
 
 DISK = production().disk
@@ -166,3 +168,72 @@ def test_a_crash_at_any_moment_leaves_the_epochs_that_were_reported_and_no_half_
 def test_an_empty_directory_is_an_empty_state(tmp_path: Path) -> None:
     found = recover(DISK, str(tmp_path))
     assert (shown(found), found.last_epoch, found.max_blob_id) == ([], 0, 0)
+
+
+class Busy:
+    """A disk on which something happens before the `moment`th call, and after that before every `period`th."""
+
+    def __init__(self, disk: Disk, moment: int, happens: Callable[[], None], period: int = 1 << 30) -> None:
+        self._disk, self._moment, self._happens, self._period = disk, moment, happens, period
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._disk, name)
+
+        def call(*arguments: Any) -> Any:
+            self.calls += 1
+            if self.calls >= self._moment and not (self.calls - self._moment) % self._period:
+                self._happens()
+            return method(*arguments)
+
+        return call
+
+
+class Channel:
+    """Of a store that is running: writes sessions, and puts its file aside."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk, self.sizes, self.rotations = disk, {"pwal_0000": 0}, 0
+        disk.create(f"{DIRECTORY}/pwal_0000").close()
+
+    def write(self, data: bytes, *, is_finished: bool = True) -> None:
+        with self.disk.append_to(f"{DIRECTORY}/pwal_0000") as file:
+            file.append(data)
+            self.sizes["pwal_0000"] += len(data) if is_finished else 0
+
+    def rotate(self) -> None:
+        self.rotations += 1
+        self.disk.rename(f"{DIRECTORY}/pwal_0000", f"{DIRECTORY}/{names.rotated('pwal_0000', self.rotations, 0)}")
+        self.disk.create(f"{DIRECTORY}/pwal_0000").close()
+        self.sizes["pwal_0000"] = 0
+        self.write(session(9, b"later"))
+
+
+def live_rows(moment: int, happens: Callable[[Channel], None], period: int = 1 << 30) -> tuple[list[bytes], int]:
+    _, disk = fresh()
+    channel = Channel(disk)
+    channel.write(session(1, b"a") + session(2, b"b"))
+    channel.write(session(9, b"unfinished")[:-1], is_finished=False)
+    busy: Any = Busy(disk, moment, lambda: happens(channel), period)
+    found = recover_live(busy, DIRECTORY, 2, lambda: dict(channel.sizes))
+    stored = found.snapshot.stored(busy, DIRECTORY, with_removes=False)
+    rows = [row.key for row in stored.cursor()]
+    stored.close()
+    return rows, busy.calls
+
+
+def test_a_file_that_is_put_aside_at_any_moment_is_read_once_and_whole() -> None:
+    rows, calls = live_rows(1 << 30, Channel.rotate)
+    assert rows == [b"a", b"b"]
+    for moment in range(1, calls + 1):
+        assert live_rows(moment, Channel.rotate)[0] == [b"a", b"b"]
+
+
+def test_bytes_behind_the_finished_sessions_are_not_looked_at() -> None:
+    """They may be taken back and become others while they are read."""
+    assert live_rows(1, lambda channel: channel.write(b"\xff" * 100, is_finished=False))[0] == [b"a", b"b"]
+
+
+def test_a_directory_that_never_stands_still_is_given_up() -> None:
+    with pytest.raises(LimestoneError, match="change faster"):
+        live_rows(1, Channel.rotate, 2)

@@ -45,12 +45,30 @@ def sort_key(storage_id: int, key: bytes) -> bytes:
 class Source:
     """A file that rows are in: opened for each reading, unless it is held open."""
 
-    disk: Disk
+    disk: Disk | None
     path: str
     held: File | None = None
 
     def opened(self) -> AbstractContextManager[File]:
-        return self.disk.open(self.path) if self.held is None else nullcontext(self.held)
+        """For one reading."""
+        if self.held is not None:
+            return nullcontext(self.held)
+        assert self.disk is not None
+        return self.disk.open(self.path)
+
+    def opened_for_long(self) -> Source:
+        """The same file, whatever becomes of its name, until `close`."""
+        if self.disk is None or self.held is not None:
+            return self
+        return replace(self, held=self.disk.open(self.path))
+
+    def close(self) -> None:
+        if self.held is not None:
+            self.held.close()
+
+
+NO_SOURCE: Final = Source(None, "")
+"""In the place of a compacted file that is not there: no row is in it."""
 
 
 @dataclass(frozen=True)
@@ -190,16 +208,19 @@ class StoreSnapshot:
             file.append(part.data.data)
 
     def stored(self, disk: Disk, directory: str, *, with_removes: bool) -> StoreSnapshot:
-        """Write `data/snapshot`, and read from there. The files that are read then are held open until `close`."""
+        """Write `data/snapshot`, and read from there. The files that are read then are held open until `close`.
+
+        This one has held files, too, or it reads by names that may change: it is not to be read any more."""
         path = f"{directory}/{names.SNAPSHOT}"
         disk.make_directory(path.rpartition("/")[0])
         if disk.kind(path) is not None:
             disk.unlink(path)
         with disk.create(path) as file:
             self.write_snapshot(file, with_removes=with_removes)
-        compacted = self._sources[COMPACTED]
-        if (self._puts.origins == COMPACTED).any():
-            compacted = replace(compacted, held=disk.open(compacted.path))
+        compacted, *logs = self._sources
+        compacted = compacted.opened_for_long()
+        for source in logs:
+            source.close()
         moved = Sorted(self._winners.rows.copy(), self._winners.keys)
         changed = (moved.origins != COMPACTED) & (moved.is_put | with_removes)
         sizes = moved.rows[changed, columns.SIZE]
@@ -212,8 +233,7 @@ class StoreSnapshot:
     def close(self) -> None:
         """Let go of the files that are held open; no row can be read any more."""
         for source in self._sources:
-            if source.held is not None:
-                source.held.close()
+            source.close()
 
     def _changes(self, with_removes: bool) -> Rows:
         winners = self._winners

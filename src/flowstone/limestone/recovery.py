@@ -7,22 +7,30 @@ Never takes the lock: whoever changes a directory holds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from flowstone.limestone import catalog, epoch_file, names
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.columns import COMPACTED, Winners
-from flowstone.limestone.cursor import Source, StoreSnapshot
+from flowstone.limestone.cursor import NO_SOURCE, Source, StoreSnapshot
 from flowstone.limestone.entries import EntryType, Torn
-from flowstone.limestone.entry_table import Tail, tables
-from flowstone.limestone.errors import DamagedFile
+from flowstone.limestone.entry_table import Bytes, Part, Tail, tables
+from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.scan import RECOVERY, Changes, Finding, Mode, Scan, Verdict
 from flowstone.outside import Disk
 
 INVALIDATED = bytes((EntryType.MARKER_INVALIDATED_BEGIN,))
+
+ATTEMPTS_MAX: Final = 10
+"""How often the files of a directory that is in use are opened anew because they were put aside meanwhile."""
+
+FinishedSizes = Callable[[], Mapping[str, int]]
+Add = Callable[[Part, Bytes], None]
+"""Takes a part of a file, and which of its entries count."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +67,71 @@ def input_files(disk: Disk, directory: str, listed: Catalog) -> list[str]:
     return [name for name in found if disk.kind(f"{directory}/{name}") == "file"]
 
 
-def read_file(
-    disk: Disk, directory: str, name: str, durable_epoch: int, mode: Mode, winners: Winners, origin: int
-) -> FileReport:
-    """Add to the winners what counts in a log file, which is their file number `origin`."""
+@dataclass(frozen=True)
+class Inputs:
+    """What is read of a directory: the compacted file, if any, and log files, of which `sizes` may say how much."""
+
+    listed: Catalog
+    compacted: Source | None
+    logs: Mapping[str, Source]
+    sizes: Mapping[str, int]
+
+    @property
+    def sources(self) -> list[Source]:
+        """By their numbers as origins of winners."""
+        return [self.compacted or NO_SOURCE, *self.logs.values()]
+
+    def close(self) -> None:
+        for source in self.sources:
+            source.close()
+
+
+def inputs_of(disk: Disk, directory: str, files: Sequence[str] | None = None) -> Inputs:
+    """By their names, which nobody changes meanwhile."""
+    listed = catalog.read(disk, directory) or Catalog()
+    compacted = compacted_path(disk, directory)
+    found = input_files(disk, directory, listed) if files is None else files
+    logs = {name: Source(disk, f"{directory}/{name}") for name in found}
+    return Inputs(listed, None if compacted is None else Source(disk, compacted), logs, {})
+
+
+def live_inputs_of(disk: Disk, directory: str, finished_sizes: FinishedSizes) -> Inputs:
+    """Of a directory whose channels write to their files, put them aside and compact them meanwhile.
+
+    What was opened is what the names meant if they are still the same afterwards."""
+    for _ in range(ATTEMPTS_MAX):
+        found = inputs_of(disk, directory)
+        held: list[Source] = []
+        try:
+            held += (source.opened_for_long() for source in found.sources)
+            found = replace(
+                found,
+                compacted=found.compacted and held[0],
+                logs=dict(zip(found.logs, held[1:], strict=True)),
+                sizes=finished_sizes(),
+            )
+            again = inputs_of(disk, directory)
+            if (again.listed, [*again.logs]) == (found.listed, [*found.logs]):
+                return found
+        except FileNotFoundError:
+            pass
+        for source in held:
+            source.close()
+    raise LimestoneError(f"{directory}: its files change faster than they can be opened", hint="try again")
+
+
+def read_file(source: Source, name: str, size: int | None, durable_epoch: int, mode: Mode, add: Add) -> FileReport:
+    """Hand over what counts in the first `size` bytes of a log file."""
     scan = Scan((), durable_epoch, mode, is_detached=names.is_detached(name))
-    with disk.open(f"{directory}/{name}") as file:
-        for part in tables(file.read_at, file.size()):
+    with source.opened() as file:
+        whole = file.size()
+        for part in tables(file.read_at, whole if size is None else min(size, whole)):
             if isinstance(part, Tail):
                 scan.take_end(*part)
                 break
             takes = np.empty(part.table.shape[1], np.uint8)
             goes_on = scan.take_table(part.table, takes, part.base)
-            winners.add(part.buf, part.base, origin, part.table, takes)
+            add(part, takes)
             if not goes_on:
                 break
     return FileReport(name, scan.verdict, tuple(scan.findings), scan.changes, scan.max_epoch, scan.counted)
@@ -85,15 +145,15 @@ def compacted_path(disk: Disk, directory: str) -> str | None:
     return next((path for path in paths if disk.kind(path) == "file"), None)
 
 
-def read_compacted(disk: Disk, path: str, winners: Winners) -> None:
-    """Add the entries of the compacted file, before all others. DamagedFile if it is not whole."""
-    with disk.open(path) as file:
+def read_compacted(source: Source, add: Add) -> None:
+    """Hand over the entries of the compacted file. DamagedFile if it is not whole."""
+    with source.opened() as file:
         for part in tables(file.read_at, file.size()):
             if isinstance(part, Tail):
                 what = "it ends inside an entry" if isinstance(part.token, Torn) else "there is no entry"
                 hint = "restore it from a backup: nothing else has its rows"
-                raise DamagedFile(path, part.offset, what, hint=hint)
-            winners.add(part.buf, part.base, COMPACTED, part.table, np.ones(part.table.shape[1], np.uint8))
+                raise DamagedFile(source.path, part.offset, what, hint=hint)
+            add(part, np.ones(part.table.shape[1], np.uint8))
 
 
 def apply(disk: Disk, path: str, changes: Changes) -> None:
@@ -122,24 +182,43 @@ def recover(
     """
     if durable_epoch is None:
         durable_epoch = epoch_file.read(disk, directory).durable
-    listed = catalog.read(disk, directory) or Catalog()
-    found = input_files(disk, directory, listed) if files is None else files
+    found = _read(inputs_of(disk, directory, files), directory, durable_epoch, mode)
+    for report in found.files if repairs else ():
+        apply(disk, f"{directory}/{report.name}", report.changes)
+    return found
+
+
+def recover_live(disk: Disk, directory: str, durable_epoch: int, finished_sizes: FinishedSizes) -> Recovered:
+    """Read a directory that its store writes to meanwhile, and change nothing. Its snapshot holds files open.
+
+    `finished_sizes`: what of each active log file are whole sessions, when it is asked. Later bytes may be taken back.
+    """
+    inputs = live_inputs_of(disk, directory, finished_sizes)
+    try:
+        return _read(inputs, directory, durable_epoch, RECOVERY)
+    except BaseException:
+        inputs.close()
+        raise
+
+
+def _read(inputs: Inputs, directory: str, durable_epoch: int, mode: Mode) -> Recovered:
     winners = Winners()
-    compacted = compacted_path(disk, directory)
-    if compacted is not None:
-        read_compacted(disk, compacted, winners)
+
+    def adding(origin: int) -> Add:
+        return lambda part, takes: winners.add(part.buf, part.base, origin, part.table, takes)
+
+    if inputs.compacted is not None:
+        read_compacted(inputs.compacted, adding(COMPACTED))
     reports = tuple(
-        read_file(disk, directory, name, durable_epoch, mode, winners, number) for number, name in enumerate(found, 1)
+        read_file(source, name, inputs.sizes.get(name), durable_epoch, mode, adding(number))
+        for number, (name, source) in enumerate(inputs.logs.items(), COMPACTED + 1)
     )
     for report in reports:
         if not report.verdict.is_clean:
             raise _damaged(directory, report)
-    for report in reports if repairs else ():
-        apply(disk, f"{directory}/{report.name}", report.changes)
     last_epoch = max((report.max_epoch for report in reports), default=0)
-    sources = [Source(disk, compacted or ""), *(Source(disk, f"{directory}/{name}") for name in found)]
-    snapshot = StoreSnapshot(sources, winners.sorted(), winners.cleared, winners.max_blob_id)
-    return Recovered(durable_epoch, max(durable_epoch, last_epoch), snapshot, listed, reports)
+    snapshot = StoreSnapshot(inputs.sources, winners.sorted(), winners.cleared, winners.max_blob_id)
+    return Recovered(durable_epoch, max(durable_epoch, last_epoch), snapshot, inputs.listed, reports)
 
 
 def _damaged(directory: str, report: FileReport) -> DamagedFile:
