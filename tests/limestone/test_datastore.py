@@ -25,6 +25,8 @@ from tests.limestone.world import outside_on
 from tests.simulation.disk import Loss, Storage
 
 REAL = recorded.HERE
+AGAIN_EVERY = 7
+"""Of so many crashes, the store goes on behind one."""
 
 
 def made(path: Path | str) -> tuple[AsyncDatastore, list[int]]:
@@ -368,6 +370,7 @@ async def test_blobs_are_registered_named_and_kept(tmp_path: Path) -> None:
 # --- crashes ---
 
 
+@pytest.mark.timeout(3600)
 def test_a_crash_at_any_moment_leaves_what_was_told_and_no_half_of_anything() -> None:
     """Two channels, sessions that end late, spill, are taken back; the store opens again and goes on."""
     told: list[int] = []
@@ -394,7 +397,7 @@ def test_a_crash_at_any_moment_leaves_what_was_told_and_no_half_of_anything() ->
     def prepare(disk: Disk) -> None:
         told.clear()
 
-    for disk, _ in crashed(prepare, lambda disk: asyncio.run(program(disk))):
+    for number, (disk, _) in enumerate(crashed(prepare, lambda disk: asyncio.run(program(disk)))):
         durable = max(told, default=0)
         found = rows_by_epoch(disk)
         expected = {(0, epoch) for epoch in range(1, durable + 1) if epoch % 3 != 2}
@@ -404,7 +407,8 @@ def test_a_crash_at_any_moment_leaves_what_was_told_and_no_half_of_anything() ->
         # An epoch that was recorded, but not told, is there in full.
         beyond = {epoch for _, epoch in found.keys() - expected}
         assert beyond <= {durable + 1, durable + 2}
-        told.clear()
+        if number % AGAIN_EVERY:
+            continue
         asyncio.run(program(disk))
         again = rows_by_epoch(disk)
         assert again.keys() >= found.keys()

@@ -39,6 +39,7 @@ async def write(channel: AsyncLogChannel, key: bytes) -> None:
 
 async def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever crashes awaits nobody
     await asyncio.sleep(0)
     return task
 
