@@ -129,6 +129,7 @@ def test_a_replica_outlives_whatever_masters_send(compatible: bool, secret: str 
             await asyncio.gather(*(attack(stage.outside, data, outcome) for data in batch))
             if number % 20 == 0 and not compatible:
                 await honest(stage.outside, number, secret)
+        await stage.outside.clock.sleep(1.0)  # until it has seen that the last ones are gone
         assert not replica.status().channels
         await stage.stop("replica")
         found = recover(stage.look("replica"), "/replica", repairs=False)

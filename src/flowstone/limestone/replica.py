@@ -131,8 +131,9 @@ class Replica:
         await self.stop()
 
     def status(self) -> ReplicaStatus:
-        directory, master = self.directory, self._master
-        is_there = master is not None and not master.is_over
+        directory = self.directory
+        master = self._master if self._master is not None and not self._master.is_over else None
+        channels = master.channels.values() if master is not None else ()
         return ReplicaStatus(
             directory=self._path,
             endpoint=str(self.endpoint),
@@ -141,8 +142,8 @@ class Replica:
             follows=directory.state.follows,
             is_seeding=directory.is_seeding,
             compatible=self.compatible,
-            master=master.peer if master is not None and is_there else None,
-            channels=len(master.channels) if master is not None and is_there else 0,
+            master=master.peer if master is not None else None,
+            channels=sum(not connection.is_closed for connection in channels),
         )
 
     # --- connections ---
