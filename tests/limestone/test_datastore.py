@@ -282,6 +282,17 @@ async def test_a_directory_that_somebody_has_is_not_restored(tmp_path: Path) -> 
         assert [row.value for row in (await other.snapshot()).cursor()] == [b"first"]
 
 
+async def test_of_calls_at_once_the_later_ones_come_too_late(tmp_path: Path) -> None:
+    store, _ = made(tmp_path)
+    found = await asyncio.gather(
+        store.create_channel(), store.create_channel(), store.ready(), store.ready(), store.create_channel(),
+        return_exceptions=True,
+    )  # fmt: skip
+    assert [getattr(each, "id", None) for each in found] == [0, 1, None, None, None]
+    assert [isinstance(each, WrongTime) for each in found] == [False, False, False, True, True]
+    await store.shutdown()
+
+
 async def test_a_store_may_be_shut_down_while_it_gets_ready(tmp_path: Path) -> None:
     store, _ = made(tmp_path)
     getting_ready = asyncio.ensure_future(store.ready())

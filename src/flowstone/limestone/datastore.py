@@ -102,8 +102,8 @@ class AsyncDatastore:
 
     async def create_channel(self) -> AsyncLogChannel:
         """A log channel more. Before `ready` only."""
-        self._check_new("create_channel")
         async with self._opening:
+            self._check_new("create_channel")
             directory = await self._opened()
             number = len(self._channels)
             channel = AsyncLogChannel(self, self._outside, directory.path, number, self.settings.spill)
@@ -117,9 +117,9 @@ class AsyncDatastore:
         """Recover what the directory holds, and let sessions begin once an epoch has been switched to.
 
         What cannot be recovered, or replicas that cannot be begun with, leave a store that has failed."""
-        self._check_new("ready")
-        self._loop = asyncio.get_running_loop()
         async with self._opening:
+            self._check_new("ready")
+            self._loop = asyncio.get_running_loop()
             try:
                 await self._recover(await self._opened())
             except BaseException as error:
@@ -150,8 +150,8 @@ class AsyncDatastore:
         """Make the directory what a backup holds; what was in it is gone. Before `ready` only.
 
         `entries` name the files of the backup where they are not to be found by their names."""
-        self._check_new("restore")
         async with self._opening:
+            self._check_new("restore")
             if self._directory is not None:
                 self._directory.release()
                 self._directory = None
