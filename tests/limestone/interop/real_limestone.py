@@ -1,0 +1,94 @@
+"""The real Limestone: its replica on loopback, and its tool. FLOWSTONE_LIMESTONE names the directory they are in."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flowstone.limestone.settings import ENDPOINT
+
+VARIABLE: Final = "FLOWSTONE_LIMESTONE"
+START_SECONDS: Final = 60.0
+TOOL_SECONDS: Final = 120.0
+
+
+def available() -> bool:
+    return bool(os.environ.get(VARIABLE)) and all(_program(name).is_file() for name in ("tgreplica", "tglogutil"))
+
+
+def _program(name: str) -> Path:
+    return Path(os.environ[VARIABLE]) / name
+
+
+@dataclass(frozen=True)
+class Said:
+    """What tglogutil answered: its exit code, and the lines `name: value` that it printed."""
+
+    code: int
+    fields: dict[str, str]
+    log: str
+
+    @property
+    def status(self) -> str:
+        return self.fields.get("status", "")
+
+
+def logutil(command: str, directory: Path, *options: str) -> Said:
+    done = subprocess.run(
+        [_program("tglogutil"), command, *options, directory],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TOOL_SECONDS,
+        check=False,
+        env=os.environ | {"GLOG_logtostderr": "1"},
+    )
+    lines = (line.partition(": ") for line in done.stdout.splitlines())
+    fields = {name: value for name, colon, value in lines if colon}
+    return Said(done.returncode, fields, done.stderr)
+
+
+@contextmanager
+def replica(directory: Path) -> Iterator[str]:
+    """A running tgreplica; where it is reached. It serves one master, and is killed at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    endpoint = f"tcp://127.0.0.1:{_free_port()}"
+    process = subprocess.Popen(
+        [_program("tgreplica"), directory],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {ENDPOINT: endpoint, "GLOG_logtostderr": "1"},
+    )
+    try:
+        _wait_for_listening(process)
+        yield endpoint
+        assert process.poll() is None, f"the real replica ended with {process.returncode}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _wait_for_listening(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    deadline, said = time.monotonic() + START_SECONDS, b""
+    while b"listening" not in said:
+        ready, _, _ = select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0.0))
+        piece = os.read(process.stdout.fileno(), 4096) if ready else b""
+        if not piece:
+            raise TimeoutError(f"the real replica does not listen; it said {said!r}")
+        said += piece
