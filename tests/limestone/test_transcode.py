@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +336,19 @@ def test_a_long_message_in_many_pieces_is_read_in_linear_time() -> None:
             joined += reader._data is not before
         assert found == logged([wire])
         assert joined < 5
+
+
+def test_all_kernels_are_there_before_the_first_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: set[str] = set()
+
+    def noting(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            called.add(name)
+            return kernel(*arguments)
+
+        return call
+
+    for name in KERNELS:
+        monkeypatch.setattr(transcode, name, noting(name, getattr(transcode, name)))
+    transcode.compile_kernels()
+    assert called == {"to_wire", "log_entries", "log_messages"}

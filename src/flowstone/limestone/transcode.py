@@ -18,7 +18,7 @@ import numpy as np
 from flowstone.errors import LocalProtocolError
 from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import Bytes, big32, big64, byte, copy, little64, number, poke, poke64, word
-from flowstone.limestone.entries import Entry, decode, encode
+from flowstone.limestone.entries import Entry, WriteVersion, decode, encode, put
 from flowstone.limestone.errors import BadMessage
 from flowstone.limestone.messages import (
     ENTRY_SIZE_MIN,
@@ -411,3 +411,12 @@ class WireReader(Parser[DiskEntries]):
         if logged is not None:
             self._parts.append(encode(logged))
             self._logged += 1
+
+
+def compile_kernels() -> None:
+    """Load what both directions run, or compile it: seconds that nobody should spend in a session."""
+    wire = b"".join(wire_parts(encode(put(0, b"k", b"v", WriteVersion(0, 0))), 0, begin=True, end=True))
+    for pieces in ((wire,), (wire[:HEAD_SIZE], wire[HEAD_SIZE:])):
+        reader = WireReader()
+        found = [message for piece in pieces for message in reader.feed(piece)]
+        assert len(found) == 1
