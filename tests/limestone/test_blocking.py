@@ -182,6 +182,16 @@ def test_a_disk_that_fails_in_the_callers_thread_stops_the_store(tmp_path: Path)
             store.switch_epoch(2)
 
 
+def assert_whole(store: Datastore, epoch: int) -> None:
+    """A snapshot has every row that a channel has written up to the last one in it."""
+    rows = list(store.snapshot().cursor())
+    assert store.durable_epoch >= epoch
+    for storage_id in (0, 1):
+        assert sorted(int(row.key) for row in rows if row.storage_id == storage_id) == list(
+            range(sum(row.storage_id == storage_id for row in rows))
+        )
+
+
 def test_files_are_put_aside_under_threads_that_write(tmp_path: Path) -> None:
     stop = threading.Event()
     written = [0, 0]
@@ -202,7 +212,12 @@ def test_files_are_put_aside_under_threads_that_write(tmp_path: Path) -> None:
             writer.start()
         with later_epochs(store):
             for _ in range(5):
-                store.compact()
+                before = store.durable_epoch
+                compacting = threading.Thread(target=store.compact)
+                compacting.start()
+                while compacting.is_alive():
+                    assert_whole(store, before)
+                compacting.join(DEADLINE_SECONDS)
         stop.set()
         for writer in writers:
             writer.join(DEADLINE_SECONDS)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from flowstone.limestone import backup, blobs, names, packing
 from flowstone.limestone.backup import Backup, BackupEntry
@@ -27,16 +27,13 @@ from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.epochs import Due, EpochRules
 from flowstone.limestone.errors import DatastoreFailed, LimestoneError, WrongTime
 from flowstone.limestone.propagation import Propagation, PropagationStatus
-from flowstone.limestone.recovery import Recovered, recover
+from flowstone.limestone.recovery import FinishedSizes, Recovered, recover_live
 from flowstone.limestone.rotation import Rotated, Rotation
 from flowstone.limestone.settings import Settings
 from flowstone.limestone.upkeep import CONTROL, Upkeep
 from flowstone.outside import Disk, Outside
 
 Callback = Callable[[int], object]
-
-ATTEMPTS_MAX: Final = 10
-"""How often a snapshot is begun anew because a log file was put aside meanwhile."""
 
 
 class State(Enum):
@@ -325,7 +322,9 @@ class AsyncDatastore:
             assert self._snapshot is not None
             epoch = self._rules.durable
             if self._snapshot[0] != epoch:
-                fresh = await self._outside.blocking(_read_snapshot, self._outside.disk, self._directory.path, epoch)
+                fresh = await self._outside.blocking(
+                    _read_snapshot, self._outside.disk, self._directory.path, epoch, self.finished_sizes
+                )
                 self._snapshot = (epoch, fresh)
             return self._snapshot[1]
 
@@ -410,7 +409,7 @@ class AsyncDatastore:
         return self._directory.instance_uuid
 
     def finished_sizes(self) -> dict[str, int]:
-        """By name of a file that a channel has open, how many of its bytes are sessions that have ended."""
+        """By name of a file that a channel has open, how many of its bytes are sessions that have ended. Any thread."""
         return {channel.name: channel.finished_size for channel in self._channels if channel.has_file}
 
     def begin(self, channel: int) -> int:
@@ -527,13 +526,7 @@ def _made_ready(disk: Disk, directory: DataDirectory, found: Recovered) -> Store
     return stored
 
 
-def _read_snapshot(disk: Disk, directory: str, epoch: int) -> StoreSnapshot:
+def _read_snapshot(disk: Disk, directory: str, epoch: int, finished_sizes: FinishedSizes) -> StoreSnapshot:
     """The rows at an epoch of a directory that is written to meanwhile."""
-    for attempt in range(ATTEMPTS_MAX):
-        try:
-            found = recover(disk, directory, repairs=False, durable_epoch=epoch)
-            return found.snapshot.stored(disk, directory, with_removes=bool(found.catalog.compacted))
-        except FileNotFoundError:  # a log file was put aside, or compacted
-            if attempt == ATTEMPTS_MAX - 1:
-                raise
-    raise AssertionError
+    found = recover_live(disk, directory, epoch, finished_sizes)
+    return found.snapshot.stored(disk, directory, with_removes=bool(found.catalog.compacted))
