@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from flowstone.limestone.settings import ENDPOINT
 VARIABLE: Final = "FLOWSTONE_LIMESTONE"
 START_SECONDS: Final = 60.0
 TOOL_SECONDS: Final = 120.0
+TOOL_MEMORY: Final = 1 << 30
+"""Of the tool, which takes as much as any length in a file says."""
 
 
 def available() -> bool:
@@ -37,6 +40,11 @@ class Said:
     log: str
 
     @property
+    def died(self) -> bool:
+        """It was killed by what it read, as by a length beyond its memory."""
+        return self.code < 0
+
+    @property
     def status(self) -> str:
         return self.fields.get("status", "")
 
@@ -49,6 +57,7 @@ def logutil(command: str, directory: Path, *options: str) -> Said:
         errors="replace",
         timeout=TOOL_SECONDS,
         check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (TOOL_MEMORY, TOOL_MEMORY)),
         env=os.environ | {"GLOG_logtostderr": "1"},
     )
     lines = (line.partition(": ") for line in done.stdout.splitlines())

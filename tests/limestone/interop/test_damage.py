@@ -59,6 +59,9 @@ def test_the_same_verdict_as_the_real_tool(seed: int, tmp_path: Path) -> None:
     directory = damaged(random.Random(seed), tmp_path / "d")
     ours = verdict(directory)
     said = logutil("inspect", directory)
+    if said.died:
+        assert ours is not Verdict.OK
+        return
     assert said.code == (0 if ours is Verdict.OK else 1 if ours.is_repairable else 2), said
 
 
@@ -68,6 +71,8 @@ def test_the_same_bytes_after_a_repair(seed: int, option: str, tmp_path: Path) -
     theirs = damaged(random.Random(seed), tmp_path / "theirs")
     ours = Path(shutil.copytree(theirs, tmp_path / "ours"))
     said = logutil("repair", theirs, *filter(None, [option]))
+    if said.died:
+        return
     durable = read_epochs(DISK, str(ours)).durable
     mode = REPAIR_CUT if option else REPAIR
     verdicts = []
