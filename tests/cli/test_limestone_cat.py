@@ -93,6 +93,24 @@ def test_rows_are_what_a_cursor_shows(flowstone: Command) -> None:
     ]
 
 
+def test_a_running_store_is_read_up_to_what_is_durable(flowstone: Command, tmp_path: Path) -> None:
+    from flowstone.limestone import Datastore
+
+    with Datastore(str(tmp_path / "data")) as store:
+        channel = store.create_channel()
+        store.ready()
+        for epoch in (1, 2):
+            store.switch_epoch(epoch)
+            channel.begin_session()
+            channel.add_entry(1, b"%d" % epoch, b"", (epoch, 1))
+            channel.end_session()
+        channel.begin_session()
+        assert listed(flowstone, "--rows", tmp_path / "data") == ["storage=1 version=1,1 key=31 value="]
+        shown = listed(flowstone, "--no-markers", "--durable", tmp_path / "data")
+        assert [line.split()[2:4] for line in shown] == [["normal_entry", "epoch=1"]]
+        channel.end_session()
+
+
 def test_text_is_readable_and_unambiguous(flowstone: Command, tmp_path: Path) -> None:
     from flowstone.limestone.entries import Entry
     from tests.limestone.test_compaction import session, set_key

@@ -172,12 +172,19 @@ def _entries(disk: Disk, place: str, chosen: list[str], wanted: Wanted) -> int:
 
 
 def _row_lines(disk: Disk, place: str, wanted: Wanted) -> Iterator[str]:
-    from flowstone.limestone.recovery import recover
+    from flowstone.limestone import epoch_file
+    from flowstone.limestone.recovery import recover_live
 
-    for row in recover(disk, place, repairs=False).snapshot.cursor():
-        if not wanted.storages or row.storage_id in wanted.storages:
-            fields = _entry_fields(row, wanted)
-            yield json.dumps(fields) if wanted.as_json else _text(fields)
+    # The epoch first: whatever is written meanwhile is of a later one, and the sizes of files need not be known.
+    durable_epoch = epoch_file.read(disk, place).durable
+    snapshot = recover_live(disk, place, durable_epoch, dict).snapshot
+    try:
+        for row in snapshot.cursor():
+            if not wanted.storages or row.storage_id in wanted.storages:
+                fields = _entry_fields(row, wanted)
+                yield json.dumps(fields) if wanted.as_json else _text(fields)
+    finally:
+        snapshot.close()
 
 
 def _write(lines: Iterable[str]) -> None:
