@@ -22,7 +22,6 @@ from flowstone.limestone.messages import (
     WireEntry,
 )
 from flowstone.limestone.replica import Replica
-from flowstone.limestone.replica_conversations import warm_up
 from tests.limestone.peer import row, session
 from tests.limestone.running_replica import (
     markers,
@@ -190,7 +189,3 @@ async def test_connections_that_say_nothing_are_bounded(tmp_path: Path, monkeypa
         for peer in silent:
             assert await peer.receive() is None
         await master_of(replica).begin()
-
-
-def test_what_is_compiled_before_a_master_comes_reads_whole_messages_and_parts() -> None:
-    warm_up()

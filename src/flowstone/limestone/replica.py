@@ -24,9 +24,10 @@ from flowstone.limestone.extensions import ExtensionError
 from flowstone.limestone.messages import MESSAGE_SIZE_MAX, ErrorCode, LogChannelCreate
 from flowstone.limestone.names import CHANNELS_MAX
 from flowstone.limestone.replica_connection import OPENING_SECONDS, Connection, Refusal
-from flowstone.limestone.replica_conversations import ControlConversation, LogConversation, warm_up
+from flowstone.limestone.replica_conversations import ControlConversation, LogConversation
 from flowstone.limestone.replica_directory import CannotSetBack, ReplicaDirectory
 from flowstone.limestone.replica_master import Master
+from flowstone.limestone.transcode import compile_kernels
 from flowstone.limestone.upkeep import LOOK_SECONDS, START_COMPACTION
 from flowstone.outside import Client, Listener, Outside, Tls
 from flowstone.outside.network import DEFAULT_OPTIONS, SocketOptions
@@ -94,7 +95,7 @@ class Replica:
         """Take the directory, put right what a crash left in it, and listen."""
         self.directory = await ReplicaDirectory.open(self.outside, self._path, compatible=self.compatible)
         try:
-            await self.outside.blocking(warm_up)
+            await self.outside.blocking(compile_kernels)  # or the first master would wait for it
             listener = await self.outside.network.listen(
                 self.endpoint.host, self.endpoint.port, self._accept, tls=self._tls, options=self._socket_options
             )

@@ -8,12 +8,10 @@ another but while the directory changes under both.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from flowstone.limestone import extensions
 from flowstone.limestone import replica_events as events
-from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.errors import BadMessage, LimestoneError
 from flowstone.limestone.extensions import Action, ControlParser, ExtensionError, Frame, Hello, HelloAck, Prepare
 from flowstone.limestone.messages import (
@@ -23,13 +21,11 @@ from flowstone.limestone.messages import (
     ErrorCode,
     GroupCommit,
     LogChannelCreate,
-    LogEntries,
     Message,
     RdmaInit,
     SessionBegin,
     SessionBeginAck,
     SessionFlags,
-    WireEntry,
     encode,
 )
 from flowstone.limestone.replica_channel import SPILL
@@ -42,13 +38,6 @@ if TYPE_CHECKING:
     from flowstone.limestone.replica import Replica
 
 ENDS: Final = SessionFlags.END | SessionFlags.FLUSH
-
-
-def warm_up() -> None:
-    """Compile what reads log channels, if it was never done on this machine: a master would wait for it."""
-    reader, data = WireReader(), encode(LogEntries(1, (WireEntry(1, 1, b"", b"", WriteVersion(0, 0)),), ENDS))
-    for piece in (data, data[:-1], data[-1:]):  # whole messages and parts are read by different loops
-        deque(reader.feed(piece), maxlen=0)
 
 
 class ControlConversation:
