@@ -52,6 +52,7 @@ def test_a_walk_goes_on_in_the_middle_of_a_session() -> None:
 @pytest.mark.parametrize(
     ("tail", "why"),
     [(encode(put(1, b"k", b"v" * 50, version(1)))[:-9], NEED), (b"\x55" * 40, OTHER), (b"\0" * 9, OTHER)],
+    ids=["torn", "unknown", "zeros"],
 )
 def test_a_walk_stops_at_what_is_no_whole_entry(tail: bytes, why: int) -> None:
     data = DATA + encode(Marker(EntryType.MARKER_BEGIN, 99)) + tail

@@ -70,7 +70,7 @@ class LimestoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             index.check_changes(at, index.durable)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
-        end = index.cut(at, max_rows=rows, max_bytes=size if rows is None or self._options.max_bytes else None)
+        end = index.cut(at, max_rows=rows, max_bytes=size)
         if self._target is not None:
             end = max(at, min(end, self._target))
         return {index.instance_uuid: end} if start or end else {}

@@ -24,6 +24,8 @@ WINDOW_SIZE: Final = 4 << 20
 """What is read at once; an entry that is longer is read whole."""
 
 ENTRIES_AT_ONCE: Final = 1 << 16
+ENTRY_SIZE_MIN: Final = 9
+"""That of a marker."""
 
 OUTSIDE, VALID, VOID = 0, 1, 2
 """What a marker begins: nothing; a session that counts if its epoch is durable; one that never does."""
@@ -111,7 +113,8 @@ def walk(
         buf: Bytes = np.frombuffer(data, np.uint8)
         stop, reason, needed, stopped = 0, FULL, 0, None
         while reason == FULL:
-            table: Table = np.empty((TABLE_ROWS, ENTRIES_AT_ONCE), np.uint64)
+            room = min(ENTRIES_AT_ONCE, (len(data) - stop) // ENTRY_SIZE_MIN + 1)
+            table: Table = np.empty((TABLE_ROWS, room), np.uint64)
             count, stop, reason = walk_table(buf, stop, table, 0)
             needed = _needed(data, stop) if reason == NEED else 0
             if stop < len(data) and (reason == OTHER or (reason == NEED and (is_last or at + stop + needed > end))):
