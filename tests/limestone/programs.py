@@ -1,7 +1,7 @@
 """Random programs for a master and its replica in the simulator, and what their directories must hold afterwards.
 
 A program runs some log channels at once, each with session after session, while epochs are switched; the `Model` is
-told what was done, and of which epochs the store said that they are persistent.
+told what was done, and of which epochs the store said that they are persistent. A blob holds the value of its row.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from flowstone.limestone import replica_seeding
+from flowstone.limestone import names, replica_seeding
 from flowstone.limestone.channel import AsyncLogChannel
 from flowstone.limestone.datastore import AsyncDatastore
 from flowstone.limestone.endpoint import Endpoint
 from flowstone.limestone.entries import Entry, EntryType, WriteVersion, put, remove
+from flowstone.limestone.files import read_whole
 from flowstone.limestone.recovery import Recovered, recover
 from flowstone.limestone.replica import Replica
 from flowstone.limestone.replica_seeding import Phase
@@ -40,6 +41,8 @@ class Shape:
     entries: int = 5
     pause_seconds: float = 0.01
     aborts: bool = True
+    compacts: bool = False
+    """Whether the master compacts in the middle of it."""
 
 
 class Master:
@@ -79,48 +82,62 @@ class Program:
         self._shape = shape
         self._rng = rng
         self._minor = 0
+        self._clock: Clock
         self.open_channels = 0
 
     async def run(self, master: Master) -> None:
         """All sessions, and the switches of epochs, until everything is persistent. Crashed if the master dies."""
-        works = [self._write(channel, master.clock, Random(self._rng.random())) for channel in master.channels]
+        self._clock = master.clock
+        works = [self._write(master.store, channel, Random(self._rng.random())) for channel in master.channels]
+        if self._shape.compacts:
+            works.append(self._compact(master.store, self._rng.uniform(0, 5 * self._shape.pause_seconds)))
         self.open_channels = len(works)
         tasks = [asyncio.ensure_future(self._stage.on(MASTER, work)) for work in works]
-        tasks.append(asyncio.ensure_future(self._stage.on(MASTER, self._switch(master.store, master.clock))))
+        tasks.append(asyncio.ensure_future(self._stage.on(MASTER, self._switch(master.store))))
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _switch(self, store: AsyncDatastore, clock: Clock) -> None:
+    async def _switch(self, store: AsyncDatastore) -> None:
         pause, sessions = self._shape.pause_seconds, 0
         while self.open_channels:
             # Ever more rarely where all wait for a replica.
             pause = 1.5 * pause if sessions == len(self._model.sessions) else self._shape.pause_seconds
             sessions = len(self._model.sessions)
-            await clock.sleep(self._rng.uniform(0, 2 * pause))
+            await self._clock.sleep(self._rng.uniform(0, 2 * pause))
             await store.switch_epoch(store.status().current_epoch + self._rng.choice((1, 1, 1, 2, 5)))
         last = store.status().current_epoch
         await store.switch_epoch(last + 1)
         await store.until_durable(last)
 
-    async def _write(self, channel: AsyncLogChannel, clock: Clock, rng: Random) -> None:
-        for _ in range(rng.randint(self._shape.sessions // 2, self._shape.sessions)):
-            await clock.sleep(rng.uniform(0, self._shape.pause_seconds))
-            await self._session(channel, clock, rng)
+    async def _compact(self, store: AsyncDatastore, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        await store.compact()
         self.open_channels -= 1
 
-    async def _session(self, channel: AsyncLogChannel, clock: Clock, rng: Random) -> None:
+    async def _write(self, store: AsyncDatastore, channel: AsyncLogChannel, rng: Random) -> None:
+        for _ in range(rng.randint(self._shape.sessions // 2, self._shape.sessions)):
+            await self._clock.sleep(rng.uniform(0, self._shape.pause_seconds))
+            await self._session(store, channel, rng)
+        self.open_channels -= 1
+
+    async def _session(self, store: AsyncDatastore, channel: AsyncLogChannel, rng: Random) -> None:
         await channel.begin_session()
         assert channel.epoch is not None
         session = self._model.begin(channel.epoch)
         for _ in range(rng.randint(0, self._shape.entries)):
             entry = self._entry(session, rng)
+            pool = store.blob_pool()
+            if entry.type is EntryType.NORMAL and rng.random() < 0.2:
+                blob_ids = (await pool.register_data(entry.value),)
+                entry = entry._replace(type=EntryType.NORMAL_WITH_BLOB, blob_ids=blob_ids)
             session.entries.append(entry)
             log(channel, entry)
+            await pool.release()
             if rng.random() < 0.2:
-                await clock.sleep(rng.uniform(0, self._shape.pause_seconds))
+                await self._clock.sleep(rng.uniform(0, self._shape.pause_seconds))
         if self._shape.aborts and rng.random() < 0.15:
             session.is_aborted = True
             await channel.abort_session()
@@ -194,4 +211,8 @@ def check(stage: Stage, name: str, *timelines: Model) -> int:
     possible = [model for model in timelines if not model.unfinished(durable)]
     assert possible, f"{name} has epoch {durable}, of which a session is open"
     assert any(rows == model.rows(durable) for model in possible), f"{name} differs at epoch {durable}"
+    for row in found.snapshot.rows():
+        for blob_id in row.blob_ids:
+            content = read_whole(stage.look(name), f"/{name}/{names.blob(blob_id)}")
+            assert content == row.value, f"{name} has blob {blob_id} with {content!r} for {row}"
     return durable
