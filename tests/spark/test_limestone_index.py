@@ -266,6 +266,24 @@ def test_damage_is_no_tail(tmp_path: Path) -> None:
     assert opened(zeros).durable == 5
 
 
+def test_half_a_catalog_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = random_directory(tmp_path / "d", 9, 4, has_tail=False)
+    path = Path(directory.path, "compaction_catalog")
+    path.write_bytes(b"COMPACTION_CATALOG_HEADER\nMAX_EPO")
+
+    def ended(seconds: float) -> None:
+        path.unlink()
+        directory.compact(directory.rotate(0), directory.rotate(1), epoch=4)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("time.sleep", ended)
+        assert opened(directory).horizon == 4
+    path.write_bytes(b"nonsense")
+    Path(directory.path, "compaction_catalog.back").unlink(missing_ok=True)
+    with pytest.raises(DamagedFile, match="no header of a catalog"):
+        opened(directory)
+
+
 def test_other_directories_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(NotALimestone, match="no Limestone data directory"):

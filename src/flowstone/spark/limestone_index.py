@@ -10,6 +10,7 @@ Never changes a directory, and takes no lock.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from flowstone.errors import FlowstoneError
 from flowstone.limestone import catalog, epoch_file, manifest, names
 from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.errors import LimestoneError
+from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.outside.disk import Disk
 from flowstone.spark.limestone_pieces import NO_LIMIT, SMALL_PIECE, LogFile, Piece, Version, Walk
 from flowstone.spark.limestone_walk import Session
@@ -34,6 +35,8 @@ HEAD_SIZE: Final = 32
 
 TRIES: Final = 10
 """How often a directory may change under our eyes while it is looked at."""
+
+PAUSE_SECONDS: Final = 0.01
 
 NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
 """Of directories of formats that had none."""
@@ -107,7 +110,7 @@ class LimestoneIndex:
 
     def refresh(self) -> None:
         """Takes in what came since. A directory that is rotated or compacted meanwhile is looked at again."""
-        for _ in range(TRIES):
+        for left in reversed(range(TRIES)):
             try:
                 listed = catalog.read(self.disk, self.directory) or Catalog()
                 durable = self._given
@@ -116,6 +119,12 @@ class LimestoneIndex:
                 logs, compacted = self._look(durable)
                 is_settled = (catalog.read(self.disk, self.directory) or Catalog()) == listed
             except FileNotFoundError:
+                continue
+            except DamagedFile as error:
+                # A catalog is written in place, so half of one may be seen.
+                if not left or os.path.basename(error.path) not in (names.CATALOG, names.CATALOG_BACK):
+                    raise
+                time.sleep(PAUSE_SECONDS)
                 continue
             if is_settled:
                 self.durable, self.catalog, self._logs, self._compacted = durable, listed, logs, compacted
