@@ -216,7 +216,7 @@ def _reading(work: Path, real: Path | None, entries: int) -> Iterator[Result]:
     yield _in_seconds("recovery", entries, found, RECORDED_RECOVERY_SECONDS, RECOVERY_RATIO)
     contenders = [copied(_compaction), *([copied(partial(_real_compaction, real))] if real is not None else [])]
     found = alternate(ROUNDS, *contenders)
-    yield _in_seconds("compaction, offline", entries, found, RECORDED_COMPACTION_SECONDS, None)
+    yield _in_seconds("offline compaction", entries, found, RECORDED_COMPACTION_SECONDS, None)
 
 
 def _in_seconds(what: str, entries: int, found: list[float], recorded: float, promised: float | None) -> Result:
