@@ -1,4 +1,5 @@
-"""A driver that streams a server's changes into files, to be killed; its arguments are the URI and the directory.
+"""A driver that streams a server's changes into files, to be killed; its arguments are the URI, the directory, and how
+many rows a batch may have.
 
 Each batch is a file of its number, written whole; one that is written again must have the same rows.
 """
@@ -15,26 +16,28 @@ from flowstone.spark import register
 from flowstone.spark.session import session
 
 
-def main(uri: str, directory: Path) -> None:
+def main(uri: str, directory: Path, batch_rows: str) -> None:
     def keep(batch: DataFrame, number: int) -> None:
         rows = batch.select("_space", "_tuple", "_operation", "_lsn", "_commit_version").collect()
+        ask_jvm()  # PySpark takes what has come for all where the JVM dies while it hands rows over
         text = json.dumps(
             sorted([row["_lsn"], row["_commit_version"], row["_operation"], row["_tuple"]] for row in rows)
         )
         path = directory / f"{number}.json"
         if path.exists() and path.read_text() != text:
-            (directory / f"{number}.differs").write_text(text)
+            path.rename(directory / f"{number}.differs")
         temporary = directory / f"{number}.new"
         temporary.write_text(text)
         temporary.rename(path)
 
     with session("stream", master="local[1]", memory="600m") as spark:
         register(spark)
-        source = spark.readStream.format("tarantool").options(uri=uri, spoolLocation=str(directory / "spool"))
-        query = source.option("maxRowsPerTrigger", "400").load().writeStream.foreachBatch(keep)
-        started = query.option("checkpointLocation", str(directory / "checkpoint")).start()
         jvm = spark.sparkContext._jvm
         assert jvm is not None
+        ask_jvm = jvm.java.lang.System.nanoTime
+        source = spark.readStream.format("tarantool").options(uri=uri, spoolLocation=str(directory / "spool"))
+        query = source.option("maxRowsPerTrigger", batch_rows).load().writeStream.foreachBatch(keep)
+        started = query.option("checkpointLocation", str(directory / "checkpoint")).start()
         (directory / "jvm").write_text(str(jvm.java.lang.ProcessHandle.current().pid()))
         sys.stdout.write("streaming\n")
         sys.stdout.flush()
@@ -42,4 +45,4 @@ def main(uri: str, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

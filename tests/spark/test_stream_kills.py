@@ -25,10 +25,13 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("tarantool", "java")]
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10 if FULL else 2
 ROWS_BEFORE = 2000
-CHANGES = 20_000 if FULL else 1_500
-"""Of each life of the driver."""
+CHANGES = 21_000 if FULL else 1_500
+"""Of each life of the driver, in transactions of three."""
 
-SECONDS = 300
+BATCH_ROWS = 2000 if FULL else 400
+"""Several batches of each life, and transactions on their borders: it is no multiple of their three rows."""
+
+SECONDS = 1500 if FULL else 300
 WRITER = """
 written = 0
 function write_beside(count)
@@ -52,7 +55,7 @@ class Driver:
 
     def __init__(self, server: RealServer, directory: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-        command = [sys.executable, "-m", "tests.spark.stream_program", server.uri, str(directory)]
+        command = [sys.executable, "-m", "tests.spark.stream_program", server.uri, str(directory), str(BATCH_ROWS)]
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         self.directory = directory
         assert self.process.stdout is not None
