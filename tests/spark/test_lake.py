@@ -58,6 +58,26 @@ def test_a_first_load_fills_all_tables_in_one_pass(spark: SparkSession, tmp_path
     ]
 
 
+class DyingFrame:
+    """PySpark's `collect` takes what has come for all where the JVM dies meanwhile; `toArrow` does not."""
+
+    def mapInArrow(self, func: Any, schema: Any) -> Any:  # noqa: N802
+        return self
+
+    def collect(self) -> list[Any]:
+        return []
+
+    def toArrow(self) -> Any:  # noqa: N802
+        raise EOFError
+
+
+def test_a_jvm_that_dies_while_it_hands_over_what_it_wrote_leaves_no_table(tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path / "lake"))
+    with pytest.raises(EOFError):
+        lake.load(DyingFrame(), [ORDERS], UUID, at(5))
+    assert lake.tables() == {}
+
+
 def test_a_load_that_was_killed_between_commits_goes_on_with_the_other_tables(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -455,9 +455,11 @@ def _written_by(frame: ArrowRows, targets: dict[int, LoadTarget]) -> dict[int, l
     to_files = RowsToFiles(targets)
     is_current = {space_id: None if target.states is None else True for space_id, target in targets.items()}
     written: dict[int, list[WrittenFile]] = {}
-    for each in frame.mapInArrow(lambda batches: to_files(batches), LOADED_DDL).collect():  # noqa: PLW0108
-        entry = FileEntry(each.path, each.size, each.row_count, is_current[each.space_id])
-        written.setdefault(each.space_id, []).append(WrittenFile(entry, each.statistics))
+    # Not `collect`: where the JVM dies while it hands rows over, that takes those that have come for all.
+    files = frame.mapInArrow(lambda batches: to_files(batches), LOADED_DDL).toArrow()  # noqa: PLW0108
+    for each in files.to_pylist():
+        entry = FileEntry(each["path"], each["size"], each["row_count"], is_current[each["space_id"]])
+        written.setdefault(each["space_id"], []).append(WrittenFile(entry, each["statistics"]))
     return written
 
 
