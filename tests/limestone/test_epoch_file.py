@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from flowstone.limestone.epoch_file import Epochs, EpochWriter, parse, record
 from flowstone.limestone.errors import DamagedFile
 from flowstone.outside import Disk, production
 from tests.limestone import recorded
-from tests.limestone.crashes import DIRECTORY, crashed
+from tests.limestone.crashes import DIRECTORY, crashed, fresh, mounted
+from tests.simulation.disk import Loss, SimulatedDisk
+from tests.simulation.loop import Died, Life
 
 DISK = production().disk
 
@@ -103,3 +107,23 @@ def test_what_was_written_survives_a_crash_at_any_moment(first: int) -> None:
         assert last <= durable <= last + 1
         EpochWriter.open(disk, DIRECTORY).write(durable + 1)
         assert epoch_file.read(disk, DIRECTORY).durable == durable + 1
+
+
+@pytest.mark.parametrize("writes", [0, 99])
+def test_an_epoch_that_a_killed_process_wrote_and_the_next_one_has_read_survives_a_loss_of_power(writes: int) -> None:
+    """Appended or put there by rename, and not synced: whoever opens the file relies on it."""
+    for operations in range(1, 20):
+        machine, disk = fresh()
+        EpochWriter.open(disk, DIRECTORY).write(1)
+        life = Life("killed")
+        writer = EpochWriter(SimulatedDisk(machine, life), DIRECTORY)
+        writer._writes = writes
+        machine.die_after(operations, partial(setattr, life, "is_dead", True))
+        with suppress(Died):
+            writer.write(2)
+        machine.crash(Loss.NOTHING)
+        disk = mounted(machine)
+        EpochWriter.open(disk, DIRECTORY)
+        durable = epoch_file.read(disk, DIRECTORY).durable
+        machine.crash(Loss.UNSYNCED)
+        assert epoch_file.read(mounted(machine), DIRECTORY).durable == durable

@@ -107,10 +107,13 @@ class EpochWriter:
             disk.unlink(f"{directory}/{names.EPOCH_TEMPORARY}")
         if disk.kind(writer._path) is None:
             disk.create(writer._path).close()
-            disk.sync_directory(directory)
         found = _read(disk, writer._path)
-        if found.is_torn:
-            writer._cut(found.sound_size)
+        with disk.append_to(writer._path) as file:
+            if found.is_torn:
+                file.truncate(found.sound_size)
+            # What a killed process has written may be in the kernel's memory only, and all behind this relies on it.
+            file.sync()
+        disk.sync_directory(directory)
         return writer
 
     def write(self, epoch: int) -> None:
@@ -126,8 +129,3 @@ class EpochWriter:
             except OSError:
                 file.truncate(size)
                 raise
-
-    def _cut(self, size: int) -> None:
-        with self._disk.append_to(self._path) as file:
-            file.truncate(size)
-            file.sync()
