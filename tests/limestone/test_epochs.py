@@ -104,6 +104,32 @@ def test_what_replicas_may_lack_after_a_restart_is_recorded_before_anything_is_t
     assert EpochRules(0, is_pending=True).switch(2) == Due(inform=1)
 
 
+class Compared(int):
+    """An epoch that counts how often it is held beside another."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return int(self) == other
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+
+def test_the_end_of_a_session_costs_no_more_when_many_epochs_are_held_up() -> None:
+    epochs = rules()
+    epochs.switch(1)
+    epochs.begin(0)
+    Compared.count = 0
+    for epoch in range(2, 1002):
+        epochs.switch(Compared(epoch))
+        epochs.begin(1)
+        assert epochs.finish(1) == NOTHING
+    assert Compared.count <= 1000
+    assert epochs.finish(0) == Due(record=1000)
+
+
 def test_calls_at_the_wrong_time_change_nothing() -> None:
     epochs = rules(1)
     epochs.switch(2)

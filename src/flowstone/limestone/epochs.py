@@ -12,7 +12,7 @@ a channel is already further.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
 from flowstone.limestone.errors import WrongTime
@@ -74,8 +74,9 @@ class EpochRules:
     def finish(self, channel: int) -> Due:
         """The session of this channel is on disk, wherever that counts."""
         epoch = self._close(channel)
-        if not self._finished or epoch not in self._finished:
-            insort(self._finished, epoch)
+        place = bisect_left(self._finished, epoch)
+        if self._finished[place : place + 1] != [epoch]:
+            self._finished.insert(place, epoch)
         return self._update()
 
     def abort(self, channel: int) -> Due:
