@@ -33,10 +33,11 @@ SLICE_SIZE: Final = 32 << 20
 HEAD_SIZE: Final = 32
 """Bytes at the beginning of a log by which it is known again: they have the epoch of its first session."""
 
-TRIES: Final = 10
+TRIES: Final = 200
 """How often a directory may change under our eyes while it is looked at."""
 
-PAUSE_SECONDS: Final = 0.01
+PAUSE_SECONDS: Final = 0.02
+"""Between two looks."""
 
 NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
 """Of directories of formats that had none."""
@@ -112,25 +113,29 @@ class LimestoneIndex:
         """Takes in what came since. A directory that is rotated or compacted meanwhile is looked at again."""
         for left in reversed(range(TRIES)):
             try:
-                listed = catalog.read(self.disk, self.directory) or Catalog()
-                durable = self._given
-                if durable is None:
-                    durable = epoch_file.read(self.disk, self.directory).durable
-                logs, compacted = self._look(durable)
-                is_settled = (catalog.read(self.disk, self.directory) or Catalog()) == listed
+                if self._is_taken_in():
+                    return
             except FileNotFoundError:
-                continue
+                pass  # it got another name
             except DamagedFile as error:
                 # A catalog is written in place, so half of one may be seen.
                 if not left or os.path.basename(error.path) not in (names.CATALOG, names.CATALOG_BACK):
                     raise
-                time.sleep(PAUSE_SECONDS)
-                continue
-            if is_settled:
-                self.durable, self.catalog, self._logs, self._compacted = durable, listed, logs, compacted
-                self._files = {each.identity: each for each in (*logs, *([compacted] if compacted else []))}
-                return
+            time.sleep(PAUSE_SECONDS)
         raise LimestoneError(f"{self.directory} changes all the time", hint="try again")
+
+    def _is_taken_in(self) -> bool:
+        """Looks once; False if compaction has changed something meanwhile."""
+        listed = catalog.read(self.disk, self.directory) or Catalog()
+        durable = self._given
+        if durable is None:
+            durable = epoch_file.read(self.disk, self.directory).durable
+        logs, compacted = self._look(durable)
+        if (catalog.read(self.disk, self.directory) or Catalog()) != listed:
+            return False
+        self.durable, self.catalog, self._logs, self._compacted = durable, listed, logs, compacted
+        self._files = {each.identity: each for each in (*logs, *([compacted] if compacted else []))}
+        return True
 
     def _look(self, durable: int) -> tuple[list[LogFile], LogFile | None]:
         there = [name for name in sorted(os.listdir(self.directory)) if names.is_pwal(name)]
