@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,6 +238,51 @@ def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "1 [b'milk', b'sugar', b'tea']\n"
     assert f"`{done.stdout.strip()}`" in readme
+
+
+class HookedDisk(SystemDisk):
+    """A disk that does something before it does what is asked of a log file."""
+
+    def __init__(self, operation: str, before: Callable[[], None]) -> None:
+        self._operation = operation
+        self._before = before
+
+    def append_to(self, path: str) -> File:
+        return self._hooked(super().append_to(path))
+
+    def create(self, path: str) -> File:
+        return self._hooked(super().create(path))
+
+    def _hooked(self, file: File) -> File:
+        if names.is_pwal(Path(file.path).name):
+            operate = getattr(file, self._operation)
+
+            def hooked(*arguments: Any) -> Any:
+                self._before()
+                return operate(*arguments)
+
+            setattr(file, self._operation, hooked)
+        return file
+
+
+def test_a_file_that_is_being_opened_is_never_said_to_be_without_sessions(tmp_path: Path) -> None:
+    """A replica that is seeded in that moment would be without them."""
+    with Datastore(str(tmp_path)) as store:
+        channel = store.create_channel()
+        store.ready()
+        store.switch_epoch(1)
+        channel.begin_session()
+        channel.end_session()
+    said: list[dict[str, int]] = []
+    disk = HookedDisk("size", lambda: said.append(store._store.finished_sizes()))
+    with Datastore(str(tmp_path), outside=replace(production(), disk=disk)) as store:
+        channel = store.create_channel()
+        store.ready()
+        store.switch_epoch(store.last_epoch + 1)
+        said.clear()
+        channel.begin_session()
+        assert said == [{}]
+        assert store._store.finished_sizes() == {"pwal_0000": 19}
 
 
 class MeetingDisk(SystemDisk):

@@ -167,8 +167,10 @@ class AsyncLogChannel:
     def _open_file(self) -> None:
         """Not in a worker: it is done once, and nobody can be cancelled in the middle of it."""
         try:
-            file = self._file = _opened(self._outside, self._directory, self.path)
-            self.finished_size = file.size()
+            file = _opened(self._outside, self._directory, self.path)
+            size = file.size()
+            with self._host.guard:  # who asks in another thread sees both, or neither
+                self.finished_size, self._file = size, file
         except BaseException as error:
             self._host.fail(error)
             raise
