@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,20 @@ def test_what_never_became_durable_is_marked_as_the_real_program_marks_it(tmp_pa
     text = (HERE / "tail" / "2.out").read_text()
     assert shown(found) == recorded.rows(text)
     assert (found.durable_epoch, found.last_epoch) == (5, 6)
+
+
+def test_thousands_of_sessions_are_marked_with_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = copied(tmp_path, "tail", "dir-before-reopen")
+    begin = EntryType.MARKER_BEGIN
+    sessions = [encode(Marker(begin, epoch)) + encode(Marker(EntryType.MARKER_END, epoch)) for epoch in range(7, 3007)]
+    (directory / "pwal_0009").write_bytes(b"".join(sessions))
+    synced: list[int] = []
+    sync = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(descriptor) or sync(descriptor))  # type: ignore[func-returns-value]
+    found = recover(DISK, str(directory))
+    changed = [report for report in found.files if report.changes.marks]
+    assert sum(len(report.changes.marks) for report in changed) >= 3000
+    assert len(synced) <= 2 * len(found.files)
 
 
 def test_looking_changes_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,21 @@ async def test_a_new_directory_has_what_the_original_makes(tmp_path: Path) -> No
         await opened(tmp_path / "new")
     await directory.close()
     await (await opened(tmp_path / "new")).close()
+
+
+async def test_all_that_is_withdrawn_of_a_file_is_synced_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = await opened(tmp_path)
+    for epoch in range(1, 51):
+        write_session(directory, epoch % 2, epoch)
+    synced: list[int] = []
+    sync = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(descriptor) or sync(descriptor))  # type: ignore[func-returns-value]
+    assert await directory.settle() == 50
+    assert len(synced) == 2
+    assert {kind for kind, _ in markers(tmp_path / "pwal_0000")} == {6, 3}
+    await directory.close()
 
 
 async def test_what_is_beyond_the_durable_epoch_is_withdrawn_by_settle(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from flowstone.outside import AlreadyLocked, Disk, File, Lock
+from flowstone.outside.disk import check_within
 from tests.simulation.loop import Died, Life
 from tests.simulation.trace import Trace
 
@@ -44,8 +45,8 @@ class Inode:
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.synced = bytearray(data)
-        self.unsynced: list[bytes | int] = []
-        """Appended bytes, and sizes that it was cut to, since the last sync, in their order."""
+        self.unsynced: list[Change] = []
+        """Appended bytes, sizes that it was cut to, and marks, since the last sync, in their order."""
 
     def append(self, data: bytes) -> None:
         self.data += data
@@ -56,10 +57,9 @@ class Inode:
         self.unsynced.append(size)
 
     def overwrite(self, offset: int, data: bytes) -> None:
-        """All or nothing of it survives: marks are one byte long."""
-        self.sync()
-        self.data[offset : offset + len(data)] = data
-        self.synced[offset : offset + len(data)] = data
+        """All or nothing of it survives until it is synced, whatever becomes of others: marks are one byte long."""
+        _apply(self.data, (offset, data))
+        self.unsynced.append((offset, data))
 
     def sync(self) -> None:
         for change in self.unsynced:
@@ -71,22 +71,33 @@ class Inode:
             return Inode(bytes(self.data))
         found = bytearray(self.synced)
         if loss is Loss.ANY and self.unsynced:
-            kept = rng.randint(0, len(self.unsynced))
-            for change in self.unsynced[:kept]:
+            lengths = [change for change in self.unsynced if not isinstance(change, tuple)]
+            kept = rng.randint(0, len(lengths))
+            for change in lengths[:kept]:
                 _apply(found, change)
-            torn = self.unsynced[kept] if kept < len(self.unsynced) else 0
+            torn = lengths[kept] if kept < len(lengths) else 0
             if isinstance(torn, bytes):
                 piece = bytearray(torn[: rng.randint(0, len(torn))])
                 if rng.random() < 0.5:  # the length was written, and not all of the pages
                     start = rng.randint(0, len(piece))
                     piece[start:] = bytes(len(piece) - start)
                 found += piece
+            for mark in self.unsynced:
+                if isinstance(mark, tuple) and rng.random() < 0.5:
+                    _apply(found, mark)
         return Inode(bytes(found))
 
 
-def _apply(data: bytearray, change: bytes | int) -> None:
+Change = bytes | int | tuple[int, bytes]
+
+
+def _apply(data: bytearray, change: Change) -> None:
     if isinstance(change, int):
         _cut(data, change)
+    elif isinstance(change, tuple):
+        offset, mark = change
+        if offset + len(mark) <= len(data):  # else it was of a page that has gone
+            data[offset : offset + len(mark)] = mark
     else:
         data += change
 
@@ -224,13 +235,15 @@ class SimulatedDisk:
         storage.check("append_to", path)
         return SimulatedFile(self, path, storage.find(path), is_writable=True)
 
-    def overwrite(self, path: str, offset: int, data: bytes) -> None:
+    def overwrite(self, path: str, data: bytes, *offsets: int) -> None:
         storage, path = self.enter(), _absolute(path)
         inode = storage.find(path)
-        if offset < 0 or offset + len(data) > len(inode.data):
-            raise ValueError(f"cannot overwrite {len(data)} bytes at {offset} of {path}: it ends at {len(inode.data)}")
-        storage.operate("overwrite", path)
-        inode.overwrite(offset, data)
+        check_within(path, len(inode.data), len(data), offsets)
+        for offset in offsets:
+            storage.operate("overwrite", path)
+            inode.overwrite(offset, data)
+        storage.operate("sync", path)
+        inode.sync()
 
     def rename(self, old: str, new: str) -> None:
         storage, old, new = self.enter(), _absolute(old), _absolute(new)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_both_disks_know_names_alike(place: tuple[Disk, str]) -> None:
         lambda disk, missing: disk.sync_directory(missing),
         lambda disk, missing: disk.lock(missing),
         lambda disk, missing: disk.lock_file(missing),
-        lambda disk, missing: disk.overwrite(missing, 0, b""),
+        lambda disk, missing: disk.overwrite(missing, b"", 0),
         lambda disk, missing: disk.size(missing),
     ],
 )
@@ -120,12 +121,16 @@ def test_both_disks_overwrite_what_is_there_and_let_nothing_grow(place: tuple[Di
     path = f"{directory}/file"
     with disk.create(path) as file:
         file.append(b"hello world")
-        disk.overwrite(path, 6, b"W")
+        disk.overwrite(path, b"W", 6)
         file.append(b"!")
         assert file.read_at(0, 100) == b"hello World!"
+        disk.overwrite(path, b"_", 5, 0)
+        assert file.read_at(0, 100) == b"_ello_World!"
     for offset in (-1, 10, 12):
         with pytest.raises(ValueError, match="ends at 12"):
-            disk.overwrite(path, offset, b"123")
+            disk.overwrite(path, b"123", 0, offset)
+    with disk.open(path) as file:
+        assert file.read_at(0, 100) == b"_ello_World!"
 
 
 def test_power_leaves_what_was_overwritten() -> None:
@@ -133,12 +138,39 @@ def test_power_leaves_what_was_overwritten() -> None:
     disk = mount(machine)
     with disk.create("/file") as file:
         file.append(b"abc")
-        disk.overwrite("/file", 1, b"B")
+        disk.overwrite("/file", b"B", 1)
         file.append(b"lost")
     disk.sync_directory("/")
     machine.crash(Loss.UNSYNCED)
     with mount(machine).open("/file") as file:
         assert file.read_at(0, 100) == b"aBc"
+
+
+@pytest.mark.parametrize(
+    ("loss", "operation", "possible"),
+    [
+        (Loss.NOTHING, 2, {b"Xbc"}),
+        (Loss.UNSYNCED, 3, {b"abc"}),
+        (Loss.ANY, 3, {b"abc", b"Xbc", b"abX", b"XbX"}),
+        (Loss.ANY, 2, {b"abc", b"Xbc"}),
+    ],
+)
+def test_each_mark_alone_may_survive_a_crash_among_several(loss: Loss, operation: int, possible: set[bytes]) -> None:
+    found = set()
+    for seed in range(40):
+        machine, life = storage(seed), Life("a")
+        disk = mount(machine, life)
+        with disk.create("/file") as file:
+            file.append(b"abc")
+            file.sync()
+        disk.sync_directory("/")
+        machine.die_after(operation, partial(setattr, life, "is_dead", True))
+        with pytest.raises(Died):
+            disk.overwrite("/file", b"X", 0, 2)
+        machine.crash(loss)
+        with mount(machine).open("/file") as file:
+            found.add(file.read_at(0, 100))
+    assert found == possible
 
 
 def test_power_takes_what_was_not_synced() -> None:

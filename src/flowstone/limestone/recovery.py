@@ -158,8 +158,8 @@ def read_compacted(source: Source, add: Add) -> None:
 
 def apply(disk: Disk, path: str, changes: Changes) -> None:
     """Make the changes that a file needs, durably."""
-    for mark in changes.marks:
-        disk.overwrite(path, mark, INVALIDATED)
+    if changes.marks:
+        disk.overwrite(path, INVALIDATED, *changes.marks)
     if changes.cut is not None:
         with disk.append_to(path) as file:
             file.truncate(changes.cut)

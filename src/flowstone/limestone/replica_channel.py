@@ -116,9 +116,9 @@ class ReplicaChannel:
                 self._disk.sync_directory(self._directory)
                 self._is_new = False
             ended, self.ended = self.ended, []
-            for session in ended:
-                if session.is_hidden:
-                    self._disk.overwrite(self._path, session.offset, _VALID)
+            hidden = [session.offset for session in ended if session.is_hidden]
+            if hidden:
+                self._disk.overwrite(self._path, _VALID, *hidden)
             self._whole_size = self._size if self.session is None else self.session.offset
             return ended
         except OSError:

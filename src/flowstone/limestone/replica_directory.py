@@ -150,8 +150,7 @@ class ReplicaDirectory:
 
     def _withdraw(self) -> None:
         for name, sessions in self._beyond.items():
-            for session in sessions:
-                self._disk.overwrite(f"{self.path}/{name}", session.offset, INVALIDATED)
+            self._disk.overwrite(f"{self.path}/{name}", INVALIDATED, *(session.offset for session in sessions))
 
     async def set_back(self, epoch: int) -> None:
         """Forget all epochs beyond this one, durable ones too. `settle` has been called."""

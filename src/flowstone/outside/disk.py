@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
@@ -101,10 +101,11 @@ class Disk(Protocol):
         """An existing file, for writing at its end and reading."""
         ...
 
-    def overwrite(self, path: str, offset: int, data: bytes) -> None:
-        """Put `data` over bytes of an existing file, within its length; durable on return, with all that was appended.
+    def overwrite(self, path: str, data: bytes, *offsets: int) -> None:
+        """Put `data` over bytes of an existing file at each of the offsets; durable on return, with all appended bytes.
 
-        For marks that a log file has room for. ValueError if the file would grow."""
+        For marks that a log file has room for. After an error, or a crash, any of them may be there, in no order.
+        ValueError, and nothing is written, if the file would grow."""
         ...
 
     def rename(self, old: str, new: str) -> None:
@@ -160,6 +161,13 @@ class Disk(Protocol):
         ...
 
 
+def check_within(path: str, end: int, size: int, offsets: Iterable[int]) -> None:
+    """ValueError if `size` bytes at one of the offsets are not all in a file of this length."""
+    for offset in offsets:
+        if offset < 0 or offset + size > end:
+            raise ValueError(f"cannot overwrite {size} bytes at {offset} of {path}: it ends at {end}")
+
+
 class SystemDisk:
     """The file system of this machine."""
 
@@ -172,12 +180,12 @@ class SystemDisk:
     def append_to(self, path: str) -> File:
         return _open(path, os.O_RDWR | os.O_APPEND)
 
-    def overwrite(self, path: str, offset: int, data: bytes) -> None:
+    def overwrite(self, path: str, data: bytes, *offsets: int) -> None:
         # Not through append_to: with O_APPEND, Linux writes to the end whatever the offset.
         with _named(path), _SystemFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC)) as file:
-            if offset < 0 or offset + len(data) > file.size():
-                raise ValueError(f"cannot overwrite {len(data)} bytes at {offset} of {path}: it ends at {file.size()}")
-            file.write_at(offset, data)
+            check_within(path, file.size(), len(data), offsets)
+            for offset in offsets:
+                file.write_at(offset, data)
             file.sync()
 
     def rename(self, old: str, new: str) -> None:
