@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -95,6 +96,8 @@ class LimestoneIndex:
         self._files: dict[tuple[int, int], LogFile] = {}
         self._logs: list[LogFile] = []
         self._compacted: LogFile | None = None
+        self._pairs: dict[tuple[tuple[int, int], tuple[int, int]], bool] = {}
+        """Rotated files of which the one was seen to end with the other, or not."""
         found = manifest.read(disk, directory) if os.path.isdir(directory) else None
         if found is None:
             raise NotALimestone(f"{directory} is no Limestone data directory", hint=f"it has no {names.MANIFEST}")
@@ -147,24 +150,33 @@ class LimestoneIndex:
 
     def _find_copies(self, logs: Sequence[LogFile]) -> None:
         """Compaction copies sessions that are too new for it from the end of a rotated file to one of their own."""
-        rotated = [each for each in logs if names.is_detached(each.name) and each.size]
-        for whole in rotated:
-            for copy in rotated:
-                is_of_channel = copy.name.partition(".")[0] == whole.name.partition(".")[0]
-                if copy is whole or not is_of_channel or copy.size > whole.size or copy.oldest is None:
-                    continue
-                if copy.oldest - 1 < whole.limit and copy.oldest <= whole.newest and self._ends_with(whole, copy):
+        channels: dict[str, list[tuple[int, LogFile]]] = {}
+        for each in logs:
+            if names.is_detached(each.name) and (oldest := each.oldest) is not None:
+                channels.setdefault(each.name.partition(".")[0], []).append((oldest, each))
+        for found in channels.values():
+            found.sort(key=lambda pair: pair[0])
+            begins = [oldest for oldest, _ in found]
+            for oldest, whole in found:
+                for begin, copy in found[bisect_left(begins, oldest) : bisect_right(begins, whole.newest)]:
                     is_twin = copy.size == whole.size and copy.name < whole.name
-                    whole.limit = whole.limit if is_twin else copy.oldest - 1
+                    if copy is not whole and copy.size <= whole.size and not is_twin and self._ends_with(whole, copy):
+                        whole.limit = min(whole.limit, begin - 1)
 
     def _ends_with(self, whole: LogFile, copy: LogFile) -> bool:
+        pair = whole.identity, copy.identity
+        if pair not in self._pairs:  # nobody writes to files that were rotated
+            self._pairs[pair] = self._are_copies(whole, copy)
+        return self._pairs[pair]
+
+    def _are_copies(self, whole: LogFile, copy: LogFile) -> bool:
         with (
-            self.disk.open(f"{self.directory}/{whole.name}") as a,
-            self.disk.open(f"{self.directory}/{copy.name}") as b,
+            self.disk.open(f"{self.directory}/{whole.name}") as ours,
+            self.disk.open(f"{self.directory}/{copy.name}") as theirs,
         ):
             for at in range(0, copy.size, SMALL_PIECE):
                 size = min(SMALL_PIECE, copy.size - at)
-                if a.read_at(whole.size - copy.size + at, size) != b.read_at(at, size):
+                if ours.read_at(whole.size - copy.size + at, size) != theirs.read_at(at, size):
                     return False
         return True
 
