@@ -89,9 +89,12 @@ def compare_digests(a: DataFrame, b: DataFrame) -> list[SpaceDigest]:
         *(f.sum(name).alias(name) for name in ("rows_a", "rows_b", "wrong_a", "wrong_b")),
         f.sort_array(f.collect_list(f.when(~is_same, f.col("bucket")))).alias("buckets"),
     )
+    # Not `collect`: where the JVM dies while it hands rows over, that takes those that have come for all.
     found = [
-        SpaceDigest(row.space_id, row.rows_a, row.rows_b, row.wrong_a, row.wrong_b, tuple(row.buckets))
-        for row in by_space.collect()
+        SpaceDigest(
+            row["space_id"], row["rows_a"], row["rows_b"], row["wrong_a"], row["wrong_b"], tuple(row["buckets"])
+        )
+        for row in by_space.toArrow().to_pylist()
     ]
     return sorted(found, key=lambda digest: digest.space_id)
 
