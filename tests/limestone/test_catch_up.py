@@ -163,6 +163,19 @@ def test_a_seed_begins_with_the_compacted_file(tmp_path: Path) -> None:
     assert lacking(tmp_path, resume(4)) == [(5, [b"c"])]
 
 
+def test_what_is_compacted_counts_when_the_last_epoch_that_was_recorded_does(tmp_path: Path) -> None:
+    """The horizon is the epoch that compaction waited for, and that may have no session."""
+    catalog.write(DISK, str(tmp_path), Catalog(((names.COMPACTED, 1),), max_epoch_id=7))
+    write(tmp_path, names.COMPACTED, session(0, row(b"a", 0), ends=False))
+    assert lacking(tmp_path, Prepare(Action.SEED, 3)) == [(3, [b"a"])]
+
+
+def test_a_compacted_file_that_a_crash_kept_from_its_place_is_not_missed(tmp_path: Path) -> None:
+    catalog.write(DISK, str(tmp_path), Catalog(((names.COMPACTED, 1),)))
+    write(tmp_path, "pwal_0000", session(1, row(b"a", 1)))
+    assert lacking(tmp_path, SEED) == [(1, [b"a"])]
+
+
 @pytest.mark.parametrize(("compacted", "horizon_epoch"), [((), 0), (((names.COMPACTED, 1),), 4)])
 def test_only_what_is_compacted_is_beyond_the_horizon(
     tmp_path: Path, compacted: tuple[tuple[str, int], ...], horizon_epoch: int

@@ -141,8 +141,9 @@ class LogFiles:
     def sessions(self, prepared: Prepare) -> Iterator[tuple[int, bytes]]:
         """Epochs and entries, at most about a window each, that a replica lacks which was prepared so."""
         if prepared.action is Action.SEED and self.compacted is not None:
+            # The last epochs of the horizon may be empty, and so never recorded: they would not count over there.
             for _, _, data in _runs(self.compacted):
-                yield max(self.horizon, 1), data
+                yield max(min(self.horizon, prepared.epoch), 1), data
         above = 0 if prepared.action is Action.SEED else prepared.epoch
         for log in self.logs:
             yield from _merged(log, above)
@@ -172,7 +173,8 @@ def _opened(disk: Disk, directory: str, found: list[str], sizes: dict[str, int],
         for name in found:
             file = disk.open(f"{directory}/{name}")
             logs.append(LogFile(name, file, min(file.size(), sizes.get(name, 1 << 63))))
-        if listed.compacted:
+        # Compaction names the file in the catalog before it puts the first one there, and may have been cut short.
+        if listed.compacted and disk.kind(f"{directory}/{names.COMPACTED}") == "file":
             file = disk.open(f"{directory}/{names.COMPACTED}")
             files.compacted = LogFile(names.COMPACTED, file, file.size())
     except BaseException:
