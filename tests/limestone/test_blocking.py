@@ -158,7 +158,9 @@ def later_epochs(store: Datastore) -> Iterator[None]:
 def test_a_disk_that_fails_in_the_callers_thread_stops_the_store(tmp_path: Path) -> None:
     class Failing(SystemDisk):
         def append_to(self, path: str) -> File:
-            raise OSError(5, "Input/output error", path)
+            if names.is_pwal(Path(path).name):
+                raise OSError(5, "Input/output error", path)
+            return super().append_to(path)
 
     with Datastore(str(tmp_path)) as store:
         store.create_channel()
@@ -283,6 +285,49 @@ def test_a_file_that_is_being_opened_is_never_said_to_be_without_sessions(tmp_pa
         channel.begin_session()
         assert said == [{}]
         assert store._store.finished_sizes() == {"pwal_0000": 19}
+
+
+@pytest.mark.parametrize("spill", [1 << 20, 1])
+def test_shutdown_waits_for_threads_that_write_and_what_they_wrote_does_not_count(tmp_path: Path, spill: int) -> None:
+    """Else they append to the files of whoever has opened the directory after it."""
+    begun, may_write = threading.Event(), threading.Event()
+    refused: list[BaseException] = []
+    order: list[str] = []
+
+    def before() -> None:
+        begun.set()
+        may_write.wait(DEADLINE_SECONDS)
+        order.append("written")
+
+    def write() -> None:
+        try:
+            channel.add_entry(1, b"stale", b"", (1, 0))
+            channel.end_session()
+        except BaseException as error:
+            refused.append(error)
+
+    def shut_down() -> None:
+        store.shutdown()
+        order.append("shut down")
+
+    store = Datastore(str(tmp_path), outside=replace(production(), disk=HookedDisk("append", before)), spill=spill)
+    channel = store.create_channel()
+    store.ready()
+    store.switch_epoch(1)
+    channel.begin_session()
+    threads = [threading.Thread(target=write), threading.Thread(target=shut_down)]
+    threads[0].start()
+    assert begun.wait(DEADLINE_SECONDS)
+    threads[1].start()
+    threads[1].join(0.2)
+    may_write.set()
+    for thread in threads:
+        thread.join(DEADLINE_SECONDS)
+    assert order == ["written", "shut down"]
+    assert [type(error) for error in refused] == [WrongTime]
+    with Datastore(str(tmp_path)) as store:
+        store.ready()
+        assert len(store.snapshot()) == 0
 
 
 class MeetingDisk(SystemDisk):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ class Host:
     def check(self) -> None:
         if self.failure is not None:
             raise WrongTime("the store has failed")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self.check()
+        yield
 
     def fail(self, error: BaseException) -> None:
         self.failure = error

@@ -7,7 +7,8 @@ back costs more than that. Callbacks are called in the loop's thread: they must 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,7 +21,7 @@ from flowstone.limestone.datastore import AsyncDatastore, Callback, Status
 from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.epochs import Due
 from flowstone.limestone.settings import Settings
-from flowstone.outside import File, Outside, production
+from flowstone.outside import Outside, production
 from flowstone.outside.loop_thread import LoopThread
 
 NOTHING: Final = Due()
@@ -50,11 +51,9 @@ class LogChannel:
         """Return when the session is on disk here and on every replica that counts."""
         self._channel.close_for_entries()
         try:
-            file, replicated = self._channel.write_end()
-            if replicated is None:
-                file.sync()
-            else:
-                self._both(file, replicated)
+            replicating = self._written()
+            if replicating is not None:
+                self._wait_for(replicating)
             due = self._finished()
         except BaseException as error:
             self._store.fail(error)
@@ -62,11 +61,21 @@ class LogChannel:
         if due != NOTHING:
             self._thread.run(self._store.done(due))
 
-    def _both(self, file: File, replicated: Coroutine[Any, Any, None]) -> None:
-        """Sync here, while the loop waits for the replicas."""
-        replicating = self._thread.start(replicated)
+    def _written(self) -> Future[None] | None:
+        """Write and sync here. Who shuts the store down meanwhile waits for that; the loop waits for the replicas."""
+        with self._store.writing():
+            file, replicated = self._channel.write_end()
+            replicating = None if replicated is None else self._thread.start(replicated)
+            try:
+                file.sync()
+            except BaseException:
+                if replicating is not None:
+                    replicating.cancel()
+                raise
+            return replicating
+
+    def _wait_for(self, replicating: Future[None]) -> None:
         try:
-            file.sync()
             replicating.result()
         except BaseException:
             replicating.cancel()

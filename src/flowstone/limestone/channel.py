@@ -54,6 +54,10 @@ class ChannelHost(Protocol):
         """Raise if the store is not ready, has failed, or is shut down."""
         ...
 
+    def writing(self) -> AbstractContextManager[None]:
+        """`check`, and then keep the directory from being let go until the block has ended. In any thread."""
+        ...
+
     def fail(self, error: BaseException) -> None:
         """A session is neither open nor closed: that ends the store."""
         ...
@@ -167,7 +171,8 @@ class AsyncLogChannel:
     def _open_file(self) -> None:
         """Not in a worker: it is done once, and nobody can be cancelled in the middle of it."""
         try:
-            file = _opened(self._outside, self._directory, self.path)
+            with self._host.writing():
+                file = _opened(self._outside, self._directory, self.path)
             size = file.size()
             with self._host.guard:  # who asks in another thread sees both, or neither
                 self.finished_size, self._file = size, file
@@ -359,15 +364,15 @@ class AsyncLogChannel:
 
     def _spill(self) -> None:
         """Move the buffer to the file. It is not synced: the end of the session does that."""
-        self._host.check()
         assert self._file is not None
         at, buffer = self._start + self._spilled_size(), self._buffer
-        try:
-            self._file.append(buffer)
-        except BaseException as error:
-            self._is_open = False
-            self._host.fail(error)
-            raise
+        with self._host.writing():
+            try:
+                self._file.append(buffer)
+            except BaseException as error:
+                self._is_open = False
+                self._host.fail(error)
+                raise
         self._spilled.append((at, len(buffer)))
         self._buffer = bytearray()
 

@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from flowstone.limestone import backup, blobs, names, packing
+from flowstone.limestone import backup, blobs, names, packing, transcode
 from flowstone.limestone.backup import Backup, BackupEntry
 from flowstone.limestone.blobs import BlobPool, Blobs
 from flowstone.limestone.channel import AsyncLogChannel, Parts, both
@@ -31,6 +31,7 @@ from flowstone.limestone.recovery import FinishedSizes, Recovered, recover_live
 from flowstone.limestone.rotation import Rotated, Rotation
 from flowstone.limestone.settings import Settings
 from flowstone.limestone.upkeep import CONTROL, Upkeep
+from flowstone.limestone.writers import Writers
 from flowstone.outside import Disk, Outside
 
 Callback = Callable[[int], object]
@@ -71,6 +72,7 @@ class AsyncDatastore:
         self.settings = settings
         self.guard = nullcontext() if guard is None else guard
         """Held while the rules are asked, where several threads do. It can be taken twice by one."""
+        self._writers = Writers(self.guard, self.check)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outside = outside
         self._state = State.NEW
@@ -125,6 +127,8 @@ class AsyncDatastore:
 
     async def _recover(self, directory: DataDirectory) -> None:
         found = await directory.recover()
+        if self._propagation is not None:
+            await self._outside.blocking(transcode.compile_kernels)
         ready = await self._outside.blocking(_made_ready, self._outside.disk, directory, found)
         self._snapshot = (found.last_epoch, ready)
         self._blobs = Blobs(self._outside, directory.path, found.max_blob_id + 1)
@@ -159,17 +163,19 @@ class AsyncDatastore:
         """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count."""
         if self._state is State.CLOSED:
             return
-        self._state = State.CLOSED
+        with self.guard:
+            self._state = State.CLOSED
         self._give_up(self._refusal())
         if self._upkeep is not None:
             await self._upkeep.close()
         if self._propagation is not None:
             await self._propagation.close()
-        # Workers that still write must be done before the lock is let go.
+        # Threads and workers that still write must be done before the lock is let go.
         for task in (*(channel.ending for channel in self._channels), self._recording):
             if task is not None:
                 with suppress(Exception, asyncio.CancelledError):
                     await asyncio.shield(task)
+        await self._writers.all_done()
         async with self._opening:
             self._let_go()
 
@@ -209,8 +215,8 @@ class AsyncDatastore:
 
     async def switch_epoch(self, epoch: int) -> None:
         """Sessions that begin from now on are of this epoch. What becomes durable by that is recorded first."""
-        self.check()
         with self.guard:
+            self.check()
             due = self._rules.switch(epoch)
             begun = [rotation for rotation in self._rotations if epoch > rotation.border]
             self._rotations = [rotation for rotation in self._rotations if epoch <= rotation.border]
@@ -243,6 +249,7 @@ class AsyncDatastore:
 
     async def done(self, due: Due) -> None:
         """Wait for what this has made due, and for nothing that others make due meanwhile."""
+        self.check()  # whoever comes from another thread may come when nothing may be written any more
         if (recording := self._act(due)) is not None:
             await asyncio.shield(recording)
 
@@ -410,7 +417,8 @@ class AsyncDatastore:
 
     def finished_sizes(self) -> dict[str, int]:
         """By name of a file that a channel has open, how many of its bytes are sessions that have ended. Any thread."""
-        return {channel.name: channel.finished_size for channel in self._channels if channel.has_file}
+        with self.guard:
+            return {channel.name: channel.finished_size for channel in self._channels if channel.has_file}
 
     def begin(self, channel: int) -> int:
         """The epoch of a session that begins on this channel."""
@@ -420,6 +428,10 @@ class AsyncDatastore:
         """Raise unless the store is ready and sound."""
         if self._state is not State.READY:
             raise self._refusal() from self._failure
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Around whatever a channel writes: it is waited for before the directory is let go. From any thread."""
+        return self._writers.writing()
 
     def fail(self, error: BaseException) -> None:
         """Nothing more is written or reported; the first error is the one that is told. From any thread."""

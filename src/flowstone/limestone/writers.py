@@ -1,0 +1,49 @@
+"""Who is writing to the log files of a store right now, in whatever thread: the directory is not let go before.
+
+Relies on the guard that the store's threads share. A store that is no longer open lets nobody in; so when it waits for
+those who are inside, nobody comes after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+
+class Writers:
+    """`check` raises when nobody may write any more. It is asked with the guard held."""
+
+    def __init__(self, guard: AbstractContextManager[Any], check: Callable[[], None]) -> None:
+        self._guard = guard
+        self._check = check
+        self._count = 0
+        self._waiting: asyncio.Future[None] | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around every write and sync, in any thread."""
+        with self._guard:
+            self._check()
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._count -= 1
+                if not self._count and self._waiting is not None:
+                    self._waiting.get_loop().call_soon_threadsafe(_wake, self._waiting)
+
+    async def all_done(self) -> None:
+        """Wait until nobody writes. Called when nobody is let in any more."""
+        with self._guard:
+            if not self._count:
+                return
+            self._waiting = asyncio.get_running_loop().create_future()
+        await self._waiting
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
