@@ -12,6 +12,7 @@ from flowstone.limestone.errors import DamagedFile
 from flowstone.outside import production
 from flowstone.spark import limestone_pieces
 from flowstone.spark.limestone_index import EpochLost, LimestoneIndex, NotALimestone, NotDurable
+from flowstone.spark.limestone_pieces import LogFile
 from flowstone.spark.limestone_reading import chunks_of, counted
 from tests.spark.limestone_directories import (
     WrittenDirectory,
@@ -116,6 +117,24 @@ def test_rotation_moves_nothing(tmp_path: Path) -> None:
     index.refresh()
     assert epochs_read(index, 0, 13) == expected(directory, 0, 13)
     assert index.storages(13) == [1, 2, 7, 256, 1 << 33]
+
+
+def test_a_file_that_gets_another_name_while_it_is_looked_at_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = random_directory(tmp_path / "d", 5, 12, has_tail=False)
+    index = LimestoneIndex(production().disk, directory.path)
+    walked = LimestoneIndex._walked
+
+    def rotated(self: LimestoneIndex, name: str, durable: int) -> LogFile:
+        if name == "pwal_0000" and len(os.listdir(directory.path)) == 4:
+            directory.rotate(0)
+            directory.session(0, 13, put(7, b"new", b"file", version(13)))
+        return walked(self, name, durable)
+
+    monkeypatch.setattr(LimestoneIndex, "_walked", rotated)
+    index.refresh()
+    assert index.row_count(0, 12) == len(expected(directory, 0, 12))
 
 
 def test_what_is_gone_is_an_error_and_no_other_bytes(tmp_path: Path) -> None:

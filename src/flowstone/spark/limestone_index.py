@@ -133,18 +133,28 @@ class LimestoneIndex:
         durable = self._given
         if durable is None:
             durable = epoch_file.read(self.disk, self.directory).durable
-        logs, compacted = self._look(durable)
-        if (catalog.read(self.disk, self.directory) or Catalog()) != listed:
+        there = self._listed()
+        logs, compacted = self._look(durable, list(there))
+        # Of a file that got another name while we looked we would have seen only its successor.
+        if self._listed() != there or (catalog.read(self.disk, self.directory) or Catalog()) != listed:
             return False
         self.durable, self.catalog, self._logs, self._compacted = durable, listed, logs, compacted
         self._files = {each.identity: each for each in (*logs, *([compacted] if compacted else []))}
         return True
 
-    def _look(self, durable: int) -> tuple[list[LogFile], LogFile | None]:
-        there = [name for name in sorted(os.listdir(self.directory)) if names.is_pwal(name)]
+    def _listed(self) -> dict[str, tuple[int, int]]:
+        """The log files by name, and which file each is."""
+        found: dict[str, tuple[int, int]] = {}
+        for name in sorted(os.listdir(self.directory)):
+            if names.is_pwal(name) and self._is_file(name):
+                stat = os.stat(f"{self.directory}/{name}")
+                found[name] = stat.st_dev, stat.st_ino
+        return found
+
+    def _look(self, durable: int, there: Sequence[str]) -> tuple[list[LogFile], LogFile | None]:
         special = (names.COMPACTED, names.COMPACTED_PREVIOUS)
         compacted = next((name for name in special if name in there), None)
-        logs = [self._walked(name, durable) for name in there if name not in special and self._is_file(name)]
+        logs = [self._walked(name, durable) for name in there if name not in special]
         self._find_copies(logs)
         return logs, self._walked(compacted, durable) if compacted is not None else None
 
