@@ -83,7 +83,8 @@ async def test_release_deletes_what_no_entry_has_named(registry: Blobs, director
     pool, other = registry.pool(), registry.pool()
     used, unused = await pool.register_data(b"used"), await pool.register_data(b"unused")
     of_other = await other.register_data(b"other")
-    registry.use([used])
+    registry.use({used})
+    registry.log({used})
     await pool.release()
     await pool.release()
     assert blobs.stored_ids(DISK, str(directory)) == [used, of_other]
@@ -108,11 +109,68 @@ async def test_ids_end(tmp_path: Path) -> None:
 async def test_what_waits_for_its_entry_or_is_named_during_a_compaction_is_held(registry: Blobs) -> None:
     pool = registry.pool()
     waiting, before, during = [await pool.register_data(b"") for _ in range(3)]
-    registry.use([before])
+    registry.use({before})
+    registry.log({before})
     with registry.watching():
-        registry.use([during, 77])
-        assert registry.held() == {waiting, during, 77}
+        registry.use({during, before})
+        registry.log({during, before})
+        assert registry.held() == {waiting, during, before}
     assert registry.held() == {waiting}
+
+
+async def test_what_a_session_names_that_was_open_before_a_compaction_is_held_until_the_end_of_both(
+    registry: Blobs,
+) -> None:
+    blob_id = await registry.pool().register_data(b"")
+    registry.use({blob_id})
+    assert registry.held() == {blob_id}
+    with registry.watching():
+        registry.log({blob_id})
+        assert registry.held() == {blob_id}
+    assert registry.held() == set()
+
+
+async def test_what_a_session_named_that_was_taken_back_is_its_pools_again(registry: Blobs, directory: Path) -> None:
+    pool = registry.pool()
+    blob_id = await pool.register_data(b"data")
+    registry.use({blob_id})
+    assert registry.take_back({blob_id}) == []
+    assert registry.held() == {blob_id}
+    registry.use({blob_id})
+    await pool.release()
+    assert blobs.stored_ids(DISK, str(directory)) == [blob_id]
+    assert registry.take_back({blob_id}) == [blob_id]
+    assert registry.held() == set()
+
+
+@pytest.mark.parametrize("is_logged_first", [True, False])
+async def test_of_two_sessions_that_name_a_blob_one_is_enough_to_keep_it(
+    registry: Blobs, is_logged_first: bool
+) -> None:
+    pool = registry.pool()
+    blob_id = await pool.register_data(b"data")
+    registry.use({blob_id})
+    registry.use({blob_id})
+    if is_logged_first:
+        registry.log({blob_id})
+        assert registry.take_back({blob_id}) == []
+    else:
+        assert registry.take_back({blob_id}) == []
+        registry.log({blob_id})
+    await pool.release()
+    assert registry.content(blob_id) == b"data"
+
+
+async def test_a_blob_that_is_not_there_cannot_be_named(registry: Blobs, directory: Path) -> None:
+    pool = registry.pool()
+    released = await pool.register_data(b"")
+    await pool.release()
+    stored = await registry.pool().register_data(b"")
+    for missing in (released, 12345, -1, 1 << 64):
+        with pytest.raises(BlobError, match=f"there is no blob {missing} in"):
+            registry.use({stored, missing})
+    assert registry.give_back([stored]) == [stored]
+    registry.use({stored})  # in nobody's hands, but its file is there: a row may name it again
 
 
 def test_a_reference_tag_is_a_keyed_hash_of_blob_and_transaction(registry: Blobs, tmp_path: Path) -> None:

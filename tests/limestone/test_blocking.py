@@ -17,7 +17,16 @@ import pytest
 
 from flowstone import limestone
 from flowstone.errors import LocalProtocolError
-from flowstone.limestone import Datastore, DatastoreFailed, LogChannel, Settings, WriteVersion, WrongTime, names
+from flowstone.limestone import (
+    BlobError,
+    Datastore,
+    DatastoreFailed,
+    LogChannel,
+    Settings,
+    WriteVersion,
+    WrongTime,
+    names,
+)
 from flowstone.outside import File, production
 from flowstone.outside.disk import SystemDisk
 
@@ -116,7 +125,9 @@ def test_all_that_a_store_can_do_can_be_done_without_a_loop(tmp_path: Path) -> N
         channel.end_session()
         pool.release()
         assert Path(store.blob_path(first)).read_bytes() == b"content"
-        assert not any(Path(store.blob_path(blob_id)).exists() for blob_id in (second, third))
+        for blob_id in (second, third):
+            with pytest.raises(BlobError):
+                store.blob_path(blob_id)
         store.switch_available_boundary_version(WriteVersion(1, 0))
         with later_epochs(store):
             assert store.compact().rows == 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class Host:
     def __init__(self) -> None:
         self.guard = nullcontext()
         self.told: list[str] = []
-        self.blobs: list[int] = []
+        self.blobs: list[tuple[object, ...]] = []
         self.sent: list[tuple[int, bytes]] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -48,8 +49,14 @@ class Host:
     def fail(self, error: BaseException) -> None:
         self.failure = error
 
-    def uses_blobs(self, blob_ids: Sequence[int]) -> None:
-        self.blobs += blob_ids
+    def uses_blobs(self, blob_ids: AbstractSet[int]) -> None:
+        self.blobs.append(("used", *sorted(blob_ids)))
+
+    def logs_blobs(self, blob_ids: AbstractSet[int]) -> None:
+        self.blobs.append(("logged", *sorted(blob_ids)))
+
+    async def takes_blobs_back(self, blob_ids: AbstractSet[int]) -> None:
+        self.blobs.append(("taken back", *sorted(blob_ids)))
 
     def replicated(self, channel: int, epoch: int, parts: Parts) -> Coroutine[Any, Any, None]:
         async def replicate() -> None:
@@ -128,7 +135,7 @@ async def test_every_call_is_its_entry_in_the_file_and_for_the_replicas(host: Ho
     many = encode(put(5, b"a", b"x", WriteVersion(3, 9))) + encode(put(5, b"b", b"yy", WriteVersion(3, 10)))
     assert channel.epoch is None
     assert host.told == ["finished"] * 3
-    assert host.blobs == [4, 5] * 3
+    assert host.blobs == [("used", 4, 5), ("logged", 4, 5)] * 3
     assert host.sent == [(7, entries), (7, entries), (7, entries + many)]
     data = (tmp_path / "pwal_0003").read_bytes()
     assert data == (BEGIN + entries + END) * 2 + BEGIN + entries + many + END
@@ -145,6 +152,7 @@ async def test_what_is_taken_back_leaves_no_trace(host: Host, tmp_path: Path, sp
     for entry in CALLS:
         call(channel, entry)
     await channel.abort_session()
+    assert host.blobs == [("used", 4, 5), ("taken back", 4, 5)]
     await channel.begin_session()
     channel.remove_entry(1, b"k", V)
     await channel.end_session()

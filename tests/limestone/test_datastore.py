@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowstone.limestone import names
+from flowstone.limestone.blobs import BlobError
 from flowstone.limestone.channel import AsyncLogChannel
 from flowstone.limestone.datastore import AsyncDatastore, State
 from flowstone.limestone.entries import WriteVersion
@@ -92,6 +93,8 @@ async def test_the_calls_of_a_recorded_directory_make_the_same_files(
     store, told = made(tmp_path / "d")
     made_channels = [await store.create_channel() for _ in range(channels)]
     await store.ready()
+    for path in sorted(real.rglob("*.blob")):
+        await store.blob_pool().register_data(path.read_bytes())
     await replay(store, made_channels, sessions(real), last)
     await store.shutdown()
     assert_same_files(tmp_path / "d", real)
@@ -367,7 +370,12 @@ async def test_blobs_are_registered_named_and_kept(tmp_path: Path) -> None:
     await channel.end_session()
     await pool.release()
     assert read_whole(production().disk, store.blob_path(named)) == b"content"
-    assert read_whole(production().disk, store.blob_path(forgotten)) is None
+    with pytest.raises(BlobError, match=f"there is no blob {forgotten} in"):
+        store.blob_path(forgotten)
+    await channel.begin_session()
+    with pytest.raises(BlobError, match=f"there is no blob {forgotten} in"):
+        channel.add_entry(0, b"c", b"v", (2, 2), [forgotten])
+    await channel.end_session()
     await store.switch_epoch(3)
     await store.shutdown()
     again, _ = made(tmp_path)

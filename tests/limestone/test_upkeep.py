@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowstone.limestone import catalog, names, upkeep
+from flowstone.limestone.blobs import BlobError
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.datastore import AsyncDatastore
 from flowstone.limestone.entries import WriteVersion
@@ -128,8 +129,54 @@ async def test_blobs_that_nobody_can_see_any_more_go_with_a_compaction(tmp_path:
         compacting = await started(store.compact())
         await store.switch_epoch(epoch + 1)
         await compacting
-    stored = [read_whole(DISK, store.blob_path(blob_id)) for blob_id in (old, new, waiting)]
-    assert stored[1:] == [b"1", b"2"]
+    assert [read_whole(DISK, store.blob_path(blob_id)) for blob_id in (new, waiting)] == [b"1", b"2"]
+    await store.shutdown()
+
+
+async def compacted_beside(store: AsyncDatastore, epoch: int) -> None:
+    """A compaction that may delete blobs, while epochs go on."""
+    store.switch_available_boundary_version(WriteVersion(epoch, 0))
+    compacting = await started(store.compact())
+    await store.switch_epoch(epoch)
+    await compacting
+
+
+async def test_a_blob_of_a_session_that_is_open_stays_though_no_file_is_to_be_put_aside(tmp_path: Path) -> None:
+    store, (channel,) = await opened(tmp_path, 1)
+    pool = store.blob_pool()
+    first, second = await pool.register_data(b"first"), await pool.register_data(b"second")
+    await channel.begin_session()
+    channel.add_entry(0, b"k", b"v", (1, 0), [second])
+    await channel.end_session()
+    rotating = await started(store.rotate())
+    await store.switch_epoch(2)
+    await rotating
+    await channel.begin_session()
+    channel.add_entry(0, b"l", b"v", (2, 0), [first])
+    await compacted_beside(store, 3)
+    await channel.end_session()
+    assert read_whole(DISK, store.blob_path(first)) == b"first"
+    await store.shutdown()
+
+
+async def test_a_blob_of_a_session_that_was_taken_back_waits_for_another_one(tmp_path: Path) -> None:
+    store, (channel,) = await opened(tmp_path, 1)
+    pool = store.blob_pool()
+    first, second = await pool.register_data(b"first"), await pool.register_data(b"second")
+    await channel.begin_session()
+    channel.add_entry(0, b"l", b"v", (1, 0), [first])
+    await channel.abort_session()
+    await channel.begin_session()
+    channel.add_entry(0, b"k", b"v", (1, 1), [second])
+    await channel.end_session()
+    await compacted_beside(store, 2)
+    await channel.begin_session()
+    channel.add_entry(0, b"l", b"v", (2, 0), [first])
+    await pool.release()
+    assert read_whole(DISK, store.blob_path(first)) == b"first"
+    await channel.abort_session()
+    with pytest.raises(BlobError):
+        store.blob_path(first)  # nobody can name it any more
     await store.shutdown()
 
 

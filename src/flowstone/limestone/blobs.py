@@ -11,8 +11,9 @@ import hashlib
 import hmac
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
 
 from flowstone.limestone import copying, names
 from flowstone.limestone.entries import Entry, WriteVersion
@@ -102,62 +103,123 @@ def collect_at_start(disk: Disk, directory: str, referenced: AbstractSet[int], m
 # --- registering ----------------------------------------------------------------------------------
 
 
-class Blobs:
-    """The blobs of one running datastore. All but `use` is called in the loop's thread."""
+@dataclass
+class _Named:
+    """A blob that open sessions name. `pool`: where it goes if all of them are taken back; None if the log has it."""
 
-    def __init__(self, outside: Outside, directory: str, next_id: int) -> None:
+    pool: BlobPool | None
+    sessions: int = 0
+
+
+class Blobs:
+    """The blobs of one running datastore: each is its pool's, then that of the sessions that name it, then the log's.
+
+    `guard` is held while one changes hands, where several threads do that."""
+
+    def __init__(
+        self, outside: Outside, directory: str, next_id: int, guard: AbstractContextManager[Any] | None = None
+    ) -> None:
         self.next_id = next_id
         self._outside = outside
         self._directory = directory
+        self._guard = nullcontext() if guard is None else guard
         self._key = outside.random.bytes(_KEY_SIZE)
-        self._provisional: dict[int, None] = {}
-        self._watched: dict[int, None] | None = None
+        self._provisional: dict[int, BlobPool] = {}
+        self._named: dict[int, _Named] = {}
+        self._watched: set[int] | None = None
 
     def pool(self) -> BlobPool:
         return BlobPool(self._outside, self._directory, self)
 
     def path(self, blob_id: int) -> str:
+        """Where the file of a blob lies, or would."""
         return f"{self._directory}/{names.blob(blob_id)}"
+
+    def found_path(self, blob_id: int) -> str:
+        """The file of a blob; BlobError if it is not there."""
+        if not 0 <= blob_id <= ID_MAX or self._outside.disk.kind(self.path(blob_id)) != "file":
+            raise BlobError(f"there is no blob {blob_id} in {self._directory}")
+        return self.path(blob_id)
 
     def content(self, blob_id: int) -> bytes:
         """What a blob holds; BlobError if it is not there."""
-        if self._outside.disk.kind(self.path(blob_id)) != "file":
-            raise BlobError(f"there is no blob {blob_id} in {self._directory}")
-        with self._outside.disk.open(self.path(blob_id)) as file:
+        with self._outside.disk.open(self.found_path(blob_id)) as file:
             return file.read_at(0, file.size())
 
-    def use(self, blob_ids: Iterable[int]) -> None:
-        """An entry is going to name these: their pools keep their hands off them. May be called in any thread."""
-        watched = self._watched
-        for blob_id in blob_ids:
-            if watched is not None:
-                watched[blob_id] = None
-            self._provisional.pop(blob_id, None)
+    def use(self, blob_ids: AbstractSet[int]) -> None:
+        """A session that has not named these before does: their pools keep their hands off them. In any thread.
 
-    def take_id(self) -> int:
+        BlobError, and nothing is changed, if one of them is not there."""
+        with self._guard:
+            for blob_id in blob_ids:
+                if blob_id not in self._provisional and blob_id not in self._named:
+                    self.found_path(blob_id)
+            for blob_id in blob_ids:
+                named = self._named.get(blob_id)
+                if named is None:
+                    named = self._named[blob_id] = _Named(self._provisional.pop(blob_id, None))
+                named.sessions += 1
+            if self._watched is not None:
+                self._watched.update(blob_ids)
+
+    def log(self, blob_ids: AbstractSet[int]) -> None:
+        """A session that names these has ended. In any thread."""
+        with self._guard:
+            for blob_id in blob_ids:
+                self._named[blob_id].pool = None
+                self._leave(blob_id)
+
+    def take_back(self, blob_ids: AbstractSet[int]) -> list[int]:
+        """A session that names these was taken back: they are their pools' again. Those whose pool is released, and
+        which nobody else names: they are to be deleted."""
+        left = []
+        with self._guard:
+            for blob_id in blob_ids:
+                pool = self._leave(blob_id)
+                if pool is not None and pool.is_released:
+                    left.append(blob_id)
+                elif pool is not None:
+                    self._provisional[blob_id] = pool
+        return left
+
+    def _leave(self, blob_id: int) -> BlobPool | None:
+        """One session less; the pool of a blob that none names any more."""
+        named = self._named[blob_id]
+        named.sessions -= 1
+        if named.sessions:
+            return None
+        del self._named[blob_id]
+        return named.pool
+
+    def take_id(self, pool: BlobPool) -> int:
         """The next id, which belongs to a pool until it is used."""
         if self.next_id >= ID_MAX:
             raise BlobError("there are no ids of blobs left")
-        blob_id, self.next_id = self.next_id, self.next_id + 1
-        self._provisional[blob_id] = None
+        with self._guard:
+            blob_id, self.next_id = self.next_id, self.next_id + 1
+            self._provisional[blob_id] = pool
         return blob_id
 
     def give_back(self, blob_ids: Iterable[int]) -> list[int]:
         """Those of these that no entry has named; nobody will any more."""
-        return [blob_id for blob_id in blob_ids if self._provisional.pop(blob_id, blob_id) is None]
+        with self._guard:
+            return [blob_id for blob_id in blob_ids if self._provisional.pop(blob_id, None) is not None]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around a compaction from before its rotation on: what entries name meanwhile is in no file that it reads."""
-        self._watched = {}
+        """Around a compaction from before its rotation on: what open sessions name is in no file that it reads."""
+        with self._guard:
+            self._watched = set(self._named)
         try:
             yield
         finally:
             self._watched = None
 
     def held(self) -> frozenset[int]:
-        """What a collection may not touch: blobs that wait for their entry, and those named since `watching` began."""
-        return frozenset([*list(self._provisional), *list(self._watched or ())])
+        """What a collection may not touch: blobs that wait for their entry, and what sessions have named that were
+        open when `watching` began, or later. In any thread."""
+        with self._guard:
+            return frozenset([*self._provisional, *self._named, *(self._watched or ())])
 
     def reference_tag(self, blob_id: int, transaction_id: int) -> int:
         """A number that whoever shows a blob to a client can ask back for: nobody else can make it up."""
@@ -173,7 +235,7 @@ class BlobPool:
         self._directory = directory
         self._blobs = blobs
         self._registered: list[int] = []
-        self._is_released = False
+        self.is_released = False
 
     async def register_data(self, data: bytes) -> int:
         """Store these bytes."""
@@ -199,16 +261,16 @@ class BlobPool:
 
     async def release(self) -> None:
         """Delete what was registered and never named. Releasing twice is harmless."""
-        self._is_released = True
+        self.is_released = True
         registered, self._registered = self._registered, []
         left = self._blobs.give_back(registered)
         if left:
             await self._outside.blocking(delete, self._outside.disk, self._directory, left)
 
     def _take_id(self) -> int:
-        if self._is_released:
+        if self.is_released:
             raise BlobError("this pool has been released", hint="take another one from the datastore")
-        blob_id = self._blobs.take_id()
+        blob_id = self._blobs.take_id(self)
         self._registered.append(blob_id)
         return blob_id
 

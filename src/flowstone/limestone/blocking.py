@@ -186,7 +186,7 @@ class Datastore:
         return BlockingBlobPool(self._store.blob_pool(), self._thread)
 
     def blob_path(self, blob_id: int) -> str:
-        """The file of a blob."""
+        """The file of a blob; BlobError if there is none."""
         return self._store.blob_path(blob_id)
 
     def compact(self) -> Compacted:

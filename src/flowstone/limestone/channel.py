@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, overload
 
@@ -70,8 +71,16 @@ class ChannelHost(Protocol):
         """Wait for what `finish` or `abort` has made due."""
         ...
 
-    def uses_blobs(self, blob_ids: Sequence[int]) -> None:
-        """An entry names these."""
+    def uses_blobs(self, blob_ids: AbstractSet[int]) -> None:
+        """A session names these, for the first time. Raises if one is not there."""
+        ...
+
+    def logs_blobs(self, blob_ids: AbstractSet[int]) -> None:
+        """The session that names these has ended."""
+        ...
+
+    async def takes_blobs_back(self, blob_ids: AbstractSet[int]) -> None:
+        """The session that names these is taken back."""
         ...
 
     def replicated(self, channel: int, epoch: int, parts: Parts) -> Coroutine[Any, Any, None] | None:
@@ -101,6 +110,8 @@ class AsyncLogChannel:
         self._spilled: list[tuple[int, int]] = []
         """Where in the file the parts of this session are that left the buffer, and how long."""
         self._buffer = bytearray()
+        self._blob_ids: set[int] = set()
+        """Those that entries of the open session name."""
         self._at_end: list[Callable[[], None]] = []
 
     @property
@@ -199,13 +210,21 @@ class AsyncLogChannel:
 
     def finish(self) -> Due:
         """The session is on disk wherever that counts."""
-        return self._closed(self._host.finish)
+        with self._host.guard:
+            due = self._closed(self._host.finish)
+            if self._blob_ids:
+                self._host.logs_blobs(self._blob_ids)
+                self._blob_ids = set()
+            return due
 
     async def _abort(self) -> None:
         file, _, _ = self._open_session()
         if self._spilled:
             # Durably: when the epoch is durable, a crash must not bring half of this back.
             await self._outside.blocking(_cut, file, self._start)
+        if self._blob_ids:
+            await self._host.takes_blobs_back(self._blob_ids)
+            self._blob_ids = set()
         await self._host.done(self._closed(self._host.abort))
 
     def _open_session(self) -> tuple[File, int, bytearray]:
@@ -273,10 +292,7 @@ class AsyncLogChannel:
         if not self._is_open:
             raise self._wrong_time()
         if blobs:
-            self._host.uses_blobs(blobs)
-            self._add(
-                encode(Entry(EntryType.NORMAL_WITH_BLOB, storage_id, _version(version), key, value, tuple(blobs)))
-            )
+            self._add_entry(Entry(EntryType.NORMAL_WITH_BLOB, storage_id, _version(version), key, value, tuple(blobs)))
             return
         buffer = self._buffer
         at, key_size, value_size = len(buffer), len(key), len(value)
@@ -336,9 +352,7 @@ class AsyncLogChannel:
             raise self._wrong_time()
         if len(arguments) == 1:
             for entry in arguments[0]:
-                if entry.blob_ids:
-                    self._host.uses_blobs(entry.blob_ids)
-                self._add(encode(entry))
+                self._add_entry(entry)
             return
         storage_id, keys, values, version = arguments
         for data in packed_puts(storage_id, keys, values, _version(version), self._spill_size):
@@ -348,6 +362,13 @@ class AsyncLogChannel:
         if not self._is_open:
             raise self._wrong_time()
         self._add(encode(Entry(kind, storage_id, _version(version))))
+
+    def _add_entry(self, entry: Entry) -> None:
+        data = encode(entry)
+        if entry.blob_ids and (new := set(entry.blob_ids) - self._blob_ids):
+            self._host.uses_blobs(new)
+            self._blob_ids |= new
+        self._add(data)
 
     def _add(self, data: bytes | memoryview) -> None:
         buffer = self._buffer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -131,7 +132,7 @@ class AsyncDatastore:
             await self._outside.blocking(transcode.compile_kernels)
         ready = await self._outside.blocking(_made_ready, self._outside.disk, directory, found)
         self._snapshot = (found.last_epoch, ready)
-        self._blobs = Blobs(self._outside, directory.path, found.max_blob_id + 1)
+        self._blobs = Blobs(self._outside, directory.path, found.max_blob_id + 1, self.guard)
         # A crash may have come before the replicas were told of it; the original never tells them.
         is_pending = bool(self.settings.replicas) and not self.settings.compatible
         self._rules = EpochRules(found.last_epoch, is_pending=is_pending)
@@ -342,10 +343,10 @@ class AsyncDatastore:
         return self._blobs.pool()
 
     def blob_path(self, blob_id: int) -> str:
-        """The file of a blob."""
+        """The file of a blob; BlobError if there is none."""
         self.check()
         assert self._blobs is not None
-        return self._blobs.path(blob_id)
+        return self._blobs.found_path(blob_id)
 
     async def compact(self) -> Compacted:
         """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
@@ -444,10 +445,21 @@ class AsyncDatastore:
         else:
             self._loop.call_soon_threadsafe(self._give_up, self._refusal())
 
-    def uses_blobs(self, blob_ids: Sequence[int]) -> None:
-        """These are named by an entry, and so belong to the log. From the thread of a channel."""
+    def uses_blobs(self, blob_ids: AbstractSet[int]) -> None:
+        """These are named by a session. From the thread of a channel."""
         assert self._blobs is not None
         self._blobs.use(blob_ids)
+
+    def logs_blobs(self, blob_ids: AbstractSet[int]) -> None:
+        """The session that names these has ended. From the thread of a channel."""
+        assert self._blobs is not None
+        self._blobs.log(blob_ids)
+
+    async def takes_blobs_back(self, blob_ids: AbstractSet[int]) -> None:
+        """The session that names these is taken back."""
+        assert self._blobs is not None
+        if left := self._blobs.take_back(blob_ids):
+            await self._outside.blocking(blobs.delete, self._outside.disk, self.path, left)
 
     def replicated(self, channel: int, epoch: int, parts: Parts) -> Coroutine[Any, Any, None] | None:
         """What is to be waited for until a session is on the replicas that count; None where there are none."""
