@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.limestone import manifest, names
+from flowstone.limestone import manifest, names, offline
+from flowstone.limestone.directory import DataDirectory
 from flowstone.limestone.errors import DamagedFile, LimestoneError, UnsupportedFormat
 from flowstone.limestone.manifest import Manifest, encode, parse
-from flowstone.outside import AlreadyLocked, Disk, production
+from flowstone.outside import AlreadyLocked, Disk, Lock, production
+from flowstone.outside.disk import SystemDisk, _SystemFile
 from tests.limestone import recorded
 from tests.limestone.crashes import DIRECTORY, crashed
 
@@ -87,6 +90,65 @@ def test_a_migration_leaves_the_lock_where_it_is(tmp_path: Path) -> None:
         with pytest.raises(AlreadyLocked):
             disk.lock_file(str(path))
     assert [each.name for each in tmp_path.iterdir()] == [names.MANIFEST]
+
+
+def test_nobody_else_gets_a_directory_whose_manifest_is_being_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside, directory = production(), str(tmp_path)
+    manifest.create(outside.disk, directory, UUID)
+    append, refused = _SystemFile.append, []
+
+    def meddle(self: _SystemFile, *parts: bytes) -> None:
+        if self.path.endswith(names.MANIFEST):
+            with pytest.raises(AlreadyLocked), offline.held(outside.disk, directory):
+                pass
+            with pytest.raises(AlreadyLocked):
+                asyncio.run(DataDirectory.open(outside, directory))
+            refused.append((tmp_path / names.MANIFEST).read_bytes())
+        append(self, *parts)
+
+    monkeypatch.setattr(_SystemFile, "append", meddle)
+    with offline.held(outside.disk, directory):
+        offline.rename_instance(outside, directory)
+    assert refused == [b""]
+    assert [each.name for each in tmp_path.iterdir()] == [names.MANIFEST]
+
+
+@pytest.mark.parametrize("left", ["copy", "both", "torn"])
+def test_the_lock_is_on_the_manifest_after_a_migration_that_was_cut_short(tmp_path: Path, left: str) -> None:
+    disk, directory = production().disk, str(tmp_path)
+    (tmp_path / names.MANIFEST_BACK).write_bytes(encode(Manifest(UUID)))
+    if left != "copy":
+        (tmp_path / names.MANIFEST).write_bytes(encode(OLD) if left == "both" else b"{")
+    with manifest.lock(disk, directory) as held:
+        manifest.settle(disk, directory)
+        assert held.is_at(f"{directory}/{names.MANIFEST}")
+        with pytest.raises(AlreadyLocked):
+            manifest.lock(disk, directory)
+    assert [each.name for each in tmp_path.iterdir()] == [names.MANIFEST]
+    assert manifest.read(disk, directory) == (OLD if left == "both" else Manifest(UUID))
+
+
+def test_a_copy_that_becomes_the_manifest_before_it_is_locked_is_looked_for_again(tmp_path: Path) -> None:
+    disk, directory = production().disk, str(tmp_path)
+    back, main = tmp_path / names.MANIFEST_BACK, tmp_path / names.MANIFEST
+    back.write_bytes(encode(Manifest(UUID)))
+
+    class Overtaken(SystemDisk):
+        def lock_file(self, path: str) -> Lock:
+            found = super().lock_file(path)
+            if back.exists():
+                back.rename(main)
+            return found
+
+    with manifest.lock(Overtaken(), directory) as held:
+        assert held.is_at(str(main))
+        with pytest.raises(AlreadyLocked):
+            manifest.lock(disk, directory)
+    main.unlink()
+    with pytest.raises(FileNotFoundError):
+        manifest.lock(disk, directory)
 
 
 def test_a_migration_that_is_cut_short_anywhere_is_settled() -> None:

@@ -90,7 +90,7 @@ def test_thousands_of_sessions_are_marked_with_one_sync(tmp_path: Path, monkeypa
     (directory / "pwal_0009").write_bytes(b"".join(sessions))
     synced: list[int] = []
     sync = os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(descriptor) or sync(descriptor))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(descriptor) or sync(descriptor))  # type: ignore[func-returns-value, redundant-expr]
     found = recover(DISK, str(directory))
     changed = [report for report in found.files if report.changes.marks]
     assert sum(len(report.changes.marks) for report in changed) >= 3000

@@ -54,7 +54,7 @@ async def test_all_that_is_withdrawn_of_a_file_is_synced_at_once(
         write_session(directory, epoch % 2, epoch)
     synced: list[int] = []
     sync = os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(descriptor) or sync(descriptor))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(descriptor) or sync(descriptor))  # type: ignore[func-returns-value, redundant-expr]
     assert await directory.settle() == 50
     assert len(synced) == 2
     assert {kind for kind, _ in markers(tmp_path / "pwal_0000")} == {6, 3}

@@ -113,7 +113,8 @@ class Storage:
         self.name = name
         self.names: dict[str, Inode] = {}
         self.directories: dict[str, None] = {"/": None}
-        self.locked: dict[str, Life] = {}
+        self.locked: dict[str | Inode, Life] = {}
+        """Directories by their paths, files whatever their names are."""
         self.room = ROOM
         self.broken: set[str] = set()
         self.operation_count = 0
@@ -303,36 +304,39 @@ class SimulatedDisk:
 
     def lock(self, path: str) -> Lock:
         storage, path = self.enter(), _absolute(path)
-        return self._lock(storage.check_directory(path))
+        return self._lock(path, storage.check_directory(path))
 
     def lock_file(self, path: str) -> Lock:
         storage, path = self.enter(), _absolute(path)
-        storage.find(path)
-        return self._lock(path)
+        return self._lock(path, storage.find(path))
 
-    def _lock(self, path: str) -> Lock:
+    def _lock(self, path: str, held: str | Inode) -> Lock:
         storage = self.storage
-        if path in storage.locked:
+        if held in storage.locked:
             raise AlreadyLocked(
                 f"cannot lock {path}: it is in use",
                 hint="stop the process that holds it, or choose another directory",
             )
-        storage.locked[path] = self.life
-        return SimulatedLock(self, path)
+        storage.locked[held] = self.life
+        return SimulatedLock(self, held)
 
     def free_space(self, path: str) -> int:
         return self.enter().room
 
 
 class SimulatedLock:
-    def __init__(self, disk: SimulatedDisk, path: str) -> None:
-        self._disk, self._path = disk, path
+    def __init__(self, disk: SimulatedDisk, held: str | Inode) -> None:
+        self._disk, self._held = disk, held
 
     def release(self) -> None:
         """What a dead process held is another's by now, or nobody's."""
         locked = self._disk.storage.locked
-        if locked.get(self._path) is self._disk.life:
-            del locked[self._path]
+        if locked.get(self._held) is self._disk.life:
+            del locked[self._held]
+
+    def is_at(self, path: str) -> bool:
+        path = _absolute(path)
+        return self._disk.enter().names.get(path, path) == self._held
 
     def __enter__(self) -> Self:
         return self

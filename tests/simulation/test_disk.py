@@ -102,6 +102,22 @@ def test_both_disks_lock_and_create_once(place: tuple[Disk, str]) -> None:
     disk.lock_file(f"{directory}/file").release()
 
 
+def test_both_disks_lock_files_and_not_their_names(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    old, new = f"{directory}/old", f"{directory}/new"
+    disk.create(old).close()
+    with disk.lock_file(old) as held:
+        assert held.is_at(old)
+        disk.rename(old, new)
+        assert held.is_at(new)
+        assert not held.is_at(old)
+        with pytest.raises(AlreadyLocked):
+            disk.lock_file(new)
+        disk.create(old).close()
+        assert not held.is_at(old)
+        disk.lock_file(old).release()
+
+
 def test_both_disks_give_a_file_two_names(place: tuple[Disk, str]) -> None:
     disk, directory = place
     old, new = f"{directory}/old", f"{directory}/new"

@@ -6,6 +6,7 @@ is for `recovery.py`; what is written to the log files, for channels. Only who h
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from flowstone.limestone import catalog, manifest, names
@@ -70,9 +71,10 @@ class _Opening:
             self._make_directory()
         if disk.kind(path) != "directory":
             raise LimestoneError(f"{path} is no directory")
-        self._settle_manifest(create)
-        lock = disk.lock_file(f"{path}/{names.MANIFEST}")
+        lock = self._locked(create)
         try:
+            manifest.settle(disk, path)
+            self._write_first(create)
             return self._migrated(), self._epochs(), lock
         except BaseException:
             lock.release()
@@ -86,21 +88,28 @@ class _Opening:
         for path in missing:
             self._disk.sync_directory(_parent(path))
 
-    def _settle_manifest(self, create: bool) -> None:
+    def _locked(self, create: bool) -> Lock:
         disk, path = self._disk, self.path
-        manifest.settle(disk, path)
         try:
-            found = manifest.read(disk, path)
+            return manifest.lock(disk, path)
+        except FileNotFoundError:
+            if not create:
+                raise LimestoneError(f"{path} is no data directory: it has no {names.MANIFEST}") from None
+        manifest.refuse_files(disk, path)
+        with suppress(FileExistsError):
+            disk.create(f"{path}/{names.MANIFEST}").close()
+        return manifest.lock(disk, path)
+
+    def _write_first(self, create: bool) -> None:
+        """Of a directory that we have just made, or whose maker died in it."""
+        disk, path = self._disk, self.path
+        try:
+            manifest.read(disk, path)
         except DamagedFile:
             if not create or not self._is_unborn():
                 raise
-            # The process that made the directory died in it.
             write_whole(disk, f"{path}/{names.MANIFEST}", manifest.encode(Manifest(self._fresh_uuid)))
-            return
-        if found is None:
-            if not create:
-                raise LimestoneError(f"{path} is no data directory: it has no {names.MANIFEST}")
-            manifest.create(disk, path, self._fresh_uuid)
+            disk.sync_directory(path)
 
     def _is_unborn(self) -> bool:
         """Whether the manifest is all there is."""

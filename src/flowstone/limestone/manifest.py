@@ -14,7 +14,7 @@ from typing import Any, Final
 from flowstone.limestone import names
 from flowstone.limestone.errors import DamagedFile, LimestoneError, UnsupportedFormat
 from flowstone.limestone.files import read_whole, write_whole
-from flowstone.outside import Disk
+from flowstone.outside import Disk, Lock
 
 FORMAT_VERSION: Final = "1.1"
 """Of the manifest itself; 1.0 had no instance_uuid."""
@@ -22,6 +22,9 @@ FORMAT_VERSION: Final = "1.1"
 PERSISTENT_FORMAT_VERSION: Final = 7
 END_MARKERS_SINCE: Final = 6
 """The persistent format from which on a session has an end marker."""
+
+ATTEMPTS_MAX: Final = 10
+"""How often a manifest is looked for that others rename."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 
@@ -87,16 +90,21 @@ def _short(value: object) -> str:
 
 def create(disk: Disk, directory: str, instance_uuid: str) -> Manifest:
     """Make the manifest of a new directory, which may hold directories but no files."""
+    refuse_files(disk, directory)
+    manifest = Manifest(instance_uuid)
+    write_whole(disk, f"{directory}/{names.MANIFEST}", encode(manifest))
+    disk.sync_directory(directory)
+    return manifest
+
+
+def refuse_files(disk: Disk, directory: str) -> None:
+    """A data directory is made of nothing but directories."""
     for name in disk.list_directory(directory):
         if disk.kind(f"{directory}/{name}") == "file":
             raise LimestoneError(
                 f"cannot make a data directory of {directory}: it holds {name}, and no manifest",
                 hint="choose an empty directory, or put its limestone-manifest.json back",
             )
-    manifest = Manifest(instance_uuid)
-    write_whole(disk, f"{directory}/{names.MANIFEST}", encode(manifest))
-    disk.sync_directory(directory)
-    return manifest
 
 
 def read(disk: Disk, directory: str) -> Manifest | None:
@@ -113,20 +121,45 @@ def read(disk: Disk, directory: str) -> Manifest | None:
         return parse(kept, back)
 
 
+def lock(disk: Disk, directory: str) -> Lock:
+    """Take the directory: AlreadyLocked if somebody has it, FileNotFoundError if it has no manifest.
+
+    It is the file that is locked, by whatever name: where a migration was cut short that may be the copy. Who had it
+    before may have given it another name between our two steps, and let go: then it is looked for again."""
+    path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
+    for _ in range(ATTEMPTS_MAX):
+        place = back if disk.kind(path) is None and disk.kind(back) == "file" else path
+        try:
+            held = disk.lock_file(place)
+        except FileNotFoundError:
+            if disk.kind(path) is None and disk.kind(back) is None:
+                raise
+            continue
+        if held.is_at(place) and (place == path or disk.kind(path) is None):
+            return held
+        held.release()
+    raise LimestoneError(f"the manifest of {directory} is replaced all the time", hint="see who else uses it")
+
+
 def settle(disk: Disk, directory: str) -> None:
     """End a migration that was cut short: a copy replaces a manifest that cannot be read, and is gone after that.
 
-    Before the lock is taken, since it puts another file in the manifest's place."""
+    Only while the lock is held, which stays on the manifest: else a migration that goes on would be taken for one."""
     path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
     kept = read_whole(disk, back)
     if kept is None:
         return
-    try:
-        parse(read_whole(disk, path) or b"", path)
-        disk.unlink(back)
-    except DamagedFile:
+    data = read_whole(disk, path)
+    if data is None:
         parse(kept, back)
         disk.rename(back, path)
+    else:
+        try:
+            parse(data, path)
+        except DamagedFile:
+            parse(kept, back)
+            write_whole(disk, path, kept)
+        disk.unlink(back)
     disk.sync_directory(directory)
 
 

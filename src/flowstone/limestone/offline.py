@@ -30,23 +30,28 @@ def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Ma
     `only_looks`: then one on a read-only file system, where nobody can have it open, goes without the lock."""
     if disk.kind(directory) != "directory":
         raise LimestoneError(f"{directory}: there is no such directory")
-    found = manifest.read(disk, directory)
-    if found is None:
-        raise LimestoneError(
-            f"{directory} is no data directory: it has no {names.MANIFEST}",
-            hint="name the directory that holds it, which is log_location in tsurugi.ini",
-        )
-    if not only_looks:
-        manifest.settle(disk, directory)
-    is_there = disk.kind(f"{directory}/{names.MANIFEST}") == "file"
     lock: AbstractContextManager[object] = nullcontext()
     try:
-        lock = disk.lock_file(f"{directory}/{names.MANIFEST if is_there else names.MANIFEST_BACK}")
+        lock = manifest.lock(disk, directory)
+    except FileNotFoundError:
+        raise _no_directory(directory) from None
     except OSError as error:
         if not only_looks or error.errno not in _READ_ONLY:
             raise
     with lock:
-        yield manifest.read(disk, directory) or found
+        if not only_looks:
+            manifest.settle(disk, directory)
+        found = manifest.read(disk, directory)
+        if found is None:
+            raise _no_directory(directory)
+        yield found
+
+
+def _no_directory(directory: str) -> LimestoneError:
+    return LimestoneError(
+        f"{directory} is no data directory: it has no {names.MANIFEST}",
+        hint="name the directory that holds it, which is log_location in tsurugi.ini",
+    )
 
 
 def migrate(outside: Outside, directory: str, found: Manifest) -> None:

@@ -77,6 +77,10 @@ class Lock(Protocol):
         """Let go; releasing twice is harmless."""
         ...
 
+    def is_at(self, path: str) -> bool:
+        """Whether this path leads to what is locked: its name may have been given to something else meanwhile."""
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -264,6 +268,12 @@ class _SystemLock(_Descriptor):
     def release(self) -> None:
         # Closing the only descriptor of the open file releases its flock.
         self.close()
+
+    def is_at(self, path: str) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(path))
+        except FileNotFoundError:
+            return False
 
 
 class _SystemFile(_Descriptor):
