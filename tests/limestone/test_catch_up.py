@@ -42,8 +42,12 @@ def write(directory: Path, name: str, *sessions: bytes) -> None:
     (directory / name).write_bytes(b"".join(sessions))
 
 
+BEGUN_WITH = 9
+"""What recovery has found in the directories here."""
+
+
 def opened(directory: Path, sizes: dict[str, int] | None = None) -> LogFiles:
-    return open_files(DISK, str(directory), lambda: sizes or {})
+    return open_files(DISK, str(directory), lambda: sizes or {}, BEGUN_WITH)
 
 
 def lacking(directory: Path, prepared: Prepare, sizes: dict[str, int] | None = None) -> list[tuple[int, list[bytes]]]:
@@ -180,7 +184,8 @@ def test_a_compacted_file_that_a_crash_kept_from_its_place_is_not_missed(tmp_pat
 def test_only_what_is_compacted_is_beyond_the_horizon(
     tmp_path: Path, compacted: tuple[tuple[str, int], ...], horizon_epoch: int
 ) -> None:
-    write(tmp_path, names.COMPACTED, session(0, ends=False))
+    if compacted:
+        write(tmp_path, names.COMPACTED, session(0, ends=False))
     catalog.write(DISK, str(tmp_path), Catalog(compacted, max_epoch_id=4))
     files = opened(tmp_path)
     assert files.horizon == horizon_epoch
@@ -274,7 +279,7 @@ def test_who_renames_files_all_the_time_is_not_waited_for(tmp_path: Path, monkey
         return {}
 
     with pytest.raises(LimestoneError, match="all the time"):
-        open_files(DISK, str(tmp_path), sizes)
+        open_files(DISK, str(tmp_path), sizes, BEGUN_WITH)
 
 
 def test_what_is_open_outlives_its_name(tmp_path: Path) -> None:
@@ -283,3 +288,13 @@ def test_what_is_open_outlives_its_name(tmp_path: Path) -> None:
     (tmp_path / "pwal_0000").unlink()
     assert [epoch for epoch, _ in files.sessions(resume(0))] == [2]
     files.close()
+
+
+@pytest.mark.parametrize("name", ["pwal_0000.compacted", "pwal_0000.compacted.prev"])
+def test_a_compacted_file_counts_that_no_catalog_lists(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, session(0, row(b"old", 0), ends=False))
+    write(tmp_path, "pwal_0000", session(11, row(b"new", 11)))
+    files = opened(tmp_path)
+    assert files.horizon == BEGUN_WITH, "whoever has less may lack what only that file has"
+    files.close()
+    assert lacking(tmp_path, Prepare(Action.SEED, 11)) == [(BEGUN_WITH, [b"old"]), (11, [b"new"])]

@@ -22,7 +22,7 @@ from flowstone.limestone.entries import EntryType
 from flowstone.limestone.entry_table import AT, END, MAJOR, NEED, TABLE_ROWS, TYPE, Table, walk_table
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.extensions import Action, HelloAck, Prepare
-from flowstone.limestone.recovery import input_files
+from flowstone.limestone.recovery import compacted_path, input_files
 from flowstone.outside import Disk, File
 
 WINDOW: Final = 1 << 20
@@ -149,15 +149,15 @@ class LogFiles:
             yield from _merged(log, above)
 
 
-def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str, int]]) -> LogFiles:
-    """All that a directory has, at one moment. Blocks little."""
+def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str, int]], begun_with: int) -> LogFiles:
+    """All that a directory has, at one moment. Blocks little. `begun_with`: the largest epoch that recovery has found."""
     for _ in range(ATTEMPTS_MAX):
         # The catalog first: when compaction ends after that, its result has more than the files that were left out.
         listed = catalog.read(disk, directory) or catalog.Catalog()
         found = input_files(disk, directory, listed)
         sizes = finished_sizes()
         try:
-            files = _opened(disk, directory, found, sizes, listed)
+            files = _opened(disk, directory, found, sizes, listed, begun_with)
         except FileNotFoundError:
             continue
         if input_files(disk, directory, listed) == found:
@@ -166,7 +166,9 @@ def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str
     raise LimestoneError(f"the log files of {directory} are renamed all the time")
 
 
-def _opened(disk: Disk, directory: str, found: list[str], sizes: dict[str, int], listed: catalog.Catalog) -> LogFiles:
+def _opened(
+    disk: Disk, directory: str, found: list[str], sizes: dict[str, int], listed: catalog.Catalog, begun_with: int
+) -> LogFiles:
     logs: list[LogFile] = []
     files = LogFiles(logs, listed.detached, listed.max_epoch_id if listed.compacted else 0)
     try:
@@ -174,9 +176,12 @@ def _opened(disk: Disk, directory: str, found: list[str], sizes: dict[str, int],
             file = disk.open(f"{directory}/{name}")
             logs.append(LogFile(name, file, min(file.size(), sizes.get(name, 1 << 63))))
         # Compaction names the file in the catalog before it puts the first one there, and may have been cut short.
-        if listed.compacted and disk.kind(f"{directory}/{names.COMPACTED}") == "file":
-            file = disk.open(f"{directory}/{names.COMPACTED}")
+        path = compacted_path(disk, directory)
+        if path is not None:
+            file = disk.open(path)
             files.compacted = LogFile(names.COMPACTED, file, file.size())
+            if not listed.compacted:  # the original's offline compaction: it may be of all that was there at the start
+                files.horizon = begun_with
     except BaseException:
         files.close()
         raise

@@ -32,6 +32,9 @@ RETRY_SECONDS: Final = 0.05
 RETRY_SECONDS_MAX: Final = 5.0
 """Before a replica is reached for again; doubled each time, and up to half as much again by chance."""
 
+REMIND_SECONDS: Final = 300.0
+"""After which it is said again that a replica is still out of reach, for the same reason."""
+
 WATCH_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 60.0
 """A replica of ours that has not acknowledged a session for so long is taken for lost: it can come back."""
@@ -85,6 +88,10 @@ class Circumstances(Protocol):
         """Which epochs were ever durable here; made once, of these files."""
         ...
 
+    def without(self, link: ReplicaLink) -> str:
+        """What becomes of sessions while this one is lost, for an operator."""
+        ...
+
     def changed(self) -> None:
         """Something has been acknowledged, or the state of a link is another one."""
         ...
@@ -126,6 +133,8 @@ class ReplicaLink:
         self._is_closed = False
         self._task: asyncio.Task[None] | None = None
         self._closing_control: asyncio.Task[None] | None = None
+        self._told: tuple[str, float] | None = None
+        """Why it is lost, as it was said last, and when; None while it is not."""
 
     # --- what it is asked ---
 
@@ -222,14 +231,24 @@ class ReplicaLink:
             return ReplicaLost(self._peer.endpoint, f"{type(error).__name__}: {error}")
 
     def _set_state(self, state: LinkState) -> None:
-        before, self.state = self.state, state
+        self.state = state
         if state is LinkState.LIVE:
-            LOG.info("replica %s has all that we have", self._peer.endpoint)
-        elif before is not LinkState.CONNECTING and state in (LinkState.LOST, LinkState.GONE):
-            LOG.warning("%s", self.error)
+            tell = LOG.info if self._told is None else LOG.warning
+            tell("replica %s has all that we have", self._peer.endpoint)
+            self._told = None
+        elif state in (LinkState.LOST, LinkState.GONE):
+            self._tell_lost()
         if state is not LinkState.CONNECTING:
             self.was_tried = True
         self._all.changed()
+
+    def _tell_lost(self) -> None:
+        """Say why, and what follows from it: at once, when it is another reason, and now and then."""
+        now, reason = self._outside.clock.monotonic(), str(self.error)
+        if self._told is not None and self._told[0] == reason and now < self._told[1] + REMIND_SECONDS:
+            return
+        self._told = (reason, now)
+        LOG.warning("%s; %s", reason, self._all.without(self))
 
     async def _end_conversation(self) -> None:
         self._unacknowledged.clear()
@@ -268,7 +287,7 @@ class ReplicaLink:
         if nonce is None:
             await self._join_as_the_original(conversation)
             return
-        files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes)
+        files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes, self._all.begun_with)
         try:
             ack = await self._greet(conversation, nonce, files.horizon)
             survey = await self._all.survey(files)
@@ -337,7 +356,7 @@ class ReplicaLink:
             conversation.channel(channel_id)
         conversation.lost.add_done_callback(lambda _: self._wake())
         recent = self._all.recent_sessions()
-        files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes)
+        files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes, self._all.begun_with)
         try:
             if prepared.action is Action.RESUME and files.horizon > prepared.epoch:
                 raise ReplicaLost(self._peer.endpoint, "compaction has taken what it lacks while it was prepared")
