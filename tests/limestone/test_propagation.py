@@ -133,6 +133,47 @@ async def test_block_waits_until_the_replica_is_back(tmp_path: Path) -> None:
     await replica.vanish()
 
 
+@pytest.mark.parametrize(
+    ("on_lost", "consequence"), [("block", "wait until"), ("degrade", "go on without"), ("fail", "fail until")]
+)
+async def test_a_replica_that_was_never_reached_is_told_at_once_and_not_at_every_attempt(
+    tmp_path: Path, on_lost: str, consequence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = ScriptedReplica(is_ours=True)
+    await replica.listen()
+    await replica.vanish()
+    master = Master(tmp_path, replica, on_lost=on_lost)
+    if on_lost == "fail":
+        with pytest.raises(QuorumLost):
+            await master.propagation.start(0)
+    else:
+        await master.propagation.start(0)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    await asyncio.sleep(0.5)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == told
+    assert len(told) == 1
+    assert str(replica.endpoint) in told[0]
+    assert consequence in told[0]
+    caplog.clear()
+    await replica.listen()
+    await eventually(lambda: "has all that we have" in caplog.text)
+    await master.propagation.close()
+    await replica.vanish()
+
+
+async def test_a_replica_that_others_stand_in_for_is_told_of_as_such(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        scripted(is_ours=True) as one,
+        scripted(is_ours=True) as other,
+        running(Master(tmp_path, one, other, quorum=1)) as master,
+    ):
+        await eventually(lambda: master.propagation.status().live == 2)
+        await other.vanish()
+        await eventually(lambda: "the others are as many" in caplog.text)
+
+
 async def test_degrade_goes_on_and_says_so(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica, on_lost="degrade")) as master:
         await master.put(1, b"a")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from flowstone.limestone.catch_up import LogFiles, Store, Survey
 from flowstone.limestone.conversation import AuthenticationFailed, Peer
@@ -20,6 +21,13 @@ from flowstone.limestone.replica_link import LinkState, LinkStatus, ReplicaLink
 from flowstone.limestone.settings import Settings
 from flowstone.limestone.work import by_worker
 from flowstone.outside import Outside, SocketOptions
+
+_WITHOUT: Final = {
+    "block": "sessions wait until it is there (on_lost is block)",
+    "degrade": "sessions go on without it (on_lost is degrade)",
+    "fail": "sessions fail until it is there (on_lost is fail)",
+}
+_WITHOUT_ANY: Final = "sessions fail from now on: it is not reached for again"
 
 
 class QuorumLost(LimestoneError):
@@ -202,6 +210,12 @@ class Propagation:
         return QuorumLost(f"{what}: {needed} of {len(self._links)} replicas must have it. {reasons}", hint=hint)
 
     # --- for the links ---
+
+    def without(self, link: ReplicaLink) -> str:
+        needed, on_lost = self._settings.needed, self._settings.on_lost
+        if sum(other.is_receiving for other in self._links if other is not link) >= needed:
+            return f"the others are as many as must have every session ({needed})"
+        return _WITHOUT_ANY if link.is_hopeless and on_lost == "block" else _WITHOUT[on_lost]
 
     def recent_sessions(self) -> list[EndedSession]:
         return list(self._recent.values())
