@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.entries import WriteVersion, remove
 from flowstone.limestone.epoch_file import EpochWriter
 from flowstone.limestone.errors import DamagedFile, LimestoneError
+from flowstone.limestone.manifest import Manifest
 from flowstone.limestone.recovery import recover
 from flowstone.outside import Disk, production
 from tests.limestone import recorded
 from tests.limestone.crashes import DIRECTORY, crashed
 from tests.limestone.test_compaction import MS, Row, session, set_key
+from tests.limestone.world import outside_on
 
 OUTSIDE = production()
 DISK = OUTSIDE.disk
@@ -110,12 +113,14 @@ async def test_a_backup_restores_to_the_same_rows(directory: Path, tmp_path: Pat
     (target / "pwal_0009").write_bytes(b"stale")
     (target / "blob/dir_09").mkdir()
     (target / names.blob(9)).write_bytes(b"stale")
-    backup.restore(DISK, str(flat), str(target))
+    with pytest.raises(LimestoneError, match="it holds entries, in pwal_0000"):
+        backup.restore(OUTSIDE, str(flat), str(target))
+    backup.restore(OUTSIDE, str(flat), str(target), replaces=True)
     assert shown(target) == rows != []
     assert blobs.stored_ids(DISK, str(target)) == [1, 2, 3]
     assert recover(DISK, str(target)).durable_epoch == 5
     assert not (target / "pwal_0009").exists()
-    backup.restore(DISK, str(flat), str(tmp_path / "again"), keeps_source=False)
+    backup.restore(OUTSIDE, str(flat), str(tmp_path / "again"), keeps_source=False)
     assert shown(tmp_path / "again") == rows
     assert list(flat.iterdir()) == []
 
@@ -135,7 +140,7 @@ async def test_sessions_that_end_while_files_are_copied_in_their_order_are_left_
                 (store / "pwal_0000").write_bytes((store / "pwal_0000").read_bytes() + late)
                 EpochWriter.open(DISK, str(store)).write(6)
             shutil.copyfile(entry.source, flat / entry.destination)
-        backup.restore(DISK, str(flat), str(tmp_path / f"restored{moment}"))
+        backup.restore(OUTSIDE, str(flat), str(tmp_path / f"restored{moment}"))
         assert shown(tmp_path / f"restored{moment}") == rows
 
 
@@ -149,14 +154,14 @@ def test_named_entries_are_restored_where_they_are_named(directory: Path, tmp_pa
         BackupEntry(names.blob(1), "0000000000000001.blob"),
     ]
     target = tmp_path / "restored"
-    backup.restore(DISK, str(directory), str(target), entries=entries)
+    backup.restore(OUTSIDE, str(directory), str(target), entries=entries)
     assert len(shown(target)) == 7
     assert blobs.stored_ids(DISK, str(target)) == [1]
     for name in ("../outside", "a/b", "", ".."):
         with pytest.raises(LimestoneError, match="backups are flat"):
-            backup.restore(DISK, str(directory), str(target), entries=[BackupEntry("epoch", name), *entries])
+            backup.restore(OUTSIDE, str(directory), str(target), entries=[BackupEntry("epoch", name), *entries])
     with pytest.raises(LimestoneError, match="nosuch is not there"):
-        backup.restore(DISK, str(directory), str(target), entries=[BackupEntry("nosuch", "pwal_0002"), *entries])
+        backup.restore(OUTSIDE, str(directory), str(target), entries=[BackupEntry("nosuch", "pwal_0002"), *entries])
     assert len(shown(target)) == 7
 
 
@@ -164,11 +169,42 @@ def test_what_is_no_backup_changes_nothing(directory: Path, tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     for source, word in ((tmp_path / "empty", "is no backup"), (tmp_path / "nosuch", "no such directory")):
         with pytest.raises(LimestoneError, match=word):
-            backup.restore(DISK, str(source), str(directory))
+            backup.restore(OUTSIDE, str(source), str(directory))
     (tmp_path / "empty" / names.MANIFEST).write_bytes(b"{")
     with pytest.raises(DamagedFile):
-        backup.restore(DISK, str(tmp_path / "empty"), str(directory))
+        backup.restore(OUTSIDE, str(tmp_path / "empty"), str(directory))
     assert len(shown(directory)) == 7
+
+
+def test_what_is_restored_is_another_instance(directory: Path, tmp_path: Path) -> None:
+    """A replica of the one that the backup is of may know more than that; it must not go on as if it did not."""
+    found = []
+    for number in range(2):
+        (directory / "flowstone-replica.json").write_bytes(b"follows somebody")
+        backup.restore(OUTSIDE, str(directory), str(tmp_path / f"restored{number}"))
+        assert not (tmp_path / f"restored{number}" / "flowstone-replica.json").exists()
+        found.append(manifest.read(DISK, str(tmp_path / f"restored{number}")))
+    before = manifest.read(DISK, str(directory))
+    assert before is not None
+    uuids = {each.instance_uuid for each in (before, *found) if each is not None}
+    assert len(uuids) == 3
+    assert [replace(each, instance_uuid=None) for each in found if each] == [replace(before, instance_uuid=None)] * 2
+    (directory / names.MANIFEST).write_bytes(b'{"format_version":"1.0","persistent_format_version":4}')
+    backup.restore(OUTSIDE, str(directory), str(tmp_path / "older"))
+    assert manifest.read(DISK, str(tmp_path / "older")) == Manifest(None, 4, "1.0")
+
+
+def test_a_directory_is_not_restored_from_itself(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(directory)
+    (tmp_path / "flat").mkdir()
+    shutil.copyfile(directory / names.MANIFEST, tmp_path / "flat" / names.MANIFEST)
+    rows = shown(directory)
+    entries = [BackupEntry(names.MANIFEST, names.MANIFEST), BackupEntry(str(directory / "pwal_0000"), "pwal_0000")]
+    for source, chosen in ((directory, None), (tmp_path / "link", None), (tmp_path / "flat", entries)):
+        for target in (directory, tmp_path / "link"):
+            with pytest.raises(LimestoneError, match="lies in it, and would be gone"):
+                backup.restore(OUTSIDE, str(source), str(target), replaces=True, entries=chosen)
+    assert shown(directory) == rows
 
 
 def test_a_crash_while_restoring_leaves_the_old_directory_the_new_one_or_none() -> None:
@@ -185,7 +221,7 @@ def test_a_crash_while_restoring_leaves_the_old_directory_the_new_one_or_none() 
             disk.sync_directory(path)
 
     def work(disk: Disk) -> None:
-        backup.restore(disk, "/backup", DIRECTORY)
+        backup.restore(outside_on(disk), "/backup", DIRECTORY, replaces=True)
 
     for disk, is_done in crashed(prepare, work):
         try:

@@ -14,7 +14,7 @@ from flowstone.limestone.blobs import BlobError
 from flowstone.limestone.channel import AsyncLogChannel
 from flowstone.limestone.datastore import AsyncDatastore, State
 from flowstone.limestone.entries import WriteVersion
-from flowstone.limestone.errors import DamagedFile, DatastoreFailed, WrongTime
+from flowstone.limestone.errors import DamagedFile, DatastoreFailed, LimestoneError, WrongTime
 from flowstone.limestone.files import read_whole
 from flowstone.limestone.recovery import recover
 from flowstone.limestone.settings import Settings
@@ -280,7 +280,9 @@ async def test_a_directory_that_somebody_has_is_not_restored(tmp_path: Path) -> 
         assert [row.value for row in (await store.snapshot()).cursor()] == [b"first"]
     async with made(tmp_path / "a")[0] as other:
         await other.create_channel()
-        await other.restore(str(backup))
+        with pytest.raises(LimestoneError, match="it holds entries"):
+            await other.restore(str(backup))
+        await other.restore(str(backup), replaces=True)
         await other.ready()
         assert [row.value for row in (await other.snapshot()).cursor()] == [b"first"]
 

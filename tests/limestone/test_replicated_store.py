@@ -371,3 +371,27 @@ async def test_a_replica_that_is_killed_again_and_again_lacks_nothing_in_the_end
     processes[-1].kill()
     processes[-1].wait()
     assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_a_restored_master_seeds_the_replica_that_knows_more_than_the_backup(tmp_path: Path) -> None:
+    """Though it has gone further than the replica when they meet again."""
+    async with replica_at(tmp_path / "r") as replica:
+        endpoint = replica.endpoint
+        async with master(tmp_path / "m", endpoint) as store:
+            await store.put()
+            await store.next_epoch()
+            shutil.copytree(tmp_path / "m", tmp_path / "backup")
+            for _ in range(3):
+                await store.put()
+                await store.next_epoch()
+    async with AsyncDatastore(production(), Settings(str(tmp_path / "m"))) as restored:
+        await restored.restore(str(tmp_path / "backup"), replaces=True)
+    async with master(tmp_path / "m", endpoint, on_lost="degrade") as store:
+        for _ in range(5):
+            await store.put(rows=3)
+            await store.next_epoch()
+        async with replica_at(tmp_path / "r", endpoint):
+            await eventually(lambda: store.states == ["live"])
+            await store.put()
+            await store.next_epoch()
+    assert held(tmp_path / "m") == held(tmp_path / "r")

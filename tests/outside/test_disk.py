@@ -212,6 +212,8 @@ def test_a_link_is_told_from_what_it_leads_to(tmp_path: Path) -> None:
     assert disk.is_link(str(tmp_path / "link"))
     assert disk.kind(str(tmp_path / "link")) == "directory"
     assert not disk.is_link(str(tmp_path))
+    assert disk.real_path(f"{tmp_path}/none/../link/./below") == disk.real_path(f"{tmp_path}/link") + "/below"
+    assert disk.real_path(f"{tmp_path}/link") != f"{tmp_path}/link"
 
 
 def test_a_file_is_locked_whoever_opens_it_and_kept_as_it_is(disk: Disk, tmp_path: Path) -> None:

@@ -294,6 +294,9 @@ class SimulatedDisk:
     def is_link(self, path: str) -> bool:
         return False
 
+    def real_path(self, path: str) -> str:
+        return _absolute(path)
+
     def size(self, path: str) -> int:
         return len(self.enter().find(_absolute(path)).data)
 

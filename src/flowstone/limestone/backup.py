@@ -8,12 +8,14 @@ meanwhile. Rotating the log files is the datastore's; here is only what is done 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from flowstone.limestone import blobs, catalog, copying, manifest, names
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.errors import LimestoneError
+from flowstone.limestone.files import read_whole
+from flowstone.limestone.replica_seeding import FILE as REPLICA_FILE
 from flowstone.outside import Disk, Outside
 
 
@@ -125,39 +127,82 @@ def rotate_epoch_file(disk: Disk, directory: str, milliseconds: int, epoch: int)
 
 
 def restore(
-    disk: Disk, source: str, target: str, *, keeps_source: bool = True, entries: Sequence[BackupEntry] | None = None
+    outside: Outside,
+    source: str,
+    target: str,
+    *,
+    replaces: bool = False,
+    keeps_source: bool = True,
+    entries: Sequence[BackupEntry] | None = None,
 ) -> None:
-    """Make `target` the directory that a backup holds; what was in it is gone. Nobody may use it.
+    """Make `target` the directory that a backup holds, with an identity of its own. Nobody may use it.
 
-    `source` is flat, or a directory as it was put aside. `entries` name its files where they are not to be found by
-    their names: sources relative to `source`, or absolute. The manifest comes last: a directory that a crash left
-    without one is refused by everybody, and can be restored again."""
+    What has been written since the backup is not part of it: replicas that know more must not take it for the master
+    that they followed. `replaces`: what is in the target may go; else it must hold no entries. `source` is flat, or a
+    directory as it was put aside. `entries` name its files where they are not to be found by their names: sources
+    relative to `source`, or absolute. The manifest comes last: a directory that a crash left without one is refused by
+    everybody, and can be restored again."""
+    disk = outside.disk
     chosen = _found(disk, source) if entries is None else [_resolved(source, entry) for entry in entries]
     last = [entry for entry in chosen if entry.destination == names.MANIFEST]
     if not last:
         raise LimestoneError(f"{source} is no backup: it has no {names.MANIFEST}")
-    for entry in chosen:
-        if disk.kind(entry.source) != "file":
-            raise LimestoneError(f"cannot restore {target}: {entry.source} is not there")
-    manifest.parse(_read(disk, last[0].source), last[0].source)
+    identity = _renamed(outside, last[0].source)
+    _check_sources(disk, chosen, target)
+    if not replaces:
+        _check_target(disk, target)
     disk.make_directory(target)
     _purge(disk, target)
     parents: dict[str, None] = {target: None}
-    for entry in [*(entry for entry in chosen if entry.destination != names.MANIFEST), *last]:
-        if entry is last[0]:
-            for parent in parents:
-                disk.sync_directory(parent)
-        copying.copy(disk, entry.source, f"{target}/{_place(disk, target, entry.destination, parents)}")
+    for entry in chosen:
+        if entry.destination != names.MANIFEST:
+            copying.copy(disk, entry.source, f"{target}/{_place(disk, target, entry.destination, parents)}")
+    for parent in parents:
+        disk.sync_directory(parent)
+    copying.write(disk, f"{target}/{names.MANIFEST}", identity)
     disk.sync_directory(target)
     if not keeps_source:
         for entry in reversed(chosen):
             copying.remove(disk, entry.source)
 
 
+def _renamed(outside: Outside, path: str) -> bytes:
+    """A manifest with another identity. One that has none gets it when its directory is opened."""
+    data = read_whole(outside.disk, path) or b""
+    found = manifest.parse(data, path)
+    if found.instance_uuid is None:
+        return data
+    return manifest.encode(replace(found, instance_uuid=str(outside.random.uuid())))
+
+
+def _check_sources(disk: Disk, chosen: Sequence[BackupEntry], target: str) -> None:
+    inside = disk.real_path(target).rstrip("/") + "/"
+    for entry in chosen:
+        if disk.kind(entry.source) != "file":
+            raise LimestoneError(f"cannot restore {target}: {entry.source} is not there")
+        if disk.real_path(entry.source).startswith(inside):
+            raise LimestoneError(
+                f"cannot restore {target}: {entry.source} lies in it, and would be gone",
+                hint="restore to another directory",
+            )
+
+
+def _check_target(disk: Disk, target: str) -> None:
+    for name in disk.list_directory(target) if disk.kind(target) == "directory" else ():
+        path = f"{target}/{name}"
+        if names.is_pwal(name) and disk.kind(path) == "file" and disk.size(path):
+            raise LimestoneError(
+                f"cannot restore {target}: it holds entries, in {name}",
+                hint="restore to another directory, or say replaces=True if they may go",
+            )
+
+
 def _found(disk: Disk, source: str) -> list[BackupEntry]:
     if disk.kind(source) != "directory":
         raise LimestoneError(f"{source}: there is no such directory")
-    flat = [name for name in disk.list_directory(source) if disk.kind(f"{source}/{name}") == "file"]
+    # What a replica's directory says of its master is not true of the new one.
+    files = (name for name in disk.list_directory(source) if name != REPLICA_FILE)
+    flat = [name for name in files if disk.kind(f"{source}/{name}") == "file"]
     nested = [names.blob(blob_id) for blob_id in blobs.stored_ids(disk, source)]
     placed = [BackupEntry(f"{source}/{path}", path.rpartition("/")[2]) for path in nested]
     return [*(BackupEntry(f"{source}/{name}", name) for name in flat), *placed]
@@ -186,8 +231,3 @@ def _purge(disk: Disk, target: str) -> None:
         copying.remove(disk, f"{target}/{name}")
     blobs.delete(disk, target, blobs.stored_ids(disk, target))
     copying.remove(disk, f"{target}/{names.SNAPSHOT}")
-
-
-def _read(disk: Disk, path: str) -> bytes:
-    with disk.open(path) as file:
-        return file.read_at(0, file.size())

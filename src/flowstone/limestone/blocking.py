@@ -147,9 +147,18 @@ class Datastore:
         """Recover what the directory holds, and let sessions begin once an epoch has been switched to."""
         self._thread.run(self._store.ready())
 
-    def restore(self, source: str, *, keeps_source: bool = True, entries: Sequence[BackupEntry] | None = None) -> None:
-        """Make the directory what a backup holds; what was in it is gone. Before `ready` only."""
-        self._thread.run(self._store.restore(source, keeps_source=keeps_source, entries=entries))
+    def restore(
+        self,
+        source: str,
+        *,
+        replaces: bool = False,
+        keeps_source: bool = True,
+        entries: Sequence[BackupEntry] | None = None,
+    ) -> None:
+        """Make the directory what a backup holds; replicas are seeded from it. Before `ready` only.
+
+        `replaces`: what was in the directory may go; else it must hold no entries."""
+        self._thread.run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
 
     @property
     def last_epoch(self) -> int:

@@ -147,18 +147,24 @@ class AsyncDatastore:
         self._state = State.READY
 
     async def restore(
-        self, source: str, *, keeps_source: bool = True, entries: Sequence[BackupEntry] | None = None
+        self,
+        source: str,
+        *,
+        replaces: bool = False,
+        keeps_source: bool = True,
+        entries: Sequence[BackupEntry] | None = None,
     ) -> None:
-        """Make the directory what a backup holds; what was in it is gone. Before `ready` only.
+        """Make the directory what a backup holds; replicas are seeded from it. Before `ready` only.
 
-        `entries` name the files of the backup where they are not to be found by their names."""
+        `replaces`: what was in the directory may go; else it must hold no entries. `entries` name the files of the
+        backup where they are not to be found by their names."""
         async with self._opening:
             self._check_new("restore")
             if self._directory is not None:
                 self._directory.release()
                 self._directory = None
-            work = partial(backup.restore, keeps_source=keeps_source, entries=entries)
-            await self._outside.blocking(_alone, work, self._outside.disk, source, self.settings.path)
+            work = partial(backup.restore, replaces=replaces, keeps_source=keeps_source, entries=entries)
+            await self._outside.blocking(_alone, work, self._outside, source, self.settings.path)
 
     async def shutdown(self) -> None:
         """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count."""
@@ -527,11 +533,11 @@ def _seen(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def _alone(work: Callable[[Disk, str, str], None], disk: Disk, source: str, target: str) -> None:
+def _alone(work: Callable[[Outside, str, str], None], outside: Outside, source: str, target: str) -> None:
     """Do this to a directory that nobody else has."""
     path = f"{target}/{names.MANIFEST}"
-    with disk.lock_file(path) if disk.kind(path) == "file" else nullcontext():
-        work(disk, source, target)
+    with outside.disk.lock_file(path) if outside.disk.kind(path) == "file" else nullcontext():
+        work(outside, source, target)
 
 
 def _made_ready(disk: Disk, directory: DataDirectory, found: Recovered) -> StoreSnapshot:

@@ -142,6 +142,10 @@ class Disk(Protocol):
         """Whether the path itself is a symbolic link, wherever that leads."""
         ...
 
+    def real_path(self, path: str) -> str:
+        """Where a path leads to, from the root on and without links. Nothing needs to be there."""
+        ...
+
     def size(self, path: str) -> int:
         """The length of a file."""
         ...
@@ -218,6 +222,9 @@ class SystemDisk:
 
     def is_link(self, path: str) -> bool:
         return os.path.islink(path)
+
+    def real_path(self, path: str) -> str:
+        return os.path.realpath(path)
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size
