@@ -75,6 +75,9 @@ class _Opening:
         try:
             manifest.settle(disk, path)
             self._write_first(create)
+            with disk.append_to(f"{path}/{names.MANIFEST}") as file:
+                # Of a maker that was killed it may be in the kernel's memory only.
+                file.sync()
             return self._migrated(), self._epochs(), lock
         except BaseException:
             lock.release()

@@ -185,7 +185,14 @@ def recover(
     found = _read(inputs_of(disk, directory, files), directory, durable_epoch, mode)
     for report in found.files if repairs else ():
         apply(disk, f"{directory}/{report.name}", report.changes)
+        _sync(disk, f"{directory}/{report.name}")
     return found
+
+
+def _sync(disk: Disk, path: str) -> None:
+    """What a killed process wrote, marks among it, may be in the kernel's memory only: from here on it is relied on."""
+    with disk.append_to(path) as file:
+        file.sync()
 
 
 def recover_live(disk: Disk, directory: str, durable_epoch: int, finished_sizes: FinishedSizes) -> Recovered:
