@@ -235,31 +235,50 @@ async def test_calls_at_the_wrong_time_say_so(host: Host, tmp_path: Path) -> Non
     assert (tmp_path / "pwal_0003").read_bytes() == BEGIN + END
 
 
+NO_ID = "a storage id is a number of 64 bits, not"
+NO_VERSION = r"a version is a pair of numbers of 64 bits, \(major, minor\), not"
+NO_BYTES = "keys and values are bytes"
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "complaint"),
     [
-        (1 << 64, b"k", b"v", V),
-        (-1, b"k", b"v", V),
-        (1, b"k", b"v", (1, 1 << 64)),
-        (1, "k", b"v", V),
-        (1, b"k", None, V),
-        (1, b"k", memoryview(b"abcd").cast("I"), V),
+        ((1 << 64, b"k", b"v", V), NO_ID),
+        ((-1, b"k", b"v", V), f"{NO_ID} -1"),
+        (("1", b"k", b"v", V), f"{NO_ID} '1'"),
+        ((1, b"k", b"v", (1, 1 << 64)), NO_VERSION),
+        ((1, b"k", b"v", (1, 2, 3)), NO_VERSION),
+        ((1, b"k", b"v", 5), f"{NO_VERSION} 5"),
+        ((1, "k", b"v", V), NO_BYTES),
+        ((1, 7, b"v", V), NO_BYTES),
+        ((1, b"k", None, V), NO_BYTES),
+        ((1, b"k", memoryview(b"abcd").cast("I"), V), NO_BYTES),
     ],
 )
-async def test_half_of_an_entry_that_does_not_fit_is_not_left(
-    host: Host, tmp_path: Path, arguments: tuple[Any, ...]
+async def test_an_entry_that_does_not_fit_is_refused_in_words_and_half_of_it_is_not_left(
+    host: Host, tmp_path: Path, arguments: tuple[Any, ...], complaint: str
 ) -> None:
     channel = made(host, tmp_path)
+    storage_id, key, value, version = arguments
     await channel.begin_session()
-    with pytest.raises((LocalProtocolError, TypeError)):
+    with pytest.raises(LocalProtocolError, match=complaint):
         channel.add_entry(*arguments)
-    with pytest.raises((LocalProtocolError, TypeError)):
-        channel.add_entries(arguments[0], [arguments[1]], [arguments[2]], arguments[3])
-    if arguments[2] == b"v":
-        with pytest.raises((LocalProtocolError, TypeError)):
-            channel.remove_entry(arguments[0], arguments[1], arguments[3])
+    with pytest.raises(LocalProtocolError, match=complaint):
+        channel.add_entries(storage_id, [key], [value], version)
+    if not isinstance(value, memoryview):
+        with pytest.raises(LocalProtocolError, match=complaint):
+            channel.add_entry(storage_id, key, value, version, [4])
+        with pytest.raises(LocalProtocolError, match=complaint):
+            channel.add_entries([Entry(EntryType.NORMAL, storage_id, version, key, value)])
+    if value == b"v":
+        with pytest.raises(LocalProtocolError, match=complaint):
+            channel.remove_entry(storage_id, key, version)
+        if key == b"k":
+            with pytest.raises(LocalProtocolError, match=complaint):
+                channel.add_storage(storage_id, version)
     await channel.end_session()
     assert (tmp_path / "pwal_0003").read_bytes() == BEGIN + END
+    assert host.blobs == []
 
 
 async def test_a_file_is_put_aside_between_sessions_only(host: Host, tmp_path: Path) -> None:

@@ -292,20 +292,22 @@ class AsyncLogChannel:
         if not self._is_open:
             raise self._wrong_time()
         if blobs:
-            self._add_entry(Entry(EntryType.NORMAL_WITH_BLOB, storage_id, _version(version), key, value, tuple(blobs)))
+            named = tuple(blobs)
+            self._add_entry(Entry(EntryType.NORMAL_WITH_BLOB, storage_id, _version(version), key, value, named))
             return
         buffer = self._buffer
-        at, key_size, value_size = len(buffer), len(key), len(value)
+        at = len(buffer)
         try:
+            key_size, value_size = len(key), len(value)
             buffer += _PUT(_PUT_BYTE, key_size, value_size, storage_id)
             buffer += key
             buffer += _VERSION(*version)
             buffer += value
         except BaseException as error:
-            raise self._refused(at, error) from None
+            raise self._refused(at, error, storage_id, version, key, value) from None
         end = len(buffer)
         if end - at != _PUT_SIZE + key_size + value_size:
-            raise self._refused(at, TypeError("keys and values are bytes"))
+            raise self._refused(at, TypeError("keys and values are bytes"), storage_id, version)
         if end >= self._spill_size:
             self._spill()
 
@@ -314,15 +316,16 @@ class AsyncLogChannel:
         if not self._is_open:
             raise self._wrong_time()
         buffer = self._buffer
-        at, key_size = len(buffer), len(key)
+        at = len(buffer)
         try:
+            key_size = len(key)
             buffer += _REMOVE(_REMOVE_BYTE, key_size, storage_id)
             buffer += key
             buffer += _VERSION(*version)
         except BaseException as error:
-            raise self._refused(at, error) from None
+            raise self._refused(at, error, storage_id, version, key) from None
         if len(buffer) - at != _REMOVE_SIZE + key_size:
-            raise self._refused(at, TypeError("keys are bytes"))
+            raise self._refused(at, TypeError("keys are bytes"), storage_id, version)
         if len(buffer) >= self._spill_size:
             self._spill()
 
@@ -355,16 +358,21 @@ class AsyncLogChannel:
                 self._add_entry(entry)
             return
         storage_id, keys, values, version = arguments
+        if complaint := _complaint(storage_id, version):
+            raise LocalProtocolError(complaint)
         for data in packed_puts(storage_id, keys, values, _version(version), self._spill_size):
             self._add(data)
 
     def _add_of_storage(self, kind: EntryType, storage_id: int, version: Version) -> None:
         if not self._is_open:
             raise self._wrong_time()
-        self._add(encode(Entry(kind, storage_id, _version(version))))
+        self._add_entry(Entry(kind, storage_id, _version(version)))
 
     def _add_entry(self, entry: Entry) -> None:
-        data = encode(entry)
+        try:
+            data = encode(entry)
+        except Exception as error:
+            raise self._refused(len(self._buffer), error, *entry[1:5]) from None
         if entry.blob_ids and (new := set(entry.blob_ids) - self._blob_ids):
             self._host.uses_blobs(new)
             self._blob_ids |= new
@@ -376,11 +384,13 @@ class AsyncLogChannel:
         if len(buffer) >= self._spill_size:
             self._spill()
 
-    def _refused(self, at: int, error: BaseException) -> BaseException:
-        """Half of an entry must not stay."""
+    def _refused(
+        self, at: int, error: BaseException, storage_id: object, version: object, *texts: object
+    ) -> BaseException:
+        """Half of an entry must not stay. What is wrong with it, in words of who added it."""
         del self._buffer[at:]
-        if isinstance(error, struct.error | TypeError | ValueError):
-            return LocalProtocolError(f"cannot write this entry: {error}")
+        if isinstance(error, struct.error | TypeError | ValueError | LocalProtocolError):
+            return LocalProtocolError(_complaint(storage_id, version, *texts) or f"cannot write this entry: {error}")
         return error
 
     def _spill(self) -> None:
@@ -411,8 +421,25 @@ async def both(local: Coroutine[Any, Any, None], remote: Coroutine[Any, Any, Non
 
 
 def _version(version: Version) -> WriteVersion:
-    major, minor = version
-    return WriteVersion(major, minor)
+    if complaint := _complaint(0, version):
+        raise LocalProtocolError(complaint)
+    return WriteVersion(*version)
+
+
+def _complaint(storage_id: object, version: object, *texts: object) -> str | None:
+    """What an entry of these is refused for, if for anything that can be said in words."""
+    if not _is_number(storage_id):
+        return f"a storage id is a number of 64 bits, not {storage_id!r:.50}"
+    if not (isinstance(version, Sequence) and len(version) == 2 and all(map(_is_number, version))):
+        return f"a version is a pair of numbers of 64 bits, (major, minor), not {version!r:.50}"
+    for text in texts:
+        if not isinstance(text, bytes | bytearray | memoryview):
+            return f"keys and values are bytes, not {type(text).__name__}"
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 64
 
 
 def _opened(outside: Outside, directory: str, path: str) -> File:
