@@ -21,6 +21,7 @@ from flowstone.limestone import (
     BlobError,
     Datastore,
     DatastoreFailed,
+    LimestoneError,
     LogChannel,
     Settings,
     WriteVersion,
@@ -47,8 +48,9 @@ def test_a_program_without_a_loop_writes_and_waits_for_an_epoch(tmp_path: Path) 
         assert durable.wait(DEADLINE_SECONDS)
         assert (store.durable_epoch, store.status().informed_epoch) == (1, 1)
     store.shutdown()
-    with pytest.raises(LocalProtocolError):
-        channel.begin_session()
+    for call in (channel.begin_session, store.snapshot, store.ready, store.compact, store.create_channel):
+        with pytest.raises(WrongTime, match=f"the datastore {tmp_path} is shut down"):
+            call()
 
 
 def test_every_name_of_the_package_is_there() -> None:
@@ -63,6 +65,15 @@ def test_settings_are_one_object_or_a_path_with_fields(tmp_path: Path) -> None:
     with Datastore.from_environment(str(tmp_path), {}, spill=7) as store:
         store.ready()
         assert store.last_epoch == 0
+
+
+def test_a_path_where_no_directory_can_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = f"cannot open the data directory {tmp_path}/file/below: Not a directory"
+    with Datastore(str(tmp_path / "file" / "below")) as store, pytest.raises(LimestoneError, match=message):
+        store.create_channel()
+    with pytest.raises(LocalProtocolError, match="the path of a datastore cannot be of type PosixPath; it is a text"):
+        Datastore(tmp_path)  # type: ignore[arg-type]
 
 
 def test_each_thread_has_its_channel_and_epochs_are_switched_by_another(tmp_path: Path) -> None:
@@ -167,9 +178,11 @@ def later_epochs(store: Datastore) -> Iterator[None]:
 
 
 def test_a_disk_that_fails_in_the_callers_thread_stops_the_store(tmp_path: Path) -> None:
+    is_broken = threading.Event()
+
     class Failing(SystemDisk):
         def append_to(self, path: str) -> File:
-            if names.is_pwal(Path(path).name):
+            if is_broken.is_set():
                 raise OSError(5, "Input/output error", path)
             return super().append_to(path)
 
@@ -188,6 +201,7 @@ def test_a_disk_that_fails_in_the_callers_thread_stops_the_store(tmp_path: Path)
 
         waiting = threading.Thread(target=wait)
         waiting.start()
+        is_broken.set()
         with pytest.raises(OSError, match="Input/output"):
             channel.begin_session()
         waiting.join(DEADLINE_SECONDS)

@@ -7,10 +7,10 @@ back costs more than that. Callbacks are called in the loop's thread: they must 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from flowstone.limestone.backup import Backup, BackupEntry
 from flowstone.limestone.blobs import BlobPool
@@ -20,9 +20,12 @@ from flowstone.limestone.cursor import StoreSnapshot
 from flowstone.limestone.datastore import AsyncDatastore, Callback, Status
 from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.epochs import Due
+from flowstone.limestone.errors import WrongTime
 from flowstone.limestone.settings import Settings
 from flowstone.outside import Outside, production
 from flowstone.outside.loop_thread import LoopThread
+
+T = TypeVar("T")
 
 NOTHING: Final = Due()
 
@@ -126,7 +129,7 @@ class Datastore:
     """
 
     def __init__(self, settings: Settings | str, *, outside: Outside | None = None, **fields: Any) -> None:
-        if isinstance(settings, str):
+        if not isinstance(settings, Settings):
             settings = Settings(settings, **fields)
         elif fields:
             raise TypeError("fields of settings are given with a path, not with Settings")
@@ -141,11 +144,11 @@ class Datastore:
 
     def create_channel(self) -> LogChannel:
         """A log channel more. Before `ready` only."""
-        return LogChannel(self._thread.run(self._store.create_channel()), self._store, self._thread)
+        return LogChannel(self._run(self._store.create_channel()), self._store, self._thread)
 
     def ready(self) -> None:
         """Recover what the directory holds, and let sessions begin once an epoch has been switched to."""
-        self._thread.run(self._store.ready())
+        self._run(self._store.ready())
 
     def restore(
         self,
@@ -158,7 +161,7 @@ class Datastore:
         """Make the directory what a backup holds; replicas are seeded from it. Before `ready` only.
 
         `replaces`: what was in the directory may go; else it must hold no entries."""
-        self._thread.run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
+        self._run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
 
     @property
     def last_epoch(self) -> int:
@@ -172,7 +175,7 @@ class Datastore:
 
     def switch_epoch(self, epoch: int) -> None:
         """Sessions that begin from now on are of this epoch. What becomes durable by that is recorded first."""
-        self._thread.run(self._store.switch_epoch(epoch))
+        self._run(self._store.switch_epoch(epoch))
 
     def add_persistent_callback(self, callback: Callback) -> None:
         """Have `callback` called with each epoch that is durable, and all before it with it; some are skipped."""
@@ -184,11 +187,11 @@ class Datastore:
 
     def until_durable(self, epoch: int) -> None:
         """Return when this epoch is durable. Somebody has to switch to a later one, and end its sessions."""
-        self._thread.run(self._store.until_durable(epoch))
+        self._run(self._store.until_durable(epoch))
 
     def snapshot(self) -> StoreSnapshot:
         """The rows at the durable epoch, whatever is written later; to be read until the store is shut down."""
-        return self._thread.run(self._store.snapshot())
+        return self._run(self._store.snapshot())
 
     def blob_pool(self) -> BlockingBlobPool:
         """Where the blobs of entries to come are registered."""
@@ -202,7 +205,7 @@ class Datastore:
         """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
 
         Another thread has to switch to a later one meanwhile. Sessions go on, and nothing of it is told to replicas."""
-        return self._thread.run(self._store.compact())
+        return self._run(self._store.compact())
 
     def switch_available_boundary_version(self, version: WriteVersion) -> None:
         """Nobody will read versions before this one: compaction may delete blobs that only those name."""
@@ -212,7 +215,7 @@ class Datastore:
         """Files to copy, in their order; until the end of that is notified no blob is deleted.
 
         `rotates`: all files are put aside first; another thread has to switch to a later epoch meanwhile."""
-        return self._thread.run(self._store.begin_backup(rotates=rotates))
+        return self._run(self._store.begin_backup(rotates=rotates))
 
     def status(self) -> Status:
         """At any time."""
@@ -224,6 +227,12 @@ class Datastore:
             self._is_closed = True
             self._thread.run(self._store.shutdown())
             self._thread.close()
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        if self._is_closed:
+            call.close()
+            raise WrongTime(f"the datastore {self._store.settings.path} is shut down")
+        return self._thread.run(call)
 
     def __enter__(self) -> Self:
         return self

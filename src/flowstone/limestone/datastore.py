@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from flowstone.limestone import backup, blobs, names, packing, transcode
+from flowstone.limestone import backup, blobs, manifest, names, packing, transcode
 from flowstone.limestone.backup import Backup, BackupEntry
 from flowstone.limestone.blobs import BlobPool, Blobs
 from flowstone.limestone.channel import AsyncLogChannel, Parts, both
@@ -202,7 +202,11 @@ class AsyncDatastore:
 
     async def _opened(self) -> DataDirectory:
         if self._directory is None:
-            self._directory = await DataDirectory.open(self._outside, self.settings.path)
+            try:
+                self._directory = await DataDirectory.open(self._outside, self.settings.path)
+            except OSError as error:
+                reason = f"cannot open the data directory {self.settings.path}: {error.strerror or error}"
+                raise LimestoneError(reason, hint="it is made if need be, where that is allowed") from error
             if self.settings.replicas and self._propagation is None:
                 self._propagation = Propagation(self._outside, self.settings, self)
         return self._directory
@@ -535,8 +539,11 @@ def _seen(task: asyncio.Task[None]) -> None:
 
 def _alone(work: Callable[[Outside, str, str], None], outside: Outside, source: str, target: str) -> None:
     """Do this to a directory that nobody else has."""
-    path = f"{target}/{names.MANIFEST}"
-    with outside.disk.lock_file(path) if outside.disk.kind(path) == "file" else nullcontext():
+    try:
+        lock: AbstractContextManager[object] = manifest.lock(outside.disk, target)
+    except FileNotFoundError:
+        lock = nullcontext()  # it is none yet
+    with lock:
         work(outside, source, target)
 
 
