@@ -145,11 +145,18 @@ class Master:
         self.nonce = extensions.offered_nonce(answer.session_secret)
         return answer
 
-    async def hello(self, *, secret: str | None = None, durable_epoch: int = 0, instance: str = MASTER) -> HelloAck:
+    async def hello(
+        self,
+        *,
+        secret: str | None = None,
+        durable_epoch: int = 0,
+        instance: str = MASTER,
+        formerly: tuple[str, ...] = (),
+    ) -> HelloAck:
         nonce = bytes(extensions.NONCE_SIZE)
         assert self.nonce is not None
         proof = extensions.master_proof(secret.encode(), nonce, self.nonce) if secret is not None else None
-        answer = await self.control.hello(Hello(instance, durable_epoch, 0, nonce, proof))
+        answer = await self.control.hello(Hello(instance, durable_epoch, 0, nonce, proof, formerly))
         assert isinstance(answer, HelloAck), answer
         self.token = answer.token
         return answer

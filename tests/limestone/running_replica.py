@@ -23,12 +23,16 @@ Rows = list[tuple[bytes, bytes]]
 
 @asynccontextmanager
 async def running(
-    path: Path, *, compatible: bool = False, secret: str | None = None, told: list[Event] | None = None
+    path: Path,
+    *,
+    compatible: bool = False,
+    secret: str | None = None,
+    reseed: bool = False,
+    told: list[Event] | None = None,
 ) -> AsyncIterator[Replica]:
     on_event = told.append if told is not None else lambda event: None
-    async with Replica(
-        OUTSIDE, str(path), LOCAL, compatible=compatible, secret=secret, message_size_max=1 << 20, on_event=on_event
-    ) as replica:
+    options = {"compatible": compatible, "secret": secret, "reseed": reseed, "on_event": on_event}
+    async with Replica(OUTSIDE, str(path), LOCAL, message_size_max=1 << 20, **options) as replica:  # type: ignore[arg-type]
         CONNECTORS[replica] = Connector(OUTSIDE.network)
         try:
             yield replica

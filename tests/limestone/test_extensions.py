@@ -45,7 +45,7 @@ PREPARE = Prepare(Action.RESUME, 7)
 uuids = st.uuids().map(str)
 keys = st.binary(min_size=32, max_size=32)
 frames = st.one_of(
-    st.builds(Hello, uuids, recorded.ids, recorded.ids, keys, st.none() | keys),
+    st.builds(Hello, uuids, recorded.ids, recorded.ids, keys, st.none() | keys, st.lists(uuids, max_size=4).map(tuple)),
     st.builds(HelloAck, uuids, st.none() | uuids, recorded.ids, keys, st.none() | keys),
     st.builds(Prepare, st.sampled_from(Action), recorded.ids),
 )
@@ -128,6 +128,9 @@ GOOD_ACK = json.loads(encode(HELLO_ACK)[5:])
         framed(0x40, GOOD_HELLO | {"proof": "zz" * 32}),
         framed(0x40, GOOD_HELLO | {"instance": "me"}),
         framed(0x40, GOOD_HELLO | {"horizon": None}),
+        framed(0x40, GOOD_HELLO | {"formerly": UUID}),
+        framed(0x40, GOOD_HELLO | {"formerly": [UUID, "me"]}),
+        framed(0x40, GOOD_HELLO | {"formerly": [UUID] * 33}),
         framed(0x41, GOOD_ACK | {"follows": 3}),
         framed(0x41, GOOD_ACK | {"token": ""}),
         struct.pack(">BI", 0x40, FRAME_SIZE_MAX + 1),

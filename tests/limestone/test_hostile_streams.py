@@ -98,7 +98,7 @@ async def honest(outside: Outside, number: int, secret: str | None) -> None:
             try:
                 await master.begin()
                 ack = await master.hello(secret=secret, durable_epoch=number)
-                await master.prepare(Action.RESUME if ack.follows == MASTER else Action.SEED, ack.durable_epoch)
+                await master.prepare(Action.RESUME if ack.durable_epoch else Action.SEED, ack.durable_epoch)
                 break
             except (AssertionError, OSError):
                 await outside.clock.sleep(0.5)

@@ -11,7 +11,7 @@ import pytest
 from flowstone.limestone import epoch_file, extensions
 from flowstone.limestone.entries import EntryType, Marker, WriteVersion, decode_all, put, remove, walk
 from flowstone.limestone.errors import LimestoneError
-from flowstone.limestone.extensions import Action, Hello
+from flowstone.limestone.extensions import Action, Hello, Prepare
 from flowstone.limestone.messages import (
     Blob,
     Error,
@@ -22,7 +22,7 @@ from flowstone.limestone.messages import (
     WireEntry,
 )
 from flowstone.limestone.replica import Replica
-from flowstone.limestone.replica_events import Event
+from flowstone.limestone.replica_events import Event, Seeded
 from tests.limestone import recorded
 from tests.limestone.peer import MASTER, Master, blob_session, content, replay, row, session
 from tests.limestone.running_replica import (
@@ -342,13 +342,76 @@ async def test_resume_sets_back_what_the_master_has_lost(tmp_path: Path) -> None
     assert rows(tmp_path) == [(b"k1", b"v"), (b"other", b"o")]
 
 
-async def test_a_seed_replaces_everything_once_it_is_durable(tmp_path: Path) -> None:
+STRANGER = "22222222-2222-4222-8222-222222222222"
+
+
+async def seeding_by(replica: Replica, instance: str, *formerly: str) -> Master:
+    await until(lambda: replica.status().master is None)
+    master = master_of(replica)
+    await master.begin()
+    await master.hello(instance=instance, formerly=formerly)
+    return master
+
+
+async def test_a_master_of_another_database_does_not_replace_the_data(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
+        await (await filled(replica, 1, 2)).close()
+        master = await seeding_by(replica, STRANGER)
+        before = content(tmp_path)
+        answer = await master.control.ask(extensions.encode(Prepare(Action.SEED, 9)))
+        assert isinstance(answer, Error)
+        assert answer.code == 201
+        assert MASTER in answer.message
+        assert "--reseed" in answer.message
+        await until(lambda: replica.status().master is None)
+        assert content(tmp_path) == before
+        await (await filled(replica, 3)).close()  # whose it is goes on
+        await until(lambda: replica.status().master is None)
+        original = master_of(replica)
+        await original.begin()
+        await (await original.open(0)).acknowledged(session(4, row("o", "o", 4)))
+        await original.close()
+        # Now nobody can say whose it is.
+        again = await seeding_by(replica, MASTER)
+        assert await again.control.refused(extensions.encode(Prepare(Action.SEED, 9))) == 201
+
+
+async def test_a_master_that_says_who_it_was_replaces_its_former_data(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        await (await filled(replica, 1, 2)).close()
+        master = await seeding_by(replica, STRANGER, "33333333-3333-4333-8333-333333333333", MASTER)
+        await master.prepare(Action.SEED, 9)
+        await (await master.open(9999)).acknowledged(session(9, row("seeded", "", 9)))
+        await master.commit(9)
+        assert replica.status().follows == STRANGER
+
+
+async def test_reseed_is_for_one_master_and_seeded_is_told_once(tmp_path: Path) -> None:
+    told: list[Event] = []
+    async with running(tmp_path, reseed=True, told=told) as replica:
+        await (await filled(replica, 1, 2)).close()
+        master = await seeding_by(replica, STRANGER)
+        await master.prepare(Action.SEED, 9)
+        await master.close()  # before anything became durable
+        master = await seeding_by(replica, STRANGER)
+        await master.prepare(Action.SEED, 9)
+        await (await master.open(9999)).acknowledged(session(9, row("seeded", "", 9)))
+        master.control.send(*map(GroupCommit, range(9, 15)))
+        for _ in range(6):
+            assert await master.control.receive() == ()
+        assert [event.epoch for event in told if isinstance(event, Seeded)] == [9]
+        await master.close()
+        again = await seeding_by(replica, MASTER)
+        assert await again.control.refused(extensions.encode(Prepare(Action.SEED, 9))) == 201
+
+
+async def test_a_seed_replaces_everything_once_it_is_durable(tmp_path: Path) -> None:
+    async with running(tmp_path, reseed=True) as replica:
         await (await filled(replica, 1, 2)).close()
         await until(lambda: replica.status().master is None)
         master = master_of(replica)
         await master.begin()
-        await master.hello(instance="22222222-2222-4222-8222-222222222222")
+        await master.hello(instance=STRANGER)
         await master.prepare(Action.SEED, 9)
         assert rows(tmp_path) == []
         seed = await master.open(9999)

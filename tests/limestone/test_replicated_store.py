@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from flowstone.limestone import replica_link
+from flowstone.limestone import lineage, replica_link
 from flowstone.limestone.channel import AsyncLogChannel
 from flowstone.limestone.conversation import AuthenticationFailed
 from flowstone.limestone.datastore import AsyncDatastore
 from flowstone.limestone.endpoint import Endpoint
 from flowstone.limestone.entries import Entry
+from flowstone.limestone.offline_compaction import compact_offline
 from flowstone.limestone.propagation import QuorumLost
 from flowstone.limestone.recovery import recover
 from flowstone.limestone.replica import Replica
@@ -160,15 +161,37 @@ async def _write(store: Store, epochs: int) -> None:
         await store.next_epoch()
 
 
-async def test_a_replica_that_followed_another_master_is_seeded(tmp_path: Path) -> None:
+async def test_a_replica_that_followed_another_master_is_seeded_where_that_is_wanted(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica:
         async with master(tmp_path / "other", replica.endpoint) as store:
             await store.put(rows=10)
             await store.next_epoch()
-        async with master(tmp_path / "m", replica.endpoint) as store:
-            await store.put(rows=3)
-            await store.next_epoch()
+        async with master(tmp_path / "m", replica.endpoint, on_lost="degrade") as store:
+            replication = store.store.status().replication
+            assert replication is not None
+            assert "another database" in str(replication.replicas[0].error)
+    assert held(tmp_path / "other") == held(tmp_path / "r")
+    async with (
+        replica_at(tmp_path / "r", reseed=True) as replica,
+        master(tmp_path / "m", replica.endpoint) as store,
+    ):
+        await store.put(rows=3)
+        await store.next_epoch()
     assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_after_an_offline_compaction_the_master_is_still_the_one_that_is_followed(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "r") as replica:
+        for number in range(3):
+            async with master(tmp_path / "m", replica.endpoint) as store:
+                await store.put(rows=3)
+                await store.next_epoch()
+                replication = store.store.status().replication
+                assert replication is not None
+                assert replication.replicas[0].was_seeded
+            await asyncio.to_thread(compact_offline, production(), str(tmp_path / "m"), keeps_backup=False)
+            assert len(lineage.read(production().disk, str(tmp_path / "m"))) == number + 1
+    assert [row.key for row in held(tmp_path / "m")[1]] == [row.key for row in held(tmp_path / "r")[1]]
 
 
 async def test_one_master_session_after_another_resumes(tmp_path: Path) -> None:

@@ -81,6 +81,14 @@ def replica(
         int,
         typer.Option("--message-size-max", metavar="BYTES", min=1 << 16, help="Of one message, its blobs included."),
     ] = 1 << 30,
+    reseed: Annotated[
+        bool,
+        typer.Option(
+            "--reseed",
+            help="Let the next master of ours replace what is here even if it is of another database; else it is "
+            "refused. Once: without it at the next start.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/limestone.md).")
     ] = False,
@@ -114,6 +122,7 @@ def replica(
         tls=tls,
         socket_options=SocketOptions(receive_buffer=receive_buffer),
         message_size_max=message_size_max,
+        reseed=reseed,
         on_event=_tell_json if as_json else _tell,
     )
     event_loop.run(_run(server))

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone.errors import BadMessage
+from flowstone.limestone.lineage import FORMER_MAX
 from flowstone.limestone.messages import Message, MessageParser, MessageType
 
 OFFER: Final = b"flowstone/1"
@@ -76,7 +77,7 @@ class Hello:
     """From the master: who it is and where it stands.
 
     `horizon`: the largest epoch of which only a compacted file still has the entries; 0 where there is none. `proof`
-    is None where the master has no shared secret.
+    is None where the master has no shared secret. `formerly`: who it has been, whose data it may replace by its own.
     """
 
     instance: str
@@ -84,6 +85,7 @@ class Hello:
     horizon: int
     nonce: bytes
     proof: bytes | None = field(default=None, repr=False)
+    formerly: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,10 @@ def encode(frame: Frame) -> bytes:
 
 def _fields(frame: Frame) -> tuple[FrameType, dict[str, Any]]:
     match frame:
-        case Hello(instance, durable_epoch, horizon, nonce, proof):
-            who = {"instance": instance, "durable_epoch": durable_epoch, "horizon": horizon}
+        case Hello(instance, durable_epoch, horizon, nonce, proof, formerly):
+            who: dict[str, Any] = {"instance": instance, "durable_epoch": durable_epoch, "horizon": horizon}
+            if formerly:
+                who["formerly"] = list(formerly)
             return FrameType.HELLO, who | {"nonce": _checked(nonce, NONCE_SIZE).hex(), "proof": _hex(proof)}
         case HelloAck(instance, follows, durable_epoch, token, proof):
             who = {"instance": instance, "follows": follows, "durable_epoch": durable_epoch}
@@ -192,7 +196,8 @@ def decode(kind: int, body: bytes) -> Frame:
         case FrameType.HELLO:
             nonce = take.secret("nonce", NONCE_SIZE)
             proof = take.optional_secret("proof", PROOF_SIZE)
-            return Hello(take.uuid("instance"), take.epoch("durable_epoch"), take.epoch("horizon"), nonce, proof)
+            where = take.epoch("durable_epoch"), take.epoch("horizon")
+            return Hello(take.uuid("instance"), *where, nonce, proof, take.uuids("formerly"))
         case FrameType.HELLO_ACK:
             token = take.secret("token", TOKEN_SIZE)
             proof = take.optional_secret("proof", PROOF_SIZE)
@@ -217,6 +222,15 @@ class _Fields:
         if not isinstance(value, str) or not _UUID.fullmatch(value):
             raise self._bad(name, "no UUID")
         return value.lower()
+
+    def uuids(self, name: str) -> tuple[str, ...]:
+        """A list of a few; none where the field is not there."""
+        values = self.fields.get(name, [])
+        if not isinstance(values, list) or len(values) > FORMER_MAX:
+            raise self._bad(name, "no short list")
+        if not all(isinstance(value, str) and _UUID.fullmatch(value) for value in values):
+            raise self._bad(name, "no list of UUIDs")
+        return tuple(value.lower() for value in values)
 
     def epoch(self, name: str) -> int:
         value = self.fields.get(name)

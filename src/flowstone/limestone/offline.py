@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
-from flowstone.limestone import blobs, copying, manifest, names
+from flowstone.limestone import blobs, copying, lineage, manifest, names
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.manifest import Manifest
 from flowstone.outside import Disk, Outside
@@ -62,6 +62,8 @@ def migrate(outside: Outside, directory: str, found: Manifest) -> None:
 
 def rename_instance(outside: Outside, directory: str) -> None:
     """Give a directory a manifest of ours with another identity, for one that has lost what others know it by."""
+    found = manifest.read(outside.disk, directory)
+    lineage.add(outside.disk, directory, [found.instance_uuid if found is not None else None])
     manifest.migrate(outside.disk, directory, Manifest(str(outside.random.uuid())))
 
 

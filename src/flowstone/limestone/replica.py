@@ -67,6 +67,7 @@ class Replica:
         tls: Tls | None = None,
         socket_options: SocketOptions = DEFAULT_OPTIONS,
         message_size_max: int = MESSAGE_SIZE_MAX,
+        reseed: bool = False,
         on_event: OnEvent = lambda event: None,
     ) -> None:
         if compatible and secret is not None:
@@ -76,6 +77,8 @@ class Replica:
         self.compatible = compatible
         self.secret = secret.encode() if secret is not None else None
         self.message_size_max = message_size_max
+        self.may_reseed = reseed
+        """Whether a master may replace the data of another one: once, and until that is durable."""
         self.tell = on_event
         self.directory: ReplicaDirectory
         self._watching: asyncio.Task[None]
@@ -292,8 +295,10 @@ class Replica:
         directory.promise(epoch)
         async with self._recording:
             if self.compatible or epoch > directory.durable_epoch:
+                was_seeding = directory.is_seeding
                 await directory.commit(epoch)
-                if directory.has_discarded and directory.state.follows is not None:
+                if was_seeding and directory.state.follows is not None:
+                    self.may_reseed = False
                     self.tell(events.Seeded(directory.state.follows, epoch))
                     self._start(self._discard())
 

@@ -142,6 +142,7 @@ class ControlConversation:
             raise Refusal(ExtensionError.REFUSED, "HELLO comes first, and once")
         token = replica.outside.random.bytes(extensions.TOKEN_SIZE)
         master.instance, master.token = hello.instance, token
+        master.claims = frozenset((hello.instance, *hello.formerly))
         directory = replica.directory
         ack = HelloAck(directory.instance_uuid, directory.state.follows, directory.durable_epoch, token, proof)
         self._connection.write(extensions.encode(ack))
@@ -157,6 +158,7 @@ class ControlConversation:
         try:
             await directory.settle()
             if prepare.action is Action.SEED:
+                self._refuse_strangers(master)
                 await directory.put_aside(master.instance)
                 replica.tell(events.Seeding(master.instance, prepare.epoch))
             else:
@@ -166,6 +168,19 @@ class ControlConversation:
         finally:
             master.is_preparing = False
         self._connection.write(ACK)
+
+    def _refuse_strangers(self, master: Master) -> None:
+        """A wrong endpoint must not cost anybody the replica of another database."""
+        directory = self._replica.directory
+        if self._replica.may_reseed or not directory.is_of_none(master.claims):
+            return
+        whose = directory.state.follows
+        holder = f"instance {whose}" if whose is not None else "a master that did not say who it is, or its own"
+        raise Refusal(
+            ExtensionError.REFUSED,
+            f"this replica holds epochs up to {directory.durable_epoch} of another database ({holder}), and you are "
+            f"{master.instance}: is the endpoint right? Started with --reseed it lets its data be replaced",
+        )
 
     def _leave(self) -> None:
         if self._master is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from flowstone.limestone import blobs, catalog, files, names
@@ -218,6 +219,10 @@ class ReplicaDirectory:
             self.state = await self._outside.blocking(seeding.put_aside, self._disk, self.path)
         self._epochs = EpochWriter(self._disk, self.path)
         self.durable_epoch = self.promised_epoch = 0
+
+    def is_of_none(self, claims: AbstractSet[str]) -> bool:
+        """Whether there is something durable here, and not of any of these instances."""
+        return self.durable_epoch > 0 and (self.state.follows or self.instance_uuid) not in claims
 
     @property
     def is_seeding(self) -> bool:

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final, Protocol
 
 from flowstone.errors import FlowstoneError
-from flowstone.limestone import extensions
+from flowstone.limestone import extensions, lineage
 from flowstone.limestone.catch_up import LogFiles, Store, Survey, decide, open_files
 from flowstone.limestone.conversation import Answer, AuthenticationFailed, Conversation, Peer, Refused, ReplicaLost
 from flowstone.limestone.ended_session import EndedSession, WireForm
@@ -338,7 +338,8 @@ class ReplicaLink:
         endpoint, store, secret = self._peer.endpoint, self._store, self._secret
         nonce = self._outside.random.bytes(NONCE_SIZE)
         proof = None if secret is None else extensions.master_proof(secret, nonce, replica_nonce)
-        hello = Hello(store.instance_uuid, store.durable_epoch, horizon, nonce, proof)
+        formerly = lineage.read(self._outside.disk, store.path)
+        hello = Hello(store.instance_uuid, store.durable_epoch, horizon, nonce, proof, formerly)
         ack = await conversation.exchange(hello)
         if not isinstance(ack, HelloAck):
             raise ReplicaLost(endpoint, f"to HELLO it said {type(ack).__name__}")

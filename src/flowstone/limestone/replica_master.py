@@ -25,6 +25,8 @@ class Master:
     """Ids that log channels of it have had, and the numbers of their files."""
     instance: str | None = None
     token: bytes | None = None
+    claims: frozenset[str] = frozenset()
+    """The instance, and those that it says it has been."""
     is_preparing: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a session has been synced, or lost."""

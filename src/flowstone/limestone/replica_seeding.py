@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from flowstone.limestone import catalog, epoch_file, files, names
+from flowstone.limestone import catalog, epoch_file, files, lineage, names
 from flowstone.limestone.blobs import ROOT as BLOBS
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.errors import DamagedFile
@@ -28,7 +28,7 @@ TEMPORARY: Final = FILE + ".tmp"
 ASIDE: Final = "put_aside"
 """A directory in the data directory; the original looks into none that it does not know."""
 
-_KEPT: Final = frozenset({names.MANIFEST, names.MANIFEST_BACK, FILE, TEMPORARY})
+_KEPT: Final = frozenset({names.MANIFEST, names.MANIFEST_BACK, FILE, TEMPORARY, lineage.FILE, lineage.TEMPORARY})
 
 
 class Phase(Enum):
