@@ -31,8 +31,17 @@ def test_the_variables_of_the_original_are_understood() -> None:
 
 
 def test_an_endpoint_that_is_none_is_refused() -> None:
-    with pytest.raises(FlowstoneError, match="is no endpoint"):
-        Settings.from_environment("d", {"TSURUGI_REPLICATION_ENDPOINT": "localhost"})
+    for text in ("localhost", ""):
+        with pytest.raises(FlowstoneError, match="is no endpoint"):
+            Settings.from_environment("d", {"TSURUGI_REPLICATION_ENDPOINT": text})
+
+
+def test_the_secret_of_a_replica_is_that_of_its_master() -> None:
+    environment = {"FLOWSTONE_LIMESTONE_SECRET": "hush"}
+    assert Settings.from_environment("d", environment).secret == "hush"
+    assert Settings.from_environment("d", environment, secret="other").secret == "other"
+    with pytest.raises(FlowstoneError, match="FLOWSTONE_LIMESTONE_SECRET is empty; unset it"):
+        Settings.from_environment("d", {"FLOWSTONE_LIMESTONE_SECRET": ""})
 
 
 def test_all_replicas_are_needed_unless_a_quorum_is_named() -> None:
@@ -43,7 +52,10 @@ def test_all_replicas_are_needed_unless_a_quorum_is_named() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"path": ""}, "needs the path"),
+        ({"path": ""}, "the path of a datastore cannot be empty"),
+        ({"path": 5}, "the path of a datastore cannot be of type int; it is a text"),
+        ({"secret": b"s"}, "the secret of a datastore cannot be of type bytes; it is a text"),
+        ({"secret": ""}, "cannot be empty"),
         ({"on_lost": "cry"}, "on_lost cannot be 'cry'; one of block"),
         ({"group_commit": "never"}, "group_commit"),
         ({"session_close": "late"}, "session_close"),

@@ -21,6 +21,8 @@ SessionClose = Literal["default", "async"]
 ENDPOINT: Final = "TSURUGI_REPLICATION_ENDPOINT"
 ASYNC_SESSION_CLOSE: Final = "REPLICATION_ASYNC_SESSION_CLOSE"
 ASYNC_GROUP_COMMIT: Final = "REPLICATION_ASYNC_GROUP_COMMIT"
+SECRET: Final = "FLOWSTONE_LIMESTONE_SECRET"
+"""Ours: the original has none. A replica of ours asks for the same one."""
 
 SPILL: Final = 1 << 20
 """Bytes of a session that a channel keeps in memory before it puts them into its file."""
@@ -52,8 +54,11 @@ class Settings:
     secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise LocalProtocolError("a datastore needs the path of a directory")
+        for name in ("path", "secret"):
+            text: object = getattr(self, name)
+            if not (isinstance(text, str) and text) and not (name == "secret" and text is None):
+                kind = "empty" if text == "" else f"of type {type(text).__name__}"
+                raise LocalProtocolError(f"the {name} of a datastore cannot be {kind}", hint="it is a text")
         for name, choices in (("on_lost", OnLost), ("group_commit", GroupCommit), ("session_close", SessionClose)):
             if getattr(self, name) not in get_args(choices):
                 raise _refused(name, getattr(self, name), f"one of {', '.join(get_args(choices))}")
@@ -77,14 +82,18 @@ class Settings:
 
     @classmethod
     def from_environment(cls, path: str, environment: Mapping[str, str], **others: Any) -> Settings:
-        """What the original's variables say; `others` are fields of Settings, and stronger."""
+        """What the original's variables say, and the secret; `others` are fields of Settings, and stronger."""
         found: dict[str, Any] = {}
-        if endpoint := environment.get(ENDPOINT):
-            found["replicas"] = (Endpoint.parse(endpoint),)
+        if ENDPOINT in environment:
+            found["replicas"] = (Endpoint.parse(environment[ENDPOINT]),)
         if ASYNC_SESSION_CLOSE in environment:
             found["session_close"] = "async"
         if ASYNC_GROUP_COMMIT in environment:
             found["group_commit"] = "concurrent"
+        if SECRET in environment and "secret" not in others:
+            found["secret"] = environment[SECRET]
+            if not found["secret"]:
+                raise LocalProtocolError(f"{SECRET} is empty", hint="unset it where there is no secret")
         return cls(path, **(found | others))
 
 
