@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from flowstone.spark.collected import rows_of
 from flowstone.spark.tuple_differences import same_values
 
 if TYPE_CHECKING:
@@ -89,12 +90,11 @@ def compare_digests(a: DataFrame, b: DataFrame) -> list[SpaceDigest]:
         *(f.sum(name).alias(name) for name in ("rows_a", "rows_b", "wrong_a", "wrong_b")),
         f.sort_array(f.collect_list(f.when(~is_same, f.col("bucket")))).alias("buckets"),
     )
-    # Not `collect`: where the JVM dies while it hands rows over, that takes those that have come for all.
     found = [
         SpaceDigest(
             row["space_id"], row["rows_a"], row["rows_b"], row["wrong_a"], row["wrong_b"], tuple(row["buckets"])
         )
-        for row in by_space.toArrow().to_pylist()
+        for row in rows_of(by_space)
     ]
     return sorted(found, key=lambda digest: digest.space_id)
 
@@ -133,16 +133,16 @@ def first_differences(differences: DataFrame, limit: int) -> list[Difference]:
 
     wanted = differences.where(f.col("kind") != ENCODED).orderBy("space_id", "sort_key").limit(limit)
     return [
-        Difference(row.space_id, bytes(row.sort_key), row.kind, row.count_a, row.count_b, _bytes(row.a), _bytes(row.b))
-        for row in wanted.collect()
+        Difference(row["space_id"], row["sort_key"], row["kind"], row["count_a"], row["count_b"], row["a"], row["b"])
+        for row in rows_of(wanted)
     ]
 
 
 def counts_by_kind(differences: DataFrame) -> dict[int, dict[str, int]]:
     """How many keys of each space are of which kind."""
     counts: dict[int, dict[str, int]] = {}
-    for row in differences.groupBy("space_id", "kind").count().collect():
-        counts.setdefault(row.space_id, {})[row.kind] = row["count"]
+    for row in rows_of(differences.groupBy("space_id", "kind").count()):
+        counts.setdefault(row["space_id"], {})[row["kind"]] = row["count"]
     return counts
 
 
@@ -156,10 +156,6 @@ def _bucket() -> Column:
     from pyspark.sql import functions as f
 
     return f.pmod(f.xxhash64("sort_key"), f.lit(BUCKETS))
-
-
-def _bytes(value: bytes | bytearray | None) -> bytes | None:
-    return None if value is None else bytes(value)
 
 
 def _by_value(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -24,6 +24,7 @@ from deltalake.transaction import CommitProperties, Transaction
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.replication.vclock import VClock
+from flowstone.spark.collected import rows_of
 from flowstone.spark.lake_files import (
     LOADED_DDL,
     FileEntry,
@@ -455,9 +456,7 @@ def _written_by(frame: ArrowRows, targets: dict[int, LoadTarget]) -> dict[int, l
     to_files = RowsToFiles(targets)
     is_current = {space_id: None if target.states is None else True for space_id, target in targets.items()}
     written: dict[int, list[WrittenFile]] = {}
-    # Not `collect`: where the JVM dies while it hands rows over, that takes those that have come for all.
-    files = frame.mapInArrow(lambda batches: to_files(batches), LOADED_DDL).toArrow()  # noqa: PLW0108
-    for each in files.to_pylist():
+    for each in rows_of(frame.mapInArrow(lambda batches: to_files(batches), LOADED_DDL)):  # noqa: PLW0108
         entry = FileEntry(each["path"], each["size"], each["row_count"], is_current[each["space_id"]])
         written.setdefault(each["space_id"], []).append(WrittenFile(entry, each["statistics"]))
     return written

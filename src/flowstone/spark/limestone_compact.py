@@ -11,7 +11,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from flowstone.limestone.errors import LimestoneError
 from flowstone.outside import production
 from flowstone.outside.disk import Disk
 from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.collected import rows_of
 from flowstone.spark.limestone_columns import newest, place_column
 from flowstone.spark.limestone_fold import partitions, slice_size, work_frame
 from flowstone.spark.limestone_index import LimestoneIndex, Slice
@@ -36,7 +37,7 @@ from flowstone.spark.limestone_walk import Chunk
 from flowstone.xlog.columns import span_column
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 ENTRIES_DDL: Final = "sort BINARY, place BINARY, entry BINARY"
 """`sort` is the storage and the key as they order in the file, `entry` the bytes of a put, null of a remove."""
@@ -88,8 +89,8 @@ def write_sorted(spark: SparkSession, index: LimestoneIndex, epoch: int, path: s
     count = partitions(spark, sum(part.size for part in slices))
     beside = f"{path}.{uuid.uuid4().hex}"
     try:
-        ranges = frame.repartitionByRange(count, "sort").mapInArrow(_Sorting(beside), RANGES_DDL).collect()
-        return _put_together(index.disk, path, sorted(ranges, key=lambda each: each.number))
+        ranges = rows_of(frame.repartitionByRange(count, "sort").mapInArrow(_Sorting(beside), RANGES_DDL))
+        return _put_together(index.disk, path, sorted(ranges, key=lambda each: int(each["number"])))
     finally:
         directory, name = os.path.split(beside)
         for each in os.listdir(directory):
@@ -97,18 +98,18 @@ def write_sorted(spark: SparkSession, index: LimestoneIndex, epoch: int, path: s
                 os.unlink(os.path.join(directory, each))
 
 
-def _put_together(disk: Disk, path: str, ranges: Sequence[Row]) -> SortedRows:
+def _put_together(disk: Disk, path: str, ranges: Sequence[dict[str, Any]]) -> SortedRows:
     rows: dict[int, int] = {}
     blob_ids: set[int] = set()
     with disk.create(path) as file:
         file.append(encode(Marker(EntryType.MARKER_BEGIN, 0)))
         for each in ranges:
-            with disk.open(each.path) as part:
+            with disk.open(each["path"]) as part:
                 copying.copy_range(part, file, 0, part.size())
-            for storage_id, count in each.storages.items():
+            for storage_id, count in each["storages"]:
                 unsigned = storage_id % (1 << 64)
                 rows[unsigned] = rows.get(unsigned, 0) + count
-            blob_ids.update(blob_id % (1 << 64) for blob_id in each.blob_ids)
+            blob_ids.update(blob_id % (1 << 64) for blob_id in each["blob_ids"])
         file.sync()
     return SortedRows(rows, frozenset(blob_ids))
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from flowstone.limestone import catalog, copying, epoch_file, manifest, names
 from flowstone.limestone.catalog import COMPACTED_VERSION, Catalog
 from flowstone.limestone.errors import LimestoneError
+from flowstone.spark.collected import rows_of
 from flowstone.spark.limestone_columns import table_name
 from flowstone.spark.limestone_compact import SortedRows, write_sorted
 from flowstone.spark.limestone_fold import state_frame
@@ -95,7 +96,8 @@ class _Job:
         self.tell("rebuilding the state")
         frame = self._frame = state_frame(self.spark, self.index, self.epoch).persist(StorageLevel.DISK_ONLY)
         try:
-            found = {storage_id_of(row.space_id): row["count"] for row in frame.groupBy("space_id").count().collect()}
+            counts = rows_of(frame.groupBy("space_id").count())
+            found = {storage_id_of(row["space_id"]): row["count"] for row in counts}
             self.counts = {storage: found.get(storage, 0) for storage in self.index.storages(self.epoch)}
             yield
         finally:

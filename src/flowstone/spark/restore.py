@@ -33,6 +33,7 @@ from flowstone.outside.disk import AlreadyLocked, Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.collected import rows_of
 from flowstone.spark.contract import spark_ddl
 from flowstone.spark.sequence_state import sequence_rows
 from flowstone.spark.slice_bytes import Transport
@@ -214,7 +215,7 @@ class _Job:
         self._frame = self._keep(ordered)
         try:
             partition = functions.spark_partition_id().alias("partition")
-            counts = self._frame.groupBy(partition, "space_id").count().collect()
+            counts = rows_of(self._frame.groupBy(partition, "space_id").count())
             self._counts = {(row["partition"], row["space_id"]): row["count"] for row in counts}
             yield
         finally:

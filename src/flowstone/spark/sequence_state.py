@@ -23,6 +23,7 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.clear_errors import clear_errors
+from flowstone.spark.collected import rows_of
 from flowstone.spark.contract import spark_ddl
 from flowstone.spark.fold import Place
 from flowstone.spark.frames import changes_frame
@@ -139,7 +140,8 @@ def _taken(
     )
     taken = frame.mapInArrow(partial(_numbers, attached, last_set), spark_ddl(TAKEN))
     most = taken.groupBy("sequence_id").agg(functions.min("number"), functions.max("number"))
-    for sequence_id, low, high in most.collect():
+    for row in rows_of(most):
+        sequence_id, low, high = row.values()
         yield sequence_id, decode_number(low), decode_number(high)
 
 

@@ -26,6 +26,7 @@ from flowstone.box.system import (
 )
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.msgpack import pack, unpack
+from flowstone.spark.collected import rows_of
 from flowstone.spark.digests import (
     DIFFERS,
     ENCODED,
@@ -257,10 +258,10 @@ class _Comparison:
         if not spaces or not self._options.limit:
             return
         rows = self._frame(view, spaces).where(f.col("wrong").isNotNull())
-        for row in rows.orderBy("space_id", "sort_key").limit(self._options.limit).collect():
-            data = bytes(row.tuple) if row.tuple is not None else None
-            key = self._key(row.space_id, data) or bytes(row.sort_key).hex()
-            yield WrongRow(letter, row.space_id, self._name(row.space_id), key, row.wrong)
+        for row in rows_of(rows.orderBy("space_id", "sort_key").limit(self._options.limit)):
+            space_id = row["space_id"]
+            key = self._key(space_id, row["tuple"]) or row["sort_key"].hex()
+            yield WrongRow(letter, space_id, self._name(space_id), key, row["wrong"])
 
     # --- frames ---
 
