@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowstone.limestone import catalog, files, names, replica_seeding
+from flowstone.limestone import catalog, files, lineage, names, replica_seeding
 from flowstone.limestone.blobs import make_directory
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.errors import DamagedFile
@@ -126,3 +126,17 @@ def test_a_crash_at_any_moment_of_bringing_back_is_put_right_by_the_next() -> No
 
 def void(_: object) -> None:
     pass
+
+
+def test_a_crash_at_any_moment_of_a_promotion_is_put_right_by_the_next() -> None:
+    def prepare(disk: Disk) -> None:
+        born(disk)
+        seed(disk)
+
+    for disk, is_done in crashed(prepare, lambda disk: void(replica_seeding.promote(disk, DIRECTORY))):
+        assert is_done or replica_seeding.read(disk, DIRECTORY).follows in (OLD, None)
+        replica_seeding.promote(disk, DIRECTORY)
+        assert replica_seeding.read(disk, DIRECTORY) == State(None)
+        assert lineage.read(disk, DIRECTORY) == (OLD,)
+        assert not replica_seeding.promote(disk, DIRECTORY)
+        assert found(disk) == OLD_DATA

@@ -119,6 +119,18 @@ def bring_back(disk: Disk, directory: str) -> tuple[State, bool]:
     return state, True
 
 
+def promote(disk: Disk, directory: str) -> bool:
+    """The directory is a store of its own from now on, and writes epochs that its master does not have.
+
+    Nobody resumes it after that, as if it still followed; whom it followed is in its lineage. True if old data is back
+    because it was being seeded."""
+    state, was_restored = bring_back(disk, directory)
+    if state.follows is not None:
+        lineage.add(disk, directory, [state.follows])
+        write(disk, directory, replace(state, follows=None))
+    return was_restored
+
+
 def _content(disk: Disk, root: str) -> dict[str, list[str]]:
     """Names of files by the directory they are in, from `root`: log, epoch file, catalog and blobs."""
     if disk.kind(root) != "directory":
