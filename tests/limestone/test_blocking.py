@@ -57,6 +57,7 @@ def test_every_name_of_the_package_is_there() -> None:
     assert all(getattr(limestone, name).__name__ == name for name in limestone.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         _ = limestone.nothing
+    assert {*limestone.__all__} <= {*dir(limestone)}
 
 
 def test_settings_are_one_object_or_a_path_with_fields(tmp_path: Path) -> None:
@@ -265,6 +266,19 @@ def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "1 [b'milk', b'sugar', b'tea']\n"
     assert f"`{done.stdout.strip()}`" in readme
+
+
+def test_the_examples_of_the_manual_run_and_all_calls_are_in_it(tmp_path: Path) -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "limestone.md").read_text()
+    printed = []
+    for piece in manual.split("```python\n")[1:3]:
+        command = [sys.executable, "-c", piece.partition("```")[0]]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+        printed += done.stdout.splitlines()
+    assert printed == ["durable up to 1", "[b'value']", "[b'newer']"]
+    for kind in (Datastore, LogChannel, limestone.BlockingBlobPool):
+        calls = [name for name in vars(kind) if not name.startswith("_")]
+        assert [name for name in calls if f"{name}" not in manual] == []
 
 
 class HookedDisk(SystemDisk):

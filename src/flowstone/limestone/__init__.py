@@ -85,3 +85,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return getattr(import_module(f"flowstone.limestone.{_LATER[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
