@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.limestone import backup, blobs, catalog, epoch_file, manifest, names
+from flowstone.limestone import backup, blobs, catalog, epoch_file, lineage, manifest, names
 from flowstone.limestone.backup import BackupEntry, OpenBackups
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.entries import WriteVersion, remove
@@ -188,6 +188,9 @@ def test_what_is_restored_is_another_instance(directory: Path, tmp_path: Path) -
     assert before is not None
     uuids = {each.instance_uuid for each in (before, *found) if each is not None}
     assert len(uuids) == 3
+    assert lineage.read(DISK, str(tmp_path / "restored0")) == (before.instance_uuid,)
+    backup.restore(OUTSIDE, str(tmp_path / "restored0"), str(tmp_path / "restored1"), replaces=True)
+    assert {*lineage.read(DISK, str(tmp_path / "restored1"))} == uuids
     assert [replace(each, instance_uuid=None) for each in found if each] == [replace(before, instance_uuid=None)] * 2
     (directory / names.MANIFEST).write_bytes(b'{"format_version":"1.0","persistent_format_version":4}')
     backup.restore(OUTSIDE, str(directory), str(tmp_path / "older"))

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from flowstone.limestone import blobs, catalog, copying, manifest, names
+from flowstone.limestone import blobs, catalog, copying, lineage, manifest, names
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.files import read_whole
@@ -148,6 +148,7 @@ def restore(
     if not last:
         raise LimestoneError(f"{source} is no backup: it has no {names.MANIFEST}")
     identity = _renamed(outside, last[0].source)
+    former = [*_identities(disk, target), *_identities(disk, source)]
     _check_sources(disk, chosen, target)
     if not replaces:
         _check_target(disk, target)
@@ -159,6 +160,7 @@ def restore(
             copying.copy(disk, entry.source, f"{target}/{_place(disk, target, entry.destination, parents)}")
     for parent in parents:
         disk.sync_directory(parent)
+    lineage.add(disk, target, former)
     copying.write(disk, f"{target}/{names.MANIFEST}", identity)
     disk.sync_directory(target)
     if not keeps_source:
@@ -173,6 +175,17 @@ def _renamed(outside: Outside, path: str) -> bytes:
     if found.instance_uuid is None:
         return data
     return manifest.encode(replace(found, instance_uuid=str(outside.random.uuid())))
+
+
+def _identities(disk: Disk, directory: str) -> list[str | None]:
+    """Who a directory is and has been; its replicas may be seeded by what takes its place."""
+    if disk.kind(directory) != "directory":
+        return []
+    try:
+        found = manifest.read(disk, directory)
+    except LimestoneError:
+        found = None
+    return [None if found is None else found.instance_uuid, *lineage.read(disk, directory)]
 
 
 def _check_sources(disk: Disk, chosen: Sequence[BackupEntry], target: str) -> None:
@@ -201,7 +214,7 @@ def _found(disk: Disk, source: str) -> list[BackupEntry]:
     if disk.kind(source) != "directory":
         raise LimestoneError(f"{source}: there is no such directory")
     # What a replica's directory says of its master is not true of the new one.
-    files = (name for name in disk.list_directory(source) if name != REPLICA_FILE)
+    files = (name for name in disk.list_directory(source) if name not in (REPLICA_FILE, lineage.FILE))
     flat = [name for name in files if disk.kind(f"{source}/{name}") == "file"]
     nested = [names.blob(blob_id) for blob_id in blobs.stored_ids(disk, source)]
     placed = [BackupEntry(f"{source}/{path}", path.rpartition("/")[2]) for path in nested]
