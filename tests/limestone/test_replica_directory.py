@@ -10,9 +10,10 @@ import pytest
 
 from flowstone.limestone import catalog, names
 from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.entries import Marker, decode_all, encode
+from flowstone.limestone.entries import Marker, WriteVersion, decode_all, encode, put, remove
 from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.messages import Blob
+from flowstone.limestone.recovery import recover
 from flowstone.limestone.replica_directory import CannotSetBack, ReplicaDirectory
 from flowstone.outside import AlreadyLocked, production
 from tests.limestone.peer import MASTER, content, row
@@ -115,6 +116,28 @@ async def test_what_is_compacted_cannot_be_set_back(tmp_path: Path) -> None:
     await directory.set_back(4)
     assert directory.durable_epoch == 4
     await directory.close()
+
+
+async def test_a_blob_of_a_row_that_was_replaced_is_there_when_a_master_sets_us_back(tmp_path: Path) -> None:
+    """A start deletes blobs; but of those that a log file still names none, for it may count again."""
+    directory = await opened(tmp_path)
+    named = put(1, b"k", b"v", WriteVersion(1, 1), (7,))
+    await directory.store([Blob(7, b"content"), Blob(6, b"named by nobody")])
+    for epoch, entry in enumerate([named, remove(1, b"k", WriteVersion(2, 1))], 1):
+        channel = directory.channel(0)
+        channel.begin(epoch, directory.promised_epoch)
+        channel.add(encode(entry))
+        channel.end()
+        directory.written(channel, channel.flush(True))
+        await directory.commit(epoch)
+    await directory.close()
+    directory = await opened(tmp_path)
+    assert directory.durable_epoch == 2
+    await directory.settle()
+    await directory.set_back(1)
+    await directory.close()
+    assert recover(OUTSIDE.disk, str(tmp_path)).snapshot.rows() == [named]
+    assert [data for name, data in content(tmp_path).items() if name.endswith(".blob")] == [b"content"]
 
 
 async def test_blobs_are_replaced_whole(tmp_path: Path) -> None:

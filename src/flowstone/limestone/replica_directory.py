@@ -27,6 +27,7 @@ from flowstone.limestone.messages import Blob
 from flowstone.limestone.recovery import INVALIDATED, Recovered, recover
 from flowstone.limestone.replica_channel import ReplicaChannel, Session
 from flowstone.limestone.replica_seeding import Phase, State
+from flowstone.limestone.snippets import snippets
 from flowstone.outside import Disk, Outside
 
 _NUMBERED: Final = re.compile(r"pwal_\d{4}", re.ASCII)
@@ -266,8 +267,16 @@ class ReplicaDirectory:
 
 
 def _collect_blobs(disk: Disk, directory: str, found: Recovered) -> None:
-    if blobs.stored_ids(disk, directory):
-        blobs.collect_at_start(disk, directory, found.snapshot.blob_ids(), found.max_blob_id)
+    """Those that no session names, durable or replaced by a later one: a master may set us back to any that is here."""
+    if not blobs.stored_ids(disk, directory):
+        return
+    named: set[int] = set()
+    for name in (names.COMPACTED, names.COMPACTED_PREVIOUS, *(report.name for report in found.files)):
+        if disk.kind(f"{directory}/{name}") == "file":
+            for snippet in snippets(disk, f"{directory}/{name}"):
+                for entry in snippet.with_blobs:
+                    named.update(entry.blob_ids)
+    blobs.collect_at_start(disk, directory, named, found.max_blob_id)
 
 
 def _cut_unacknowledged(disk: Disk, path: str) -> bool:
