@@ -1,6 +1,7 @@
 """Object code on disk: found again by another process, made anew for changed sources, never trusted when damaged."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -155,3 +156,25 @@ def test_a_user_without_a_home_is_without_that_place(monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(Path, "home", nobody)
     assert list(cache._places()) == [cache.PACKAGE / "kernels" / "__pycache__"]
+
+
+def test_every_package_that_has_kernels_has_a_stamp() -> None:
+    """Code of one that had none would stay what it was, whatever becomes of its source."""
+    rooms = {
+        path.parent.name
+        for path in cache.PACKAGE.glob("*/*.py")
+        if re.search(r"^@(kernel|inlined)$", path.read_text(), re.MULTILINE)
+    }
+    assert "limestone" in rooms
+    assert sorted(rooms - {*cache.SOURCES, *(room for room, own in cache.FURTHER_SOURCES.items() if room in own)}) == []
+
+
+def test_code_is_compiled_anew_when_a_package_of_its_own_has_changed(package: Path) -> None:
+    for name in ("inner", "outer"):
+        text = (package / "iproto" / f"{name}.py").read_text().replace("flowstone.iproto", "flowstone.limestone")
+        (package / "limestone" / f"{name}.py").write_text(text)
+    (package / "iproto" / "outer.py").write_text("from flowstone.limestone.outer import answer\n")
+    ask(package)
+    inner = package / "limestone" / "inner.py"
+    inner.write_text(inner.read_text().replace("40", "1"))
+    assert ask(package) == ["compiled answer", "3", "numba"]

@@ -24,7 +24,15 @@ import llvmlite.binding as llvm
 
 PACKAGE = Path(__file__).parent.parent
 SOURCES = ("kernels", "iproto", "xlog", "box")
-"""Packages whose modules hold kernels, or constants that are compiled into them."""
+"""Packages whose modules hold what other kernels call, or constants that are compiled into them."""
+
+FURTHER_SOURCES = {
+    "limestone": ("limestone",),
+    "history": ("history",),
+    "node": ("node",),
+    "spark": ("limestone", "spark"),
+}
+"""What kernels of other packages depend on besides; an edit there makes no kernel of a package above anew."""
 
 KEPT_S = 24 * 3600
 """How long code of other sources is left alone. Two versions that share a place then compile once a day each at worst,
@@ -44,9 +52,9 @@ class ObjectCode:
 
 
 @cache
-def _package_stamp() -> bytes:
+def _package_stamp(packages: tuple[str, ...]) -> bytes:
     digest = hashlib.sha256()
-    for package in SOURCES:
+    for package in packages:
         for path in sorted((PACKAGE / package).glob("*.py")):
             digest.update(path.read_bytes())
     for part in (version("numba"), version("llvmlite")):
@@ -63,9 +71,10 @@ def _processor() -> str:
 def _file_name(function: Callable[..., Any], kind: tuple[Any, ...]) -> tuple[str, str]:
     """The name without its stamp, and the stamp."""
     described = hashlib.sha256(repr(kind).encode()).hexdigest()[:8]
-    digest = hashlib.sha256(_package_stamp())
     source = Path(function.__code__.co_filename)
-    if PACKAGE not in source.parents:
+    room = source.parent.name if source.parent.parent == PACKAGE else ""
+    digest = hashlib.sha256(_package_stamp((*SOURCES, *FURTHER_SOURCES.get(room, ()))))
+    if room not in (*SOURCES, *FURTHER_SOURCES):
         digest.update(source.read_bytes())
     return f"{function.__module__}.{function.__qualname__}-{described}-{_processor()}", digest.hexdigest()[:16]
 
