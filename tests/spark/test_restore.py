@@ -25,9 +25,9 @@ from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.restore import (
     OutputTaken,
     VinylSpaces,
-    _destination,
     _refuse_vinyl,
     check_output,
+    destination,
     encode_tuples,
     restore,
 )
@@ -158,10 +158,10 @@ def test_an_output_must_be_new_or_empty(tmp_path: Path) -> None:
 
 def test_a_directory_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
     out = tmp_path / "a" / "out"
-    with _destination(SystemDisk(), str(out)) as unfinished:
+    with destination(SystemDisk(), str(out)) as unfinished:
         (Path(unfinished) / "file").touch()
         assert not out.exists()
-        with pytest.raises(OutputTaken, match="another process"), _destination(SystemDisk(), str(out)):
+        with pytest.raises(OutputTaken, match="another process"), destination(SystemDisk(), str(out)):
             pass
     assert [path.name for path in out.iterdir()] == ["file"]
     assert [path.name for path in out.parent.iterdir()] == ["out"]
@@ -172,13 +172,13 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     out.mkdir()  # empty
     (tmp_path / "out.inprogress" / "delta").mkdir(parents=True)
     (tmp_path / "out.inprogress" / "00000000000000000007.snap.inprogress").touch()
-    with _destination(SystemDisk(), str(out)) as unfinished:
+    with destination(SystemDisk(), str(out)) as unfinished:
         assert list(Path(unfinished).iterdir()) == []
     assert list(tmp_path.iterdir()) == [out]
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), _destination(SystemDisk(), str(tmp_path / "out")):
+    with pytest.raises(KeyboardInterrupt), destination(SystemDisk(), str(tmp_path / "out")):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
