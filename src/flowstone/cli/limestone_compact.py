@@ -56,7 +56,7 @@ def compact(
     if as_json and not (force or dry_run):
         raise UsageError("--json leaves no room for a question", hint="add --force, or --dry-run")
     note_compilation()
-    outside, path = production(), options.plain(directory)
+    outside, path = production(), options.data_directory(directory)
     temporary = options.plain(working_dir) if working_dir is not None else f"{path}/{TEMPORARY}"
     offline_compaction.refuse_link(outside.disk, path)
     line = Line()

@@ -36,7 +36,7 @@ def inspect(
     from flowstone.outside import production
 
     note_compilation()
-    disk, path = production().disk, options.plain(directory)
+    disk, path = production().disk, options.data_directory(directory)
     with offline.held(disk, path, only_looks=True) as manifest:
         total = sum(disk.size(f"{path}/{name}") for name in inspection.log_files(disk, path))
         with progress_bar(total) as bar:

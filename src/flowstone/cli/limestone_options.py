@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from flowstone.cli.console import UsageError
 
 if TYPE_CHECKING:
     from flowstone.limestone.entries import EntryType
@@ -46,6 +49,13 @@ NAMES = {
 def plain(directory: str) -> str:
     """The directory without slashes behind it, so that names can be put beside it."""
     return directory.rstrip("/") or "/"
+
+
+def data_directory(directory: str) -> str:
+    """As `plain`, of what is to be a data directory and not a file of one."""
+    if os.path.isfile(directory):
+        raise UsageError(f"{directory} is a file", hint="name the data directory that it is in")
+    return plain(directory)
 
 
 def quoted(path: str) -> str:

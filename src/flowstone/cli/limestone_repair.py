@@ -40,7 +40,7 @@ def repair(
     from flowstone.outside import production
 
     note_compilation()
-    outside, path = production(), options.plain(directory)
+    outside, path = production(), options.data_directory(directory)
     disk = outside.disk
     if not as_json:
         print(f"dblogdir: {options.quoted(directory)}")
