@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,6 +132,34 @@ def test_a_wrong_command_line_is_named(
     )
     assert result.code == 2
     assert what in result.complaints[-1]
+
+
+def test_an_address_that_is_not_to_be_had_is_named_and_nothing_is_made(flowstone: Command, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        result = flowstone("limestone", "replica", tmp_path / "data", "--listen", address)
+    assert result.code == 1
+    assert f"cannot listen at {address}: somebody listens there already" in result.complaints[-1]
+    assert "another port" in result.complaints[-1]
+    result = flowstone("limestone", "replica", tmp_path / "data", "--listen", "tcp://no-such-host.invalid:1")
+    assert result.code == 1
+    assert "cannot listen at tcp://no-such-host.invalid:1: " in result.complaints[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_directory_and_an_empty_secret_none(
+    flowstone: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    result = flowstone("limestone", "replica", tmp_path / "file", "--listen", "tcp://127.0.0.1:0")
+    assert result.code == 2
+    assert "is no directory" in result.complaints[-1]
+    monkeypatch.setenv(SECRET_VARIABLE, "")
+    result = flowstone("limestone", "replica", tmp_path / "data", "--listen", "tcp://127.0.0.1:0")
+    assert result.code == 2
+    assert f"{SECRET_VARIABLE} is empty" in result.complaints[-1]
 
 
 def test_a_directory_in_use_or_of_something_else(flowstone: Command, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
 
 from flowstone.limestone import epoch_file, extensions
+from flowstone.limestone.endpoint import Endpoint
 from flowstone.limestone.entries import EntryType, Marker, WriteVersion, decode_all, put, remove, walk
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.extensions import Action, Hello, Prepare
@@ -22,9 +24,11 @@ from flowstone.limestone.messages import (
     WireEntry,
 )
 from flowstone.limestone.replica import Replica
+from flowstone.limestone.replica_directory import ReplicaDirectory
 from flowstone.limestone.replica_events import Event, Seeded
+from flowstone.outside import Outside
 from tests.limestone import recorded
-from tests.limestone.peer import MASTER, Master, blob_session, content, replay, row, session
+from tests.limestone.peer import MASTER, Connector, Master, blob_session, content, replay, row, session
 from tests.limestone.running_replica import (
     CONNECTORS,
     OUTSIDE,
@@ -522,3 +526,33 @@ async def test_a_compatible_replica_does_not_compact_while_it_runs(tmp_path: Pat
     async with running(tmp_path, compatible=True) as replica:
         with pytest.raises(LimestoneError, match="stop it first"):
             await replica.compact()
+
+
+async def test_masters_that_come_while_the_directory_is_read_wait_and_are_sent_away_if_it_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").mkdir()
+    opened = ReplicaDirectory.open
+    masters: list[asyncio.Task[SessionBeginAck]] = []
+    connector = Connector(OUTSIDE.network)
+
+    async def slow(outside: Outside, path: str, *, compatible: bool = False) -> ReplicaDirectory:
+        masters.append(asyncio.ensure_future(Master(connector, replica.endpoint).begin()))
+        await asyncio.sleep(0.2)
+        assert not masters[-1].done()
+        return await opened(outside, path, compatible=compatible)
+
+    monkeypatch.setattr(ReplicaDirectory, "open", slow)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = Endpoint("127.0.0.1", free.getsockname()[1])
+    replica = Replica(OUTSIDE, str(tmp_path / "data"), endpoint)
+    async with replica:
+        assert extensions.offered_nonce((await masters[0]).session_secret)
+    (tmp_path / "taken" / "file").touch()
+    replica = Replica(OUTSIDE, str(tmp_path / "taken"), endpoint)
+    with pytest.raises(LimestoneError, match="cannot make a data directory"):
+        await replica.start()
+    with pytest.raises(AssertionError):
+        await masters[1]
+    await connector.close()

@@ -103,6 +103,8 @@ def replica(
     from flowstone.outside import production
     from flowstone.outside.network import SocketOptions
 
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        raise UsageError(f"{directory} is no directory", hint="name one, or one that is to be made")
     note_compilation()
     endpoint = _endpoint(listen or os.environ.get(ENDPOINT_VARIABLE) or LISTEN)
     tls = _tls(endpoint, ssl_cert_file, ssl_key_file, ssl_ca_file, ssl_ciphers)
@@ -150,12 +152,15 @@ def _tls(endpoint: Endpoint, cert: str | None, key: str | None, ca: str | None, 
 
 def _secret(path: str | None) -> str | None:
     if path is None:
-        return os.environ.get(SECRET_VARIABLE) or None
+        secret = os.environ.get(SECRET_VARIABLE)
+        if secret == "":
+            raise UsageError(f"{SECRET_VARIABLE} is empty", hint="put the secret there, or unset it")
+        return secret
     with open(path, encoding="utf-8") as file:
-        secret = file.readline().rstrip("\r\n")
-    if not secret:
+        line = file.readline().rstrip("\r\n")
+    if not line:
         raise UsageError(f"the first line of {path} is empty", hint="put the secret there")
-    return secret
+    return line
 
 
 def _tell(event: Event) -> None:

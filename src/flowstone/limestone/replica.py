@@ -12,6 +12,7 @@ by the session secret that they may say who they are, resume and seed (`extensio
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -35,6 +36,17 @@ from flowstone.outside.network import DEFAULT_OPTIONS, SocketOptions
 UNOPENED_MAX: Final = 256
 """Connections that have not said what they are; more are not let in."""
 
+_OTHER_ADDRESS: Final = "give --listen an address of this machine, or a name that it knows"
+_NOT_TO_BE_HAD: Final = {
+    errno.EADDRINUSE: (
+        "somebody listens there already",
+        "choose another port, or stop who has it (see ss -ltnp)",
+    ),
+    errno.EADDRNOTAVAIL: ("this machine does not have that address", _OTHER_ADDRESS),
+    errno.EACCES: ("that port is not for everybody", "choose one above 1023"),
+}
+"""What the system says about an address, and the way out."""
+
 OnEvent = Callable[[events.Event], None]
 
 
@@ -51,6 +63,10 @@ class ReplicaStatus:
     compatible: bool
     master: str | None
     channels: int
+
+
+class CannotListen(LimestoneError):
+    """The address is taken, or is none of this machine."""
 
 
 class Replica:
@@ -89,22 +105,27 @@ class Replica:
         self._gate = asyncio.Lock()
         self._recording = asyncio.Lock()
         self._listener: Listener | None = None
+        self._is_open = asyncio.Event()
         self._is_stopping = False
         self._connections: dict[Connection, asyncio.Task[None]] = {}
         self._unopened: dict[Connection, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> None:
-        """Take the directory, put right what a crash left in it, and listen."""
-        self.directory = await ReplicaDirectory.open(self.outside, self._path, compatible=self.compatible)
+        """Listen, take the directory, put right what a crash left in it, and let masters in.
+
+        CannotListen, and nothing is made on the disk, where the address is not to be had."""
+        listener = await self._listen()
         try:
-            await self.outside.blocking(compile_kernels)  # or the first master would wait for it
-            listener = await self.outside.network.listen(
-                self.endpoint.host, self.endpoint.port, self._accept, tls=self._tls, options=self._socket_options
-            )
+            self.directory = await self._take_directory()
         except BaseException:
-            await self.directory.close()
+            self._is_stopping = True
+            await listener.close()
+            for task in self._connections.values():
+                task.cancel()
+            await asyncio.gather(*self._connections.values(), return_exceptions=True)
             raise
+        self._is_open.set()
         self._listener = listener
         self.endpoint = Endpoint(self.endpoint.host, listener.port or 0, self._tls is not None)
         directory = self.directory
@@ -113,6 +134,25 @@ class Replica:
         where = (self._path, str(self.endpoint), directory.instance_uuid, directory.durable_epoch, self.compatible)
         self.tell(events.Listening(*where))
         self._watching = self._start(self._watch())
+
+    async def _listen(self) -> Listener:
+        endpoint, network = self.endpoint, self.outside.network
+        try:
+            return await network.listen(
+                endpoint.host, endpoint.port, self._accept, tls=self._tls, options=self._socket_options
+            )
+        except OSError as error:
+            reason, hint = _NOT_TO_BE_HAD.get(error.errno or 0, (error.strerror or str(error), _OTHER_ADDRESS))
+            raise CannotListen(f"cannot listen at {endpoint}: {reason}", hint=hint) from error
+
+    async def _take_directory(self) -> ReplicaDirectory:
+        directory = await ReplicaDirectory.open(self.outside, self._path, compatible=self.compatible)
+        try:
+            await self.outside.blocking(compile_kernels)  # or the first master would wait for it
+        except BaseException:
+            await directory.close()
+            raise
+        return directory
 
     async def stop(self) -> None:
         """Close all connections, let what is being written come to its end, and give the directory back."""
@@ -163,6 +203,7 @@ class Replica:
 
     async def _serve(self, connection: Connection) -> None:
         try:
+            await self._is_open.wait()
             await self._answer_errors(connection, self._converse(connection))
         finally:
             connection.close()
