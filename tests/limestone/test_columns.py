@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,37 @@ def test_what_is_not_taken_does_not_count() -> None:
     winners = Winners()
     winners.add(np.frombuffer(data, np.uint8), 0, 1, table, np.zeros(2, np.uint8))
     assert (winners.cleared, len(winners.sorted().rows)) == ({}, 0)
+
+
+def keys_of_one_hash(state: int, count: int) -> list[bytes]:
+    """Their second words undo their first, if the hash is in this state before them."""
+
+    def mixed(value: int, more: int) -> int:
+        product = (value ^ more) * 0x9E3779B97F4A7C15
+        return product & (1 << 64) - 1 ^ product >> 64
+
+    state = mixed(state, 1)  # the storage
+    return [struct.pack("<QQ", number, mixed(state, number)) for number in range(count)]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 1 << 63])
+def test_who_chooses_keys_cannot_choose_their_hashes(seed: int | None) -> None:
+    """Of keys with one hash each is compared with all before it: a quadratic number of them."""
+    for state in (0x9E3779B97F4A7C15, 0):
+        winners = Winners() if seed is None else Winners(seed)
+        add(winners, [put(1, key, b"", WriteVersion(1, 1)) for key in keys_of_one_hash(state, 1000)], 1)
+        assert len(np.unique(winners._slots >> np.uint64(32))) > 990
+
+
+def test_the_hash_does_not_change_results() -> None:
+    found = [put(number % 7, b"%d" % (number * 7919 % 1000), b"", WriteVersion(1, number)) for number in range(3000)]
+    results = []
+    for seed in (0, 1, None):
+        winners = Winners(seed)
+        add(winners, found, 1)
+        rows = winners.sorted()
+        results.append((rows.rows.tolist(), rows.keys[8:].tobytes()[: int(rows.rows[:, columns.KEY_SIZE].sum())]))
+    assert results[0] == results[1] == results[2]
 
 
 def test_a_hundred_thousand_keys_with_a_long_common_beginning() -> None:

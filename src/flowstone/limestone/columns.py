@@ -45,7 +45,7 @@ _GROWTH: Final = 4
 """Memory that is not used yet costs nothing but its address; moving what is there does."""
 
 SettleState = NDArray[np.uint64]
-_COUNT, _KEYS_END, _MAX_BLOB = range(3)
+_COUNT, _KEYS_END, _MAX_BLOB, _SEED = range(4)
 
 
 @inlined
@@ -64,9 +64,9 @@ def _short_word(buf: Bytes, at: int, count: int) -> np.uint64:
 
 
 @inlined
-def _tag(buf: Bytes, at: int, size: int, storage_id: np.uint64) -> np.uint64:
-    """32 bits of a hash of storage and key."""
-    value = _mixed(_PRIME, storage_id)
+def _tag(buf: Bytes, at: int, size: int, storage_id: np.uint64, seed: np.uint64) -> np.uint64:
+    """32 bits of a hash of storage and key. Without the seed nobody can make keys that have the same."""
+    value = _mixed(_mixed(_PRIME, seed), storage_id)
     end = at + size
     while end - at >= 8:
         value = _mixed(value, little64(buf, at))
@@ -106,7 +106,7 @@ def settle(
 ) -> int:
     """Let those entries of the table, from `start` on, that are taken win or lose; the first that finds no room, or -1.
 
-    `state`: winners, bytes of keys, largest blob id. A slot has the tag of a key and one more than its row's number."""
+    `state`: winners, bytes of keys, largest blob id, seed. A slot has a key's tag and one more than its row."""
     mask = word(slots.shape[0] - 1)
     count = number(state[_COUNT])
     keys_end = number(state[_KEYS_END])
@@ -121,7 +121,7 @@ def settle(
             return index
         storage_id = table[entry_table.STORAGE_ID, index]
         major, minor = table[entry_table.MAJOR, index], table[entry_table.MINOR, index]
-        tag = _tag(buf, key_at, size, storage_id)
+        tag = _tag(buf, key_at, size, storage_id, state[_SEED])
         slot = tag & mask
         row = -1
         while True:
@@ -331,16 +331,22 @@ class Sorted:
         return self if mask.all() else Sorted(self.rows[mask], self.keys)
 
 
-class Winners:
-    """Grows by `add`, table by table; `sorted` is the end of it."""
+def _process_seed() -> int:
+    """64 bits that differ from process to process: Python hashes bytes with a secret, against the same attack."""
+    return hash(b"flowstone.limestone.columns") & 0xFFFFFFFFFFFFFFFF
 
-    def __init__(self) -> None:
+
+class Winners:
+    """Grows by `add`, table by table; `sorted` is the end of it. `seed` is of the hash, and changes no result."""
+
+    def __init__(self, seed: int | None = None) -> None:
         self.cleared: dict[int, WriteVersion] = {}
         """Per storage, when it was last cleared or removed."""
         self._slots = np.zeros(2 * _ROWS_FIRST, np.uint64)
         self._rows = np.empty((_ROWS_FIRST, ROW_WORDS), np.uint64)
         self._keys = np.empty(_KEYS_FIRST, np.uint8)
-        self._state = np.array([0, 8, 0], np.uint64)  # eight bytes before the keys to work in
+        seed = _process_seed() if seed is None else seed
+        self._state = np.array([0, 8, 0, seed], np.uint64)  # eight bytes before the keys to work in
 
     @property
     def max_blob_id(self) -> int:
@@ -359,7 +365,7 @@ class Winners:
             self._clear(table, takes)
 
     def _grow(self, key_size: int) -> None:
-        count, keys_end, _ = self._state.tolist()
+        count, keys_end, *_ = self._state.tolist()
         if keys_end + key_size > self._keys.size:
             keys = np.empty(max(_GROWTH * self._keys.size, keys_end + key_size), np.uint8)
             keys[:keys_end] = self._keys[:keys_end]
