@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from flowstone.limestone import lineage, replica_link
+from flowstone.limestone import lineage, offline, replica_link, replica_seeding
 from flowstone.limestone.channel import AsyncLogChannel
 from flowstone.limestone.conversation import AuthenticationFailed
 from flowstone.limestone.datastore import AsyncDatastore
 from flowstone.limestone.endpoint import Endpoint
 from flowstone.limestone.entries import Entry
+from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.offline_compaction import compact_offline
 from flowstone.limestone.propagation import QuorumLost
 from flowstone.limestone.recovery import recover
@@ -418,3 +419,55 @@ async def test_a_restored_master_seeds_the_replica_that_knows_more_than_the_back
             await store.put()
             await store.next_epoch()
     assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_a_replica_that_was_a_store_for_a_while_is_not_resumed_by_its_old_master(tmp_path: Path) -> None:
+    """Both have written epochs of the same numbers; it has to be told that its own may go."""
+    async with replica_at(tmp_path / "r") as replica:
+        endpoint = replica.endpoint
+        async with master(tmp_path / "m", endpoint) as store:
+            await store.put()
+            await store.next_epoch()
+    async with master(tmp_path / "r") as promoted:
+        assert held(tmp_path / "m")[1] == (await promoted.store.snapshot()).rows() != []
+        for _ in range(2):
+            await promoted.put(rows=2)
+            await promoted.next_epoch()
+    async with master(tmp_path / "m", endpoint, on_lost="degrade") as store:
+        for _ in range(5):
+            await store.put(rows=3)
+            await store.next_epoch()
+        async with replica_at(tmp_path / "r", endpoint):
+            await eventually(lambda: "another database" in str(store.store.status()))
+        async with replica_at(tmp_path / "r", endpoint, reseed=True):
+            await eventually(lambda: store.states == ["live"])
+            await store.put()
+            await store.next_epoch()
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_an_old_master_becomes_the_replica_of_the_one_that_took_its_place(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
+        await store.put()
+        await store.next_epoch()
+    async with replica_at(tmp_path / "m") as replica, master(tmp_path / "r", replica.endpoint) as store:
+        await store.put(rows=3)
+        await store.next_epoch()
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_a_replica_that_becomes_a_store_in_the_middle_of_a_seeding_has_its_old_data_back(tmp_path: Path) -> None:
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
+        await store.put(rows=5)
+        await store.next_epoch()
+    replica_seeding.put_aside(production().disk, str(tmp_path / "r"))
+    with (
+        pytest.raises(LimestoneError, match="put_aside: a master was sending"),
+        offline.held(production().disk, str(tmp_path / "r"), only_looks=True),
+    ):
+        pass
+    async with master(tmp_path / "r") as promoted:
+        assert (await promoted.store.snapshot()).rows() == held(tmp_path / "m")[1] != []
+        await promoted.put()
+        await promoted.next_epoch()
+    assert held(tmp_path / "r")[0] > held(tmp_path / "m")[0]

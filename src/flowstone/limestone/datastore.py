@@ -127,6 +127,7 @@ class AsyncDatastore:
                 raise
 
     async def _recover(self, directory: DataDirectory) -> None:
+        await directory.promote()
         found = await directory.recover()
         if self._propagation is not None:
             await self._outside.blocking(transcode.compile_kernels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from flowstone.limestone import catalog, manifest, names
+from flowstone.limestone import catalog, manifest, names, offline, replica_seeding
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.epoch_file import EpochWriter
 from flowstone.limestone.errors import DamagedFile, LimestoneError
@@ -46,6 +46,18 @@ class DataDirectory:
     def instance_uuid(self) -> str:
         assert self.manifest.instance_uuid is not None
         return self.manifest.instance_uuid
+
+    async def promote(self) -> None:
+        """It is a store from now on, even if it has been a replica's; then it is one that nobody resumes or follows."""
+        self.manifest, self.epochs = await self._outside.blocking(self._promote)
+
+    def _promote(self) -> tuple[Manifest, EpochWriter]:
+        disk = self._outside.disk
+        if replica_seeding.read(disk, self.path).follows is not None:
+            # Whoever knows it by its name knows it from a time when it was a store with other epochs.
+            offline.rename_instance(self._outside, self.path)
+        replica_seeding.promote(disk, self.path)
+        return manifest.read(disk, self.path) or self.manifest, EpochWriter.open(disk, self.path)
 
     async def recover(self) -> Recovered:
         """What the directory holds; what does not count is marked or cut off. DamagedFile if something is lost."""

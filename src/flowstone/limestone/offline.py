@@ -13,9 +13,10 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
-from flowstone.limestone import blobs, copying, lineage, manifest, names
+from flowstone.limestone import blobs, copying, lineage, manifest, names, replica_seeding
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.manifest import Manifest
+from flowstone.limestone.replica_seeding import Phase
 from flowstone.outside import Disk, Outside
 
 _LETTERS: Final = string.ascii_letters + string.digits
@@ -44,6 +45,11 @@ def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Ma
         found = manifest.read(disk, directory)
         if found is None:
             raise _no_directory(directory)
+        if replica_seeding.read(disk, directory).phase in (Phase.MOVING, Phase.SEEDING):
+            raise LimestoneError(
+                f"the data of {directory} is in {directory}/{replica_seeding.ASIDE}: a master was sending it anew",
+                hint="start the replica, or open a store there: that puts it back",
+            )
         yield found
 
 
