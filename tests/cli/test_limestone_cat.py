@@ -171,6 +171,17 @@ def test_a_wrong_command_line_is_one_line(flowstone: Command, arguments: list[ob
     assert word in refused.complaints[0]
 
 
+@pytest.mark.parametrize("option", ["--json", "--rows", "--durable"])
+def test_what_is_no_data_directory_is_refused_as_by_inspect(flowstone: Command, tmp_path: Path, option: str) -> None:
+    (tmp_path / "else").mkdir()
+    (tmp_path / "program.py").write_bytes(b"")
+    refused = flowstone("limestone", "cat", option, tmp_path)
+    assert (refused.code, refused.text) == (2, "")
+    assert refused.complaints == flowstone("limestone", "inspect", tmp_path).complaints
+    (tmp_path / "pwal_0000").write_bytes(damage.CLEAN)
+    assert flowstone("limestone", "cat", tmp_path).code == 0, "logs that have lost their manifest can be looked at"
+
+
 def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / "pwal_0000").write_bytes(damage.CLEAN * 3000)

@@ -104,6 +104,8 @@ def cat(
     shown = not storage if markers is None else markers
     wanted = Wanted(frozenset(storage or ()), _epochs(epoch), durable, shown, ENCODERS[encoding], as_json)
     place, chosen = _place(directory, file or [])
+    if not chosen:
+        _refuse_others(disk, place)
     if rows:
         if chosen or epoch is not None:
             raise UsageError("rows are of all files and epochs", hint="leave --file and --epoch out")
@@ -125,6 +127,17 @@ def _place(path: str, files: list[str]) -> tuple[str, list[str]]:
         if not os.path.isfile(f"{place}/{name}"):
             raise UsageError(f"{place} has no file {name}")
     return place, files
+
+
+def _refuse_others(disk: Disk, place: str) -> None:
+    """Log files that have lost their manifest can be looked at; what has neither is something else."""
+    from flowstone.limestone import listing, names
+
+    if not os.path.isfile(f"{place}/{names.MANIFEST}") and not listing.files(disk, place):
+        raise UsageError(
+            f"{place} is no data directory: it has no {names.MANIFEST}",
+            hint="name the directory that holds it, which is log_location in tsurugi.ini",
+        )
 
 
 def _epochs(text: str | None) -> tuple[int, int]:
