@@ -15,7 +15,7 @@ from flowstone.limestone.errors import DamagedFile
 from flowstone.spark.limestone_index import EpochLost, NotALimestone, NotDurable
 from flowstone.spark.limestone_source import LimestoneReader, LimestoneSource
 from flowstone.spark.options import WrongOption, limestone_options
-from tests.spark.limestone_directories import UUID, WrittenDirectory, random_directory, version
+from tests.spark.limestone_directories import UUID, WrittenDirectory, random_directory, snippet, version
 
 
 @pytest.fixture
@@ -50,6 +50,26 @@ def test_spark_reads_changes_and_states(spark: SparkSession, directory: WrittenD
         for row in state.collect()
     ]
     assert sorted(rows) == directory.state(13)
+
+
+@pytest.mark.parametrize("durable", [None, 7])
+def test_a_directory_without_durable_entries_has_no_rows(
+    spark: SparkSession, tmp_path: Path, durable: int | None
+) -> None:
+    flowstone.spark.register(spark)
+    directory = WrittenDirectory(tmp_path / "d")
+    directory.append("pwal_0000", snippet(5, put(1, b"a", b"", version(5)), is_void=True))
+    directory.append("pwal_0001", snippet(9, put(1, b"b", b"", version(9))))
+    if durable is not None:
+        directory.durable(durable)
+    for options in ({}, {"mode": "state"}):
+        assert spark.read.format("limestone").options(**options).load(directory.path).count() == 0
+    for starting in ("earliest", "snapshot"):
+        stream = spark.readStream.format("limestone").option("startingOffsets", starting).load(directory.path)
+        name = f"nothing_{starting}_{durable}"
+        query = stream.writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert spark.table(name).count() == 0
 
 
 def test_changes_lie_between_their_offsets(directory: WrittenDirectory) -> None:
