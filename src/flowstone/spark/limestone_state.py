@@ -1,7 +1,7 @@
 """The state of a Limestone directory at a durable epoch, for readers that cannot run jobs: each task folds some keys.
 
 Keys are shared out by a hash, and each task reads everything, but keeps only its own. Jobs that have a session shuffle
-instead (`limestone_frames.py`). Per key the entry of the highest write version counts, unless its storage was cleared
+instead (`limestone_fold.py`). Per key the entry of the highest write version counts, unless its storage was cleared
 later (reference: which entry wins).
 """
 
