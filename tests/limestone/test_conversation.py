@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from flowstone.limestone import conversation as module
-from flowstone.limestone import entries, messages
+from flowstone.limestone import ended_session, entries, messages
 from flowstone.limestone.conversation import AuthenticationFailed, Conversation, Peer, ReplicaLost
 from flowstone.limestone.ended_session import KEPT_MAX, EndedSession, WireForm
 from flowstone.limestone.endpoint import Endpoint
@@ -186,6 +186,20 @@ async def test_a_replica_that_falls_far_behind_is_let_go(monkeypatch: pytest.Mon
         await channel.opened
         for _ in range(20):
             channel.send(session(b"a", value=bytes(100_000)), pytest.fail)
+        assert "1 MiB behind" in await reason(conversation)
+
+
+async def test_sessions_that_are_too_long_to_keep_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_session, "KEPT_MAX", 100_000)
+    monkeypatch.setattr(module, "UNACKNOWLEDGED_MAX", 1 << 20)
+    async with scripted() as replica, talking(replica) as conversation:
+        replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
+        channel = conversation.channel(0)
+        await channel.opened
+        for _ in range(20):
+            long = session(b"a", value=bytes(200_000))
+            assert long.kept is None
+            channel.send(long, pytest.fail)
         assert "1 MiB behind" in await reason(conversation)
 
 

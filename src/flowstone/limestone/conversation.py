@@ -185,7 +185,7 @@ class LogChannel:
         """Send a session when its turn comes; `then` is called when the replica has it on disk."""
         if self._conversation.lost.done():
             return
-        self.unacknowledged += len(session.kept or b"")
+        self.unacknowledged += session.held
         if self.unacknowledged > UNACKNOWLEDGED_MAX:
             self._conversation.end(f"it is more than {UNACKNOWLEDGED_MAX >> 20} MiB behind")
         elif self._wire is not None and self._sending is None and session.kept is not None:
@@ -224,7 +224,7 @@ class LogChannel:
         if not isinstance(answer, Ack):
             self._conversation.refused("the end of a session", answer)
             return
-        self.unacknowledged -= len(session.kept or b"")
+        self.unacknowledged -= session.held
         session.acknowledged.append(self._conversation)
         then()
 

@@ -101,6 +101,11 @@ class EndedSession:
         self.kept = self._whole()
         """All that is sent for it; None where that is too much to keep."""
 
+    @property
+    def held(self) -> int:
+        """Bytes that it may hold in memory until it is acknowledged: its messages, or what its parts have kept."""
+        return KEPT_MAX if self.kept is None else len(self.kept)
+
     def _whole(self) -> bytes | None:
         found: list[bytes] = []
         size = 0
