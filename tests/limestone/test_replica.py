@@ -556,3 +556,13 @@ async def test_masters_that_come_while_the_directory_is_read_wait_and_are_sent_a
     with pytest.raises(AssertionError):
         await masters[1]
     await connector.close()
+
+
+async def test_a_master_of_ours_is_told_that_its_message_is_too_long(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        master = await filled(replica, 1)
+        log = master.channels[0]
+        answer = await log.ask(session(2, row("long", "v" * (2 << 20), 2)))
+        assert isinstance(answer, Error)
+        assert answer.code == 201
+        assert "more than 1048576 bytes" in answer.message

@@ -79,7 +79,7 @@ def replica(
     ] = None,
     message_size_max: Annotated[
         int,
-        typer.Option("--message-size-max", metavar="BYTES", min=1 << 16, help="Of one message, its blobs included."),
+        typer.Option("--message-size-max", metavar="BYTES", min=1 << 22, help="Of one message, its blobs included."),
     ] = 1 << 30,
     reseed: Annotated[
         bool,

@@ -218,7 +218,11 @@ class LogConversation:
         try:
             for message in reader.feed(data):
                 await self._handle(message)
-        except (BadMessage, Refusal, OSError) as error:
+        except BadMessage as error:
+            # The original would not understand; one of ours can say it to its operator, and tries again.
+            ours = self._master.instance is not None
+            problem = Refusal(ExtensionError.REFUSED, f"it cannot be read: {error.message}") if ours else error
+        except (Refusal, OSError) as error:
             problem = error
         await self._sync()
         if problem is not None:
