@@ -85,12 +85,22 @@ def test_json_says_all_and_asks_nothing(flowstone: Command, directory: Path) -> 
 
 def test_another_place_to_work_and_another_epoch_can_be_said(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", damage.SIX)
+    (tmp_path / "work").mkdir()
     done = flowstone(
         "limestone", "compact", "--force", "--epoch", "6", "--working-dir", tmp_path / "work", f"{directory}/"
     )
     assert done.code == 0
     assert done.text.splitlines()[1] == f'working-directory: "{tmp_path}/work"'
     assert len(recover(production().disk, str(directory), repairs=False).snapshot) == 3
+
+
+def test_a_place_to_work_that_is_not_there_is_not_made(flowstone: Command, directory: Path) -> None:
+    before = sorted(directory.parent.rglob("*"))
+    for place in (directory.parent / "nosuch", directory / names.EPOCH):
+        refused = flowstone("limestone", "compact", "--force", "--working-dir", place, directory)
+        assert refused.code == 64
+        assert f"--working-dir {place}: there is no such directory" in refused.complaints[0]
+    assert sorted(directory.parent.rglob("*")) == before
 
 
 def test_links_and_damage_are_refused(flowstone: Command, directory: Path) -> None:

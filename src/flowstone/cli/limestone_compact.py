@@ -34,7 +34,8 @@ def compact(
         typer.Option(
             "--working-dir",
             metavar="DIR",
-            help="Where the new file is made, before it is moved in. Default: compaction_temp in the directory.",
+            help="Where the new file is made, before it is moved in; it must be there. Default: compaction_temp in the "
+            "data directory.",
         ),
     ] = None,
     on_spark: Annotated[
@@ -58,6 +59,8 @@ def compact(
     note_compilation()
     outside, path = production(), options.data_directory(directory)
     temporary = options.plain(working_dir) if working_dir is not None else f"{path}/{TEMPORARY}"
+    if working_dir is not None and outside.disk.kind(working_dir) != "directory":
+        raise UsageError(f"--working-dir {working_dir}: there is no such directory", hint="make it first")
     offline_compaction.refuse_link(outside.disk, path)
     line = Line()
     try:
