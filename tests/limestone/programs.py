@@ -174,13 +174,13 @@ def log(channel: AsyncLogChannel, entry: Entry) -> None:
             channel.add_entry(entry.storage_id, entry.key, entry.value, entry.version, entry.blob_ids)
 
 
-async def start_replica(stage: Stage, *, compatible: bool = False) -> None:
+async def start_replica(stage: Stage, *, compatible: bool = False) -> Replica:
     async def start(outside: Outside) -> Replica:
         replica = Replica(outside, f"/{REPLICA}", ENDPOINT, compatible=compatible)
         await replica.start()
         return replica
 
-    await stage.launch(REPLICA, start)
+    return await stage.launch(REPLICA, start)
 
 
 def found_on(stage: Stage, name: str) -> Recovered:

@@ -34,6 +34,7 @@ from tests.simulation.simulation import Crashed
 ALONE: Final = Settings(f"/{MASTER}", spill=150)
 REPLICATED: Final = replace(ALONE, replicas=(ENDPOINT,))
 SHAPE: Final = Shape()
+COMPACTING: Final = Shape(compacts=True)
 PAUSE_SECONDS: Final = 0.2
 """For how long a machine stays dead."""
 PATIENCE_SECONDS: Final = 300.0
@@ -42,19 +43,19 @@ PATIENCE_SECONDS: Final = 300.0
 # --- a store alone ---
 
 
-async def run_alone(stage: Stage, model: Model, rng: Random) -> None:
-    master = await start_master(stage, model, ALONE, SHAPE.channels)
-    await Program(stage, model, SHAPE, rng).run(master)
+async def run_alone(stage: Stage, model: Model, rng: Random, shape: Shape) -> None:
+    master = await start_master(stage, model, ALONE, shape.channels)
+    await Program(stage, model, shape, rng).run(master)
     assert check(stage, MASTER, model) >= model.last_epoch()
     await stage.stop(MASTER)
 
 
-def operations_alone(seed: int) -> int:
+def operations_alone(seed: int, shape: Shape) -> int:
     """How many writes and syncs a program makes that nothing happens to."""
 
     async def scenario(stage: Stage) -> None:
         stage.build(MASTER)
-        await run_alone(stage, Model(), Random(f"{seed}/0"))
+        await run_alone(stage, Model(), Random(f"{seed}/0"), shape)
 
     stage = Stage(f"crash/{seed}")
     stage.run(scenario)  # type: ignore[arg-type]
@@ -62,24 +63,25 @@ def operations_alone(seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(200 if FULL else 20))
-def test_a_store_alone(seed: int) -> None:
-    count, rng = operations_alone(seed), Random(seed)
+@pytest.mark.parametrize("shape", [SHAPE, COMPACTING], ids=["plain", "compacting"])
+def test_a_store_alone(seed: int, shape: Shape) -> None:
+    count, rng = operations_alone(seed, shape), Random(seed)
     for first in range(1 + seed % 7, count, 1 if FULL else 7):
-        crash_alone(seed, [first, rng.randint(1, 30), rng.randint(1, count)], rng.choice(list(Loss)))
+        crash_alone(seed, shape, [first, rng.randint(1, 30), rng.randint(1, count)], rng.choice(list(Loss)))
 
 
-def crash_alone(seed: int, numbers: list[int], loss: Loss) -> None:
+def crash_alone(seed: int, shape: Shape, numbers: list[int], loss: Loss) -> None:
     async def scenario(stage: Stage) -> None:
         stage.build(MASTER)
         model = Model()
         for life, number in enumerate(numbers):
             stage.crash_after(MASTER, number, loss)
             try:
-                await run_alone(stage, model, Random(f"{seed}/{life}"))
+                await run_alone(stage, model, Random(f"{seed}/{life}"), shape)
             except Crashed:
                 model.forget(check(stage, MASTER, model))
         stage.storage(MASTER).spare()
-        await run_alone(stage, model, Random(f"{seed}/last"))
+        await run_alone(stage, model, Random(f"{seed}/last"), shape)
 
     Stage(f"crash/{seed}").run(scenario)  # type: ignore[arg-type]
 
@@ -99,8 +101,9 @@ class Crash:
 class Pair:
     """A master and a replica that are started again whenever one dies, until all of a program is persistent."""
 
-    def __init__(self, stage: Stage, settings: Settings, seed: int, crashes: list[Crash]) -> None:
+    def __init__(self, stage: Stage, settings: Settings, seed: int, crashes: list[Crash], shape: Shape) -> None:
         self.stage = stage
+        self.shape = shape
         self.settings = settings
         self.model = Model()
         self.past: list[Model] = []
@@ -139,8 +142,8 @@ class Pair:
         """Whether the master came to the end of its program."""
         stage, model = self.stage, self.model
         try:
-            master = await start_master(stage, model, self.settings, SHAPE.channels)
-            await Program(stage, model, SHAPE, Random(f"{self.seed}/{life}")).run(master)
+            master = await start_master(stage, model, self.settings, self.shape.channels)
+            await Program(stage, model, self.shape, Random(f"{self.seed}/{life}")).run(master)
         except Crashed:
             self._check_replica()
             durable = check(stage, MASTER, model)
@@ -155,7 +158,11 @@ class Pair:
         stage = self.stage
         while True:
             try:
-                await start_replica(stage)
+                replica = await start_replica(stage)
+                if self.shape.compacts:
+                    await stage.sleep(stage.random.uniform(0, 10 * self.shape.pause_seconds))
+                    if stage.is_running(REPLICA):
+                        await stage.on(REPLICA, replica.compact())
                 await stage.until(lambda: not stage.is_running(REPLICA), seconds=1e6)
             except Crashed:
                 pass
@@ -168,17 +175,17 @@ class Pair:
             check(self.stage, REPLICA, self.model, *self.past)
 
 
-def operations(settings: Settings, seed: int) -> dict[str, int]:
+def operations(settings: Settings, seed: int, shape: Shape = SHAPE) -> dict[str, int]:
     """How many writes, syncs and sends each side makes in a program that nothing happens to."""
-    stage = run_pair(settings, seed, [])
+    stage = run_pair(settings, seed, [], shape)
     return {name: stage.storage(name).operation_count for name in (MASTER, REPLICA)}
 
 
-def run_pair(settings: Settings, seed: int, crashes: list[Crash]) -> Stage:
+def run_pair(settings: Settings, seed: int, crashes: list[Crash], shape: Shape = SHAPE) -> Stage:
     stage = Stage(f"pair/{seed}")
 
     async def scenario(_: object) -> None:
-        await Pair(stage, settings, seed, crashes).run()
+        await Pair(stage, settings, seed, crashes, shape).run()
 
     stage.run(scenario)
     return stage
@@ -190,7 +197,7 @@ every_close = pytest.mark.parametrize("session_close", get_args(SessionClose))
 
 def moments(counts: dict[str, int], rng: Random) -> list[Crash]:
     """Operations of both sides to die in: in CI some of them, others in each test."""
-    step = 1 if FULL else 6
+    step = 1 if FULL else 9
     found = [(name, number) for name in (MASTER, REPLICA) for number in range(rng.randint(1, step), counts[name], step)]
     return [Crash(name, number, rng.choice(list(Loss))) for name, number in found]
 
@@ -204,6 +211,16 @@ def test_a_pair_of_ours_goes_on_and_agrees(seed: int, group_commit: GroupCommit,
     for first in moments(operations(settings, seed), rng):
         later = [Crash(rng.choice((MASTER, REPLICA)), rng.randint(1, 60), rng.choice(list(Loss))) for _ in range(2)]
         run_pair(settings, seed, [first, *later[: rng.randint(0, 2)]])
+
+
+@every_order
+@pytest.mark.parametrize("seed", range(50 if FULL else 2))
+def test_a_pair_of_which_both_compact(seed: int, group_commit: GroupCommit) -> None:
+    """A replica that lacks what only the compacted file has is seeded; either side compacts for itself."""
+    settings, rng = replace(REPLICATED, group_commit=group_commit), Random(f"{seed}/{group_commit}")
+    for first in moments(operations(settings, seed, COMPACTING), rng):
+        later = [Crash(rng.choice((MASTER, REPLICA)), rng.randint(1, 60), rng.choice(list(Loss))) for _ in range(2)]
+        run_pair(settings, seed, [first, *later[: rng.randint(0, 2)]], COMPACTING)
 
 
 # --- without extensions: the original's messages, or a replica that writes the original's files ---
