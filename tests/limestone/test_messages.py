@@ -24,6 +24,7 @@ from flowstone.limestone.messages import (
     Message,
     MessageParser,
     MessageType,
+    Parser,
     RdmaInit,
     RdmaInitAck,
     SessionBegin,
@@ -33,6 +34,7 @@ from flowstone.limestone.messages import (
     encode,
     wire_entry,
 )
+from flowstone.limestone.transcode import DiskEntries, WireReader
 from tests.conftest import FULL
 from tests.limestone import recorded
 
@@ -253,3 +255,33 @@ def test_a_long_message_in_many_pieces_is_read_in_linear_time() -> None:
         joined += parser._data is not before
     assert message is not None
     assert joined < 5
+
+
+@pytest.mark.parametrize("reads", [MessageParser, WireReader])
+def test_many_blobs_in_many_pieces_are_each_read_once(
+    reads: type[Parser[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who dribbles them cannot make a reader begin the entry again for each."""
+    blobs = tuple(Blob(number, bytes(20)) for number in range(1000))
+    entry = WireEntry(10, 1, b"k", b"v", WriteVersion(1, 1), blobs)
+    data = encode(LogEntries(1, (entry, entry), 7))
+    looks, require = [0], Parser._require
+
+    def counted(parser: Parser[object], at: int, size: int) -> int:
+        looks[0] += 1
+        return require(parser, at, size)
+
+    monkeypatch.setattr(Parser, "_require", counted)
+    parser = reads()
+    found: list[object] = []
+    for at in range(0, len(data), 32):
+        Parser.feed(parser, data[at : at + 32])
+        found += iter(parser.next_message, None)
+    assert looks[0] < 10 * 2 * len(blobs)
+    (message,) = found
+    if isinstance(message, DiskEntries):
+        assert message.blobs == blobs + blobs
+        assert decode_all(message.disk, "") == [entry.logged()] * 2
+    else:
+        assert message == LogEntries(1, (entry, entry), 7)
+    assert parser.is_between_messages

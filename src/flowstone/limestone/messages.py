@@ -286,6 +286,9 @@ class Parser(Generic[Entries]):
         """Epoch and number of entries of a LOG_ENTRIES that has not come to its end; `_at` is behind what was read."""
         self._size = 0
         """Of the part of that message that has been read."""
+        self._unfinished: tuple[WireEntry, int] | None = None
+        """An entry of it that has been read up to its blobs, and how many it has; `_come` are those that were read."""
+        self._come: list[Blob] = []
 
     @property
     def is_between_messages(self) -> bool:
@@ -361,7 +364,33 @@ class Parser(Generic[Entries]):
         self._head = None
         return flags
 
-    def _entry(self) -> tuple[WireEntry, int]:
+    def _read_to(self, end: int) -> None:
+        """What is before this has been read, and is not looked at again."""
+        self._size += end - self._at
+        self._taken(end)
+
+    def _entry(self) -> WireEntry:
+        """The next entry. Where it is starved among its blobs, it goes on with the one that is missing."""
+        if self._unfinished is None:
+            entry, blob_count, end = self._entry_without_blobs()
+            self._require(end, blob_count * _BLOB_HEAD.size)
+            self._read_to(end)
+            if not blob_count:
+                return entry
+            self._unfinished = entry, blob_count
+        entry, blob_count = self._unfinished
+        while len(self._come) < blob_count:
+            content_at = self._require(self._at, _BLOB_HEAD.size)
+            blob_id, size = _BLOB_HEAD.unpack_from(self._data, self._at)
+            end = self._require(content_at, size)
+            self._come.append(Blob(blob_id, self._data[content_at:end]))
+            self._read_to(end)
+        entry = entry._replace(blobs=tuple(self._come))
+        self._unfinished, self._come = None, []
+        return entry
+
+    def _entry_without_blobs(self) -> tuple[WireEntry, int, int]:
+        """With how many blobs it has, and where they begin."""
         data, require = self._data, self._require
         key_at = require(self._at, _ENTRY_HEAD.size)
         kind, storage_id, key_size = _ENTRY_HEAD.unpack_from(data, self._at)
@@ -371,16 +400,7 @@ class Parser(Generic[Entries]):
         end = require(value_end, _ENTRY_TAIL.size)
         major, minor, blob_count = _ENTRY_TAIL.unpack_from(data, value_end)
         version = WriteVersion(major, minor)
-        if not blob_count:
-            return WireEntry(kind, storage_id, data[key_at:key_end], data[value_at:value_end], version), end
-        require(end, blob_count * _BLOB_HEAD.size)
-        blobs = []
-        for _ in range(blob_count):
-            content_at = require(end, _BLOB_HEAD.size)
-            blob_id, size = _BLOB_HEAD.unpack_from(data, end)
-            end = require(content_at, size)
-            blobs.append(Blob(blob_id, data[content_at:end]))
-        return WireEntry(kind, storage_id, data[key_at:key_end], data[value_at:value_end], version, tuple(blobs)), end
+        return WireEntry(kind, storage_id, data[key_at:key_end], data[value_at:value_end], version), blob_count, end
 
 
 class MessageParser(Parser[LogEntries]):
@@ -395,10 +415,7 @@ class MessageParser(Parser[LogEntries]):
         epoch, count = self._head
         entries = self._entries
         while len(entries) < count:
-            entry, end = self._entry()
-            entries.append(entry)
-            self._size += end - self._at
-            self._taken(end)
+            entries.append(self._entry())
         message = LogEntries(epoch, tuple(entries), self._flags())
         self._entries = []
         return message

@@ -28,7 +28,6 @@ from flowstone.limestone.messages import (
     MessageType,
     Parser,
     SessionFlags,
-    WireEntry,
     encode_entries,
     encode_entry,
     wire_entry,
@@ -383,25 +382,24 @@ class WireReader(Parser[DiskEntries]):
 
     def _read_entries(self, count: int) -> None:
         """As many as there are up to the first with blobs, which is read, too."""
+        if self._unfinished is not None:
+            self._read_single()
+            return
         buf, out = np.frombuffer(self._data, np.uint8), self._out(len(self._data) - self._at)
         end, to, done, logged, status, size = log_entries(buf, self._at, count, self._size_max - self._size, out)
         if to:
             self._parts.append(out[:to].tobytes())
         self._logged += logged
-        self._entries_taken(done, end)
+        self._done += done
+        self._read_to(end)
         if status == STARVED:
             self._require(self._at, size)
         elif status == SINGLE:
-            entry, end = self._entry()
-            self._log_single(entry)
-            self._entries_taken(1, end)
+            self._read_single()
 
-    def _entries_taken(self, count: int, end: int) -> None:
-        self._done += count
-        self._size += end - self._at
-        self._taken(end)
-
-    def _log_single(self, entry: WireEntry) -> None:
+    def _read_single(self) -> None:
+        entry = self._entry()
+        self._done += 1
         self._blobs += entry.blobs
         try:
             logged = entry.logged()
