@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowstone.limestone import epoch_file, extensions
+from flowstone.limestone import replica as replica_module
 from flowstone.limestone.endpoint import Endpoint
 from flowstone.limestone.entries import EntryType, Marker, WriteVersion, decode_all, put, remove, walk
 from flowstone.limestone.errors import LimestoneError
@@ -20,6 +21,7 @@ from flowstone.limestone.messages import (
     GroupCommit,
     LogChannelCreate,
     LogEntries,
+    SessionBegin,
     SessionBeginAck,
     WireEntry,
 )
@@ -566,3 +568,24 @@ async def test_a_master_of_ours_is_told_that_its_message_is_too_long(tmp_path: P
         assert isinstance(answer, Error)
         assert answer.code == 201
         assert "more than 1048576 bytes" in answer.message
+
+
+@pytest.mark.parametrize("secret", [None, "s"])
+async def test_idle_connections_keep_no_master_out(
+    tmp_path: Path, secret: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "UNOPENED_MAX", 5)
+    async with running(tmp_path, secret=secret) as replica:
+        for number in range(20):
+            idle = await master_of(replica).connect()
+            if secret is not None and number % 2:
+                assert isinstance(await idle.ask(SessionBegin()), SessionBeginAck)
+            elif secret is not None:
+                idle.send(LogChannelCreate(number, b"wrong"))
+        master = master_of(replica)
+        await master.begin()
+        await master.hello(secret=secret)
+        for _ in range(10):
+            await master_of(replica).connect()
+        await (await master.open(0)).acknowledged(session(1, row("k", "v", 1)))
+        await master.commit(1)

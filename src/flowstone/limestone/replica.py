@@ -34,7 +34,7 @@ from flowstone.outside import Client, Listener, Outside, Tls
 from flowstone.outside.network import DEFAULT_OPTIONS, SocketOptions
 
 UNOPENED_MAX: Final = 256
-"""Connections that have not said what they are; more are not let in."""
+"""Connections that have not said what they are, or shown the secret; for one more, that goes which is idle longest."""
 
 _OTHER_ADDRESS: Final = "give --listen an address of this machine, or a name that it knows"
 _NOT_TO_BE_HAD: Final = {
@@ -109,6 +109,8 @@ class Replica:
         self._is_stopping = False
         self._connections: dict[Connection, asyncio.Task[None]] = {}
         self._unopened: dict[Connection, None] = {}
+        self._idle: dict[Connection, None] = {}
+        """Of these, those that we wait for, or that were refused; the oldest first."""
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> None:
@@ -194,12 +196,27 @@ class Replica:
 
     def _accept(self, client: Client) -> Connection:
         connection = Connection(client)
-        if self._is_stopping or len(self._unopened) >= UNOPENED_MAX:
+        if self._is_stopping or (len(self._unopened) >= UNOPENED_MAX and not self._drop_idle()):
             connection.abort()
             return connection
-        self._unopened[connection] = None
+        self._unopened[connection] = self._idle[connection] = None
         self._connections[connection] = asyncio.get_running_loop().create_task(self._serve(connection))
         return connection
+
+    def _drop_idle(self) -> bool:
+        """Who has waited longest without a word makes room for who comes now, and may have something to say."""
+        oldest = next(iter(self._idle), None)
+        if oldest is None:
+            return False
+        oldest.abort()
+        if not self._is_open.is_set():
+            self._connections[oldest].cancel()
+        del self._idle[oldest], self._unopened[oldest]
+        return True
+
+    def heard(self, connection: Connection) -> None:
+        """It has said all that it can say before it is let in, or not."""
+        self._idle.pop(connection, None)
 
     async def _serve(self, connection: Connection) -> None:
         try:
@@ -208,12 +225,15 @@ class Replica:
         finally:
             connection.close()
             self._unopened.pop(connection, None)
+            self._idle.pop(connection, None)
             self._connections.pop(connection, None)
 
     async def _answer_errors(self, connection: Connection, conversation: Awaitable[None]) -> None:
         try:
             await conversation
         except Refusal as refusal:
+            if connection in self._unopened:
+                self._idle[connection] = None
             self.tell(events.Refused(connection.peer, refusal.code, refusal.message))
             await connection.refuse(refusal)
         except BadMessage as error:
@@ -233,6 +253,8 @@ class Replica:
         if opened is None:
             return
         message, rest = opened
+        if self.secret is None or isinstance(message, LogChannelCreate):
+            self.heard(connection)
         if isinstance(message, LogChannelCreate):
             await LogConversation(self, connection).run(message, rest)
         else:
@@ -241,6 +263,7 @@ class Replica:
     def opened(self, connection: Connection) -> None:
         """It has said what it is, and shown the secret where there is one."""
         self._unopened.pop(connection, None)
+        self._idle.pop(connection, None)
 
     # --- masters ---
 

@@ -134,6 +134,7 @@ class ControlConversation:
             if not extensions.is_proven(extensions.master_proof(secret, hello.nonce, self._nonce), hello.proof):
                 raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "the shared secret is another one")
             proof = extensions.replica_proof(secret, hello.nonce, self._nonce)
+            replica.heard(self._connection)
             if self._master is None:
                 self._master = await replica.admit_control(self._connection, hello.instance)
         master = self._master
