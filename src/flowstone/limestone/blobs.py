@@ -151,10 +151,10 @@ class Blobs:
 
         BlobError, and nothing is changed, if one of them is not there."""
         with self._guard:
-            for blob_id in blob_ids:
+            for blob_id in sorted(blob_ids):
                 if blob_id not in self._provisional and blob_id not in self._named:
                     self.found_path(blob_id)
-            for blob_id in blob_ids:
+            for blob_id in sorted(blob_ids):
                 named = self._named.get(blob_id)
                 if named is None:
                     named = self._named[blob_id] = _Named(self._provisional.pop(blob_id, None))
@@ -165,7 +165,7 @@ class Blobs:
     def log(self, blob_ids: AbstractSet[int]) -> None:
         """A session that names these has ended. In any thread."""
         with self._guard:
-            for blob_id in blob_ids:
+            for blob_id in sorted(blob_ids):
                 self._named[blob_id].pool = None
                 self._leave(blob_id)
 
@@ -174,7 +174,7 @@ class Blobs:
         which nobody else names: they are to be deleted."""
         left = []
         with self._guard:
-            for blob_id in blob_ids:
+            for blob_id in sorted(blob_ids):
                 pool = self._leave(blob_id)
                 if pool is not None and pool.is_released:
                     left.append(blob_id)

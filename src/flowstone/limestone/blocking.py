@@ -8,7 +8,6 @@ back costs more than that. Callbacks are called in the loop's thread: they must 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -54,9 +53,7 @@ class LogChannel:
         """Return when the session is on disk here and on every replica that counts."""
         self._channel.close_for_entries()
         try:
-            replicating = self._written()
-            if replicating is not None:
-                self._wait_for(replicating)
+            self._write()
             due = self._finished()
         except BaseException as error:
             self._store.fail(error)
@@ -64,20 +61,19 @@ class LogChannel:
         if due != NOTHING:
             self._thread.run(self._store.done(due))
 
-    def _written(self) -> Future[None] | None:
-        """Write and sync here. Who shuts the store down meanwhile waits for that; the loop waits for the replicas."""
+    def _write(self) -> None:
+        """Write and sync here, while the loop waits for the replicas. Who shuts the store down waits for the first."""
         with self._store.writing():
             file, replicated = self._channel.write_end()
-            replicating = None if replicated is None else self._thread.start(replicated)
+            if replicated is None:
+                file.sync()
+                return
+            replicating = self._thread.start(replicated)
             try:
                 file.sync()
             except BaseException:
-                if replicating is not None:
-                    replicating.cancel()
+                replicating.cancel()
                 raise
-            return replicating
-
-    def _wait_for(self, replicating: Future[None]) -> None:
         try:
             replicating.result()
         except BaseException:
