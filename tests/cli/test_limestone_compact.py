@@ -35,9 +35,32 @@ def test_it_asks_first(
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     done = flowstone("limestone", "compact", directory)
     assert done.code == 0
+    assert done.text.splitlines()[3:5] == [
+        "removes: 2 log files, for one file of their rows up to epoch 5; blobs that no row names",
+        f'keeps: all of it as it is now, in "{directory}.backup_XXXXXX"',
+    ]
     assert "execute? (y/N) " in done.text
     assert is_compacted(directory) is is_done
     assert done.complaints == ([] if is_done else ["flowstone: aborted"])
+
+
+def test_it_says_so_when_nothing_is_kept(flowstone: Command, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    assert "keeps: no backup" in flowstone("limestone", "compact", "--no-backup", directory).text.splitlines()
+
+
+@pytest.mark.parametrize("options", [[], ["--force"], ["--dry-run"], ["--force", "--spark"], ["--force", "--json"]])
+def test_what_is_compacted_already_stays_as_it_is(flowstone: Command, directory: Path, options: list[str]) -> None:
+    assert flowstone("limestone", "compact", "--force", "--no-backup", directory).code == 0
+    before = {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()}
+    done = flowstone("limestone", "compact", *options, directory)
+    assert (done.code, done.complaints) == (0, [])
+    if "--json" in options:
+        found = json.loads(done.text)
+        assert (found["rows"], found["inputs"], found["backup"]) == (7, [], None)
+    else:
+        assert done.text.splitlines()[-1] == "nothing to do: it is compacted already, to 7 rows, 353 bytes"
+    assert {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()} == before
 
 
 def test_a_backup_is_kept_unless_it_is_not_wished_for(flowstone: Command, directory: Path) -> None:

@@ -103,6 +103,53 @@ def test_what_never_became_durable_is_left_out_and_another_epoch_can_be_said(dir
     assert durable == [5, 6, 1]
 
 
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_what_is_compacted_already_stays_as_it_is(directory: Path) -> None:
+    first = compact_offline(OUTSIDE, str(directory), keeps_backup=False)
+    (directory / "pwal_0000").write_bytes(b"")  # of a datastore that was opened since, and wrote nothing
+    append(directory / names.EPOCH, epoch_file.record(8))
+    before = files(directory)
+    for epoch in (None, 8):
+        done = compact_offline(OUTSIDE, str(directory), epoch=epoch)
+        assert not done.plan.has_work
+        assert (done.rows, done.bytes_after, done.catalog) == (first.rows, first.bytes_after, first.catalog)
+        assert (done.collected, done.backup) == ((), None)
+    assert files(directory) == before
+    assert [path.name for path in directory.parent.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("what", ["a session", "another epoch", "a damaged epoch file", "one put aside", "no catalog"])
+def test_what_is_compacted_already_may_have_work_all_the_same(directory: Path, what: str) -> None:
+    compact_offline(OUTSIDE, str(directory), keeps_backup=False)
+    epoch = None
+    if what == "a session":
+        (directory / "pwal_0000").write_bytes(session(6, set_key(b"new", b"6", 6)))
+    elif what == "another epoch":
+        epoch = 4
+    elif what == "a damaged epoch file":
+        epoch = 5
+        (directory / names.EPOCH).write_bytes(b"garbage!!")
+    elif what == "one put aside":
+        shutil.copy(directory / names.EPOCH, directory / "epoch.01794772615522.5")
+    else:  # as the original's own tool leaves it
+        catalog.write(DISK, str(directory), Catalog())
+    done = compact_offline(OUTSIDE, str(directory), epoch=epoch)
+    assert done.plan.has_work
+    assert done.backup is not None
+    assert epoch_file.read(DISK, str(directory)).durable == (epoch or 5)
+    assert not compact_offline(OUTSIDE, str(directory)).plan.has_work
+
+
+def test_a_damaged_file_is_no_compacted_one(directory: Path) -> None:
+    compact_offline(OUTSIDE, str(directory), keeps_backup=False)
+    append(directory / names.COMPACTED, b"\x01")
+    with pytest.raises(DamagedFile, match=names.COMPACTED):
+        compact_offline(OUTSIDE, str(directory))
+
+
 def test_what_a_crash_left_in_the_epoch_file_is_gone(directory: Path) -> None:
     (directory / names.EPOCH).rename(directory / "epoch.01794772615522.5")
     (directory / names.EPOCH).write_bytes(b"\x04\x01")

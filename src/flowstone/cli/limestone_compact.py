@@ -68,22 +68,22 @@ def compact(
             planned = offline_compaction.plan(outside.disk, path, epoch)
             if not as_json:
                 _print_plan(directory, planned, temporary, with_epoch=epoch is None)
-            if dry_run:
+            if dry_run and planned.has_work:
                 line.tell("reading")
                 rows = offline_compaction.check(outside.disk, path, planned)
                 line.close()
                 _print_dry_run(directory, planned, rows, as_json)
                 return 0
-            if not force and not _is_confirmed():
+            if planned.has_work and not force and not _is_confirmed(path, planned, keeps_backup=make_backup):
                 say("flowstone: aborted")
                 return 0
-            with _writing(on_spark, master, line) as write:
+            with _writing(on_spark and planned.has_work, master, line) as write:
                 done = offline_compaction.execute(
                     outside, path, planned, keeps_backup=make_backup, write=write, temporary=temporary, tell=line.tell
                 )
     finally:
         line.close()
-    _print_done(directory, done, as_json)
+    _print_done(directory, done, as_json, dry_run=dry_run)
     return 0
 
 
@@ -103,7 +103,13 @@ def _writing(on_spark: bool, master: str, line: Line) -> Iterator[Writer]:
         yield writer(spark)
 
 
-def _is_confirmed() -> bool:
+def _is_confirmed(path: str, planned: Plan, *, keeps_backup: bool) -> bool:
+    count = len(planned.inputs) + len(planned.superfluous)
+    print(
+        f"removes: {count} log files, for one file of their rows up to epoch {planned.epoch}; blobs that no row names"
+    )
+    kept = f"all of it as it is now, in {options.quoted(f'{path}.backup_XXXXXX')}" if keeps_backup else "no backup"
+    print(f"keeps: {kept}")
     print("execute? (y/N) ", end="", flush=True)
     answer = sys.stdin.readline() if sys.stdin is not None else ""
     return answer.strip()[:1] in ("y", "Y")
@@ -124,16 +130,19 @@ def _print_dry_run(directory: str, planned: Plan, rows: int, as_json: bool) -> N
     print("compaction will be successfully completed (dry-run mode)")
 
 
-def _print_done(directory: str, done: OfflineCompacted, as_json: bool) -> None:
+def _print_done(directory: str, done: OfflineCompacted, as_json: bool, *, dry_run: bool) -> None:
     if as_json:
         more = {
-            "dry_run": False,
+            "dry_run": dry_run,
             "bytes_after": done.bytes_after,
             "removed_blobs": list(done.collected),
             "max_blob_id": done.catalog.max_blob_id,
             "backup": done.backup,
         }
         print(options.as_text(_object(directory, done.plan, done.rows) | more))
+        return
+    if not done.plan.has_work:
+        print(f"nothing to do: it is compacted already, to {done.rows} rows, {done.bytes_after} bytes")
         return
     print(f"compacted: {done.rows} rows, {done.plan.bytes_before} bytes to {done.bytes_after}")
     if done.backup is not None:

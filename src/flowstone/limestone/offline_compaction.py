@@ -9,16 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
-from flowstone.limestone import blobs, catalog, copying, epoch_file, names, offline
+import numpy as np
+
+from flowstone.limestone import blobs, catalog, copying, epoch_file, manifest, names, offline
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.compaction import TEMPORARY, Writer, commit, prepare, remove_detached, settle, write_here
-from flowstone.limestone.errors import LimestoneError
+from flowstone.limestone.cursor import Source
+from flowstone.limestone.entries import EntryType
+from flowstone.limestone.entry_table import TYPE, Bytes, Part
+from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.files import replace as replace_file
-from flowstone.limestone.recovery import input_files, recover
+from flowstone.limestone.recovery import input_files, read_compacted, recover
 from flowstone.outside import Disk, Outside
 
 Tell = Callable[[str], None]
+
+_ROW_TYPES: Final = (EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB)
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,8 @@ class Plan:
     superfluous: tuple[str, ...]
     """Log files that an earlier compaction has replaced; they go, too."""
     bytes_before: int
+    has_work: bool = True
+    """False: the compacted file is all of the log already, and the epoch is the durable one."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +63,40 @@ def refuse_link(disk: Disk, directory: str) -> None:
 
 def plan(disk: Disk, directory: str, epoch: int | None = None) -> Plan:
     """Look at a directory that is held. DamagedFile if its epoch file or catalog cannot be read."""
-    durable = epoch_file.read(disk, directory).durable if epoch is None else epoch
+    wanted = epoch_file.read(disk, directory).durable if epoch is None else epoch
     listed = catalog.read(disk, directory) or Catalog()
     inputs = input_files(disk, directory, listed)
     found = [name for name in disk.list_directory(directory) if names.is_pwal(name)]
     superfluous = tuple(name for name in found if name in listed.detached)
-    return Plan(durable, tuple(inputs), superfluous, sum(disk.size(f"{directory}/{name}") for name in found))
+    sizes = {name: disk.size(f"{directory}/{name}") for name in found}
+    has_work = (
+        any(sizes[name] for name in inputs)  # an empty one is what a channel goes on with
+        or bool(superfluous)
+        or not _is_settled(disk, directory, listed)
+        or (epoch is not None and not _is_durable(disk, directory, epoch))
+    )
+    return Plan(wanted, tuple(inputs), superfluous, sum(sizes.values()), has_work)
+
+
+def _is_durable(disk: Disk, directory: str, epoch: int) -> bool:
+    try:
+        return epoch_file.read(disk, directory).durable == epoch
+    except DamagedFile:
+        return False
+
+
+def _is_settled(disk: Disk, directory: str, listed: Catalog) -> bool:
+    """Whether a compaction has come to its end here, by us: the original does not name its file in the catalog."""
+    present = disk.list_directory(directory)
+    found = manifest.read(disk, directory)
+    return (
+        names.COMPACTED in present
+        and names.COMPACTED_PREVIOUS not in present
+        and names.COMPACTED in dict(listed.compacted)
+        and [name for name in present if names.is_epoch_file(name)] == [names.EPOCH]
+        and found is not None
+        and found.is_current
+    )
 
 
 def check(disk: Disk, directory: str, planned: Plan) -> int:
@@ -91,8 +129,14 @@ def execute(
     temporary: str | None = None,
     tell: Tell = lambda what: None,
 ) -> OfflineCompacted:
-    """Do what was planned, in a directory that is held since. A crash at any moment leaves the same rows."""
+    """Do what was planned, in a directory that is held since. A crash at any moment leaves the same rows.
+
+    Where there is nothing to do, all of it stays as it is: whoever follows it need not begin anew."""
     disk = outside.disk
+    if not planned.has_work:
+        tell("reading")
+        rows, size = _count(disk, directory), disk.size(f"{directory}/{names.COMPACTED}")
+        return OfflineCompacted(planned, catalog.read(disk, directory) or Catalog(), rows, size, (), None)
     settle(disk, directory)
     tell("compacting")
     made, written = prepare(disk, directory, planned.inputs, planned.epoch, write=write, temporary=temporary)
@@ -116,6 +160,18 @@ def execute(
     disk.sync_directory(directory)
     size = disk.size(f"{directory}/{names.COMPACTED}")
     return OfflineCompacted(planned, new, written.rows, size, tuple(collected), backup)
+
+
+def _count(disk: Disk, directory: str) -> int:
+    """The rows of the compacted file. DamagedFile if it is not whole."""
+    rows = 0
+
+    def add(part: Part, takes: Bytes) -> None:
+        nonlocal rows
+        rows += int(np.isin(part.table[TYPE], _ROW_TYPES).sum())
+
+    read_compacted(Source(disk, f"{directory}/{names.COMPACTED}"), add)
+    return rows
 
 
 def _beside_its_place(disk: Disk, directory: str, made: str) -> str:
