@@ -189,3 +189,14 @@ async def test_where_nothing_is_durable_nothing_is_compacted(tmp_path: Path) -> 
     assert (await directory.compact()).inputs == ()
     assert (tmp_path / "pwal_0000").exists()
     await directory.close()
+
+
+async def test_a_blob_of_which_the_master_has_nothing_left_stays(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    await directory.store([Blob(1, b"content")])
+    await directory.store([Blob(1, b""), Blob(2, b"")], is_old=True)
+    assert (tmp_path / names.blob(1)).read_bytes() == b"content"
+    assert (tmp_path / names.blob(2)).read_bytes() == b""
+    await directory.store([Blob(1, b"")])
+    assert (tmp_path / names.blob(1)).read_bytes() == b""
+    await directory.close()

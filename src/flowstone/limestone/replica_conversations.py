@@ -247,7 +247,8 @@ class LogConversation:
                 raise Refusal(ErrorCode.LOG_CHANNEL_CONFUSED, f"log channel {self._id}: outside of a session")
             return
         if message.blobs:
-            await self._replica.directory.store(message.blobs)
+            is_old = self._master.instance is not None and self._id == extensions.SEED_CHANNEL_MAX
+            await self._replica.directory.store(message.blobs, is_old=is_old)
         channel.add(message.disk)
         if message.flags & ENDS:
             channel.end()

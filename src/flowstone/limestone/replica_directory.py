@@ -106,12 +106,17 @@ class ReplicaDirectory:
         """Something could not be written: what there is has to be looked at before the next master is served."""
         self._has_to_look = True
 
-    async def store(self, stored: Iterable[Blob]) -> None:
-        """Blobs are files, and survive a loss of power, before an entry names them. One that is there is replaced."""
-        await self._outside.blocking(self._store, stored)
+    async def store(self, stored: Iterable[Blob], *, is_old: bool = False) -> None:
+        """Blobs are files, and survive a loss of power, before an entry names them. One that is there is replaced.
 
-    def _store(self, stored: Iterable[Blob]) -> None:
+        `is_old`: unless nothing has come for it, because the master has deleted it since: a row may be here that still
+        has it, until that is withdrawn."""
+        await self._outside.blocking(self._store, stored, is_old)
+
+    def _store(self, stored: Iterable[Blob], is_old: bool) -> None:
         for blob_id, content in stored:
+            if is_old and not content and self._disk.kind(f"{self.path}/{names.blob(blob_id)}") == "file":
+                continue
             parent = blobs.make_directory(self._disk, self.path, blob_id)
             name = names.blob(blob_id).rpartition("/")[2]
             files.replace(self._disk, parent, name, f"{name}.tmp", content)
