@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flowstone.limestone.entries import put
-from flowstone.spark.limestone_pieces import LogFile, Piece, Walk
+from flowstone.spark import limestone_pieces
+from flowstone.spark.limestone_pieces import Clear, LogFile, Piece, Walk
 from tests.spark.limestone_directories import clear, random_sessions, snippet, version
 
 
@@ -40,6 +43,26 @@ def test_epochs_counts_and_versions_of_a_piece() -> None:
     assert piece.reaches((3, 1 << 63), 4)
     assert not piece.reaches((3, (1 << 63) + 1), 9)
     assert (piece.count_between(3, 5), piece.is_between(5, 8), piece.is_between(9, 12)) == (4, True, False)
+
+
+def test_clears_are_kept_once_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    class Counted(Clear):
+        __hash__ = Clear.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+    monkeypatch.setattr(limestone_pieces, "Clear", Counted)
+    count = 1000
+    data = b"".join(snippet(epoch, clear(epoch % 3, epoch)) for epoch in range(1, count + 1))
+    file = walked(data, count)
+    walked(data + snippet(count + 1, clear(7, 7)), count + 1, file)
+    assert [each.epoch for each in file.clears] == [*range(1, count + 2)]
+    assert compared < 10 * count
 
 
 def test_sessions_of_one_epoch_are_put_together() -> None:

@@ -81,8 +81,9 @@ class LogFile:
     name: str
     sound: list[Piece] = field(default_factory=list)
     tail: list[Piece] = field(default_factory=list)
-    clears: list[Clear] = field(default_factory=list)
-    tail_clears: list[Clear] = field(default_factory=list)
+    clears: dict[Clear, None] = field(default_factory=dict)
+    """In their order, each once: a small piece is walked again."""
+    tail_clears: dict[Clear, None] = field(default_factory=dict)
     storages: dict[int, int] = field(default_factory=dict)
     tail_storages: dict[int, int] = field(default_factory=dict)
     head: bytes = b""
@@ -139,7 +140,7 @@ class Walk:
 
     def run(self, read_at: ReadAt, size: int) -> None:
         file = self._file
-        file.tail, file.tail_clears, file.tail_storages = [], [], {}
+        file.tail, file.tail_clears, file.tail_storages = [], {}, {}
         start, session = file.take_last_small()
         is_sound = True
         for chunk in walk(read_at, start, size, session, self._path):
@@ -191,9 +192,7 @@ class Walk:
         clears = file.clears if is_sound else file.tail_clears
         for row in rows[np.isin(chunk.table[TYPE, rows], EMPTYING)].tolist():
             version = int(chunk.table[MAJOR, row]), int(chunk.table[MINOR, row])
-            clear = Clear(int(chunk.epochs[row]), int(chunk.table[STORAGE_ID, row]), version)
-            if clear not in clears:  # a small piece is walked again
-                clears.append(clear)
+            clears[Clear(int(chunk.epochs[row]), int(chunk.table[STORAGE_ID, row]), version)] = None
 
     def _check_tail(self, chunk: Chunk, read_at: ReadAt, size: int) -> None:
         """A tail that is no whole entry is one that is being written, or that a crash cut short, or damage."""
