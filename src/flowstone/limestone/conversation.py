@@ -31,8 +31,8 @@ from flowstone.limestone.messages import (
     SessionBegin,
     SessionBeginAck,
 )
-from flowstone.limestone.work import by_worker
 from flowstone.outside import Outside, SocketOptions, Stream, Tls
+from flowstone.outside.worker import by_worker
 
 CONNECT_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 20.0

@@ -19,8 +19,8 @@ from flowstone.limestone.ended_session import EndedSession, Parts, WireForm
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.replica_link import LinkState, LinkStatus, ReplicaLink
 from flowstone.limestone.settings import Settings
-from flowstone.limestone.work import by_worker
 from flowstone.outside import Outside, SocketOptions
+from flowstone.outside.worker import by_worker
 
 _WITHOUT: Final = {
     "block": "sessions wait until it is there (on_lost is block)",

@@ -23,8 +23,8 @@ from flowstone.limestone.conversation import Answer, AuthenticationFailed, Conve
 from flowstone.limestone.ended_session import EndedSession, WireForm
 from flowstone.limestone.extensions import NONCE_SIZE, SEED_CHANNEL_MAX, Action, Hello, HelloAck, Prepare
 from flowstone.limestone.messages import Ack
-from flowstone.limestone.work import by_worker
 from flowstone.outside import Outside
+from flowstone.outside.worker import by_worker
 
 LOG: Final = logging.getLogger("flowstone.limestone")
 

@@ -33,8 +33,8 @@ from flowstone.node.archive_rows import warm_up
 from flowstone.node.archive_sink import Intake, LogSink, SnapshotSink
 from flowstone.node.archive_snapshot import IncomingSnapshot
 from flowstone.node.archive_store import Store
-from flowstone.node.worker import by_worker
 from flowstone.outside import Outside, production
+from flowstone.outside.worker import by_worker
 from flowstone.replication.applier import ApplierState, ConnectionLost, code_of, reaction
 from flowstone.replication.vclock import VClock
 

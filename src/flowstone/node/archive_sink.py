@@ -25,8 +25,8 @@ from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row
 from flowstone.node.archive_snapshot import IncomingSnapshot
 from flowstone.node.archive_store import Store
-from flowstone.node.worker import by_worker
 from flowstone.outside import Outside
+from flowstone.outside.worker import by_worker
 from flowstone.replication.synchro import RaftState, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed

@@ -24,8 +24,8 @@ from flowstone.node.gc import GarbageCollector
 from flowstone.node.journal import Journal
 from flowstone.node.settling import settle_indexes
 from flowstone.node.synchro_queue import SynchroQueue
-from flowstone.node.worker import by_worker
 from flowstone.outside import Outside
+from flowstone.outside.worker import by_worker
 from flowstone.replication.synchro import Promote, RaftState
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
