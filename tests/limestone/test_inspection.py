@@ -93,7 +93,7 @@ RECORDS = epoch_file.record(4) + epoch_file.record(5)
         (epoch_file.record(4) + b"garbage!!" + epoch_file.record(1 << 60), 4, Status.AUTO_REPAIRABLE),  # cannot be
         (b"garbage!!" + epoch_file.record(5), 5, Status.AUTO_REPAIRABLE),
         (b"garbage!!", None, Status.UNREPAIRABLE),
-        (b"", 0, Status.AUTO_REPAIRABLE),  # then nothing is durable
+        (b"", None, Status.UNREPAIRABLE),  # there were several epochs
     ],
 )
 def test_epoch_files_that_the_real_tool_does_not_read(

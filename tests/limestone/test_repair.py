@@ -150,3 +150,32 @@ def test_after_a_crash_at_any_moment_it_can_be_done_again() -> None:
             work(disk)
         assert repair.plan(disk, DIRECTORY, MS).status is Status.OK
         assert [row.key for row in original.rows(disk, DIRECTORY)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\x04\x05\x00\x00\x00", bytes(27)], ids=["gone", "empty", "torn", "zeros"]
+)
+def test_an_epoch_file_that_tells_nothing_is_made_by_whoever_knows(content: bytes | None, tmp_path: Path) -> None:
+    directory = damage.write(tmp_path / "data", b"")
+    if content is None:
+        (directory / "epoch").unlink()
+    else:
+        (directory / "epoch").write_bytes(content)
+    planned, backup = repaired(directory)
+    assert planned.status is Status.UNREPAIRABLE
+    assert planned.durable_epoch is None
+    assert backup is None
+    planned, backup = repaired(directory, epoch=5)
+    assert planned.status is Status.REPAIRED
+    assert backup is not None
+    assert epoch_file.read(DISK, str(directory)).durable == 5
+    assert recover(DISK, str(directory), repairs=False).snapshot.rows()
+
+
+def test_a_record_that_damage_made_is_not_believed(tmp_path: Path) -> None:
+    directory = damage.write(tmp_path / "data", b"")
+    records = [epoch_file.record(epoch) for epoch in (5, 2734246854320457035)]
+    (directory / "epoch").write_bytes(b"".join(records) + b"\x55" * 20)
+    planned, _ = repaired(directory)
+    assert planned.durable_epoch == 5
+    assert planned.status is Status.REPAIRED

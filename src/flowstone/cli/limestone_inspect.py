@@ -56,9 +56,7 @@ def _tell_findings(found: Inspection) -> None:
         say(f"epoch: {found.epoch_file.problem}")
     if found.catalog_problem is not None:
         say(found.catalog_problem)
-    for file in found.files:
-        for finding in file.findings:
-            say(f"{file.name}: at byte {finding.offset}: {finding.what}")
+    options.tell_findings(found.files)
     for blob_id in found.missing_blobs:
         say(f"blob {blob_id} is named by a row, and not there")
 

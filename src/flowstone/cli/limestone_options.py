@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowstone.cli.console import UsageError
+from flowstone.cli.console import UsageError, say
 
 if TYPE_CHECKING:
     from flowstone.limestone.entries import EntryType
@@ -30,6 +31,9 @@ MakeBackup = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/limestone-tools.md).")]
+
+FINDINGS_SHOWN: Final = 20
+"""Of each file."""
 
 NAMES = {
     1: "normal_entry",
@@ -83,6 +87,15 @@ def file_object(file: LogFile) -> dict[str, Any]:
             for found in file.findings
         ],
     }
+
+
+def tell_findings(files: Iterable[LogFile]) -> None:
+    """What is wrong with log files, a line each; of one cause there may be thousands, which JSON has all of."""
+    for file in files:
+        for finding in file.findings[:FINDINGS_SHOWN]:
+            say(f"{file.name}: at byte {finding.offset}: {finding.what}")
+        if len(file.findings) > FINDINGS_SHOWN:
+            say(f"{file.name}: and {len(file.findings) - FINDINGS_SHOWN} more (--json has all)")
 
 
 def as_text(fields: dict[str, Any]) -> str:

@@ -74,9 +74,7 @@ def _tell_findings(planned: Plan) -> None:
         say(
             f"epoch: nothing tells which epoch is durable; say it with --epoch, the largest of any session is {largest}"
         )
-    for file in planned.files:
-        for finding in file.findings:
-            say(f"{file.name}: at byte {finding.offset}: {finding.what}")
+    options.tell_findings(planned.files)
 
 
 def _changes(planned: Plan) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from flowstone.limestone import blobs, catalog, epoch_file, names
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.entries import EntryType
-from flowstone.limestone.entry_table import TYPE, Tail, tables
+from flowstone.limestone.entry_table import MAJOR, TYPE, Tail, tables
 from flowstone.limestone.epoch_file import Epochs
 from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.files import read_whole
@@ -177,25 +177,39 @@ _BEGINS = np.array([EntryType.MARKER_BEGIN, EntryType.MARKER_INVALIDATED_BEGIN],
 def look_at_epoch_file(disk: Disk, directory: str, listed: Catalog) -> EpochFile:
     """The durable epoch, as far as it can be known.
 
-    Behind damage a record counts that still stands where records stand, unless it says what cannot be: every durable
-    epoch has had a session, in a log file or in one that was compacted. What was compacted was durable."""
+    Where there is damage a record counts that still stands where records stand, unless it says what cannot be: every
+    durable epoch has had a session, in a log file or in one that was compacted. What was compacted was durable. A file
+    without a record is that of a first epoch; where there were more, it has lost some."""
     path = f"{directory}/{names.EPOCH}"
     data = read_whole(disk, path) or b""
     found = epoch_file.parse(data)
     if not found.is_damaged:
         problem = f"its last {len(data) - found.sound_size} bytes are no record" if found.is_torn else None
         durable = found.durable if found.sound_size else epoch_file.read(disk, directory).durable
-        return EpochFile(found, durable, problem)
+        if durable or (not listed.max_epoch_id and _epoch_count(disk, directory) < 2):
+            return EpochFile(found, durable, problem)
+        return EpochFile(found, listed.max_epoch_id or None, "it records no epoch, and there were several")
     appeared = max((_largest_epoch(disk, directory, name) for name in log_files(disk, directory)), default=0)
     largest = max(appeared, listed.max_epoch_id)
-    known = [epoch for epoch in epoch_file.records(data[found.sound_size :]) if epoch <= largest]
-    known += [found.durable] if found.sound_size else []
+    known = [epoch for epoch in epoch_file.records(data) if epoch <= largest]
     known += [listed.max_epoch_id] if listed.max_epoch_id else []
     return EpochFile(found, max(known, default=None), f"no record of an epoch is at byte {found.sound_size}")
 
 
 def _largest_epoch(disk: Disk, directory: str, name: str) -> int:
     return look_at(disk, directory, name, 0, INSPECT, Catalog()).max_epoch
+
+
+def _epoch_count(disk: Disk, directory: str) -> int:
+    """How many epochs have sessions that are not marked."""
+    found = np.empty(0, np.uint64)
+    for name in log_files(disk, directory):
+        with disk.open(f"{directory}/{name}") as file:
+            for part in tables(file.read_at, file.size()):
+                if not isinstance(part, Tail):
+                    begun = part.table[MAJOR, part.table[TYPE] == np.uint64(EntryType.MARKER_BEGIN)]
+                    found = np.union1d(found, begun)
+    return len(found)
 
 
 def _catalog(disk: Disk, directory: str) -> tuple[Catalog, str | None]:
