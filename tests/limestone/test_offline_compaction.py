@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.limestone import blobs, catalog, epoch_file, manifest, names, offline, offline_compaction
+from flowstone.limestone import (
+    blobs,
+    catalog,
+    epoch_file,
+    lineage,
+    manifest,
+    names,
+    offline,
+    offline_compaction,
+    repair,
+    replica_seeding,
+)
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.entries import EntryType, Marker, WriteVersion, encode, remove
 from flowstone.limestone.errors import DamagedFile, LimestoneError
@@ -141,6 +152,24 @@ def test_what_is_compacted_already_may_have_work_all_the_same(directory: Path, w
     assert done.backup is not None
     assert epoch_file.read(DISK, str(directory)).durable == (epoch or 5)
     assert not compact_offline(OUTSIDE, str(directory)).plan.has_work
+
+
+@pytest.mark.parametrize("tool", ["compact", "repair"])
+def test_a_replica_whose_durable_epoch_was_said_by_hand_is_not_resumed(directory: Path, tool: str) -> None:
+    """It holds another epoch than its master has sent it; by what is durable anyway it stays a replica."""
+    path, follows = str(directory), replica_seeding.State("11111111-1111-4111-8111-111111111111")
+    replica_seeding.write(DISK, path, follows)
+    durable = epoch_file.read(DISK, path).durable
+    for epoch, left in ((durable, follows), (durable - 1, replica_seeding.State())):
+        if tool == "compact":
+            compact_offline(OUTSIDE, path, epoch=epoch, keeps_backup=False)
+        else:
+            planned = repair.plan(DISK, path, 1, epoch=epoch)
+            with offline.held(DISK, path) as found:
+                repair.execute(OUTSIDE, path, found, planned, keeps_backup=False)
+            (directory / "pwal_0000").write_bytes(session(durable + 1, set_key(b"k", b"v", durable + 1)))
+        assert replica_seeding.read(DISK, path) == left
+    assert follows.follows in lineage.read(DISK, path)
 
 
 def test_a_damaged_file_is_no_compacted_one(directory: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from flowstone.limestone import blobs, catalog, copying, epoch_file, manifest, names, offline
+from flowstone.limestone import blobs, catalog, copying, epoch_file, manifest, names, offline, replica_seeding
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.compaction import TEMPORARY, Writer, commit, prepare, remove_detached, settle, write_here
 from flowstone.limestone.cursor import Source
@@ -148,6 +148,8 @@ def execute(
     tell("putting the new file in place")
     # With the log files goes what tells epochs that never became durable from those that did: others must see that.
     offline.rename_instance(outside, directory)
+    if not _is_durable(disk, directory, planned.epoch):
+        replica_seeding.promote(disk, directory)  # what somebody takes for durable is not what a master has sent
     listed = catalog.read(disk, directory) or Catalog()
     new = commit(disk, directory, listed, planned.inputs, planned.epoch, made, written)
     replace_file(disk, directory, names.EPOCH, names.EPOCH_TEMPORARY, epoch_file.record(planned.epoch))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from flowstone.limestone import catalog, epoch_file, names, offline
+from flowstone.limestone import catalog, epoch_file, names, offline, replica_seeding
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.directory import free_name
 from flowstone.limestone.entries import EntryType, only_zeros
@@ -115,6 +115,8 @@ def execute(
     assert planned.durable_epoch is not None
     changed = frozenset(file.name for file in planned.files if file.changes)
     backup = offline.put_aside(outside, directory, changed) if keeps_backup else None
+    if planned.durable_epoch != planned.epoch_file.durable_epoch:
+        replica_seeding.promote(disk, directory)  # what somebody takes for durable is not what a master has sent
     renamed = dict(planned.renames)
     for old, new in planned.renames:
         disk.rename(f"{directory}/{old}", f"{directory}/{new}")
