@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.limestone import names
+from flowstone.limestone import names, replica_seeding
+from flowstone.outside import production
 from tests.cli.conftest import Command
 from tests.limestone import damage, recorded
 from tests.limestone.damage import MATRIX, Damage
@@ -98,3 +99,14 @@ def test_an_epoch_file_without_records_is_unrepairable(flowstone: Command, tmp_p
     assert shown.code == 2
     assert "durable-epoch: unknown" in shown.text
     assert "no header of a catalog" in shown.complaints[1]
+
+
+@pytest.mark.parametrize("tool", ["inspect", "repair", "compact"])
+def test_a_directory_whose_data_is_aside_is_left_alone(flowstone: Command, tmp_path: Path, tool: str) -> None:
+    """A master was sending a replica everything anew; what is in its place is not what it holds."""
+    directory = damage.write(tmp_path / "data", b"")
+    replica_seeding.put_aside(production().disk, str(directory))
+    shown = flowstone("limestone", tool, directory, *(["--force"] if tool == "compact" else []))
+    assert shown.code == 64
+    assert "put_aside: a master was sending it anew" in " ".join(shown.complaints)
+    assert (directory / "put_aside/pwal_0000").read_bytes() == damage.CLEAN

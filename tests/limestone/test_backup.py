@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.limestone import backup, blobs, catalog, epoch_file, lineage, manifest, names
+from flowstone.limestone import backup, blobs, catalog, epoch_file, lineage, manifest, names, replica_seeding
 from flowstone.limestone.backup import BackupEntry, OpenBackups
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.entries import WriteVersion, remove
@@ -208,6 +208,19 @@ def test_a_directory_is_not_restored_from_itself(directory: Path, tmp_path: Path
             with pytest.raises(LimestoneError, match="lies in it, and would be gone"):
                 backup.restore(OUTSIDE, str(source), str(target), replaces=True, entries=chosen)
     assert shown(directory) == rows
+
+
+def test_data_that_is_aside_because_a_master_sends_it_anew_is_not_lost_by_a_slip(
+    directory: Path, tmp_path: Path
+) -> None:
+    target = Path(shutil.copytree(directory, tmp_path / "replica"))
+    replica_seeding.put_aside(DISK, str(target))
+    with pytest.raises(LimestoneError, match="its data is in put_aside"):
+        backup.restore(OUTSIDE, str(directory), str(target))
+    backup.restore(OUTSIDE, str(directory), str(target), replaces=True)
+    assert shown(target) == shown(directory) != []
+    assert [path for path in (target / replica_seeding.ASIDE).rglob("*") if path.is_file()] == []
+    assert replica_seeding.read(DISK, str(target)) == replica_seeding.State()
 
 
 def test_a_crash_while_restoring_leaves_the_old_directory_the_new_one_or_none() -> None:

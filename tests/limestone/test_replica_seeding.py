@@ -80,6 +80,19 @@ def test_what_is_put_aside_comes_back() -> None:
     assert files.read_whole(disk, f"{DIRECTORY}/{names.MANIFEST}") == b"manifest"
 
 
+def test_what_an_older_seeding_left_aside_does_not_come_back() -> None:
+    """Its file may have been removed by hand, or the directory restored."""
+    _, disk = fresh()
+    born(disk)
+    disk.make_directory(f"{DIRECTORY}/{ASIDE}")
+    write_whole(disk, f"{DIRECTORY}/{ASIDE}/pwal_0003", b"of another time")
+    seed(disk)
+    assert replica_seeding.has_data_aside(disk, DIRECTORY)
+    replica_seeding.bring_back(disk, DIRECTORY)
+    assert not replica_seeding.has_data_aside(disk, DIRECTORY)
+    assert found(disk) == OLD_DATA
+
+
 def test_new_data_that_is_kept_stays() -> None:
     _, disk = fresh()
     born(disk)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from flowstone.limestone import blobs, catalog, copying, lineage, manifest, names
+from flowstone.limestone import blobs, catalog, copying, lineage, manifest, names, replica_seeding
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.files import read_whole
@@ -201,6 +201,11 @@ def _check_sources(disk: Disk, chosen: Sequence[BackupEntry], target: str) -> No
 
 
 def _check_target(disk: Disk, target: str) -> None:
+    if replica_seeding.has_data_aside(disk, target):
+        raise LimestoneError(
+            f"cannot restore {target}: its data is in {replica_seeding.ASIDE}, for a master was sending it anew",
+            hint="restore to another directory, or say replaces=True if it may go",
+        )
     for name in disk.list_directory(target) if disk.kind(target) == "directory" else ():
         path = f"{target}/{name}"
         if names.is_pwal(name) and disk.kind(path) == "file" and disk.size(path):
@@ -240,6 +245,7 @@ def _purge(disk: Disk, target: str) -> None:
     """The manifest goes first, durably: what is left is no directory that anybody would open."""
     copying.remove(disk, f"{target}/{names.MANIFEST}")
     disk.sync_directory(target)
+    replica_seeding.delete_aside(disk, target)
     for name in disk.list_directory(target):
         copying.remove(disk, f"{target}/{name}")
     blobs.delete(disk, target, blobs.stored_ids(disk, target))

@@ -16,7 +16,6 @@ from typing import Final
 from flowstone.limestone import blobs, copying, lineage, manifest, names, replica_seeding
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.manifest import Manifest
-from flowstone.limestone.replica_seeding import Phase
 from flowstone.outside import Disk, Outside
 
 _LETTERS: Final = string.ascii_letters + string.digits
@@ -45,7 +44,7 @@ def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Ma
         found = manifest.read(disk, directory)
         if found is None:
             raise _no_directory(directory)
-        if replica_seeding.read(disk, directory).phase in (Phase.MOVING, Phase.SEEDING):
+        if replica_seeding.has_data_aside(disk, directory):
             raise LimestoneError(
                 f"the data of {directory} is in {directory}/{replica_seeding.ASIDE}: a master was sending it anew",
                 hint="start the replica, or open a store there: that puts it back",

@@ -77,6 +77,7 @@ def put_aside(disk: Disk, directory: str) -> State:
     """Move all data away; the directory is then one without any."""
     state = read(disk, directory)
     assert state.phase is Phase.SETTLED
+    delete_aside(disk, directory)
     write(disk, directory, replace(state, phase=Phase.MOVING))
     _move(disk, directory, f"{directory}/{ASIDE}")
     epoch_file.EpochWriter.open(disk, directory)
@@ -97,10 +98,20 @@ def keep(disk: Disk, directory: str, follows: str) -> State:
 def discard(disk: Disk, directory: str, state: State) -> State:
     """Delete what is aside."""
     assert state.phase is Phase.DISCARDING
-    _delete(disk, f"{directory}/{ASIDE}")
+    delete_aside(disk, directory)
     state = replace(state, phase=Phase.SETTLED)
     write(disk, directory, state)
     return state
+
+
+def delete_aside(disk: Disk, directory: str) -> None:
+    """Nobody needs what is aside: it must not come back among other data."""
+    _delete(disk, f"{directory}/{ASIDE}")
+
+
+def has_data_aside(disk: Disk, directory: str) -> bool:
+    """Whether the data of the directory is what is aside, and not what is in its place."""
+    return read(disk, directory).phase in (Phase.MOVING, Phase.SEEDING)
 
 
 def bring_back(disk: Disk, directory: str) -> tuple[State, bool]:
