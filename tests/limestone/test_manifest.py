@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.limestone import manifest, names, offline
+from flowstone.limestone import lineage, manifest, names, offline
 from flowstone.limestone.directory import DataDirectory
 from flowstone.limestone.errors import DamagedFile, LimestoneError, UnsupportedFormat
 from flowstone.limestone.manifest import Manifest, encode, parse
@@ -112,7 +112,7 @@ def test_nobody_else_gets_a_directory_whose_manifest_is_being_replaced(
     with offline.held(outside.disk, directory):
         offline.rename_instance(outside, directory)
     assert refused == [b""]
-    assert [each.name for each in tmp_path.iterdir()] == [names.MANIFEST]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [lineage.FILE, names.MANIFEST]
 
 
 @pytest.mark.parametrize("left", ["copy", "both", "torn"])
