@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,13 +17,13 @@ from flowstone.limestone import entries, messages, transcode
 from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, put
 from flowstone.limestone.errors import BadMessage
 from flowstone.limestone.messages import Blob, GroupCommit, LogEntries, Message, MessageParser, WireEntry, wire_entry
-from flowstone.limestone.transcode import DiskEntries, WireReader, whole_entries, wire_parts
+from flowstone.limestone.transcode import DiskEntries, WireReader, wire_parts
 from tests.conftest import FULL
 from tests.limestone import recorded
 
 STREAMS = sorted(recorded.HERE.rglob("conn*.bin"))
 every_stream = pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.relative_to(recorded.HERE).as_posix())
-KERNELS = ("to_wire", "log_entries", "log_messages", "whole_entries")
+KERNELS = ("to_wire", "log_entries", "log_messages")
 
 entry_lists = st.lists(recorded.entries, max_size=6)
 texts = st.binary(max_size=12)
@@ -153,21 +152,6 @@ def test_blobs_are_asked_for_when_their_turn_comes() -> None:
     parts = wire_parts(disk, 1, begin=True, end=True, blob_content=note)
     next(parts)
     assert len(asked) <= 2
-
-
-@given(st.lists(recorded.tokens, max_size=5), st.integers(0, 60), st.integers(0, 255))
-def test_whole_entries_are_counted_in_bytes(found: list[Entry | Marker], cut: int, odd: int) -> None:
-    data = b"".join(map(entries.encode, found))
-    data = data[: max(0, len(data) - cut)]
-    for each in (data, data + bytes((odd,))):
-        offset = end = 0
-        while offset < len(each):
-            _, end = entries.decode(each, offset)
-            if end == offset:
-                break
-            offset = end
-        kernel: Any = whole_entries
-        assert kernel(np.frombuffer(each, np.uint8)) == kernel.py_func(np.frombuffer(each, np.uint8)) == end
 
 
 def logged(stream: list[Message]) -> list[DiskEntries | Message]:

@@ -114,36 +114,6 @@ def to_wire(buf: Bytes, at: int, out: Bytes, to: int, epoch: np.uint64, alone: i
     return at, to, count, DONE
 
 
-@kernel
-def whole_entries(buf: Bytes) -> int:
-    """How many of these bytes of a log file, from the first on, are whole entries or markers."""
-    limit = buf.shape[0]
-    at = 0
-    while at < limit:
-        kind = byte(buf, at)
-        if kind == 1 or kind == 10 or kind == 5:
-            if limit - at < 29:
-                return at
-            sizes = little64(buf, at + 1)
-            end = at + 29 + number(sizes & _LOW)
-            if kind != 5:
-                end += 4 + number(sizes >> _HIGH)
-            if kind == 10:
-                if end + 4 > limit:
-                    return at
-                end += 4 + 8 * number(little64(buf, end - 4) >> _HIGH)
-        elif 7 <= kind <= 9:
-            end = at + 25
-        elif kind == 2 or kind == 3 or kind == 4 or kind == 6:
-            end = at + (10 if kind == 3 else 9)
-        else:
-            return at
-        if end > limit:
-            return at
-        at = end
-    return at
-
-
 @inlined
 def _log_entry(buf: Bytes, at: int, size_max: int, out: Bytes, to: int) -> tuple[int, int, int, int]:
     """The entry of a message at `at` in the form of a log file: where both end, whether it is logged, and what it is.
