@@ -20,13 +20,12 @@ from typing import Any, Final, Protocol, overload
 
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone import names
-from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode
+from flowstone.limestone.entries import MARKER_SIZE, Entry, EntryType, Marker, WriteVersion, encode
 from flowstone.limestone.epochs import Due
 from flowstone.limestone.errors import WrongTime
 from flowstone.limestone.packing import packed_puts
 from flowstone.outside import File, Outside
 
-MARKER_SIZE: Final = 9
 END_SIZE: Final = 10
 
 Parts = Callable[[], Iterable[bytes]]

@@ -19,7 +19,7 @@ from typing import Final
 from flowstone.limestone import blobs, catalog, copying, names
 from flowstone.limestone.catalog import COMPACTED_VERSION, Catalog
 from flowstone.limestone.directory import free_name
-from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, decode
+from flowstone.limestone.entries import MARKER_SIZE, Entry, EntryType, Marker, WriteVersion, decode
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.recovery import recover
 from flowstone.limestone.snippets import Snippet, snippets
@@ -28,7 +28,6 @@ from flowstone.outside import Disk
 TEMPORARY: Final = "compaction_temp"
 """The directory where new files are made; the original leaves it behind, too."""
 
-MARKER_SIZE: Final = 9
 _LISTED: Final = ((names.COMPACTED, COMPACTED_VERSION),)
 
 

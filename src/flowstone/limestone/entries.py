@@ -101,6 +101,9 @@ _VERSION = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 _LENGTHS = struct.Struct("<II")
 
+MARKER_SIZE: Final = _MARKER.size
+"""Of all markers but that of an end, which has a byte more."""
+
 _NORMAL_SIZE: Final = _NORMAL.size + _VERSION.size
 _REMOVE_SIZE: Final = _REMOVE.size + _VERSION.size
 

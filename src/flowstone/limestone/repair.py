@@ -15,7 +15,7 @@ from typing import Final
 from flowstone.limestone import catalog, epoch_file, names, offline, replica_seeding
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.directory import free_name
-from flowstone.limestone.entries import EntryType, only_zeros
+from flowstone.limestone.entries import MARKER_SIZE, EntryType, only_zeros
 from flowstone.limestone.files import replace as replace_file
 from flowstone.limestone.inspection import EpochFile, LogFile, Tell, log_files, look_at, look_at_epoch_file
 from flowstone.limestone.manifest import Manifest
@@ -24,7 +24,6 @@ from flowstone.limestone.scan import REPAIR, REPAIR_CUT, Changes, Verdict
 from flowstone.outside import Disk, Outside
 
 BEGIN: Final = bytes((EntryType.MARKER_BEGIN,))
-MARKER_SIZE: Final = 9
 
 
 class Status(Enum):
