@@ -137,6 +137,8 @@ def test_all_that_a_store_can_do_can_be_done_without_a_loop(tmp_path: Path) -> N
         channel.end_session()
         pool.release()
         assert Path(store.blob_path(first)).read_bytes() == b"content"
+        tags = [store.generate_reference_tag(*each) for each in ((first, 1), (first, 2), (second, 1), (first, 1))]
+        assert (len({*tags}), tags[0]) == (3, tags[3])
         for blob_id in (second, third):
             with pytest.raises(BlobError):
                 store.blob_path(blob_id)

@@ -197,6 +197,10 @@ class Datastore:
         """The file of a blob; BlobError if there is none."""
         return self._store.blob_path(blob_id)
 
+    def generate_reference_tag(self, blob_id: int, transaction_id: int) -> int:
+        """What a client has to show for a blob: the same as long as the store is open, and nobody can make it up."""
+        return self._store.generate_reference_tag(blob_id, transaction_id)
+
     def compact(self) -> Compacted:
         """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
 

@@ -359,6 +359,12 @@ class AsyncDatastore:
         assert self._blobs is not None
         return self._blobs.found_path(blob_id)
 
+    def generate_reference_tag(self, blob_id: int, transaction_id: int) -> int:
+        """What a client has to show for a blob: the same as long as the store is open, and nobody can make it up."""
+        self.check()
+        assert self._blobs is not None
+        return self._blobs.reference_tag(blob_id, transaction_id)
+
     async def compact(self) -> Compacted:
         """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
 
