@@ -131,13 +131,11 @@ def _place(path: str, files: list[str]) -> tuple[str, list[str]]:
 
 def _refuse_others(disk: Disk, place: str) -> None:
     """Log files that have lost their manifest can be looked at; what has neither is something else."""
-    from flowstone.limestone import listing, names
+    from flowstone.limestone import listing, names, offline
 
     if not os.path.isfile(f"{place}/{names.MANIFEST}") and not listing.files(disk, place):
-        raise UsageError(
-            f"{place} is no data directory: it has no {names.MANIFEST}",
-            hint="name the directory that holds it, which is log_location in tsurugi.ini",
-        )
+        error = offline.no_directory(place)
+        raise UsageError(error.message, hint=error.hint)
 
 
 def _epochs(text: str | None) -> tuple[int, int]:

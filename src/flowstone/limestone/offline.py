@@ -34,7 +34,7 @@ def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Ma
     try:
         lock = manifest.lock(disk, directory)
     except FileNotFoundError:
-        raise _no_directory(directory) from None
+        raise no_directory(directory) from None
     except OSError as error:
         if not only_looks or error.errno not in _READ_ONLY:
             raise
@@ -43,7 +43,7 @@ def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Ma
             manifest.settle(disk, directory)
         found = manifest.read(disk, directory)
         if found is None:
-            raise _no_directory(directory)
+            raise no_directory(directory)
         if replica_seeding.has_data_aside(disk, directory):
             raise LimestoneError(
                 f"the data of {directory} is in {directory}/{replica_seeding.ASIDE}: a master was sending it anew",
@@ -52,7 +52,8 @@ def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Ma
         yield found
 
 
-def _no_directory(directory: str) -> LimestoneError:
+def no_directory(directory: str) -> LimestoneError:
+    """What to say of another directory."""
     return LimestoneError(
         f"{directory} is no data directory: it has no {names.MANIFEST}",
         hint="name the directory that holds it, which is log_location in tsurugi.ini",
