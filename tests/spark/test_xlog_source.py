@@ -57,6 +57,11 @@ def test_a_batch_has_the_settled_changes(spark: SparkSession, archive: WrittenAr
     assert rows[0]["_replicaset_uuid"] == UUID
 
 
+def test_a_batch_without_changes_is_empty(spark: SparkSession, archive: WrittenArchive) -> None:
+    options = {"space": "orders", "startingOffsets": "latest"}
+    assert spark.read.format("xlog").options(**options).load(archive.directory).count() == 0
+
+
 def test_a_state_of_the_past_has_the_columns_of_its_space(spark: SparkSession, archive: WrittenArchive) -> None:
     reader = spark.read.format("xlog").options(mode="state", space="orders")
     assert sorted(map(tuple, reader.load(archive.directory).collect())) == [(3, "drei", None), (5, "kept", None)]
