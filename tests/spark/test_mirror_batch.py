@@ -20,6 +20,7 @@ from flowstone.spark import slice_bytes
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.change_batches import read_slice
 from flowstone.spark.contract import RAW_COLUMNS, ChangeContract
+from flowstone.spark.frames import SliceRows
 from flowstone.spark.masks import Masking
 from flowstone.spark.mirror_batch import (
     SHUFFLE_ROWS,
@@ -103,6 +104,7 @@ def test_a_large_snapshot_does_not_go_through_the_driver(
     with closing(SliceServer()) as server:
         job = BatchJob(cast(SparkSession, plans), 2, transport, server)
         loaded = job.load(index, index.snapshots[-1], [512])
+        assert isinstance(loaded, SliceRows)
         assert plans.sent["data"].null_count == len(plans.sent) > 0
         (batch,) = [each for each in loaded.read(plans.sent.to_batches()) if each.num_rows]
         assert batch["_tuple_msgpack"].to_pylist() == [pack((1, "a"))]

@@ -150,7 +150,7 @@ class LogFiles:
 
 
 def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str, int]], begun_with: int) -> LogFiles:
-    """All that a directory has, at one moment. Blocks little. `begun_with`: the largest epoch that recovery has found."""
+    """All that a directory has, at one moment. Blocks little. `begun_with`: the largest epoch that recovery found."""
     for _ in range(ATTEMPTS_MAX):
         # The catalog first: when compaction ends after that, its result has more than the files that were left out.
         listed = catalog.read(disk, directory) or catalog.Catalog()
