@@ -95,7 +95,7 @@ def run(work: Path, rows: int = ROWS) -> Iterator[Result]:
     work.mkdir(parents=True, exist_ok=True)
     archive, parquet = str(work / "archive"), str(work / "parquet")
     write_archive(archive, rows)
-    with session("bench", master=f"local[{CORES}]") as spark:
+    with session("bench", master=f"local[{CORES}]", conf={"spark.python.unix.domain.socket.enabled": "true"}) as spark:
         register(spark)
         spark.dataSource.register(TupleSource)
         from_xlog = spark.read.format("xlog").option("space", "orders")
