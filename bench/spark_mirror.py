@@ -247,7 +247,8 @@ class Watched:
 def _children(pid: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+        with suppress(FileNotFoundError):  # a thread that has ended
+            found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 
