@@ -12,7 +12,7 @@ from typing import Final
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone import names
 from flowstone.limestone.errors import DamagedFile
-from flowstone.limestone.files import read_whole, write_whole
+from flowstone.limestone.files import read_or_back, read_whole, write_whole
 from flowstone.outside import Disk
 
 HEADER: Final = "COMPACTION_CATALOG_HEADER"
@@ -90,16 +90,7 @@ def _number(text: str, path: str, offset: int) -> int:
 
 def read(disk: Disk, directory: str) -> Catalog | None:
     """What the catalog says, or the one before it where it cannot be read; None where there is neither."""
-    path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
-    data, kept = read_whole(disk, path), read_whole(disk, back)
-    if data is None and kept is None:
-        return None
-    try:
-        return parse(data or b"", path)
-    except DamagedFile:
-        if kept is None:
-            raise
-        return parse(kept, back)
+    return read_or_back(disk, f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}", parse)
 
 
 def write(disk: Disk, directory: str, catalog: Catalog) -> None:

@@ -5,8 +5,13 @@ Through the Disk one is handed. What is in them is for `manifest.py`, `epoch_fil
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from flowstone.limestone.errors import DamagedFile
 from flowstone.outside import Disk
+
+T = TypeVar("T")
 
 SMALL_FILE_MAX = 64 << 20
 """A catalog that lists a million log files, or an epoch file that was never replaced, stays below this."""
@@ -21,6 +26,19 @@ def read_whole(disk: Disk, path: str) -> bytes | None:
         if size > SMALL_FILE_MAX:
             raise DamagedFile(path, SMALL_FILE_MAX, f"it has {size} bytes, far more than any writer puts there")
         return file.read_at(0, size)
+
+
+def read_or_back(disk: Disk, path: str, back: str, parse: Callable[[bytes, str], T]) -> T | None:
+    """What a file says, or the one kept beside it where it cannot be read; None where there is neither."""
+    data, kept = read_whole(disk, path), read_whole(disk, back)
+    if data is None and kept is None:
+        return None
+    try:
+        return parse(data or b"", path)
+    except DamagedFile:
+        if kept is None:
+            raise
+        return parse(kept, back)
 
 
 def write_whole(disk: Disk, path: str, data: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from flowstone.limestone import names
 from flowstone.limestone.errors import DamagedFile, LimestoneError, UnsupportedFormat
-from flowstone.limestone.files import read_whole, write_whole
+from flowstone.limestone.files import read_or_back, read_whole, write_whole
 from flowstone.outside import Disk, Lock
 
 FORMAT_VERSION: Final = "1.1"
@@ -109,16 +109,7 @@ def refuse_files(disk: Disk, directory: str) -> None:
 
 def read(disk: Disk, directory: str) -> Manifest | None:
     """What the manifest says, or its copy where a migration was cut short; None where there is neither."""
-    path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
-    data, kept = read_whole(disk, path), read_whole(disk, back)
-    if data is None and kept is None:
-        return None
-    try:
-        return parse(data or b"", path)
-    except DamagedFile:
-        if kept is None:
-            raise
-        return parse(kept, back)
+    return read_or_back(disk, f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}", parse)
 
 
 def lock(disk: Disk, directory: str) -> Lock:
