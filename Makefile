@@ -1,12 +1,13 @@
 # Every target sets itself up: a fresh Debian or Ubuntu needs python3, make and package registries.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check bench setup
+.PHONY: help demo test test-full soak check bench docs setup
 
 PYTHON_BIN := .venv/bin/python
 CODE := src tests $(wildcard bench)
-# One file stays on one worker, so a server that a module starts is started once.
-PYTEST := $(PYTHON_BIN) -m pytest -n 2 --dist loadfile
+# One file stays on one worker, so a server that a module starts is started once; they begin in the order of
+# tests/conftest.py. What `check` has run already is left out.
+PYTEST := $(PYTHON_BIN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/test_tidy.py
 
 help: ## show these lines
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do printf '  make %-10s %s\n' "$$target" "$$text"; done
@@ -15,7 +16,11 @@ demo: setup ## show what Flowstone does, with no configuration and no outside se
 	$(PYTHON_BIN) -m flowstone.cli demo
 
 test: check ## the whole suite at CI scale (under 20 minutes on 2 cores); PYTEST_ARGS passes options on
+	$(PYTHON_BIN) -m tests.simulation --runs 300
 	$(PYTEST) $(PYTEST_ARGS)
+
+soak: setup ## simulated runs for SECONDS (default 3600): whole replica sets under faults, each from a seed of its own
+	$(PYTHON_BIN) -m tests.simulation --soak $(or $(SECONDS),3600) --first $(or $(FIRST),0)
 
 test-full: check ## the same tests at full scale (under 4 hours)
 	FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200 $(PYTEST_ARGS)
@@ -30,5 +35,9 @@ check: setup ## lint, formatting, types, import rules, and the rules of the hous
 bench: setup ## measure against the real server, in one run, and print the ratios
 	$(PYTHON_BIN) -m bench
 
-setup: ## only the set-up: .venv, and where possible Java 17 and Debian's tarantool
+docs: setup ## build the documentation into site/, without the network
+	$(PYTHON_BIN) scripts/reference.py
+	NO_MKDOCS_2_WARNING=1 $(PYTHON_BIN) -m mkdocs build --strict --quiet
+
+setup: ## only the set-up: .venv, and where possible Java 17 and Debian's tarantool, chromium, zsh and fish
 	@scripts/setup

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
+from typing import Final
 
 import asynctnt
 import pytest
@@ -19,8 +21,27 @@ settings.register_profile("full", deadline=None, max_examples=2000)
 settings.load_profile("full" if FULL else "ci")
 
 
+SLOW_FIRST: Final = (
+    "kill",
+    "restore_points",
+    "cluster",
+    "chaos",
+    "demo",
+    "/docs/",
+    "/spark/",
+    "/interop/",
+    "/limestone/",
+)
+"""Parts of paths: files begin in this order, so that no worker is left alone with a long one in the end."""
+
+
+def _turn_of(item: pytest.Item) -> int:
+    return next((turn for turn, part in enumerate(SLOW_FIRST) if part in item.path.as_posix()), len(SLOW_FIRST))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is meant for servers that are not there, such as a newer Tarantool, or for the full scale."""
+    items.sort(key=_turn_of)
     names = ["unfit"] if FULL else ["unfit", "full_scale"]
     unfit = [item for item in items if any(item.get_closest_marker(name) is not None for name in names)]
     if unfit:
@@ -50,6 +71,18 @@ def java() -> None:
     except SparkUnavailable as error:
         pytest.fail(str(error)) if os.environ.get("CI") == "true" else pytest.skip(str(error))
     short_java.shorten()
+
+
+@pytest.fixture(autouse=True)
+def log_of_flowstone() -> Iterator[None]:
+    """Commands that are run in this process set the log up for themselves: what others look for in it is put back."""
+    log = logging.getLogger("flowstone")
+    handlers, propagates = list(log.handlers), log.propagate
+    levels = [(each, each.level) for each in (log, *map(log.getChild, ("node", "observation", "web")))]
+    yield
+    for each, level in levels:
+        each.setLevel(level)
+    log.handlers[:], log.propagate = handlers, propagates
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flowstone.node.replica import CannotFollow, Replica
     from flowstone.node.replica_blocking import BlockingReplica
     from flowstone.node.spaces import Index, Space
+    from flowstone.node.synchro_queue import OutcomeUnknown
     from flowstone.node.transactions import Transaction, View
     from flowstone.node.tuples import Tuple
     from flowstone.replication.vclock import VClock
@@ -36,6 +37,7 @@ __all__ = [
     "FlowstoneError",
     "Index",
     "Node",
+    "OutcomeUnknown",
     "Replica",
     "SettledChange",
     "Space",
@@ -56,6 +58,7 @@ _LATER = {
     "Change": "node.changes",
     "Index": "node.spaces",
     "Node": "node.node",
+    "OutcomeUnknown": "node.synchro_queue",
     "Replica": "node.replica",
     "SettledChange": "node.changes",
     "Space": "node.spaces",

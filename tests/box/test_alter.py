@@ -16,7 +16,7 @@ from flowstone.iproto.msgpack import pack, unpack, unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside.disk import SystemDisk
 from flowstone.xlog.reader import LogFile
-from tests.box.bootstrapped import bootstrapped, insert, recover, rows, run
+from tests.box.bootstrapped import bootstrapped, delete, insert, recover, rows, run
 from tests.box.test_ddl import STEPS
 
 VECTORS = Path(__file__).parent.parent / "vectors"
@@ -194,3 +194,17 @@ def test_recorded_directories_are_understood(directory: Path) -> None:
     assert {row[2] for row in rows(box, "_user")} == {user.name for user in box.access.users}
     for space in box.spaces.values():
         assert {row[1] for row in rows(box, "_index", space.id)} == set(space.indexes)
+
+
+def test_a_downgrade_of_newer_servers_may_drop_their_system_spaces_and_no_other() -> None:
+    box = bootstrapped(Dialect.V2_11)
+    space = (388, 1, "_gc_consumers", "memtx", 0, {"group_id": 1}, ())
+    recover(box, [(280, pack(space)), (288, pack((388, 0, "primary", "tree", {"unique": True}, ((0, "string"),))))])
+    with pytest.raises(errors.LastDrop, match="primary key in a system space, space '_gc_consumers'"):
+        run(box, delete, "_index", 388, 0)
+    box.is_recovering = True
+    run(box, delete, "_index", 388, 0)
+    run(box, delete, "_space", 388)
+    assert 388 not in box.spaces
+    with pytest.raises(errors.LastDrop, match="space '_cluster'"):
+        run(box, delete, "_index", 320, 0)

@@ -11,7 +11,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 from tests.box.bootstrapped import bootstrapped, delete, insert, recover, replace, rows, run
 
-A, B = "aaaaaaaa-0000-4000-8000-000000000001", "aaaaaaaa-0000-4000-8000-000000000002"
+A, B, C = (f"aaaaaaaa-0000-4000-8000-00000000000{number}" for number in (1, 2, 3))
 
 
 @pytest.fixture
@@ -52,6 +52,15 @@ def test_a_member_keeps_its_uuid(box: Box) -> None:
     run(box, insert, "_cluster", 2, A)
     with pytest.raises(errors.Unsupported, match="Space _cluster does not support updates of instance uuid"):
         run(box, replace, "_cluster", 2, B)
+
+
+def test_a_member_of_a_newer_set_that_has_a_name_may_come_back_with_another_uuid(box: Box) -> None:
+    recover(box, [(320, pack((2, A, "replica"))), (320, pack((3, B)))])
+    box.is_recovering = True
+    run(box, replace, "_cluster", 2, C, "replica")
+    with pytest.raises(errors.Unsupported, match="updates of instance uuid"):
+        run(box, replace, "_cluster", 3, A)
+    assert rows(box, "_cluster", 2) == [(2, C, "replica")]
 
 
 def test_recovery_takes_other_keys_and_ids(box: Box) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import struct
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -39,11 +37,20 @@ from flowstone.xlog.columns import Column, ColumnOptions, TypedDecoder, generic_
 from flowstone.xlog.meta import FileType, Meta, parse
 from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES
-from tests.fuzz import limestone_targets, replication_targets, request_targets, turn_target
+from tests.fuzz import (
+    conversation_targets,
+    file_targets,
+    limestone_targets,
+    replication_targets,
+    request_targets,
+    turn_target,
+)
 from tests.xlog.files import PATH, header, opened, row, small_log
 from tests.xlog.slabs import array, body, insert
 
 LOG, _, OFFSETS = small_log()
+OTHER_FILES = tuple(small_log(file_type=kind)[0] for kind in FileType if kind is not FileType.XLOG)
+"""Snapshots, and vinyl's files, which are read up to where they differ."""
 
 
 def scan_rows(data: bytes) -> None:
@@ -271,10 +278,11 @@ GREETING = encode_greeting(Greeting((2, 11, 9), uuid.UUID(int=5), bytes(range(32
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder and inputs that it takes."""
+    """A decoder and inputs that it takes; `runs` of it are for the suite, and take about a second."""
 
     decode: Callable[[bytes], None]
     corpus: tuple[bytes, ...]
+    runs: int = 300
 
     def try_input(self, data: bytes) -> None:
         """Raises what the decoder must not raise."""
@@ -287,7 +295,7 @@ class Target:
 TARGETS: dict[str, Target] = {
     "scan_rows": Target(scan_rows, (*ROWS, b"".join(ROWS))),
     "decode_row": Target(plain_row, tuple(ROWS)),
-    "log_file": Target(log_file, (LOG, LOG[:-4], LOG[: OFFSETS[2]], LOG[: OFFSETS[0]])),
+    "log_file": Target(log_file, (LOG, LOG[:-4], LOG[: OFFSETS[2]], LOG[: OFFSETS[0]], *OTHER_FILES)),
     "text_header": Target(text_header, (header(), header(format="0.12"))),
     "columns": Target(columns, tuple(PACKED)),
     "json_text": Target(json_texts, (*PACKED, DEEP)),
@@ -317,7 +325,20 @@ TARGETS: dict[str, Target] = {
     "many_requests": Target(request_targets.many_requests, request_targets.MANY),
     "row_stream": Target(replication_targets.row_stream, replication_targets.STREAMS),
     "messages": Target(replication_targets.any_message, replication_targets.MESSAGES),
-    "turn": Target(turn_target.turn, turn_target.CORPUS),
+    "turn": Target(turn_target.turn, turn_target.CORPUS, runs=20),
+    "applier": Target(conversation_targets.applier, conversation_targets.APPLIERS),
+    "ballot_watch": Target(conversation_targets.ballot_watch, conversation_targets.WATCHES),
+    "login": Target(conversation_targets.login, conversation_targets.ANSWERS),
+    "error_stack": Target(conversation_targets.stack_of_errors, conversation_targets.STACKS),
+    "archive_blocks": Target(file_targets.blocks, file_targets.BLOCKS),
+    "archive_definitions": Target(file_targets.definitions, file_targets.DEFINITIONS),
+    "archive_manifest": Target(file_targets.manifest, file_targets.MANIFESTS),
+    "settings": Target(file_targets.settings, file_targets.SETTINGS),
+    "select_reply": Target(conversation_targets.select_reply, conversation_targets.REPLIES),
+    "offsets": Target(file_targets.offsets, file_targets.OFFSETS),
+    "vclock_text": Target(file_targets.vclock_text, file_targets.VCLOCKS),
+    "limestone_identities": Target(file_targets.former_identities, file_targets.IDENTITIES),
+    "limestone_seeding": Target(file_targets.seeding_state, file_targets.STATES),
     "limestone_log": Target(limestone_targets.log_file, limestone_targets.LOGS),
     "limestone_messages": Target(limestone_targets.stream, limestone_targets.STREAMS),
     "limestone_log_channel": Target(limestone_targets.log_channel, limestone_targets.STREAMS),
@@ -327,29 +348,3 @@ TARGETS: dict[str, Target] = {
     "limestone_catalog": Target(limestone_targets.catalog_file, limestone_targets.CATALOGS),
     "uri": Target(uri, (b"user:secret@host:3301", b"unix/:/tmp/x.sock", b"[::1]:3301")),
 }
-
-INTERESTING = [0, 1, 0x7F, 0x80, 0x8F, 0x90, 0xC0, 0xC1, 0xC7, 0xCF, 0xD3, 0xD4, 0xD9, 0xDB, 0xDD, 0xDF, 0xFF]
-
-
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A few changes of the kinds that decoders fall over."""
-    changed = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(changed) + 1)
-        kind = rng.randrange(7)
-        if kind == 0:
-            changed[at : at + 1] = bytes((rng.randrange(256),))
-        elif kind == 1:
-            changed[at : at + 1] = bytes((rng.choice(INTERESTING),))
-        elif kind == 2:
-            del changed[at : at + rng.randint(1, 8)]
-        elif kind == 3:
-            changed[at:at] = rng.randbytes(rng.randint(1, 8))
-        elif kind == 4:
-            start = rng.randrange(len(changed) + 1)
-            changed[at:at] = changed[start : start + rng.randint(1, 32)]
-        elif kind == 5:
-            changed[at : at + 4] = struct.pack(">I", rng.choice((0, 1, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)))
-        else:
-            del changed[at:]
-    return bytes(changed)

@@ -1,4 +1,4 @@
-"""Every fuzz target, briefly: on any bytes, on mutations of valid ones, and with kernels as plain Python."""
+"""Every fuzz target, briefly: on any bytes, on mutations of valid ones, and on what has broken one before."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import FULL
-from tests.fuzz.__main__ import main
-from tests.fuzz.targets import TARGETS, Target, mutated
+from tests.fuzz.__main__ import VECTORS
+from tests.fuzz.mutation import mutated
+from tests.fuzz.targets import TARGETS
 
 every_target = pytest.mark.parametrize("name", sorted(TARGETS))
-KERNELS = ["columns", "json_lines", "json_text", "log_file", "many_requests", "row_stream", "scan_rows", "yaml"]
-ROOT = Path(__file__).parent.parent.parent
 
 
 @every_target
@@ -57,34 +56,14 @@ def test_few_bytes_never_ask_for_much_memory(name: str) -> None:
     assert peak < 32 << 20
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_run_as_plain_python_read_no_byte_outside(name: str) -> None:
-    """There every read checks its bounds, which machine code does not."""
-    runs = "2000" if FULL else "150"
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", name, "--runs", runs, "--seconds", "120"],
-        cwd=ROOT,
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stdout + found.stderr
+def kept_inputs() -> list[Path]:
+    return sorted(VECTORS.glob("*.hex"))
 
 
-def test_an_input_that_breaks_a_decoder_is_printed_and_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fragile(data: bytes) -> None:
-        if len(data) > 3:
-            raise ValueError(data)
-
-    monkeypatch.setitem(TARGETS, "greeting", Target(fragile, (b"abc",)))
-    monkeypatch.setattr("sys.argv", ["fuzz", "greeting", "--runs", "100000"])
-    assert main() == 1
-    name, text = capsys.readouterr().out.split()
-    assert name == "greeting"
-    assert len(bytes.fromhex(text)) > 3
+@pytest.mark.parametrize("path", kept_inputs(), ids=lambda path: path.stem)
+def test_what_broke_a_decoder_once_does_so_no_more(path: Path) -> None:
+    name, _, _ = path.stem.rpartition("-")
+    TARGETS[name].try_input(bytes.fromhex(path.read_text()))
 
 
 def test_kernels_as_plain_python_notice_a_read_outside() -> None:

@@ -25,7 +25,8 @@ from flowstone.node.instance import Instance
 from flowstone.node.journal import Journal
 from flowstone.node.procedures_box import built_in
 from flowstone.node.session import Session
-from flowstone.node.turn import Reply, Turns
+from flowstone.node.turn import Turns
+from flowstone.node.turn_batch import Reply
 from flowstone.node.watchers import Watchers, sources_of
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock

@@ -62,3 +62,42 @@ def test_equals_the_tracker_alone(steps: list[str]) -> None:
     assert read == kept
     assert reading.report.rows_rolled_back == withdrawn
     assert reading.report.rows_pending == sum(len(transaction.rows) for transaction in tracker.pending)
+
+
+def test_what_waits_before_a_gap_is_not_decided_by_what_comes_behind_it(tmp_path: Path) -> None:
+    """It may have been rolled back in between."""
+    log = Log(tmp_path)
+    log.insert(512, 1, flags=SYNC_FLAGS)
+    first = log.path
+    log.writer = log.writer.rotate()
+    log.rollback(1)
+    log.writer = log.writer.rotate()
+    kept = log.insert(512, 3, flags=SYNC_FLAGS)
+    confirm = log.confirm(kept)
+    log.writer.close()
+    reading = Reading(production(), [first, log.path], settled=True, force=True)
+    assert lsns(reading) == [kept, confirm]
+    assert reading.report.rows_pending == 1
+
+
+def test_what_waits_before_damage_is_not_decided_by_what_comes_behind_it(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.insert(512, 1, flags=SYNC_FLAGS)
+        log.insert(513, 2)  # waits for nothing
+        start = log.writer.size
+        log.rollback(1)
+        end = log.writer.size
+        kept = log.insert(512, 4, flags=SYNC_FLAGS)
+        confirm = log.confirm(kept)
+    path = Path(log.path)
+    data = bytearray(path.read_bytes())
+    data[(start + end) // 2 + 8] ^= 0xFF
+    path.write_bytes(data)
+    reading = Reading(production(), [log.path], settled=True, force=True)
+    assert lsns(reading) == [2, kept, confirm]
+    assert reading.report.skipped
+    assert reading.report.rows_pending == 1
+
+
+def lsns(reading: Reading) -> list[int]:
+    return [row.lsn for piece in reading.pieces() for row in piece.slab.rows(piece.rows)]

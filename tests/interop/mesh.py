@@ -40,7 +40,6 @@ class Mesh:
         self._is_direct = direct
         self._wires: dict[tuple[Member, Member], Proxy] = {}
         self.members: list[Member] = []
-        options = TIMING | options
         for kind in kinds:
             self.join(kind, **options)
         first = self.members[0]
@@ -53,7 +52,7 @@ class Mesh:
     def join(self, kind: str, **options: Any) -> Member:
         """One member more, of a set that may have a leader already."""
         number = len(self.members) + 1
-        member: Member = getattr(self._cluster, kind)(f"{kind}{number}", start=False, **(TIMING | options))
+        member: Member = getattr(self._cluster, kind)(f"{kind}{number}", start=False, **(self._timing() | options))
         others = list(self.members)
         self.members.append(member)
         if not self._is_direct:
@@ -71,6 +70,10 @@ class Mesh:
             other.wait_follow(member)
         member.wait_follow(*others)
         return member
+
+    def _timing(self) -> dict[str, Any]:
+        """Without elections in servers that have none."""
+        return {"replication_timeout": REPLICATION_TIMEOUT} if self._cluster.binary.dialect == "2.6" else TIMING
 
     def _uris(self, member: Member) -> list[str]:
         if self._is_direct:
@@ -97,6 +100,10 @@ class Mesh:
     def rejoin(self, *members: Member) -> None:
         for proxy in self._between(members):
             proxy.mend()
+
+    def wire(self, follower: Member, upstream: Member) -> Proxy:
+        """Between these two, for what `follower` gets."""
+        return self._wires[follower, upstream]
 
     def wires(self, member: Member) -> list[Proxy]:
         """Both ways between it and all others."""

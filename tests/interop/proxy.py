@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts, holds back, delays or ends connections between members.
+"""A TCP proxy that cuts, holds back, delays, slows down or ends connections between members.
 
 Each connection through it has two threads, one per direction. Nothing is lost silently: bytes are passed on in
 order, later, or the connection ends.
@@ -7,12 +7,23 @@ order, later, or the connection ends.
 from __future__ import annotations
 
 import socket
+import time
 from contextlib import suppress
+from enum import Enum
 from threading import Event, Lock, Thread
 
 from tests.interop.member import Member
 
 RECEIVE_SIZE = 1 << 16
+PATIENCE_SECONDS = 0.02
+"""How soon one who waits for room on a slow way notices that the way is quick again."""
+
+
+class Way(Enum):
+    """From whoever connected to the target, or back."""
+
+    THERE = "there"
+    BACK = "back"
 
 
 class Proxy:
@@ -26,11 +37,13 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._is_cut = False
         self._is_closed = Event()
-        self._is_open = Event()
-        self._is_open.set()
+        self._is_open = {way: Event() for way in Way}
+        self.release()
         self._delay = 0.0
+        self._rate: float | None = None
         self._bytes_left: int | None = None
         self._passed = 0
+        self._troubled = 0
         Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -48,10 +61,16 @@ class Proxy:
         """Bytes that went from the target to whoever connected."""
         return self._passed
 
+    @property
+    def troubled(self) -> int:
+        """Connections that were ended or refused here, and pieces that were held back, delayed or slowed down."""
+        return self._troubled
+
     def disconnect(self) -> None:
         """Ends all connections; new ones are welcome."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
+            self._troubled += len(pairs)
         for pair in pairs:
             for one in pair:
                 _end(one)
@@ -65,16 +84,32 @@ class Proxy:
         self._bytes_left = None
         self._is_cut = False
 
-    def hold(self) -> None:
-        """A black hole: connections stay open, new ones are taken, and nothing comes through until `release`."""
-        self._is_open.clear()
+    def hold(self, *ways: Way) -> None:
+        """A black hole: connections stay open, new ones are taken, and nothing comes through until `release`.
+
+        With `ways`, on these only.
+        """
+        for way in ways or Way:
+            self._is_open[way].clear()
 
     def release(self) -> None:
-        self._is_open.set()
+        for is_open in self._is_open.values():
+            is_open.set()
 
     def delay(self, seconds: float) -> None:
         """Every piece is passed on so much later."""
         self._delay = seconds
+
+    def clog(self, rate: float | None) -> None:
+        """So many bytes per second come through on each connection and way; None: any number again."""
+        self._rate = rate
+
+    def heal(self) -> None:
+        """As if nothing had ever been wrong."""
+        self.delay(0.0)
+        self.clog(None)
+        self.mend()
+        self.release()
 
     def cut_after(self, count: int) -> None:
         """`cut`, when so many more bytes of the target have been passed on."""
@@ -82,7 +117,7 @@ class Proxy:
 
     def close(self) -> None:
         self._is_closed.set()
-        self._is_open.set()
+        self.release()
         _end(self._listener)
         self.cut()
 
@@ -93,6 +128,7 @@ class Proxy:
             except OSError:
                 return
             if self._is_cut:
+                self._troubled += 1
                 _end(client)
                 continue
             try:
@@ -103,24 +139,35 @@ class Proxy:
             server.settimeout(None)
             with self._lock:
                 self._pairs.append((client, server))
-            Thread(target=self._pass, args=(client, server, False), daemon=True).start()
-            Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+            Thread(target=self._pass, args=(client, server, Way.THERE), daemon=True).start()
+            Thread(target=self._pass, args=(server, client, Way.BACK), daemon=True).start()
 
-    def _pass(self, source: socket.socket, sink: socket.socket, is_from_target: bool) -> None:
+    def _pass(self, source: socket.socket, sink: socket.socket, way: Way) -> None:
         with suppress(OSError):
             while data := source.recv(RECEIVE_SIZE):
-                self._is_open.wait()
-                if self._delay:
-                    self._is_closed.wait(self._delay)
-                if is_from_target:
+                self._wait(way, len(data))
+                if way is Way.BACK:
                     data = self._count(data)
                 sink.sendall(data)
-                if is_from_target and self._bytes_left == 0:
+                if way is Way.BACK and self._bytes_left == 0:
                     self.cut()
         for one in (source, sink):
             _end(one)
         with self._lock:
             self._pairs = [pair for pair in self._pairs if source not in pair]
+
+    def _wait(self, way: Way, size: int) -> None:
+        """Until a piece that has come may go on."""
+        if self._is_open[way].is_set() and not self._delay and self._rate is None:
+            return
+        self._troubled += 1
+        self._is_open[way].wait()
+        if self._delay:
+            self._is_closed.wait(self._delay)
+        began = time.monotonic()
+        while (rate := self._rate) is not None and time.monotonic() < began + size / rate:
+            if self._is_closed.wait(PATIENCE_SECONDS):
+                return
 
     def _count(self, data: bytes) -> bytes:
         with self._lock:

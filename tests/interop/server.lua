@@ -67,6 +67,11 @@ function interop.veto(space, divisor)
     end)
 end
 
+-- Changes fail from now on, with an error that only this server's owner knows.
+function interop.refuse(space, reason)
+    box.space[space]:before_replace(function() error(reason) end)
+end
+
 local function read(path)
     local file = fio.open(path, {'O_RDONLY'})
     local text = file:read()

@@ -210,11 +210,22 @@ def wait_acked(member: Member, replica: Member) -> None:
     """Until `member` knows that `replica` has all that it has itself."""
     number = replica.id
 
-    def is_acked() -> bool:
-        theirs = by_id(member.downstream(number).get("vclock", {}))
-        return all(theirs.get(origin, 0) >= lsn for origin, lsn in member.vclock().items())
+    eventually(f"{replica} acknowledges to {member}", lambda: _has_acked(member.downstream(number), member))
 
-    eventually(f"{replica} acknowledges to {member}", is_acked)
+
+def wait_anonymous_acked(member: Member, count: int) -> None:
+    """Until `member` knows of `count` anonymous replicas that they have all that it has itself."""
+
+    def are_acked() -> bool:
+        rows = dict(member.call("box.info.replication_anon")).values()
+        return [_has_acked(row["downstream"], member) for row in rows] == [True] * count
+
+    eventually(f"{count} anonymous replicas acknowledge to {member}", are_acked)
+
+
+def _has_acked(downstream: dict[str, Any], member: Member) -> bool:
+    theirs = by_id(downstream.get("vclock", {}))
+    return all(theirs.get(origin, 0) >= lsn for origin, lsn in member.vclock().items())
 
 
 def keys(member: Member, space: int = SYNC) -> list[int]:

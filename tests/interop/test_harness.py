@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from threading import Thread
 
 import pytest
 
 from tests.interop.member import eventually
-from tests.interop.proxy import Proxy
+from tests.interop.proxy import Proxy, Way
 from tests.interop.versions import is_fit
 
 
@@ -63,4 +64,32 @@ def test_a_proxy_passes_holds_and_cuts(echo_port: int) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as two:
         assert two.recv(10) == b""
     proxy.mend()
+    proxy.close()
+
+
+def test_a_proxy_holds_one_way_only(echo_port: int) -> None:
+    proxy = Proxy(echo_port)
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        eventually("it is connected", lambda: proxy.connections)
+        proxy.hold(Way.BACK)
+        one.sendall(b"answer me")
+        eventually("the answer is held back, the question was not", lambda: proxy.troubled == 1)
+        proxy.heal()
+        assert one.recv(10) == b"answer me"
+    proxy.close()
+
+
+def test_a_clogged_proxy_lets_bytes_through_at_its_rate(echo_port: int) -> None:
+    proxy = Proxy(echo_port)
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        proxy.clog(100)
+        began = time.monotonic()
+        one.sendall(b"x" * 10)
+        assert one.recv(10) == b"x" * 10
+        assert time.monotonic() - began >= 0.2
+        proxy.clog(0.001)
+        one.sendall(b"stuck")
+        eventually("it is slowed down", lambda: proxy.troubled == 3)
+        proxy.heal()
+        assert one.recv(10) == b"stuck"
     proxy.close()

@@ -9,7 +9,7 @@ from tests.conftest import FULL
 from tests.interop import workload
 from tests.interop.cluster import IS_OURS_REAL, Cluster
 from tests.interop.compare import assert_converged, assert_same_data, assert_same_log, assert_same_vclock, oldest_lsn
-from tests.interop.member import Member, eventually, wait_ready
+from tests.interop.member import Member, RealMember, eventually, wait_ready
 from tests.interop.versions import ANY, fits
 from tests.interop.workload import Workload, change, define
 
@@ -101,8 +101,9 @@ def _lose_logs(master: Member, replica: Member) -> None:
 
 
 def _no_delay(master: Member) -> dict[str, float]:
-    """Newer servers keep logs for members that have not come back yet, unless they are told not to."""
-    return {} if master.info()["version"].startswith("2.6") else {"wal_cleanup_delay": 0}
+    """All but real servers of 2.6 keep logs for members that have not come back yet, unless they are told not to."""
+    knows_no_delay = isinstance(master, RealMember) and master.info()["version"].startswith("2.6")
+    return {} if knows_no_delay else {"wal_cleanup_delay": 0}
 
 
 def _lose_logs_and_join_anew(master: Member, replica: Member) -> None:

@@ -23,7 +23,7 @@ from flowstone.limestone.replica_seeding import Phase
 from flowstone.limestone.settings import Settings
 from flowstone.outside import Clock, Outside
 from tests.limestone.model import Model, Row, Session
-from tests.limestone.stage import Stage
+from tests.simulation.simulation import Simulation
 
 MASTER, REPLICA = "master", "replica"
 ENDPOINT: Final = Endpoint(REPLICA, 4000)
@@ -57,7 +57,7 @@ class Master:
         await self.store.shutdown()
 
 
-async def start_master(stage: Stage, model: Model, settings: Settings, channels: int) -> Master:
+async def start_master(stage: Simulation, model: Model, settings: Settings, channels: int) -> Master:
     """A store that is ready, and in an epoch that nothing is in yet."""
 
     async def start(outside: Outside) -> Master:
@@ -76,7 +76,7 @@ async def start_master(stage: Stage, model: Model, settings: Settings, channels:
 class Program:
     """One run of a program on a master; goes on where the last one on the same model ended."""
 
-    def __init__(self, stage: Stage, model: Model, shape: Shape, rng: Random) -> None:
+    def __init__(self, stage: Simulation, model: Model, shape: Shape, rng: Random) -> None:
         self._stage = stage
         self._model = model
         self._shape = shape
@@ -174,7 +174,7 @@ def log(channel: AsyncLogChannel, entry: Entry) -> None:
             channel.add_entry(entry.storage_id, entry.key, entry.value, entry.version, entry.blob_ids)
 
 
-async def start_replica(stage: Stage, *, compatible: bool = False) -> Replica:
+async def start_replica(stage: Simulation, *, compatible: bool = False) -> Replica:
     async def start(outside: Outside) -> Replica:
         replica = Replica(outside, f"/{REPLICA}", ENDPOINT, compatible=compatible)
         await replica.start()
@@ -183,7 +183,7 @@ async def start_replica(stage: Stage, *, compatible: bool = False) -> Replica:
     return await stage.launch(REPLICA, start)
 
 
-def found_on(stage: Stage, name: str) -> Recovered:
+def found_on(stage: Simulation, name: str) -> Recovered:
     """What a process that starts on this machine's directory would find; nothing is changed."""
     disk = stage.look(name)
     disk.make_directory(f"/{name}")
@@ -194,13 +194,13 @@ def shown(found: Recovered) -> list[Row]:
     return [(row.storage_id, row.key, row.value) for row in found.snapshot.rows()]
 
 
-def is_seeding(stage: Stage, name: str) -> bool:
+def is_seeding(stage: Simulation, name: str) -> bool:
     """Whether a replica's content is not that of its directory: it would come back at a start."""
     disk, path = stage.look(name), f"/{name}"
     return disk.kind(path) is not None and replica_seeding.read(disk, path).phase in (Phase.MOVING, Phase.SEEDING)
 
 
-def check(stage: Stage, name: str, *timelines: Model) -> int:
+def check(stage: Simulation, name: str, *timelines: Model) -> int:
     """One side holds what was reported persistent, in full, and of later epochs all or nothing; its durable epoch.
 
     A replica may not have heard yet that its master crashed, and hold what would have been without that."""

@@ -5,7 +5,6 @@ full, and of what was not all or nothing; both sides go on from there and agree.
 from __future__ import annotations
 
 import asyncio
-import copy
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, get_args
@@ -16,6 +15,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.limestone.settings import GroupCommit, SessionClose, Settings
 from tests.conftest import FULL
 from tests.limestone.model import Model
+from tests.limestone.pair import PAUSE_SECONDS, Pair
 from tests.limestone.programs import (
     ENDPOINT,
     MASTER,
@@ -23,27 +23,23 @@ from tests.limestone.programs import (
     Program,
     Shape,
     check,
-    is_seeding,
     start_master,
     start_replica,
 )
-from tests.limestone.stage import Stage
 from tests.simulation.disk import Loss
-from tests.simulation.simulation import Crashed
+from tests.simulation.simulation import Crashed, Simulation
 
 ALONE: Final = Settings(f"/{MASTER}", spill=150)
 REPLICATED: Final = replace(ALONE, replicas=(ENDPOINT,))
 SHAPE: Final = Shape()
 COMPACTING: Final = Shape(compacts=True)
-PAUSE_SECONDS: Final = 0.2
-"""For how long a machine stays dead."""
 PATIENCE_SECONDS: Final = 300.0
 
 
 # --- a store alone ---
 
 
-async def run_alone(stage: Stage, model: Model, rng: Random, shape: Shape) -> None:
+async def run_alone(stage: Simulation, model: Model, rng: Random, shape: Shape) -> None:
     master = await start_master(stage, model, ALONE, shape.channels)
     await Program(stage, model, shape, rng).run(master)
     assert check(stage, MASTER, model) >= model.last_epoch()
@@ -53,12 +49,12 @@ async def run_alone(stage: Stage, model: Model, rng: Random, shape: Shape) -> No
 def operations_alone(seed: int, shape: Shape) -> int:
     """How many writes and syncs a program makes that nothing happens to."""
 
-    async def scenario(stage: Stage) -> None:
+    async def scenario(stage: Simulation) -> None:
         stage.build(MASTER)
         await run_alone(stage, Model(), Random(f"{seed}/0"), shape)
 
-    stage = Stage(f"crash/{seed}")
-    stage.run(scenario)  # type: ignore[arg-type]
+    stage = Simulation(f"crash/{seed}")
+    stage.run(scenario)
     return stage.storage(MASTER).operation_count
 
 
@@ -71,7 +67,7 @@ def test_a_store_alone(seed: int, shape: Shape) -> None:
 
 
 def crash_alone(seed: int, shape: Shape, numbers: list[int], loss: Loss) -> None:
-    async def scenario(stage: Stage) -> None:
+    async def scenario(stage: Simulation) -> None:
         stage.build(MASTER)
         model = Model()
         for life, number in enumerate(numbers):
@@ -83,7 +79,7 @@ def crash_alone(seed: int, shape: Shape, numbers: list[int], loss: Loss) -> None
         stage.storage(MASTER).spare()
         await run_alone(stage, model, Random(f"{seed}/last"), shape)
 
-    Stage(f"crash/{seed}").run(scenario)  # type: ignore[arg-type]
+    Simulation(f"crash/{seed}").run(scenario)
 
 
 # --- a master and its replica ---
@@ -98,81 +94,19 @@ class Crash:
     loss: Loss
 
 
-class Pair:
-    """A master and a replica that are started again whenever one dies, until all of a program is persistent."""
+async def go_through(stage: Simulation, settings: Settings, seed: int, crashes: list[Crash], shape: Shape) -> None:
+    """A pair from its birth to the end of its program, with one crash after the other."""
+    later = list(reversed(crashes))
 
-    def __init__(self, stage: Stage, settings: Settings, seed: int, crashes: list[Crash], shape: Shape) -> None:
-        self.stage = stage
-        self.shape = shape
-        self.settings = settings
-        self.model = Model()
-        self.past: list[Model] = []
-        """What would have been without each of the master's crashes."""
-        self.seed = seed
-        self.crashes = list(reversed(crashes))
+    def arm() -> None:
+        if later:
+            crash = later.pop()
+            stage.crash_after(crash.victim, crash.number, crash.loss)
 
-    async def run(self) -> None:
-        stage = self.stage
-        stage.build(MASTER, REPLICA)
-        self._arm()
-        keeper = asyncio.ensure_future(self._keep_replica())
-        lives = asyncio.ensure_future(self._live())
-        keeper.add_done_callback(lambda _: lives.cancel())
-        try:
-            await lives
-        finally:
-            if keeper.done():
-                keeper.result()
-            keeper.cancel()
-        for name in (MASTER, REPLICA):
-            stage.storage(name).spare()
-            assert check(stage, name, self.model) >= self.model.last_epoch()
-
-    def _arm(self) -> None:
-        if self.crashes:
-            crash = self.crashes.pop()
-            self.stage.crash_after(crash.victim, crash.number, crash.loss)
-
-    async def _live(self) -> None:
-        life = 0
-        while not await self._lived(life):
-            life += 1
-
-    async def _lived(self, life: int) -> bool:
-        """Whether the master came to the end of its program."""
-        stage, model = self.stage, self.model
-        try:
-            master = await start_master(stage, model, self.settings, self.shape.channels)
-            await Program(stage, model, self.shape, Random(f"{self.seed}/{life}")).run(master)
-        except Crashed:
-            self._check_replica()
-            durable = check(stage, MASTER, model)
-            self.past.append(copy.deepcopy(model))
-            model.forget(durable)
-            self._arm()
-            await stage.sleep(PAUSE_SECONDS)
-            return False
-        return True
-
-    async def _keep_replica(self) -> None:
-        stage = self.stage
-        while True:
-            try:
-                replica = await start_replica(stage)
-                if self.shape.compacts:
-                    await stage.sleep(stage.random.uniform(0, 10 * self.shape.pause_seconds))
-                    if stage.is_running(REPLICA):
-                        await stage.on(REPLICA, replica.compact())
-                await stage.until(lambda: not stage.is_running(REPLICA), seconds=1e6)
-            except Crashed:
-                pass
-            self._check_replica()
-            self._arm()
-            await stage.sleep(PAUSE_SECONDS)
-
-    def _check_replica(self) -> None:
-        if not is_seeding(self.stage, REPLICA):
-            check(self.stage, REPLICA, self.model, *self.past)
+    pair = Pair(stage, settings, seed, shape, on_death=arm)
+    arm()
+    await pair.run()
+    pair.check_end()
 
 
 def operations(settings: Settings, seed: int, shape: Shape = SHAPE) -> dict[str, int]:
@@ -181,11 +115,11 @@ def operations(settings: Settings, seed: int, shape: Shape = SHAPE) -> dict[str,
     return {name: stage.storage(name).operation_count for name in (MASTER, REPLICA)}
 
 
-def run_pair(settings: Settings, seed: int, crashes: list[Crash], shape: Shape = SHAPE) -> Stage:
-    stage = Stage(f"pair/{seed}")
+def run_pair(settings: Settings, seed: int, crashes: list[Crash], shape: Shape = SHAPE) -> Simulation:
+    stage = Simulation(f"pair/{seed}")
 
     async def scenario(_: object) -> None:
-        await Pair(stage, settings, seed, crashes, shape).run()
+        await go_through(stage, settings, seed, crashes, shape)
 
     stage.run(scenario)
     return stage
@@ -226,7 +160,7 @@ def test_a_pair_of_which_both_compact(seed: int, group_commit: GroupCommit) -> N
 # --- without extensions: the original's messages, or a replica that writes the original's files ---
 
 
-async def one_life(stage: Stage, settings: Settings, seed: int, crash: Crash | None, *, compatible: bool) -> None:
+async def one_life(stage: Simulation, settings: Settings, seed: int, crash: Crash | None, *, compatible: bool) -> None:
     """Until one of the two dies: there is no coming back. The original's files cannot tell which epoch is durable."""
     model = Model()
     stage.build(MASTER, REPLICA)
@@ -247,7 +181,7 @@ async def one_life(stage: Stage, settings: Settings, seed: int, crash: Crash | N
         assert crash is not None or durable >= model.last_epoch()
 
 
-async def boot_after_crash(stage: Stage) -> None:
+async def boot_after_crash(stage: Simulation) -> None:
     """The machine of a replica that lost power tells, when it has it back, that it knows of no connection."""
     await stage.until(lambda: stage.storage(REPLICA).names and not stage.is_running(REPLICA), seconds=1e6)
     await stage.sleep(PAUSE_SECONDS)
@@ -265,8 +199,8 @@ def test_a_pair_of_which_one_is_compatible(
         REPLICATED, group_commit=group_commit, session_close=session_close, compatible=compatible == MASTER
     )
 
-    def run(crash: Crash | None) -> Stage:
-        stage = Stage(f"compatible/{seed}")
+    def run(crash: Crash | None) -> Simulation:
+        stage = Simulation(f"compatible/{seed}")
         stage.run(lambda _: one_life(stage, settings, seed, crash, compatible=compatible == REPLICA))
         return stage
 

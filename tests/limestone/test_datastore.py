@@ -310,6 +310,39 @@ async def test_a_store_may_be_shut_down_while_it_gets_ready(tmp_path: Path) -> N
         await again.ready()
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_a_store_that_is_shut_down_has_no_file_open(is_open: bool) -> None:
+    machine, disk = fresh()
+    store = AsyncDatastore(outside_on(disk), Settings(DIRECTORY, spill=50))
+    channel = await store.create_channel()
+    await store.ready()
+    await store.switch_epoch(1)
+    await channel.begin_session()
+    channel.add_entry(1, b"k", b"v" * 50, (1, 1))
+    if not is_open:
+        await channel.end_session()
+    await store.shutdown()
+    assert not machine.opened
+    with pytest.raises(WrongTime, match="is shut down"):
+        await channel.end_session()
+
+
+async def test_what_was_put_aside_is_closed_with_the_store_whoever_reads_it() -> None:
+    machine, disk = fresh()
+    store = AsyncDatastore(outside_on(disk), Settings(DIRECTORY, spill=50))
+    channel = await store.create_channel()
+    await store.ready()
+    await store.switch_epoch(1)
+    await channel.begin_session()
+    channel.add_entry(1, b"k", b"v", (1, 1))
+    await channel.end_session()
+    file = next(each for each in machine.opened if each.path == channel.path)
+    assert channel.put_aside("pwal_0000.aside") is not None
+    assert file.read_at(0, 1)
+    await store.shutdown()
+    assert not machine.opened
+
+
 async def test_a_callback_that_fails_is_reported_and_harms_nobody(tmp_path: Path) -> None:
     store, told = made(tmp_path)
     reported: list[str] = []

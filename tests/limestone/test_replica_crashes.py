@@ -26,8 +26,8 @@ from flowstone.limestone.upkeep import CONTROL, LOOK_SECONDS, START_COMPACTION
 from flowstone.outside import Disk, Outside
 from tests.conftest import FULL
 from tests.limestone.peer import Master, blob_session, row, session
-from tests.limestone.stage import Stage
 from tests.simulation.disk import Inode, Loss
+from tests.simulation.simulation import Simulation
 
 PATH = "/replica"
 ENDPOINT = Endpoint("replica", 3301)
@@ -183,11 +183,11 @@ def test_a_crash_at_any_moment(scenario: Scenario, loss: Loss) -> None:
         operations, is_over = 0, False
         while not is_over:
             operations += 1 if FULL else 3
-            stage = Stage(f"{scenario.__name__}/{seed}/{operations}")
+            stage = Simulation(f"{scenario.__name__}/{seed}/{operations}")
             is_over = stage.run(lambda _, stage=stage, at=operations: crash(stage, scenario, at, loss))  # type: ignore[misc]
 
 
-async def crash(stage: Stage, scenario: Scenario, operations: int, loss: Loss) -> bool:
+async def crash(stage: Simulation, scenario: Scenario, operations: int, loss: Loss) -> bool:
     """Whether the scenario came to its end before the crash."""
     rng, told = random.Random(f"{stage.seed}"), Told()
     stage.build("replica")
@@ -235,11 +235,11 @@ async def of_the_original_once(master: Master, epoch: int) -> None:
 
 @pytest.mark.parametrize("operation", ["append", "sync", "create", "sync_directory", "rename"])
 def test_a_disk_that_fails_ends_that_connection_and_nothing_durable(operation: str) -> None:
-    stage = Stage(operation)
+    stage = Simulation(operation)
     stage.run(lambda _: fail(stage, operation))
 
 
-async def fail(stage: Stage, operation: str) -> None:
+async def fail(stage: Simulation, operation: str) -> None:
     stage.build("replica")
     replica = await stage.launch("replica", started)
     master = Master(stage._outside.network, ENDPOINT)

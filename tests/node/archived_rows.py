@@ -10,7 +10,7 @@ from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
 from flowstone.replication.row_stream import RowStream, slab_of_rows
-from flowstone.replication.synchro import Confirm, Rollback
+from flowstone.replication.synchro import Confirm, Promote, Rollback
 from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import make_transaction
 from tests.node.fault_disk import FaultDisk
@@ -45,6 +45,11 @@ def confirm(lsn: int, confirmed: int, origin: int = 1) -> bytes:
 
 def rollback(lsn: int, withdrawn: int, origin: int = 1) -> bytes:
     return _control(lsn, origin, RequestType.RAFT_ROLLBACK, Rollback(origin, withdrawn).encode())
+
+
+def promote(lsn: int, confirmed: int, *, term: int, origin: int, owner: int = 1) -> bytes:
+    """`origin` takes the queue of `owner` over."""
+    return _control(lsn, origin, RequestType.RAFT_PROMOTE, Promote(owner, confirmed, term).encode())
 
 
 def _control(lsn: int, origin: int, kind: RequestType, body: bytes) -> bytes:

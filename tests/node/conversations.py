@@ -13,8 +13,9 @@ from flowstone.iproto.packet import Response, decode_response, encode_request, s
 from flowstone.iproto.requests import decode_request
 from flowstone.node.instance import Instance
 from flowstone.node.procedures_box import built_in
-from flowstone.node.session import OpenTransactions, Session
-from flowstone.node.turn import Reply
+from flowstone.node.session import Session
+from flowstone.node.streams import OpenTransactions
+from flowstone.node.turn_batch import Reply
 from flowstone.node.watchers import Watchers, sources_of
 
 SALT = bytes(range(32))

@@ -6,8 +6,10 @@ import asyncio
 import json
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +377,36 @@ async def test_the_manifest_follows_the_log(
         blocks = read_blocks(production().disk, str(log))
         assert blocks is not None
         assert blocks.runs[-1].vclock == server.vclock()
+
+
+async def test_it_knows_until_when_nothing_was_written(
+    server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "SAVE_INTERVAL", 0.05)
+    monkeypatch.setattr(archive_module, "KNOWN_INTERVAL", 0.1)
+    directory = tmp_path / "archive"
+
+    def known_until() -> float:
+        return manifest_of(directory).known_until
+
+    def is_known(time: float) -> bool:
+        return known_until() > time
+
+    server.eval("fill(1, 100)")
+    (asked,) = server.eval("return require('clock').time()")
+    await archived_once(server, directory)
+    assert asked <= known_until() <= time.time()
+    async with archiving(server, directory):
+        for _ in range(2):  # by heartbeats alone
+            (now,) = server.eval("return require('clock').time()")
+            await until(partial(is_known, now))
+    ended = known_until()
+    assert ended <= time.time()
+    server.kill()
+    # Who is away says nothing of what it wrote.
+    async with archiving(server, directory, replication_timeout=0.1) as (_, told):
+        await until(lambda: sum(isinstance(event, events.Progress) for event in told) > 3)
+    assert known_until() == ended
 
 
 async def test_a_full_disk_is_the_end_wherever_it_is_met(server: RealServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from flowstone.xlog.errors import LogGap, WriteFailed
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.writer import SnapWriter
+from tests.limestone.crashes import fresh
 from tests.node.archived_rows import (
     INSTANCE,
     QUEUED,
@@ -255,6 +257,34 @@ def test_a_full_disk_is_an_error_and_leaves_what_was_acknowledged() -> None:
     assert again.vclock == VClock({1: 6})
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("operation", ["create", "unlink"])
+def test_a_file_whose_index_could_not_be_made_is_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, operation: str, is_closed: bool
+) -> None:
+    disk = new_disk()
+    log = begun(disk)
+    log.write(alone(6))
+    original = getattr(disk, operation)
+
+    def refuse(path: str) -> Any:
+        if path.endswith(".jsonl"):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return original(path)
+
+    with monkeypatch.context() as patching:
+        patching.setattr(disk, operation, refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            log.cut(VClock({1: 6}))
+    if is_closed:
+        log.close()
+        log = resumed(disk)
+    log.write(alone(7))
+    log.close()
+    assert [each.meta.vclock for each in scan_directory(disk, "dir").logs] == [{1: 5}, {1: 6}]
+    assert resumed(disk).vclock == VClock({1: 7})
+
+
 def test_rows_that_do_not_follow_are_refused() -> None:
     log = begun(new_disk())
     log.write(alone(6))
@@ -323,3 +353,23 @@ def test_whatever_kills_it_what_was_written_is_there(monkeypatch: pytest.MonkeyP
 )
 def test_versions_of_headers(text: str, version: tuple[int, ...]) -> None:
     assert version_of(text) == version
+
+
+def test_a_log_that_is_abandoned_has_no_file_open() -> None:
+    machine, disk = fresh()
+    log = begun(disk)
+    log.write(alone(6))
+    assert machine.opened
+    log.abandon()
+    assert not machine.opened
+    assert rows_of(disk) == [(1, 6)]
+
+
+def test_a_file_that_cannot_be_ended_is_not_left_open() -> None:
+    machine, disk = fresh()
+    log = begun(disk, wal_max_size=1)
+    log.write(alone(6))
+    machine.broken.add("sync")
+    with pytest.raises((WriteFailed, OSError)):
+        log.write(alone(7))
+    assert not machine.opened

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.row import Row
 from flowstone.node.archive_verdicts import Verdicts
 from flowstone.replication.vclock import VClock
 from tests.node.archived_rows import (
@@ -11,6 +13,7 @@ from tests.node.archived_rows import (
     alone,
     confirm,
     define_space,
+    promote,
     rollback,
     row,
     slab,
@@ -53,6 +56,24 @@ def test_what_is_rolled_back_is_named() -> None:
     pushed(verdicts, alone(1), two, alone(4, flags=QUEUED))
     assert pushed(verdicts, rollback(5, 3)) == ((1, 2, 3), (1, 4, 4))
     assert verdicts.settled == VClock({1: 5})
+
+
+def test_a_nop_in_place_of_what_an_old_leader_wrote_waits_for_nothing() -> None:
+    """Whoever knew of the new leader when the rows came has written it, with the flags that they had."""
+    verdicts = started()
+    pushed(verdicts, alone(1, flags=SYNC), promote(1, 0, term=2, origin=2))
+    late = transaction([Row(RequestType.NOP, 1, lsn=2, timestamp=102.0)], SYNC)
+    assert pushed(verdicts, late, alone(2, origin=2)) == ()
+    assert verdicts.is_quiet
+    assert verdicts.settled == VClock({1: 2, 2: 2})
+
+
+def test_what_a_new_leader_does_not_keep_is_named() -> None:
+    verdicts = started()
+    pushed(verdicts, alone(1, flags=SYNC), alone(2, flags=SYNC), alone(3, flags=QUEUED))
+    assert verdicts.settled == VClock({1: 0})
+    assert pushed(verdicts, promote(1, 1, term=2, origin=2)) == ((1, 2, 2), (1, 3, 3))
+    assert verdicts.settled == VClock({1: 3, 2: 1})
 
 
 def test_before_2_8_1_the_definition_says_what_waits() -> None:

@@ -157,6 +157,7 @@ async def test_a_failed_write_takes_back_all_that_waited_and_the_next_one_may_su
     assert [str(error.message) for error in results if isinstance(error, errors.WalIo)] == [
         "Failed to write to disk"
     ] * 3
+    assert all("cannot write at byte" in str(error) for error in results)  # with what the disk said, for the operator
     assert node.keys() == [1]
     assert list(node.box.in_flight) == []
     node.disk.room = None

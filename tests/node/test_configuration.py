@@ -11,7 +11,9 @@ import pytest
 
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
+from flowstone.node import configuration
 from flowstone.node.configuration import OPTIONS, Configuration, configure, listen_uri
+from flowstone.node.option_checks import LOG_LEVELS
 from flowstone.replication.election import Config, Fencing, Mode
 
 UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
@@ -124,6 +126,29 @@ REFUSED_2_11: tuple[tuple[dict[str, Any], str], ...] = (
 def test_refuses_what_2_11_refuses_of_quorum_and_elections(options: dict[str, Any], problem: str) -> None:
     name = next(iter(options))
     assert refusal(lambda: configure(options)) == [59, f"Incorrect value for option '{name}': {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("wal_mode", configuration.WAL_MODES),
+        ("log_format", configuration.LOG_FORMATS),
+        ("bootstrap_strategy", configuration.STRATEGIES),
+        ("election_mode", configuration.ELECTION_MODES),
+        ("election_fencing_mode", configuration.FENCING_MODES),
+        ("dialect", configuration.DIALECTS),
+        ("log_level", LOG_LEVELS),
+        ("read_only", ("true", "false")),
+        ("instance_uuid", ("a UUID such as",)),
+        ("replicaset_uuid", ("a UUID such as",)),
+    ],
+)
+def test_who_is_refused_is_told_what_is_allowed(name: str, allowed: tuple[str, ...]) -> None:
+    with pytest.raises(errors.Cfg) as refused:
+        configure({name: "sometimes"})
+    assert refused.value.message.startswith(f"Incorrect value for option '{name}': ")
+    assert all(one in str(refused.value) for one in allowed)
+    assert (refused.value.hint is None) is all(one in refused.value.message for one in allowed)
 
 
 def test_the_synchronous_queue_has_a_size_that_is_not_negative() -> None:
@@ -265,7 +290,7 @@ def test_what_is_shown_has_the_quorum_that_the_dialect_takes_by_itself() -> None
 
 
 def documented() -> str:
-    """The table of docs/configuration.md, as the options have it."""
+    """The table of docs/reference/configuration.md, as the options have it."""
     lines = ["| option | type | default | at run time | what |", "|---|---|---|---|---|"]
     for option in OPTIONS.values():
         default = "" if option.default in (None, ()) else f"`{json.dumps(option.default)}`"
@@ -275,7 +300,7 @@ def documented() -> str:
 
 
 def test_the_documentation_has_every_option_as_it_is() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     assert documented() in text
 
 

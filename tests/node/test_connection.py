@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,16 @@ async def test_a_peer_that_leaves_fails_every_waiting_request() -> None:
         for one in waiting:
             with pytest.raises(ConnectionFailed):
                 await connection.answer(one)
+
+
+async def test_what_is_sent_into_a_lost_connection_and_not_waited_for_is_no_complaint() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    async with peer(answering(lambda row: (0, b"\x80"), (2, 6, 0))) as uri, await connect(uri) as connection:
+        await connection.close()
+        connection.send(RequestType.PING)
+        gc.collect()
+    assert not complaints
 
 
 async def test_a_request_without_answer_ends_the_connection() -> None:

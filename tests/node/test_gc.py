@@ -137,6 +137,7 @@ async def test_info_is_what_box_info_gc_shows() -> None:
     gc.add_consumer("replica 2", VClock({1: 4}))
     gc.start_backup(1)
     assert gc.info() == {
+        "is_paused": False,
         "vclock": {},
         "signature": 0,
         "checkpoints": [

@@ -29,7 +29,7 @@ from flowstone.iproto.packet import Response, decode_response, encode_request, f
 from tests import served_node
 from tests.conftest import FULL
 from tests.fuzz import requests
-from tests.fuzz.targets import mutated
+from tests.fuzz.mutation import mutated
 from tests.served_node import ServedNode
 
 PACKETS = 100_000 if FULL else 10_000

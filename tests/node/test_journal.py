@@ -560,3 +560,69 @@ async def test_a_submission_costs_about_a_microsecond() -> None:
         best = min(best, (time.perf_counter() - begin) / 20_000)
         log.flush()
     assert best < 3e-6
+
+
+# --- counters ---
+
+
+async def test_writes_are_counted_by_what_they_waited_for() -> None:
+    disk = FaultDisk()
+    log = journal(disk, wal_max_size=200)
+    writer = Writer(log)
+    for note in "abcdefgh":
+        writer.submit(note, rows=2)
+        log.flush()
+        await log.drain()
+    counters = log.counters
+    assert (counters.write_seconds.count, counters.synced_seconds.count) == (8, 0)
+    assert log.row_count == 16
+    assert counters.rotations > 0
+    assert log.written_bytes > 0
+    await log.close()
+    synced = journal(FaultDisk(), WalMode.FSYNC)
+    Writer(synced).submit("a")
+    synced.flush()
+    await synced.drain()
+    assert (synced.counters.write_seconds.count, synced.counters.synced_seconds.count) == (0, 1)
+    await synced.close()
+
+
+async def test_a_failed_write_is_remembered_until_one_succeeds() -> None:
+    disk = FaultDisk()
+    log = journal(disk)
+    writer = Writer(log)
+    disk.broken.add("append")
+    writer.submit("a")
+    log.flush()
+    await log.drain()
+    assert log.counters.failures == 1
+    assert log.counters.failure is not None
+    disk.broken.clear()
+    writer.submit("b")
+    log.flush()
+    await log.drain()
+    seen: list[object] = [log.counters.failures, log.counters.failure, log.row_count]
+    assert seen == [1, None, 1]
+    await log.close()
+
+
+async def test_a_write_that_takes_too_long_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    log = journal(FaultDisk())
+    log.too_long_threshold = -1.0
+    Writer(log).submit("a")
+    log.flush()
+    await log.drain()
+    assert "too long WAL write at LSN 1: 0.000 sec" in caplog.text
+    await log.close()
+
+
+async def test_rows_are_counted_from_where_the_log_goes_on() -> None:
+    log = journal(FaultDisk(), vclock=VClock({1: 100}))
+    log.continue_at(VClock({1: 500, 2: 7}))
+    assert log.row_count == 0
+    Writer(log).submit("a")
+    log.flush()
+    await log.drain()
+    log.continue_at(VClock({1: 3}))
+    assert log.row_count == 1
+    await log.close()

@@ -147,6 +147,22 @@ def test_a_log_that_vanished_in_the_middle_is_missed() -> None:
     assert caught.value.need == VClock({1: 2})
 
 
+def test_what_came_by_a_new_join_is_missed_by_who_was_behind() -> None:
+    """The log before the JOIN is still there, and the one behind it names none (seed 2212)."""
+    log = Log()
+    log.write(1, 2)
+    log.end()
+    joined = LogWriter.create(log.door, "data", Meta(FileType.XLOG, UUID, {1: 10}))
+    joined.append_encoded([row(11)], {1: 11})
+    reader = log.reader(1)
+    piece = reader.read(VClock({1: 11}))
+    assert piece is not None
+    assert [each.lsn for each in piece.slab.rows()] == [1, 2]
+    with pytest.raises(LogsGone) as caught:
+        reader.read(VClock({1: 11}))
+    assert (caught.value.have, caught.value.need) == (VClock({1: 2}), VClock({1: 10}))
+
+
 def test_a_block_that_is_half_written_is_not_there_yet() -> None:
     log = Log()
     log.write(1, 2)

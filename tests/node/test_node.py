@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from flowstone.node.journal import JournalClosed
 from flowstone.outside import AlreadyLocked, Tls, production
 from flowstone.xlog.errors import XlogError
 from tests.node.fault_disk import FaultDisk
-from tests.real_tarantool import free_port
 
 UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
 
@@ -411,8 +409,10 @@ async def test_a_listener_that_cannot_be_changed_stays_as_it_was(node: flowstone
 async def test_a_promoted_node_takes_synchronous_writes_and_a_demoted_one_does_not(node: flowstone.Node) -> None:
     safe = await node.create_space("safe", is_sync=True)
     await safe.create_index("primary")
-    with pytest.raises(errors.SyncQueueUnclaimed):
+    with pytest.raises(errors.SyncQueueUnclaimed) as refused:
         await safe.insert((1,))
+    assert refused.value.message == "The synchronous transaction queue doesn't belong to any instance"
+    assert refused.value.hint == "await node.promote(), or start with election_mode"
     await node.promote()
     assert (node.info()["synchro"]["queue"]["owner"], node.info()["election"]["term"]) == (1, 2)
     await safe.insert((1,))
@@ -483,20 +483,3 @@ async def test_every_wal_mode_serves(tmp_path: Path, mode: str) -> None:
         await space.create_index("primary")
         assert await space.insert((1,)) == (1,)
     assert bool(files(tmp_path, ".xlog")) is (mode != "none")
-
-
-def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    example = readme.partition("<!-- example -->\n```python\n")[2].partition("```")[0]
-    port = free_port()
-    done = subprocess.run(
-        [sys.executable, "-c", example.replace("127.0.0.1:3301", f"127.0.0.1:{port}")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert done.stdout == "Ada\n[Tuple(1, 'Ada', 35)]\n1 10\n"
-    for line in done.stdout.splitlines():
-        assert f"`{line}`" in readme

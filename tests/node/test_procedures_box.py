@@ -188,5 +188,5 @@ def names_of_the_registry() -> list[str]:
 
 
 def test_the_documentation_lists_every_built_in_procedure_and_no_other() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "procedures.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "procedures.md").read_text()
     assert sorted(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == names_of_the_registry()

@@ -225,7 +225,7 @@ async def test_a_join_fails_with_what_it_waits_for(master: Master) -> None:
     rollback = Request(1, Rollback(1, master.instance.vclock.get(1)))
     lsn = master.instance.vclock.get(1) + 1
     row = Row(RequestType.RAFT_ROLLBACK.value, 1, lsn=lsn, timestamp=1.0, tsn=lsn, body=rollback.body.encode())
-    master.instance.queue.decide(rollback, Received(row.encode(), b"", {1: lsn}, lambda error: None))
+    master.instance.queue.decide(rollback, Received(row.encode(), lambda: b"", {1: lsn}, lambda error: None))
     with pytest.raises(errors.SyncRollback):
         await task
     with pytest.raises(errors.SyncRollback):

@@ -141,7 +141,8 @@ async def test_a_log_that_cannot_be_read_ends_the_connection_without_a_word(
     connection = await master.subscribe(VClock({1: 1}))
     await until(lambda: connection.is_closed)
     assert "OK" in kinds(connection.take())
-    assert "relaying to 127.0.0.1:5000 failed" in caplog.text
+    assert "at 127.0.0.1:5000 is stopped" in caplog.text
+    assert "not a log file" in caplog.text
 
 
 # --- live ---

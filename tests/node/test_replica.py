@@ -176,7 +176,7 @@ async def test_waiting_ends_in_time(upstream: Upstream, replica_of: Make) -> Non
     ("uri", "message"),
     [
         ("replicator:wrong@{}", "Incorrect password supplied for user 'replicator'; check"),
-        ("{}", "Read access to universe '' is denied for user 'guest'; grant it the role 'replication'"),
+        ("{}", "Read access to universe '' is denied for user 'guest'; no user was given: write user:password@"),
         ("127.0.0.1:1", "connection refused"),
     ],
 )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from errno import EIO
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
+from flowstone.node.journal import Journal
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Simulation, simulated
 
@@ -413,3 +418,69 @@ async def test_a_peer_with_other_rows_in_place_of_lost_ones_is_followed_when_som
     assert upstream(sim, "b", "a")["status"] == "follow"
     await put(sim, "a", 99)
     await sim.until(lambda: has(sim, "b", 99))
+
+
+@simulated()
+async def test_who_has_no_data_waits_for_a_leader_that_can_write(sim: Simulation) -> None:
+    await sim.start("a")
+    await make_space(sim, "a")
+    await sim.on("a", sim.node("a").reconfigure(election_mode="voter"))
+    joining = asyncio.ensure_future(sim.start("b", replication=uris(sim, "a")))
+    await sim.sleep(5)
+    assert not joining.done()
+    await sim.on("a", sim.node("a").reconfigure(election_mode="candidate"))
+    await joining
+    assert sorted(ids(sim, "b")) == [1, 2]
+
+
+@simulated()
+async def test_who_has_no_data_does_not_wait_for_ever_for_one_that_can_write(sim: Simulation) -> None:
+    await sim.start("a", read_only=False)
+    await sim.on("a", sim.node("a").reconfigure(read_only=True))
+    with pytest.raises(errors.Readonly):
+        await sim.start("b", replication=uris(sim, "a"), replication_connect_timeout=5)
+
+
+@simulated()
+async def test_whoever_begins_a_set_that_elects_serves_nobody_before_it_leads(sim: Simulation) -> None:
+    """Real instances that join give up when they are told that nobody can write."""
+    sim.build("a")
+    sim.machine("a").blocking_seconds = (0.1, 0.2)  # its disk is slow: to write down a vote takes a while
+    starting = asyncio.ensure_future(sim.start("a", replication=uris(sim, "a"), election_mode="candidate"))
+    told: list[bool] = []
+    while not starting.done():
+        await sim.sleep(0.0001)
+        with suppress(FlowstoneError):
+            client = await sim.client("a")
+            body = pack({Key.FUNCTION_NAME: "box.info", Key.TUPLE: []})
+            answer = await client.request(RequestType.CALL, body)
+            told.append(answer[Key.DATA][0]["ro"])
+    assert told
+    assert not any(told)
+
+
+@simulated()
+async def test_a_set_whose_first_term_cannot_be_written_is_not_begun(sim: Simulation) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(EIO, "Input/output error")
+
+    options: dict[str, Any] = {"election_mode": "candidate", "replication": uris(sim, "a")}
+    with patch.object(Journal, "_write", refuse), pytest.raises(FlowstoneError, match="no first term within 30 s"):
+        await sim.start("a", **options)
+    await sim.start("a", **options)
+    await sim.until(lambda: not sim.node("a").info()["ro"])
+
+
+@simulated()
+async def test_an_orphan_that_is_elected_takes_writes(sim: Simulation) -> None:
+    """Else nobody could strike off the member that it waits for."""
+    names = ("a", "b", "c")
+    options: dict[str, Any] = {"bootstrap_strategy": "legacy", "replication_connect_quorum": 3}
+    options |= {"election_mode": "manual", "replication": uris(sim, *names), "replication_connect_timeout": 5}
+    await asyncio.gather(*(sim.start(name, **options) for name in names))
+    sim.kill("c")
+    await sim.restart("a")
+    assert sim.node("a").info()["status"] == "orphan"
+    await sim.on("a", sim.node("a").promote())
+    await sim.until(lambda: not sim.node("a").info()["ro"])
+    assert sim.node("a").info()["status"] == "running"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -487,3 +487,69 @@ async def test_replies_that_wait_for_the_disk_hold_back_the_requests_behind_them
         syncs = [(await client.read_one()).sync for _ in range(400)]
         assert sorted(syncs) == sorted([*range(200), *range(200)])
         await client.close()
+
+
+# --- what is logged of requests ---
+
+
+async def test_a_request_that_takes_too_long_is_logged_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    instance = with_space(make_instance(too_long_threshold=0.01))
+
+    async def slow() -> None:
+        await asyncio.sleep(0.05)
+
+    instance.functions["slow"] = slow
+    async with serving(instance) as server, await Connection.open(production(), Uri(HOST, server.port)) as connection:
+        await connection.request(RequestType.CALL, pack({0x22: "slow", 0x21: []}))
+    [record] = [record for record in caplog.records if record.getMessage().startswith("too long CALL: 0.")]
+    fields = record.__dict__
+    assert fields["request_id"] == f"{fields['connection']}-{fields['sync']}"
+    assert fields["request"] == "CALL"
+    assert fields["peer"].startswith(HOST)
+    assert fields["seconds"] >= 0.05
+
+
+async def test_a_turn_that_takes_too_long_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    instance = with_space(make_instance(too_long_threshold=-1))
+    async with serving(instance) as server, await Connection.open(production(), Uri(HOST, server.port)) as connection:
+        await connection.request(RequestType.PING, b"\x80")
+    assert "too long turn: 1 connections, " in caplog.text
+
+
+async def test_a_refused_request_is_logged_where_somebody_looks_for_bugs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "flowstone.node")
+    async with serving() as server, await Connection.open(production(), Uri(HOST, server.port)) as connection:
+        with pytest.raises(errors.NoSuchSpace):
+            await connection.request(RequestType.SELECT, pack({0x10: 999, 0x12: 1, 0x20: []}))
+    [record] = [record for record in caplog.records if "SELECT request is refused" in record.getMessage()]
+    assert record.__dict__["error_code"] == errors.NoSuchSpace.code
+    assert record.__dict__["request_id"].startswith("1-")
+
+
+async def test_who_loses_its_connection_is_named_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "flowstone.node")
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        await reader.readexactly(128)
+        writer.write(b"\xa3no packet")
+        await reader.read()
+        writer.close()
+    [record] = [record for record in caplog.records if "is no packet" in record.getMessage()]
+    assert record.__dict__["connection"] == 1
+    assert record.__dict__["peer"].startswith(HOST)
+
+
+async def test_what_has_just_begun_when_a_server_closes_runs_its_first_step() -> None:
+    """Else its parts would never be awaited."""
+    begun: list[str] = []
+
+    async def part() -> None:
+        begun.append("part")
+        await asyncio.Event().wait()
+
+    async def whole(work: Coroutine[Any, Any, None]) -> None:
+        await work
+
+    async with serving() as server:
+        server.start(whole(part()))
+    assert begun == ["part"]

@@ -16,7 +16,9 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
-from flowstone.node.session import STREAMS_MAX, WATCHES_MAX, WATCHES_MAX_BEFORE_AUTH, OpenTransactions
+from flowstone.node.replication import ReplicationClosed
+from flowstone.node.session import STREAMS_MAX, WATCHES_MAX, WATCHES_MAX_BEFORE_AUTH
+from flowstone.node.streams import OpenTransactions
 from tests.node.answering import Answering
 from tests.node.conversations import SALT, Conversation
 from tests.node.instances import UUID, make_instance
@@ -574,3 +576,19 @@ async def test_a_mistake_of_ours_is_an_error_without_what_the_request_held(
     with raises(errors.Unknown, "Internal error: ZeroDivisionError"):
         await client.request(RequestType.PING)
     assert "PING request failed" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+async def test_an_error_that_was_foreseen_is_told_without_a_trace(
+    client: Conversation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A box.cfg that is under way when its node is stopped ends so: found by a chaos run."""
+
+    async def stopping(options: dict[str, Any]) -> None:
+        raise ReplicationClosed("the node is being stopped", hint="start it again")
+
+    monkeypatch.setattr(client.session._instance, "reload", stopping)
+    with raises(errors.Unknown, "the node is being stopped"):
+        await client.request(RequestType.CALL, {0x22: "box.cfg", 0x21: ({"replication": []},)})
+    assert "CALL request failed: the node is being stopped; start it again" in caplog.text
+    assert "Traceback" not in caplog.text

@@ -12,7 +12,7 @@ import pytest
 import flowstone
 from flowstone.iproto import errors
 from flowstone.node.relay_join import Join
-from flowstone.node.synchro_queue import OutcomeUnknown, SynchroQueue
+from flowstone.node.synchro_queue import SynchroQueue
 from flowstone.replication.messages import Ack, decode_ack, encode_ack
 from flowstone.replication.synchro import RaftState, SynchroError, decode_control
 from flowstone.replication.vclock import VClock
@@ -78,7 +78,9 @@ async def test_who_is_about_to_be_removed_counts_until_a_quorum_has_agreed(tmp_p
     await asyncio.sleep(0.05)
     assert (len(limbo), limbo.quorum) == (2, 2)
     await node.stop()
-    assert all(isinstance(error, OutcomeUnknown) for error in await asyncio.gather(*writing, return_exceptions=True))
+    assert all(
+        isinstance(error, flowstone.OutcomeUnknown) for error in await asyncio.gather(*writing, return_exceptions=True)
+    )
 
 
 async def test_a_stop_is_no_rollback(tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ async def test_a_stop_is_no_rollback(tmp_path: Path) -> None:
     writing = asyncio.ensure_future(node.space("synced").replace((1,)))
     await until(lambda: len(node._instance.queue.limbo) == 1)
     await node.stop()
-    with pytest.raises(OutcomeUnknown, match="was stopped before a quorum had it"):
+    with pytest.raises(flowstone.OutcomeUnknown, match="was stopped before a quorum had it"):
         await writing
     assert not taken_back
 

@@ -26,7 +26,8 @@ from flowstone.node.instance import Instance
 from flowstone.node.journal import Journal, WalMode
 from flowstone.node.procedures_box import built_in
 from flowstone.node.session import Session
-from flowstone.node.turn import Reply, Turns
+from flowstone.node.turn import Turns
+from flowstone.node.turn_batch import Reply
 from flowstone.node.watchers import Watchers, sources_of
 from flowstone.replication.vclock import VClock
 from tests.box.spaces import box_with, definition, on
@@ -140,7 +141,8 @@ class Served:
         elections = Elections(outside, self.journal, self.commits.queue)
         who = UUID, REPLICASET_UUID, configure({}), elections
         instance = Instance(outside, self.box, self.journal, self.commits, *who, status="running")
-        self.turns = Turns(self.box, self.journal, self.commits, clock, wide=False)
+        self.counters = instance.counters
+        self.turns = Turns(self.box, self.journal, self.commits, clock, self.counters, wide=False)
         self.peers = [Connection(instance, user) for user in users]
 
     async def run(self, batches: Sequence[bytes]) -> None:

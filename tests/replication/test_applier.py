@@ -8,6 +8,7 @@ from flowstone.errors import RemoteProtocolError
 from flowstone.iproto.errors import error_of
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 from flowstone.replication.applier import ENDED, TRANSITIONS, ApplierState, ConnectionLost, reaction
+from flowstone.replication.received_rows import OwnRowRefused
 
 State = ApplierState
 
@@ -61,6 +62,11 @@ def test_the_class_of_an_error_counts_before_its_code(kind: str, in_2_6: Applier
 
 @pytest.mark.parametrize("error", [ConnectionLost("gone"), ConnectionResetError(), TimeoutError()])
 def test_a_lost_connection_is_made_again(error: ConnectionLost | OSError) -> None:
+    assert reaction(error, is_2_6=True) is reaction(error, is_2_6=False) is State.DISCONNECTED
+
+
+def test_rows_in_our_name_that_we_do_not_know_of_are_looked_at_again() -> None:
+    error = OwnRowRefused("row 6 of replica 1")
     assert reaction(error, is_2_6=True) is reaction(error, is_2_6=False) is State.DISCONNECTED
 
 

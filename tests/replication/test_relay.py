@@ -198,6 +198,15 @@ def test_a_filter_says_when_all_rows_of_a_stretch_are_taken() -> None:
     assert not rows.takes_all(VClock({4: 5}), VClock({4: 8})), "row 8 came from the replica itself"
 
 
+def test_a_stretch_of_the_log_of_which_a_replica_gets_nothing_is_known_without_a_look_at_its_rows() -> None:
+    rows = RowFilter(VClock({1: 5, 3: 100}), left_out=(2,), own_id=4, own_lsn_max=7)
+    assert rows.takes_nothing(VClock({0: 1, 1: 3}), VClock({0: 9, 1: 5})), "local rows, and what is known"
+    assert rows.takes_nothing(VClock({2: 5}), VClock({2: 9})), "originator 2 is unwanted"
+    assert rows.takes_nothing(VClock({4: 7}), VClock({4: 9})), "what came from the replica itself"
+    assert not rows.takes_nothing(VClock({4: 6}), VClock({4: 9})), "row 7 it has lost"
+    assert not rows.takes_nothing(VClock({1: 3, 4: 7}), VClock({1: 6, 4: 9})), "row 6 of 1 is among them"
+
+
 # --- signs of life ---
 
 
@@ -260,3 +269,9 @@ def test_the_highest_term_and_the_last_heartbeat_seen_are_kept() -> None:
     acked.take(Ack(VClock({1: 1}), term=3, vclock_sync=8), 1.0)
     acked.take(Ack(VClock({1: 1}), term=2, vclock_sync=7), 1.0)
     assert (acked.term, acked.vclock_sync) == (3, 8)
+
+
+def test_rows_that_a_replica_gets_are_counted_without_its_own_and_local_ones() -> None:
+    rows = RowFilter(VClock({1: 10, 2: 3}), left_out=(4,), own_id=3, own_lsn_max=2)
+    assert rows.count(VClock({0: 99, 1: 15, 2: 3, 3: 8, 4: 100, 5: 1})) == 5 + 0 + 2 + 0 + 1
+    assert rows.count(VClock({1: 9})) == 0

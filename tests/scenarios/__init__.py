@@ -3,8 +3,9 @@
 Sections: A bootstrap, B join, C the stream, D anonymous replicas, E orphans, F conflicts, G the collection of logs,
 H synchronous transactions, I elections, J promotion and demotion, K split brain, L files. Many are tried where a real
 server, or the part in question, is tried anyway; the rest is in this directory, the id of the scenario in front of what
-the test says. Every one is tried with unmodified nodes; those with real servers that know elections, 2.11 and later,
-run where such a server is given. H13 is tried by halves: synchronous system spaces came with 3.x.
+the test says. Known killers are bugs that others have had, by the ticket that tells of them. Every one is tried with
+unmodified nodes; those with real servers that know elections, 2.11 and later, run where such a server is given. H13 is
+tried by halves: synchronous system spaces came with 3.x.
 """
 
 from __future__ import annotations
@@ -414,3 +415,101 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "L7": ("scenarios/test_files.py::test_transactions_in_one_another_are_refused_and_recovered_with_force",),
 }
 """Id of a scenario: the tests that try it, below `tests/`."""
+
+KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
+    # Unconfirmed rows are read on replicas, and after a restart.
+    "Tarantool #5229": (
+        "scenarios/test_known_killers.py::test_what_is_not_confirmed_is_read_nowhere_also_after_a_restart",
+        "simulation/test_linearizable.py::test_what_is_not_confirmed_is_waited_for_and_not_read",
+    ),
+    # Values lost from a set in partitions.
+    "Tarantool #5441": ("scenarios/test_known_killers.py::test_no_value_of_a_set_is_lost_in_partitions",),
+    # The queue goes to whoever writes next, without anybody having decided that.
+    "Tarantool #6034": (
+        "scenarios/test_synchronous.py::test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_given_back",
+    ),
+    # Wrong totals of a bank.
+    "Tarantool #6099": ("scenarios/test_known_killers.py::test_no_money_is_made_or_lost_in_partitions",),
+    # The quorum grows before the member that joins can be part of it.
+    "Tarantool #10087": (
+        "scenarios/test_known_killers.py::test_who_joins_counts_for_the_quorum_when_it_can_answer",
+        "scenarios/test_synchronous.py::test_another_quorum_holds_for_what_waits_already",
+    ),
+    # A promotion never ends, since the winner is not heard.
+    "Tarantool #10836": (
+        "scenarios/test_known_killers.py::test_a_promotion_ends_though_the_winner_is_known_to_others_only",
+    ),
+    # A replica that joins misses rows.
+    "Tarantool #11028": (
+        "scenarios/test_known_killers.py::test_a_replica_that_joins_while_snapshots_are_made_misses_no_row",
+    ),
+    # Nine bugs of the queue: order, cascades, snapshots, joins.
+    "Tarantool #11180": (
+        (
+            "scenarios/test_known_killers_queue.py::"
+            "test_writers_who_find_the_queue_full_do_not_change_the_order_of_the_others"
+        ),
+        "scenarios/test_known_killers_queue.py::test_who_is_refused_takes_nothing_with_it_that_others_have_built_on",
+        "scenarios/test_known_killers_queue.py::test_a_write_that_fails_takes_back_all_that_is_newer",
+        "scenarios/test_known_killers_queue.py::test_a_snapshot_says_where_its_data_ends",
+        "scenarios/test_known_killers_queue.py::test_a_joiner_gets_what_waits_for_the_log_once",
+        "scenarios/test_known_killers_queue.py::test_a_joiner_gets_nothing_that_the_log_refuses_meanwhile",
+        "scenarios/test_known_killers_queue.py::test_a_joiner_gets_nothing_that_a_verdict_takes_back_meanwhile",
+        "scenarios/test_known_killers_queue.py::test_a_joiner_is_told_of_no_verdict_on_what_it_has_not",
+        "scenarios/test_known_killers_queue.py::test_a_verdict_that_a_joiner_knows_already_is_no_contradiction",
+    ),
+    # A leader waits for a quorum that nobody wants any more.
+    "Tarantool #11574": (
+        "scenarios/test_known_killers.py::test_a_leader_that_waits_for_a_quorum_which_is_lowered_takes_the_queue_over",
+    ),
+    # Nobody is elected where a member has elections off.
+    "Tarantool #12018": (
+        "scenarios/test_known_killers.py::test_a_member_with_elections_off_keeps_nobody_from_electing",
+    ),
+    # A promotion waits for what another has decided.
+    "Tarantool #12076": (
+        (
+            "scenarios/test_known_killers.py::"
+            "test_a_promotion_that_waits_for_its_quorum_ends_when_the_queue_is_emptied_by_another"
+        ),
+        "scenarios/test_promotion.py::test_somebody_else_is_promoted_while_the_queue_is_waited_for",
+    ),
+    # A master that lost its newest logs never gets its own rows back.
+    "Tarantool #12264": (
+        "scenarios/test_orphan.py::test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back",
+        "interop/test_orphan.py::test_a_member_that_lost_its_newest_log_gets_its_own_rows_back",
+    ),
+    # A rollback by timeout and a confirmation of the same rows become one history.
+    "Tarantool #13085": (
+        "scenarios/test_known_killers.py::test_an_ack_that_comes_while_the_rollback_is_written_confirms_nothing",
+        "scenarios/test_known_killers.py::test_a_rollback_that_contradicts_the_next_leader_is_found",
+        "scenarios/test_split_brain.py::test_a_rollback_in_an_old_term_of_what_the_new_owner_has_confirmed",
+    ),
+    # Votes are not written down.
+    "PySyncObj #84": (
+        "scenarios/test_known_killers_journal.py::test_who_loses_power_while_it_votes_votes_once_in_a_term",
+        "simulation/test_elections.py::test_a_restart_keeps_term_and_vote",
+    ),
+    # The log is never synced.
+    "PySyncObj #98": (
+        "scenarios/test_known_killers_journal.py::test_what_was_committed_survives_that_all_lose_power_at_once",
+    ),
+    # Members differ after a restart.
+    "PySyncObj #133": (
+        "scenarios/test_known_killers_journal.py::test_all_agree_on_who_is_a_member_when_all_have_restarted",
+    ),
+    # The log is not applied until others have answered.
+    "PySyncObj #139": (
+        "scenarios/test_known_killers_journal.py::test_a_restarted_node_has_what_it_had_without_asking_anybody",
+    ),
+    # The commit index is newer than the log.
+    "PySyncObj #197": (
+        "scenarios/test_known_killers_journal.py::test_a_replica_that_lost_rows_which_are_confirmed_gets_them_again",
+    ),
+    # Terms begin at zero again when all restart.
+    "PySyncObj #202": (
+        "scenarios/test_known_killers_journal.py::test_who_was_slow_to_restart_overwrites_nothing",
+        "simulation/test_elections.py::test_all_restart_at_once_and_elect_a_leader_in_a_new_term",
+    ),
+}
+"""Ticket of a bug that others have had: the tests that try it here, below `tests/`."""

@@ -414,3 +414,16 @@ async def test_a_linearizable_transaction_begins_when_a_quorum_has_answered_a_fr
         assert not reading.done()
         is_passed_on = True
         assert await reading == [1]
+
+
+@simulated()
+async def test_who_stood_still_takes_nothing_back_before_it_has_heard_the_others(sim: Simulation) -> None:
+    """They may have replaced it, and confirmed what waits."""
+    await start_members(sim, "ab", replication_synchro_quorum=NEVER, replication_synchro_timeout=5)
+    pending = await Pending(sim, "a", 1).seen_by("b")
+    sim.freeze("a")
+    await sim.sleep(20)
+    sim.thaw("a")
+    thawed = sim.now
+    assert await pending.code() == errors.SyncQuorumTimeout.code
+    assert 5 <= sim.now - thawed < 6

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import errno
 import posixpath
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
+from weakref import WeakKeyDictionary
 
 from flowstone.outside import AlreadyLocked, Disk, File, Lock
 from flowstone.outside.disk import check_within
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 ROOM: Final = 2**40
+
+SECTOR: Final = 512
+"""Bytes that a disk writes at once."""
+
+HOLE_PROBABILITY: Final = 0.3
 
 
 class Loss(Enum):
@@ -36,7 +43,10 @@ class Loss(Enum):
     """The power went, and with it everything that was not synced."""
 
     ANY = "any"
-    """The power went; of what was not synced some is there, some is torn, some is zeros."""
+    """The power went. Of what was not synced some is there, of each file apart from others and from its names: what was
+    appended up to some byte, with zeros at its end, or in holes where a disk is not `is_ordered`; of the names, the
+    first few changes, as a journaling file system has them.
+    """
 
 
 class Inode:
@@ -66,26 +76,44 @@ class Inode:
             _apply(self.synced, change)
         self.unsynced = []
 
-    def after(self, loss: Loss, rng: Random) -> Inode:
+    def fail_to_sync(self) -> None:
+        """Who reads finds all that was written; but its pages count as clean now, and no later sync writes them."""
+        self.unsynced = [bytes(len(change)) if isinstance(change, bytes) else change for change in self.unsynced]
+
+    def rot(self, offset: int, bit: int) -> None:
+        """One bit is not what was written, on the disk and for all who read."""
+        self.data[offset] ^= 1 << bit
+        self.synced = bytearray(self.data)
+        self.unsynced = []
+
+    def after(self, loss: Loss, rng: Random, *, is_ordered: bool = True) -> Inode:
         if loss is Loss.NOTHING:
             return Inode(bytes(self.data))
         found = bytearray(self.synced)
         if loss is Loss.ANY and self.unsynced:
-            lengths = [change for change in self.unsynced if not isinstance(change, tuple)]
-            kept = rng.randint(0, len(lengths))
-            for change in lengths[:kept]:
-                _apply(found, change)
-            torn = lengths[kept] if kept < len(lengths) else 0
-            if isinstance(torn, bytes):
-                piece = bytearray(torn[: rng.randint(0, len(torn))])
-                if rng.random() < 0.5:  # the length was written, and not all of the pages
-                    start = rng.randint(0, len(piece))
-                    piece[start:] = bytes(len(piece) - start)
-                found += piece
-            for mark in self.unsynced:
-                if isinstance(mark, tuple) and rng.random() < 0.5:
-                    _apply(found, mark)
+            self._keep_some(found, rng)
+            if not is_ordered:
+                _punch(found, self._first_unsynced_byte(), rng)
         return Inode(bytes(found))
+
+    def _keep_some(self, found: bytearray, rng: Random) -> None:
+        lengths = [change for change in self.unsynced if not isinstance(change, tuple)]
+        kept = rng.randint(0, len(lengths))
+        for change in lengths[:kept]:
+            _apply(found, change)
+        torn = lengths[kept] if kept < len(lengths) else 0
+        if isinstance(torn, bytes) and rng.random() < 0.7:
+            piece = bytearray(torn[: rng.randint(0, len(torn))])
+            if rng.random() < 0.5:  # the length was written, and not all of the pages
+                start = rng.randint(0, len(piece))
+                piece[start:] = bytes(len(piece) - start)
+            found += piece
+        for mark in self.unsynced:
+            if isinstance(mark, tuple) and rng.random() < 0.5:
+                _apply(found, mark)
+
+    def _first_unsynced_byte(self) -> int:
+        return min([len(self.synced), *(change for change in self.unsynced if isinstance(change, int))])
 
 
 Change = bytes | int | tuple[int, bytes]
@@ -102,6 +130,15 @@ def _apply(data: bytearray, change: Change) -> None:
         data += change
 
 
+def _punch(data: bytearray, start: int, rng: Random) -> None:
+    """Leaves zeros in some sectors from `start` on; what was in the first of them before is there."""
+    while start < len(data):
+        end = min((start // SECTOR + 1) * SECTOR, len(data))
+        if rng.random() < HOLE_PROBABILITY:
+            data[start:end] = bytes(end - start)
+        start = end
+
+
 def _cut(data: bytearray, size: int) -> None:
     data[size:] = bytes(max(size - len(data), 0))
 
@@ -112,12 +149,24 @@ class Storage:
     def __init__(self, name: str, trace: Trace, rng: Random) -> None:
         self.name = name
         self.names: dict[str, Inode] = {}
+        self.removed: dict[str, Inode] = {}
+        """What was unlinked: nobody sees it again, but for who wants to know all that ever was."""
         self.directories: dict[str, None] = {"/": None}
         self.locked: dict[str | Inode, Life] = {}
         """Directories by their paths, files whatever their names are."""
+        self.opened: WeakKeyDictionary[SimulatedFile, Life] = WeakKeyDictionary()
+        """Files that nobody has closed yet, and by whom they were opened. Who drops one last closes it, as outside."""
         self.room = ROOM
         self.broken: set[str] = set()
+        self.is_ordered = True
+        """Whether the sectors of a file are written in their order, as ext4 does it unless told otherwise."""
+        self.is_rotten = False
+        """Whether a file is not as it was written, by no fault of who wrote it."""
         self.operation_count = 0
+        self.reads: Counter[str] = Counter()
+        """How often each file was read."""
+        self.failure_count = 0
+        """Calls that failed because it is broken or full."""
         self._synced_names: dict[str, Inode] = {}
         self._unsynced_names: list[dict[str, Inode | None]] = []
         self._trace = trace
@@ -133,20 +182,34 @@ class Storage:
         """Takes `die_after` back."""
         self._fuse = None
 
-    def crash(self, loss: Loss) -> None:
-        """The process that uses it has died."""
+    def crash(self, loss: Loss) -> bool:
+        """The process that uses it has died. Whether something was not synced."""
         self._fuse = None
-        self.locked = {}
+        self.let_go()
+        had_unsynced = bool(self._unsynced_names) or any(inode.unsynced for inode in self.names.values())
         if loss is Loss.NOTHING:
-            return
+            return had_unsynced
         names = self._synced_names
         kept = self._rng.randint(0, len(self._unsynced_names)) if loss is Loss.ANY else 0
         for changes in self._unsynced_names[:kept]:
             _rename(names, changes)
-        survivors = {inode: inode.after(loss, self._rng) for inode in names.values()}
+        survivors = {inode: inode.after(loss, self._rng, is_ordered=self.is_ordered) for inode in names.values()}
         self.names = {path: survivors[inode] for path, inode in names.items()}
         self._synced_names = dict(self.names)
         self._unsynced_names = []
+        return had_unsynced
+
+    def as_synced(self) -> Storage:
+        """What would be left if the power went now, and took all that was not synced; to be read."""
+        left = Storage(self.name, Trace(lambda: 0.0), Random(0))
+        left.directories = self.directories
+        left.names = {path: Inode(bytes(inode.synced)) for path, inode in self._synced_names.items()}
+        return left
+
+    def let_go(self) -> None:
+        """The process that uses it is gone, and with it its locks and open files."""
+        self.locked = {}
+        self.opened.clear()
 
     def operate(self, operation: str, path: str, data: bytes | None = None, inode: Inode | None = None) -> None:
         """Before each change: whether it can be made, or is the last that this process lives to see."""
@@ -164,6 +227,7 @@ class Storage:
 
     def check(self, operation: str, path: str) -> None:
         if operation in self.broken:
+            self.failure_count += 1
             raise OSError(errno.EIO, "Input/output error", path)
 
     def find(self, path: str) -> Inode:
@@ -243,8 +307,7 @@ class SimulatedDisk:
         for offset in offsets:
             storage.operate("overwrite", path)
             inode.overwrite(offset, data)
-        storage.operate("sync", path)
-        inode.sync()
+        _sync(storage, path, inode)
 
     def rename(self, old: str, new: str) -> None:
         storage, old, new = self.enter(), _absolute(old), _absolute(new)
@@ -267,6 +330,7 @@ class SimulatedDisk:
         inode = storage.find(path)
         if sum(each is inode for each in storage.names.values()) == 1:
             storage.room += len(inode.data)
+        storage.removed[path] = inode
         storage.change_names({path: None})
 
     def make_directory(self, path: str) -> None:
@@ -357,13 +421,16 @@ class SimulatedFile:
         self._inode = inode
         self._is_writable = is_writable
         self._is_closed = False
+        disk.storage.opened[self] = disk.life
 
     def size(self) -> int:
         self._enter()
         return len(self._inode.data)
 
     def read_at(self, offset: int, size: int) -> bytes:
-        self._enter().check("read_at", self.path)
+        storage = self._enter()
+        storage.check("read_at", self.path)
+        storage.reads[self.path] += 1
         return bytes(memoryview(self._inode.data)[offset : offset + size])
 
     def append(self, *parts: Buffer) -> None:
@@ -374,6 +441,7 @@ class SimulatedFile:
         storage.room -= taken
         self._inode.append(data[:taken])
         if taken < len(data):
+            storage.failure_count += 1
             raise OSError(errno.ENOSPC, "No space left on device", self.path)
 
     def truncate(self, size: int) -> None:
@@ -383,11 +451,11 @@ class SimulatedFile:
         self._inode.truncate(size)
 
     def sync(self) -> None:
-        self._enter().operate("sync", self.path)
-        self._inode.sync()
+        _sync(self._enter(), self.path, self._inode)
 
     def close(self) -> None:
         self._is_closed = True
+        self._disk.storage.opened.pop(self, None)
 
     def __enter__(self) -> Self:
         return self
@@ -402,6 +470,15 @@ class SimulatedFile:
         if self._is_closed or (for_writing and not self._is_writable):
             raise OSError(errno.EBADF, "Bad file descriptor", self.path)
         return storage
+
+
+def _sync(storage: Storage, path: str, inode: Inode) -> None:
+    try:
+        storage.operate("sync", path)
+    except OSError:
+        inode.fail_to_sync()
+        raise
+    inode.sync()
 
 
 def _absolute(path: str) -> str:

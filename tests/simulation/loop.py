@@ -48,6 +48,10 @@ class Life:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
+        self.is_frozen = False
+        """It stands still, as after SIGSTOP: what it would have done is done when it is thawed."""
+        self.held: list[Handle] = []
+        """What it would have done."""
         self.tasks: dict[asyncio.Task[Any], None] = {}
         """Those that are not done. Held here, for a task that is collected says goodbye."""
         self.context = copy_context()
@@ -55,6 +59,39 @@ class Life:
 
     def __repr__(self) -> str:
         return f"<{self.name}{', dead' if self.is_dead else ''}>"
+
+
+class Handle:
+    """A callback that waits for its turn, or for its moment: what asyncio has of `asyncio.Handle`, and no more."""
+
+    __slots__ = ("_loop", "args", "callback", "context", "is_cancelled", "life")
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, timers_of: VirtualLoop | None
+    ) -> None:
+        """`timers_of` is the loop that wants to hear when it is cancelled."""
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.life = context.get(LIFE)
+        self.is_cancelled = False
+        self._loop = timers_of
+
+    def cancel(self) -> None:
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            if self._loop is not None:
+                self._loop.timer_cancelled()
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def passed(self) -> None:
+        """Its moment has come: it waits for its turn like others."""
+        self._loop = None
+
+    def __repr__(self) -> str:
+        return f"<{self.callback} of {self.life}>"
 
 
 class VirtualLoop:
@@ -66,8 +103,8 @@ class VirtualLoop:
     def __init__(self, start: float = 0.0) -> None:
         self._as_loop = cast(asyncio.AbstractEventLoop, self)
         self._time = start
-        self._ready: deque[tuple[Life | None, asyncio.Handle]] = deque()
-        self._timers: list[tuple[float, int, Life | None, asyncio.TimerHandle]] = []
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
         """Those of no life."""
         self._timer_count = 0
@@ -86,32 +123,29 @@ class VirtualLoop:
     def time(self) -> float:
         return self._time
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        context = copy_context() if context is None else context
-        handle = asyncio.Handle(callback, args, self._as_loop, context)
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Handle:
+        handle = Handle(callback, args, copy_context() if context is None else context, None)
         if not self._is_closed:
-            self._ready.append((context.get(LIFE), handle))
+            self._ready.append(handle)
         return handle
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> Handle:
         return self.call_at(self._time + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        context = copy_context() if context is None else context
-        handle = asyncio.TimerHandle(when, callback, args, self._as_loop, context)
+    ) -> Handle:
+        handle = Handle(callback, args, copy_context() if context is None else context, self)
         if not self._is_closed:
             self._timer_count += 1  # of two timers for one moment the one that was set first comes first
-            heapq.heappush(self._timers, (when, self._timer_count, context.get(LIFE), handle))
-            handle._scheduled = True  # type: ignore[attr-defined]
+            heapq.heappush(self._timers, (when, self._timer_count, handle))
         return handle
 
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    ) -> Handle:
         raise AssertionError("a thread in a simulation: no seed could repeat what it does")
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -151,10 +185,11 @@ class VirtualLoop:
         if not is_dead and not self._is_closed and not isinstance(context.get("exception"), Died):
             self.on_failure(context)
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+    def timer_cancelled(self) -> None:
+        """Told by a timer: it stays in the queue, but not for long if it is one of many."""
         self._cancelled_count += 1
         if self._cancelled_count > CANCELLED_MAX and self._cancelled_count * 2 > len(self._timers):
-            self._timers = [timer for timer in self._timers if not timer[3].cancelled()]
+            self._timers = [timer for timer in self._timers if not timer[2].is_cancelled]
             heapq.heapify(self._timers)
             self._cancelled_count = 0
 
@@ -177,6 +212,16 @@ class VirtualLoop:
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
         return task.result()
+
+    def timers_of(self, life: Life) -> list[Handle]:
+        """Those that it has set and whose moment is to come."""
+        return [handle for _, _, handle in self._timers if handle.life is life and not handle.is_cancelled]
+
+    def thaw(self, life: Life) -> None:
+        """Lets a life go on that was frozen, with all timers that have passed meanwhile."""
+        life.is_frozen = False
+        self._ready.extend(life.held)
+        life.held.clear()
 
     def bury(self, lives: list[Life]) -> None:
         """Ends the loop, and the coroutines that were dropped: what they say now nobody hears."""
@@ -207,13 +252,27 @@ class VirtualLoop:
         self._steps += count
         if self._steps > STEPS_MAX:
             raise TimeStandsStill(f"{STEPS_MAX} callbacks at {self._time}, the next is {self._ready[0]}")
+        take, run = self._ready.popleft, self._run
         for _ in range(count):
-            life, handle = self._ready.popleft()
-            if handle.cancelled() or (life is not None and life.is_dead):
-                continue
-            self._running_life = life
-            handle._run()
+            handle = take()
+            if not handle.is_cancelled:
+                run(handle)
         self._running_life = None
+
+    def _run(self, handle: Handle) -> None:
+        self._running_life = life = handle.life
+        if life is not None:
+            if life.is_dead:
+                return
+            if life.is_frozen:
+                life.held.append(handle)
+                return
+        try:
+            handle.context.run(handle.callback, *handle.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": f"Exception in {handle!r}", "exception": error})
 
     def _jump(self) -> None:
         for look in self.before_jump:
@@ -221,7 +280,7 @@ class VirtualLoop:
         if self._ready:
             return
         timers = self._timers
-        while timers and (timers[0][3].cancelled() or (timers[0][2] is not None and timers[0][2].is_dead)):
+        while timers and _is_void(timers[0][2]):
             heapq.heappop(timers)
         if not timers:
             raise NothingWillHappen(f"at {self._time} nobody can go on, and no timer is set")
@@ -229,13 +288,17 @@ class VirtualLoop:
             self._time = timers[0][0]
             self._steps = 0
         while timers and timers[0][0] <= self._time:
-            _, _, life, handle = heapq.heappop(timers)
-            handle._scheduled = False  # type: ignore[attr-defined]
-            self._ready.append((life, handle))
+            handle = heapq.heappop(timers)[2]
+            handle.passed()
+            self._ready.append(handle)
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self._is_closed:
             self.create_task(generator.aclose())
+
+
+def _is_void(timer: Handle) -> bool:
+    return timer.is_cancelled or (timer.life is not None and timer.life.is_dead)
 
 
 def _silence(task: asyncio.Task[Any]) -> None:

@@ -15,25 +15,23 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.outside import Client, Listener, Network, Receiver, Stream, Tls
 from flowstone.outside.network import BACKLOG, DEFAULT_OPTIONS, KEEPALIVE_SECONDS, QUEUE_MAX, SocketOptions
+from tests.simulation.link import LATENCY, Fault, Link
 from tests.simulation.loop import LIFE, Died, Life, VirtualLoop
 from tests.simulation.trace import Trace
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-LATENCY: Final = (0.0001, 0.002)
-"""Seconds that a packet is on its way: at least, and at most."""
-
 WINDOW: Final = 4 * 1024 * 1024
 """Bytes on their way, or not yet read by the other side, beyond which a kernel takes no more; as on loopback."""
 
-SPLIT_PROBABILITY: Final = 0.1
+SPLIT_PROBABILITY: Final = 0.05
 
 STREAM_QUEUE_MAX: Final = 64 * 1024
 """Bytes from which on `drain` waits, as in asyncio."""
@@ -41,17 +39,7 @@ STREAM_QUEUE_MAX: Final = 64 * 1024
 FIRST_EPHEMERAL_PORT: Final = 40_000
 
 
-class Fault(Enum):
-    """What is wrong with a link, in one direction."""
-
-    CUT = "cut"
-    """Connections are reset, new ones refused as unreachable."""
-
-    BLACK_HOLE = "black hole"
-    """Nothing arrives, and nobody is told."""
-
-
-class Kind(Enum):
+class Kind(StrEnum):
     DATA = "data"
     FIN = "fin"
     RST = "rst"
@@ -70,11 +58,10 @@ class Internet:
     def __init__(self, loop: VirtualLoop, rng: Random, trace: Trace) -> None:
         self.loop = loop
         self.trace = trace
-        self.latency = LATENCY
         self.hosts: dict[str, Host] = {}
         self.listeners: dict[tuple[str, int], SimulatedListener] = {}
-        self.faults: dict[tuple[str, str], Fault] = {}
-        self._faulty_since: dict[tuple[str, str], float] = {}
+        self.links: dict[tuple[str, str], Link] = {}
+        """From one host to another, where something was ever wrong."""
         self._rng = rng
         self._ends: dict[End, None] = {}
         self._connection_count = 0
@@ -83,18 +70,30 @@ class Internet:
 
     def break_link(self, source: str, target: str, fault: Fault) -> None:
         """One direction only; a cut resets connections in both."""
-        self.faults[source, target] = fault
-        self._faulty_since[source, target] = self.loop.time()
+        link = self.link(source, target)
+        link.fault, link.faulty_since = fault, self.loop.time()
         self.later(KEEPALIVE_SECONDS, self._keep_alive, source, target)
         self.trace.note("network", f"{fault.value} {source} {target}")
         if fault is Fault.CUT:
-            for end in list(self._ends):
-                if (end.host.name, end.other.host.name) in ((source, target), (target, source)):
-                    end.sever()
+            self.reset(source, target)
+
+    def reset(self, one: str, other: str) -> None:
+        """Breaks the connections that there are between the two, once."""
+        ends = [end for end in self._ends if {end.host.name, end.other.host.name} == {one, other}]
+        for end in ends:
+            end.sever()
+        self.link(one, other).hit_count += len(ends)
+
+    def link(self, source: str, target: str) -> Link:
+        """To be made worse, or looked at."""
+        return self.links.setdefault((source, target), Link())
 
     def heal(self, source: str, target: str) -> None:
-        if self.faults.pop((source, target), None) is None:
+        """Lets packets pass, those that a black hole has swallowed, too."""
+        link = self.links.get((source, target))
+        if link is None or link.fault is None:
             return
+        link.fault = None
         self.trace.note("network", f"heal {source} {target}")
         for end in list(self._ends):
             if (end.host.name, end.other.host.name) == (source, target) and end.other.host.is_up:
@@ -102,9 +101,8 @@ class Internet:
 
     def _keep_alive(self, source: str, target: str) -> None:
         """Kernels at both ends have asked whether the other is there, and an answer, or the question, was lost."""
-        if (source, target) in self.faults and self.loop.time() - self._faulty_since[
-            source, target
-        ] >= KEEPALIVE_SECONDS:
+        link = self.link(source, target)
+        if link.fault is not None and self.loop.time() - link.faulty_since >= KEEPALIVE_SECONDS:
             for end in list(self._ends):
                 if (end.host.name, end.other.host.name) in ((source, target), (target, source)):
                     end.time_out()
@@ -126,10 +124,17 @@ class Internet:
             if end.life is life and not end.is_gone:
                 end.die(is_quiet)
 
+    def thaw(self, life: Life) -> None:
+        """A process goes on: its kernel has taken what came for it meanwhile."""
+        for end in list(self._ends):
+            if end.life is life:
+                self.later(0, end.hand_over)
+
     # --- for the ends of connections ---
 
-    def delay(self) -> float:
-        return self._rng.uniform(*self.latency)
+    def delay(self, source: Host, target: Host) -> float:
+        link = self.links.get((source.name, target.name))
+        return self._rng.uniform(*LATENCY) if link is None else link.seconds(self.loop.time(), self._rng)
 
     def split(self, data: bytes) -> list[bytes]:
         """Now and then what was written at once arrives in two pieces."""
@@ -139,7 +144,8 @@ class Internet:
         return [data[:at], data[at:]]
 
     def is_open(self, source: Host, target: Host) -> bool:
-        return (source.name, target.name) not in self.faults
+        link = self.links.get((source.name, target.name))
+        return link is None or link.is_open()
 
     def later(self, delay: float, callback: Callable[..., None], *args: object) -> None:
         """The network has no life that could end."""
@@ -150,25 +156,37 @@ class Internet:
 
     # --- connecting ---
 
-    def open(self, source: Host, life: Life | None, name: str, port: int, answer: asyncio.Future[Stream]) -> None:
+    def open(
+        self, source: Host, life: Life | None, name: str, port: int, answer: asyncio.Future[SimulatedStream]
+    ) -> None:
         target = self.hosts.get(source.name if name in ("127.0.0.1", "localhost") else name)
         if target is None:
             answer.set_exception(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
             return
-        fault = self.faults.get((source.name, target.name)) or self.faults.get((target.name, source.name))
-        if fault is Fault.CUT:
+        if self.is_open(source, target) and self.is_open(target, source):
+            self.later(self.delay(source, target), self._accept, source, life, target, port, answer)
+            self._perhaps_again(source, life, target, port)
+        elif Fault.CUT in (self.link(source.name, target.name).fault, self.link(target.name, source.name).fault):
             unreachable = OSError(errno.EHOSTUNREACH, "No route to host")
-            self.later(self.delay(), _refuse, answer, unreachable)
-        elif fault is None:
-            self.later(self.delay(), self._accept, source, life, target, port, answer)
+            self.later(self.delay(source, target), _refuse, answer, unreachable)
 
-    def _accept(self, source: Host, life: Life | None, target: Host, port: int, answer: asyncio.Future[Stream]) -> None:
+    def _perhaps_again(self, source: Host, life: Life | None, target: Host, port: int) -> None:
+        """A second attempt to connect that nobody waits for."""
+        link = self.links.get((source.name, target.name))
+        if link is not None and link.is_doubled(self._rng):
+            nobody: asyncio.Future[SimulatedStream] = self.loop.create_future()
+            nobody.cancel()
+            self.later(self.delay(source, target), self._accept, source, life, target, port, nobody)
+
+    def _accept(
+        self, source: Host, life: Life | None, target: Host, port: int, answer: asyncio.Future[SimulatedStream]
+    ) -> None:
         if not target.is_up or not self.is_open(source, target) or not self.is_open(target, source):
             return
         listener = self.listeners.get((target.name, port))
         if listener is None:
             refused = ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ('{target.name}', {port})")
-            self.later(self.delay(), _refuse, answer, refused)
+            self.later(self.delay(target, source), _refuse, answer, refused)
             return
         self._connection_count += 1
         source.next_port += 1
@@ -176,22 +194,23 @@ class Internet:
         there = End(self, self._connection_count, target, listener.life, f"{source.name}:{source.next_port}")
         here.other, there.other = there, here
         self._ends[here] = self._ends[there] = None
-        self.trace.note("network", f"connection {here.number}: {there.peer} to {here.peer}")
-        delay = self.delay()
+        self.trace.note("network", f"connection {here.number}: {there.peer} to {here.peer}", b"")
+        delay = self.delay(target, source)
         there.last_arrival = self.loop.time() + delay  # nothing overtakes the answer
         self.later(delay, _connected, here, answer)
         there.accepted(listener.on_client)
 
 
-def _refuse(answer: asyncio.Future[Stream], error: OSError) -> None:
+def _refuse(answer: asyncio.Future[SimulatedStream], error: OSError) -> None:
     if not answer.done():
         answer.set_exception(error)
 
 
-def _connected(end: End, answer: asyncio.Future[Stream]) -> None:
+def _connected(end: End, answer: asyncio.Future[SimulatedStream]) -> None:
     if answer.done() or end.is_dead:
         end.die(is_quiet=False)
     else:
+        end.is_handed_over = True
         answer.set_result(SimulatedStream(end))
 
 
@@ -212,6 +231,8 @@ class End:
         """We want to send no more than is queued."""
         self.is_gone = False
         """Nobody here knows of the connection any more."""
+        self.is_handed_over = False
+        """The process knows of it; before, it is its kernel's affair."""
         self.is_paused = False
         self.last_arrival = 0.0
         self._receiver: Receiver | None = None
@@ -233,6 +254,10 @@ class End:
     def is_dead(self) -> bool:
         return self.life is not None and self.life.is_dead
 
+    @property
+    def is_frozen(self) -> bool:
+        return self.life is not None and self.life.is_frozen
+
     def __repr__(self) -> str:
         return f"<connection {self.number} of {self.host.name} to {self.peer}>"
 
@@ -240,6 +265,9 @@ class End:
 
     def write(self, data: Buffer) -> None:
         if self.is_gone or self.is_closing:
+            return
+        if not self.unsent and self._in_flight + len(memoryview(data)) <= WINDOW:
+            self._hand_to_kernel(bytes(data))
             return
         self.unsent += memoryview(data)
         self._pump()
@@ -251,7 +279,10 @@ class End:
         data = bytes(memoryview(self.arrived)[:n])
         del self.arrived[:n]
         self._unreported += len(data)
-        self._internet.later(0, self._report)
+        if self.other.unsent:  # which is sent as another process, and not in the middle of what this one does
+            self._internet.later(0, self._report)
+        else:
+            self._report()
         return data
 
     async def changed(self) -> None:
@@ -286,20 +317,25 @@ class End:
 
     def resume(self) -> None:
         self.is_paused = False
-        self._internet.later(0, self._hand_over)
+        self._internet.later(0, self.hand_over)
 
     # --- what the network does ---
 
     def accepted(self, on_client: Callable[[Client], Receiver]) -> None:
         def accept() -> None:
+            self.is_handed_over = True
             self._receiver = on_client(SimulatedClient(self))
+            if self.is_gone:  # all this while the process stood still
+                self._tell("closed")
+            elif self.arrived or self.is_eof:
+                self._internet.later(0, self.hand_over)
 
         self._run(accept)
 
     def sever(self) -> None:
         self._is_severed = True
         self._sent.clear()
-        self._internet.later(self._internet.delay(), self._lose, _reset())
+        self._internet.later(self._internet.delay(self.other.host, self.host), self._lose, _reset())
 
     def time_out(self) -> None:
         """The other side is silent, and its kernel does not answer, or knows nothing. While we send, we hope on."""
@@ -310,16 +346,14 @@ class End:
         count, self._lost_count = self._lost_count, 0
         for _ in range(count):
             self._schedule()
-        self._internet.later(self._internet.delay(), self.other._report)
+        self._internet.later(self._internet.delay(self.other.host, self.host), self.other._report)
 
     def _pump(self) -> None:
         """Hands to the kernel what that takes."""
         while self.unsent and self._in_flight < WINDOW:
             piece = bytes(memoryview(self.unsent)[: WINDOW - self._in_flight])
             del self.unsent[: len(piece)]
-            self._in_flight += len(piece)
-            for packet in self._internet.split(piece):
-                self._send(Kind.DATA, packet)
+            self._hand_to_kernel(piece)
         if self.is_closing and not self.unsent and not self.is_gone and not self._is_ended:
             self._is_ended = True
             self._send(Kind.FIN)
@@ -327,7 +361,11 @@ class End:
         elif self._is_congested and len(self.unsent) <= QUEUE_MAX // 4:
             self._is_congested = False
             self._tell("drained")
-        self._wake()
+
+    def _hand_to_kernel(self, piece: bytes) -> None:
+        self._in_flight += len(piece)
+        for packet in self._internet.split(piece):
+            self._send(Kind.DATA, packet)
 
     def _send(self, kind: Kind, data: bytes = b"") -> None:
         if not self._is_severed:
@@ -337,7 +375,8 @@ class End:
     def _schedule(self) -> None:
         """The first of those sent and not arrived will arrive, whichever that is then: TCP keeps the order."""
         loop = self._internet.loop
-        self.last_arrival = max(self.last_arrival, loop.time() + self._internet.delay())
+        delay = self._internet.delay(self.host, self.other.host)
+        self.last_arrival = max(self.last_arrival, loop.time() + delay)
         loop.call_at(self.last_arrival, self._deliver, context=Context())
 
     def _deliver(self) -> None:
@@ -347,7 +386,7 @@ class End:
             self._lost_count += 1
             return
         kind, data = self._sent.popleft()
-        self._internet.trace.note(self.other.host.name, f"receives {self.number} {kind.value}", data)
+        self._internet.trace.note(self.other.host.name, f"receives {self.number} {kind}", data)
         self.other._arrive(kind, data)
         if self.is_gone and not self._sent:
             self._internet.forget(self)
@@ -360,20 +399,19 @@ class End:
             self._lose(_reset())
         elif kind is Kind.FIN:
             self.is_eof = True
-            self._hand_over()
+            self.hand_over()
         else:
             self.arrived += data
-            self._hand_over()
+            self.hand_over()
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
         """A server is called with what has arrived; whoever made the connection takes it himself."""
         if self._receiver is None:
             self._wake()
-        elif not self.is_gone and not self.is_paused and not self.is_closing:
+        elif not self.is_gone and not self.is_paused and not self.is_closing and not self.is_frozen:
             if self.arrived:
                 data = self.take(len(self.arrived))
-                receiver = self._receiver
-                self._run(lambda: receiver.received(data))
+                self._run(self._receiver.received, data)
             if self.is_eof and not self.arrived:
                 self.close()
 
@@ -382,8 +420,9 @@ class End:
         if self._unreported and self._internet.is_open(self.host, self.other.host):
             self.other._in_flight -= self._unreported
             self._unreported = 0
-            if not self.other.is_gone:
+            if self.other.unsent and not self.other.is_gone:
                 self.other._pump()
+                self.other._wake()
 
     def _lose(self, error: OSError | None) -> None:
         if self.is_gone:
@@ -406,14 +445,16 @@ class End:
         if self._receiver is not None:
             self._run(getattr(self._receiver, method))
 
-    def _run(self, call: Callable[[], Any]) -> None:
+    def _run(self, call: Callable[..., Any], *args: object) -> None:
         """As the process itself, if it still lives; it may already be in the middle of something."""
         life = self.life
         if life is None or LIFE.get() is life:
-            call()
+            call(*args)
+        elif life.is_frozen:
+            self._internet.loop.call_soon(call, *args, context=life.context.copy())
         elif not life.is_dead:
             try:
-                life.context.run(call)
+                life.context.run(call, *args)
             except Died:
                 return
             except Exception as error:
@@ -447,6 +488,9 @@ class SimulatedStream:
         end.check()
         if end.is_gone:
             raise ConnectionResetError("Connection lost")
+
+    def abort(self) -> None:
+        self._end.abort()
 
     async def close(self) -> None:
         self._end.close()
@@ -521,13 +565,18 @@ class SimulatedNetwork:
         assert tls is None, "TLS is not simulated"
         assert port is not None, "Unix sockets are not simulated"
         self._enter()
-        answer: asyncio.Future[Stream] = self._internet.loop.create_future()
+        answer: asyncio.Future[SimulatedStream] = self._internet.loop.create_future()
         self._internet.open(self._host, self._life, host, port, answer)
         try:
             async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError as error:
             raise TimeoutError(f"no connection to {host}:{port} within {timeout:g} s") from error
+        except asyncio.CancelledError:
+            # It may have come about just now, and nobody else knows of it; the real network closes it, too.
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                answer.result().abort()
+            raise
 
     async def listen(
         self,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowstone.outside import AlreadyLocked, Disk, production
-from tests.simulation.disk import Loss, SimulatedDisk, Storage
+from tests.simulation.disk import SECTOR, Loss, SimulatedDisk, Storage
 from tests.simulation.loop import Died, Life
 from tests.simulation.trace import Trace
 
@@ -232,6 +232,66 @@ def test_any_part_of_what_was_not_synced_may_be_there() -> None:
         machine.crash(Loss.ANY)
         found.add(bytes(machine.names["/file"].data))
     assert found == {b"ab", b"abc", b"ab\0", b"abcd", b"abc\0", b"ab\0\0", b"abcde", b"abcd\0"}
+
+
+def test_a_sector_may_be_there_while_one_before_it_is_zeros() -> None:
+    found = set()
+    for seed in range(200):
+        machine = storage(seed)
+        with mount(machine).create("/file") as file:
+            mount(machine).sync_directory("/")
+            file.append(b"a" * 100)
+            file.sync()
+            file.append(b"b" * SECTOR)
+            file.append(b"c" * SECTOR)
+        machine.is_ordered = False
+        machine.crash(Loss.ANY)
+        after = bytes(machine.names["/file"].data)
+        assert after[:100] == b"a" * 100
+        found.add("".join(chr(after[at]) if at < len(after) else "-" for at in (100, SECTOR, 2 * SECTOR)))
+    assert {"bbc", "\0bc", "b\0c", "bb\0", "\0\0c", "bb-", "---"} <= found
+
+
+def test_files_survive_apart_from_each_other_and_from_names() -> None:
+    found = set()
+    for seed in range(400):
+        machine = storage(seed)
+        disk = mount(machine)
+        disk.create("/a").append(b"a")
+        disk.create("/b").append(b"b")
+        machine.crash(Loss.ANY)
+        found.add(tuple(bytes(machine.names[path].data) for path in sorted(machine.names)))
+    assert {(), (b"",), (b"a",), (b"", b""), (b"a", b""), (b"", b"b"), (b"a", b"b")} <= found
+
+
+def test_what_a_sync_could_not_write_no_later_one_does() -> None:
+    machine = storage()
+    disk = mount(machine)
+    file = disk.create("/file")
+    disk.sync_directory("/")
+    file.append(b"lost")
+    machine.broken.add("sync")
+    with pytest.raises(OSError):
+        file.sync()
+    machine.broken.clear()
+    file.append(b"kept")
+    file.sync()
+    assert file.read_at(0, 99) == b"lostkept"
+    machine.crash(Loss.UNSYNCED)
+    assert bytes(machine.names["/file"].data) == b"\0\0\0\0kept"
+    assert machine.failure_count == 1
+
+
+def test_rot_is_one_bit_for_all_who_read_and_after_a_loss_of_power() -> None:
+    machine = storage()
+    disk = mount(machine)
+    file = disk.create("/file")
+    disk.sync_directory("/")
+    file.append(b"abc")
+    machine.names["/file"].rot(1, 0)
+    assert file.read_at(0, 99) == b"acc"
+    machine.crash(Loss.UNSYNCED)
+    assert bytes(machine.names["/file"].data) == b"acc"
 
 
 def test_renames_survive_in_their_order() -> None:

@@ -138,6 +138,43 @@ async def test_what_is_rolled_back_meanwhile_is_not_read(sim: Simulation) -> Non
 
 
 @simulated(seeds=range(3))
+async def test_a_quorum_that_was_raised_meanwhile_is_not_that_of_what_was_committed_before(sim: Simulation) -> None:
+    await start(sim)
+    sim.isolate("c", is_quiet=sim.random.random() < 0.5)
+    await write(sim, "a", 1)
+    await sim.on("c", sim.node("c").reconfigure(replication_synchro_quorum=3))
+    reading = asyncio.ensure_future(read(sim, "c"))
+    assert await is_waiting(sim, reading)
+    sim.heal()
+    assert await reading == 1
+
+
+@simulated()
+async def test_who_does_not_know_of_a_new_member_reads_what_was_committed_with_it(sim: Simulation) -> None:
+    """Of two members, whose quorum is both, each alone has all that was committed; not when there are three."""
+    await sim.start("a")
+    await sim.start("b", replication=[sim.uri("a")])
+    await sim.on("a", sim.node("a").reconfigure(replication=[sim.uri("b")]))
+    await sim.on("a", _make_register(sim))
+    await converge(sim, "ab")
+    sim.black_hole("a", "b")
+    await sim.start("c", replication=[sim.uri("a"), sim.uri("b")])
+    await write(sim, "a", 1)
+    reading = asyncio.ensure_future(read(sim, "b"))
+    assert await is_waiting(sim, reading)
+    sim.heal()
+    assert await reading == 1
+
+
+@simulated(seeds=range(3))
+async def test_an_anonymous_replica_promises_nothing(sim: Simulation) -> None:
+    await start(sim)
+    await sim.start("x", replication=[sim.uri("a")], replication_anon=True, read_only=True)
+    with pytest.raises(errors.Unsupported, match="does not support linearizable"):
+        await read(sim, "x")
+
+
+@simulated(seeds=range(3))
 async def test_an_owner_that_was_overthrown_reads_what_the_new_one_has_committed(sim: Simulation) -> None:
     await start(sim)
     sim.isolate("a", is_quiet=sim.random.random() < 0.5)

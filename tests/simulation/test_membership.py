@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,6 +15,7 @@ from flowstone.iproto.msgpack import pack
 from tests.simulation.cluster import NAMES, all_follow_all, converge, is_converged, start_set, upstream
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Crashed, Simulation, simulated
+from tests.simulation.test_elections import leaders
 from tests.simulation.workload import SPACE_ID, Row, Writer, make_space, replace, rows
 
 DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
@@ -147,8 +149,9 @@ async def test_conflicts_are_skipped_on_request_and_positions_stay_equal(sim: Si
 
 @simulated(seeds=range(4))
 async def test_a_replica_whose_logs_are_gone_joins_anew(sim: Simulation) -> None:
-    """A 2.6 master forgets with a restart who needs its logs."""
-    await start_set(sim, "ab", dialect="2.6", wal_max_size=5000, checkpoint_count=1, wal_mode="fsync")
+    """A 2.6 master forgets with a restart who needs its logs, and is told not to wait for those."""
+    options: dict[str, Any] = {"wal_max_size": 5000, "checkpoint_count": 1, "wal_cleanup_delay": 0}
+    await start_set(sim, "ab", dialect="2.6", wal_mode="fsync", **options)
     await make_space(sim, "a")
     await converge(sim, "ab")
     await sim.stop("b")
@@ -171,3 +174,19 @@ async def test_a_replica_whose_logs_are_gone_joins_anew(sim: Simulation) -> None
     writer.check(await rows(await sim.client("b")))
     await replace(await sim.client("b"), (1000, 1, ""))
     await converge(sim, "ab")
+
+
+@simulated(seeds=range(3))
+async def test_a_leader_that_nobody_hears_makes_no_members(sim: Simulation) -> None:
+    """It would begin a history of its own: the others have elected another by then (seed 1026 of a set with joins)."""
+    await start_set(sim, NAMES, election_mode="candidate", replication_timeout=0.5, replication_synchro_timeout=2)
+    await sim.until(lambda: all_follow_all(sim) and leaders(sim, NAMES))
+    old = leaders(sim, NAMES)[0]
+    sim.isolate(old, is_quiet=True)
+    replication = [sim.uri(name) for name in NAMES]
+    joining = asyncio.gather(start_at_last(sim, "d", replication=replication, election_mode="candidate"))
+    others = [name for name in NAMES if name != old]
+    await sim.until(lambda: leaders(sim, others), what="others have a leader of their own")
+    sim.heal()
+    await joining
+    await converge(sim, (*NAMES, "d"))

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from flowstone.box.dialect import Dialect
-from tests.simulation.cluster import vclock
+from flowstone.errors import FlowstoneError
+from tests.simulation.cluster import converge, vclock
 from tests.simulation.disk import Loss
 from tests.simulation.follower import Follower
 from tests.simulation.simulation import Simulation, simulated
@@ -62,3 +63,35 @@ async def test_cuts_black_holes_and_deaths_lose_and_double_nothing(sim: Simulati
             await sim.restart("a")
     await sim.until(lambda: has_all(sim, follower) and applier.state.value == "follow", seconds=120)
     await applier.stop()
+
+
+@simulated(seeds=range(3))
+async def test_a_log_that_cannot_be_read_stops_the_relay_and_not_for_good(sim: Simulation) -> None:
+    """Without an exception in the log, which would fail this test as it does any."""
+    await sim.start("a", wal_mode="fsync")
+    await make_space(sim, "a")
+    await sim.start("b", replication=[sim.uri("a")], read_only=True)
+    await sim.stop("b")
+    await Writer(sim, 0).run("a", 300)
+    await sim.restart("a")  # without what it had in memory for who comes back
+    sim.storage("a").broken.add("read_at")
+    await sim.restart("b", replication_sync_timeout=0.1)
+    await sim.until(lambda: sim.storage("a").failure_count > 2)
+    sim.storage("a").broken.clear()
+    await converge(sim, "ab")
+
+
+@simulated(seeds=range(3))
+async def test_a_log_that_cannot_be_read_refuses_a_join_and_not_for_good(sim: Simulation) -> None:
+    await sim.start("a", wal_mode="fsync", wal_max_size=4000)
+    await make_space(sim, "a")
+    await Writer(sim, 0).run("a", 100)
+    await sim.restart("a")
+    sim.storage("a").broken.add("open")
+    uuid = "5e7f2c1a-0000-4000-8000-00000000000b"  # the same at the second attempt: the first made it a member
+    replication = [sim.uri("a"), sim.uri("b")]
+    with pytest.raises(FlowstoneError, match="Internal error: Input/output error"):
+        await sim.start("b", replication=replication, read_only=True, instance_uuid=uuid)
+    sim.storage("a").broken.clear()
+    await sim.restart("b")
+    await converge(sim, "ab")

@@ -11,6 +11,7 @@ import pytest
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import Readonly
+from flowstone.node.applier import Applier
 from tests.simulation.cluster import (
     NAMES,
     all_follow_all,
@@ -297,6 +298,29 @@ async def test_a_storm_of_faults_ends_in_equal_replicas(sim: Simulation) -> None
 async def test_an_unreachable_upstream_is_named(sim: Simulation) -> None:
     with pytest.raises(FlowstoneError, match="replication"):
         await sim.start("b", replication=[sim.uri("a")], replication_connect_timeout=3)
+
+
+@simulated()
+async def test_a_peer_may_be_lost_while_replication_is_configured_anew(
+    sim: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its applier, which was to go on, tries again by itself; it was started a second time (seed 906)."""
+    stop = Applier.stop
+
+    async def stop_slowly(applier: Applier) -> None:
+        await stop(applier)
+        await sim.sleep(1)
+
+    await start_set(sim, replication_timeout=0.5)
+    await sim.until(lambda: all_follow_all(sim))
+    monkeypatch.setattr(Applier, "stop", stop_slowly)
+    replication = [sim.uri(name) for name in NAMES]
+    configuring = asyncio.ensure_future(sim.on("a", sim.node("a").reconfigure(replication=replication)))
+    sim.cut("a", "c")
+    await sim.sleep(3)
+    sim.heal()
+    await configuring
+    await sim.until(lambda: all_follow_all(sim))
 
 
 async def eventful(sim: Simulation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 
 import pytest
 
@@ -82,7 +83,58 @@ def test_losing_power_without_fsync_loses_what_was_acknowledged() -> None:
         Simulation(1).run(scenario)
 
 
+@simulated()
+async def test_what_a_start_has_found_survives_a_loss_of_power(sim: Simulation) -> None:
+    """A process was killed between a write and its sync; the next one tells others of it (seed 1977)."""
+    await sim.start("a", wal_mode="fsync")
+    await make_space(sim, "a")
+    before = sim.node("a").info()["vclock"]
+    writer = Writer(sim, 0)
+    sim.crash_after("a", 2, Loss.NOTHING)
+    await writer.run("a", 1, timeout=5)
+    found = (await sim.restart("a")).info()["vclock"]
+    assert found != before
+    sim.crash("a", Loss.UNSYNCED)
+    assert (await sim.restart("a")).info()["vclock"] == found
+
+
 @simulated(seeds=range(3))
+async def test_the_power_may_go_between_a_write_and_its_sync(sim: Simulation) -> None:
+    await sim.start("a", wal_mode="fsync")
+    await make_space(sim, "a")
+    space_id = max(sim.node("a").box.spaces)
+    for number in range(20):
+        writing = asyncio.ensure_future(sim.on("a", sim.node("a").space(space_id).replace((number, number, "x"))))
+        await sim.until(lambda: sim.machine("a").jobs)
+        sim.crash("a")
+        with pytest.raises(Crashed):
+            await writing
+        await sim.restart("a")
+    assert sim.power_losses == 20
+    assert 2 < sim.unsynced_losses < 20
+
+
+@simulated()
+async def test_whoever_stops_a_node_that_is_being_stopped_waits_for_its_end(sim: Simulation) -> None:
+    """Two operators at once (seed 2040)."""
+    node = await sim.start("a", wal_mode="fsync")
+    await make_space(sim, "a")
+    ended: list[str] = []
+
+    async def stop(who: str) -> None:
+        await node.stop()
+        ended.append(f"{who} at {sim.now}")
+
+    await sim.on("a", _both(stop("one"), stop("other")))
+    assert [each.partition(" at ")[2] for each in ended] == [str(sim.now)] * 2
+    sim.kill("a")
+
+
+async def _both(one: Coroutine[None, None, None], other: Coroutine[None, None, None]) -> None:
+    await asyncio.gather(one, other)
+
+
+@simulated()
 async def test_a_killed_node_says_no_goodbye(sim: Simulation) -> None:
     await sim.start("a", wal_mode="write")
     await make_space(sim, "a")
@@ -152,3 +204,18 @@ def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
         assert sim.trace.count > 300
         hashes.append(sim.trace.hash)
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+@simulated()
+async def test_a_directory_that_cannot_be_listed_keeps_its_files_until_the_next_checkpoint(sim: Simulation) -> None:
+    node = await sim.start("a", checkpoint_count=1)
+    await make_space(sim, "a")
+    sim.storage("a").broken.add("list_directory")
+    await sim.on("a", node.snapshot())
+    await sim.until(lambda: sim.storage("a").failure_count)
+    first = "/a/00000000000000000000.snap"
+    assert first in sim.storage("a").names
+    sim.storage("a").broken.clear()
+    await Writer(sim, 0).run("a", 1)
+    await sim.on("a", node.snapshot())
+    await sim.until(lambda: first not in sim.storage("a").names)

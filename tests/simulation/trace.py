@@ -16,6 +16,8 @@ from typing import Final
 from tests.simulation.loop import LIFE
 
 LINES_KEPT: Final = 400
+LINES_HASHED: Final = 256
+"""Lines that are hashed together: one by one they take longer than to be made."""
 
 
 class Trace:
@@ -24,23 +26,31 @@ class Trace:
     def __init__(self, time: Callable[[], float], *, is_verbose: bool = False) -> None:
         self._time = time
         self._digest = hashlib.sha256()
-        self.lines: deque[str] = deque(maxlen=None if is_verbose else LINES_KEPT)
-        self.story: deque[str] = deque(maxlen=LINES_KEPT)
+        self._unhashed: list[str] = []
+        lines_kept = None if is_verbose else LINES_KEPT
+        self.lines: deque[str] = deque(maxlen=lines_kept)
+        self.story: deque[str] = deque(maxlen=lines_kept)
         """The last lines without those that only say that bytes went somewhere."""
         self.count = 0
 
     def note(self, who: str, what: str, data: bytes | bytearray | None = None) -> None:
         content = f" {len(data)} bytes {zlib.crc32(data):08x}" if data else ""
         line = f"{self._time():.6f} {who} {what}{content}"
-        self._digest.update(line.encode())
-        self._digest.update(b"\n")
+        self._unhashed.append(line)
+        if len(self._unhashed) >= LINES_HASHED:
+            self._hash_lines()
         self.lines.append(line)
         if data is None:
             self.story.append(line)
         self.count += 1
 
+    def _hash_lines(self) -> None:
+        self._digest.update("".join(f"{line}\n" for line in self._unhashed).encode())
+        self._unhashed.clear()
+
     @property
     def hash(self) -> str:
+        self._hash_lines()
         return self._digest.hexdigest()
 
 

@@ -78,8 +78,9 @@ class WrittenArchive:
         self.gaps.append(Gap(after.to_mapping(), until.to_mapping(), missing, 1.0, "they were collected"))
         self.log = self._begin(until, at)
 
-    def save(self) -> None:
+    def save(self, *, known_until: float = 0.0) -> None:
         manifest = Manifest("dddddddd-0000-4000-8000-000000000000", INSTANCE, self.uuid, gaps=self.gaps)
+        manifest.known_until = known_until
         manifest.position = self.log.vclock.to_mapping()
         manifest.settled = self.log.verdicts.settled.to_mapping()
         save(self.disk, self.directory, manifest)

@@ -9,7 +9,7 @@ import pytest
 
 from flowstone.node.archive_manifest import NotAnArchive
 from flowstone.replication.vclock import VClock
-from flowstone.spark.archive_index import ArchiveIndex, DataLoss, NoImages, NotSettled
+from flowstone.spark.archive_index import ArchiveIndex, DataLoss, EndsEarlier, NoImages, NotSettled
 from flowstone.spark.change_batches import read_slice
 from flowstone.spark.contract import ChangeContract
 from flowstone.spark.options import AsOf
@@ -268,7 +268,7 @@ def test_a_snapshot_is_never_later_than_what_comes_behind_it() -> None:
         (AsOf(time=105.5), 5),
         (AsOf(time=105.0), 5),
         (AsOf(time=101.5), 0),  # the transaction of LSN 1 and 2 was committed at 102
-        (AsOf(time=1e9), 6),
+        (AsOf(time=106.0), 6),
         (AsOf(vclock=VClock({1: 4})), 4),
         (AsOf(vclock=VClock({1: 2})), 2),
         (AsOf(vclock=VClock()), 0),
@@ -320,6 +320,38 @@ def test_moments_in_a_gap_are_not_known(archive: WrittenArchive) -> None:
     assert index.resolve(AsOf(time=105.0)) == VClock({1: 5})
     with pytest.raises(NotSettled, match=r"the nearest: \{1: 6\}"):
         index.resolve(AsOf(vclock=VClock({1: 12})))
+
+
+def test_a_time_behind_what_an_archive_knows_is_refused_with_its_end(archive: WrittenArchive) -> None:
+    index = opened(archive)
+    with pytest.raises(EndsEarlier, match=r"ends at 1970-01-01T00:01:46\+00:00, before .*01:46.500000.*give that time"):
+        index.resolve(AsOf(time=106.5))
+    archive.save(known_until=200.25)  # as long as nothing was written behind the last row
+    index.refresh()
+    assert index.resolve(AsOf(time=106.5)) == index.resolve(AsOf(time=200.25)) == VClock({1: 6})
+    with pytest.raises(EndsEarlier, match=r"ends at 1970-01-01T00:03:20.250000\+00:00, before"):
+        index.resolve(AsOf(time=200.250001))
+
+
+def test_an_archive_without_rows_ends_at_its_snapshot() -> None:
+    archive = WrittenArchive(snapshot_at=100.0)
+    archive.save()
+    assert opened(archive).resolve(AsOf(time=100.0)) == VClock()
+    with pytest.raises(EndsEarlier, match=r"ends at 1970-01-01T00:01:40\+00:00, before"):
+        opened(archive).resolve(AsOf(time=101.0))
+    archive.save(known_until=101.0)
+    assert opened(archive).resolve(AsOf(time=101.0)) == VClock()
+
+
+def test_of_a_plain_directory_a_time_behind_its_last_row_is_doubtful(archive: WrittenArchive) -> None:
+    assert opened(archive).doubt(AsOf(time=1e9)) is None  # refused instead
+    archive.disk.unlink(f"{archive.directory}/manifest.json")
+    index = opened(archive)
+    assert index.resolve(AsOf(time=1e9)) == VClock({1: 6})
+    doubt = index.doubt(AsOf(time=107.0))
+    assert doubt is not None
+    assert "is of 1970-01-01T00:01:46+00:00: whether anything was written from then to 1970-01-01T00:01:47" in doubt
+    assert index.doubt(AsOf(time=106.0)) is index.doubt(AsOf(lsn=6)) is None
 
 
 def test_definitions_behind_a_gap_are_those_of_its_snapshot_before_a_row_follows(archive: WrittenArchive) -> None:

@@ -102,7 +102,8 @@ def test_tables(spark: SparkSession, tmp_path: Path) -> None:
 def test_the_command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = random_directory(tmp_path / "d", 83, 6)
     store_blobs(directory, 6)
-    assert run(["restore", directory.path, "--out", str(tmp_path / "out"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["position"], told["rows"]) == ({"1": 6}, len(directory.state(6)))
-    assert rows_in(tmp_path / "out") == without_versions(directory.state(6))
+    for name, to in (("out", ()), ("newest", ("--to", "newest"))):
+        assert run(["restore", directory.path, *to, "--out", str(tmp_path / name), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["position"], told["rows"]) == ({"1": 6}, len(directory.state(6)))
+        assert rows_in(tmp_path / name) == without_versions(directory.state(6))

@@ -53,6 +53,8 @@ def test_errors_are_put_in_words_that_name_the_server_and_no_password() -> None:
         "cannot read from db1:3301: Read access to space 'x' is denied (ER_ACCESS_DENIED, 42); let"
     )
     assert "grant('u', …)" in str(denied)
+    guest = explained(errors.error_of(42, "Read access to space 'x' is denied"), parse_uri("db1:3301"), "read from")
+    assert str(guest).endswith("; no user was given: write user:password@… in the URI")
     lost = explained(ConnectionFailed("db1:3301 closed the connection"), URI, "read")
     assert (type(lost), str(lost)) == (CannotUse, "db1:3301 closed the connection")
     other = VClockError("no vclock")

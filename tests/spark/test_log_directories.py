@@ -11,7 +11,7 @@ import pytest
 from flowstone.box.schema import UnknownSpace
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
-from flowstone.spark.archive_index import DataLoss, NotSettled
+from flowstone.spark.archive_index import ArchiveIndex, DataLoss, EndsEarlier, NotSettled
 from flowstone.spark.log_directories import LogDirectories, ReplicaSetLogs, contracts_of_batch, contracts_of_stream
 from flowstone.spark.offsets import Offset, Position
 from flowstone.spark.options import AsOf, WrongOption, xlog_options
@@ -42,6 +42,12 @@ def one_set(*archives: WrittenArchive) -> ReplicaSetLogs:
     return logs
 
 
+def without_manifest(made: WrittenArchive) -> ArchiveIndex:
+    """The same files as a plain directory."""
+    made.disk.unlink(f"{made.directory}/manifest.json")
+    return ArchiveIndex.open(made.disk, made.directory)
+
+
 def test_archives_of_one_replica_set_complete_each_other() -> None:
     disk = new_disk()
     logs = one_set(archive(disk, "a", 1, 10), archive(disk, "b", 8, 20))
@@ -63,6 +69,26 @@ def test_a_moment_is_found_in_that_which_has_it() -> None:
     assert logs.resolve(None) == (logs.indexes[1], VClock({1: 20}))
     with pytest.raises(NotSettled, match="LSN 30"):
         logs.resolve(AsOf(lsn=30))
+
+
+def test_a_time_is_found_in_that_which_goes_so_far() -> None:
+    disk = new_disk()
+    archives = archive(disk, "a", 1, 10), archive(disk, "b", 8, 20)
+    logs = one_set(*archives)
+    assert logs.resolve(AsOf(time=115.0)) == (logs.indexes[1], VClock({1: 15}))
+    with pytest.raises(EndsEarlier):
+        logs.resolve(AsOf(time=121.0))
+    logs = ReplicaSetLogs(UUID, tuple(map(without_manifest, archives)))
+    assert logs.resolve(AsOf(time=115.0)) == (logs.indexes[1], VClock({1: 15}))
+    assert logs.resolve(AsOf(time=121.0)) == (logs.indexes[1], VClock({1: 20}))
+
+
+def test_who_knows_where_it_ends_is_not_outdone_by_one_that_ends_before() -> None:
+    disk = new_disk()
+    plain, known = archive(disk, "a", 1, 10), archive(disk, "b", 8, 20)
+    logs = ReplicaSetLogs(UUID, (without_manifest(plain), *one_set(known).indexes))
+    with pytest.raises(EndsEarlier):
+        logs.resolve(AsOf(time=121.0))
 
 
 def test_offsets_are_names_or_positions() -> None:

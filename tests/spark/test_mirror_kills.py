@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.outside import production
+from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import Lake
 from tests.conftest import FULL
 from tests.interop import workload
@@ -34,11 +36,13 @@ from tests.interop.cluster import Cluster
 from tests.interop.member import Member
 from tests.interop.versions import Binary, binaries
 from tests.interop.workload import HASH, NUMBERED, PAIRS, PLAIN, SURE, Workload
+from tests.real_tarantool import free_port
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import insert, update, whole
 from tests.spark.history_model import differences, expected, found_in
 from tests.spark.lakes import rows_of, tuples_of
 from tests.spark.mirror_process import MirrorProcess, descendants
+from tests.web.exposition import checked
 
 ROWS_BEFORE = 20_000 if FULL else 1_000
 CHANGES = 200_000 if FULL else 7_000
@@ -145,15 +149,26 @@ def kill_often(arguments: list[str], directory: Path, load: Load, kills: int, se
             runs[-1].wait_for("its first batch", lambda event: event["event"] == "progress" and event["changes"] > 0)
         time.sleep(random.uniform(0.0, 4.0))
         runs[-1].kill()
-    runs.append(MirrorProcess(arguments, directory))
+    port = free_port()
+    runs.append(MirrorProcess([f"--http-listen=127.0.0.1:{port}", *arguments], directory))
     load.released.release()
     load.join(3000)
     assert load.problem is None, load.problem
     assert not load.is_alive()
     runs[-1].wait_until(load.member.vclock())
+    check_metrics(port, load.member.vclock())
     assert runs[-1].stop() == 0, runs[-1].said()
     assert runs[-1].events[-1]["event"] == "stopped"
     return runs
+
+
+def check_metrics(port: int, position: dict[int, int]) -> None:
+    """What a mirror that has everything tells Prometheus."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        found = checked(answer.read().decode())
+    for replica_id, lsn in VClock(position).without_zero():
+        assert found.value("flowstone_mirror_position", id=str(replica_id)) >= lsn
+    assert found.value("flowstone_mirror_tables") == len(found.labels("flowstone_mirror_table_changes_total"))
 
 
 # --- what must hold -----------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_a_password_is_in_no_message() -> None:
 
 
 def test_the_reference_names_all_options() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs/spark.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs/reference/spark.md").read_text()
     spark_s_own = {"checkpointLocation"}
     missing = [name for name in (*XLOG_OPTIONS, *TARANTOOL_OPTIONS, *WRITER_OPTIONS) if f"`{name}`" not in text]
     assert set(missing) == spark_s_own

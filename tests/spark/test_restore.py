@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,34 @@ def test_the_command(
     assert sum(each["rows"] for each in told["spaces"]) == told["rows"] == len(rows) - 2 - 1  # states; the sequence
     assert run(arguments) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("to", "has_manifest", "notes"),
+    [
+        ("newest", True, []),
+        ("newest", False, []),
+        ("1970-01-01T12:00:00Z", False, ["whether anything was written from then to 1970-01-01T12:00:00"]),
+    ],
+)
+def test_the_command_takes_the_end_of_a_log(
+    spark: SparkSession,
+    archive: BoxArchive,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    to: str,
+    has_manifest: bool,
+    notes: list[str],
+) -> None:
+    """A plain directory does not say until when it was written: that is told, as its end is all that there is."""
+    directory = shutil.copytree(archive.directory, tmp_path / "logs")
+    if not has_manifest:
+        (directory / "manifest.json").unlink()
+    assert run(["restore", str(directory), "--to", to, "--out", str(tmp_path / "out"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["position"] == {"1": archive.lsn}
+    assert len(told["notes"]) == len(notes)
+    assert all(part in note for part, note in zip(notes, told["notes"], strict=True))
 
 
 def test_nothing_remains_of_what_fails(

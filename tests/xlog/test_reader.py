@@ -97,6 +97,21 @@ def test_a_log_torn_at_any_byte_gives_its_whole_blocks_and_says_where() -> None:
         assert bool(ending.what) == bool(ending.lost)
 
 
+def test_a_last_block_that_is_zeros_from_any_byte_on_is_torn() -> None:
+    """Its length was written, and not all of its pages; the checksum of zeros is 0."""
+    data = LOG[:-4]
+    last = OFFSETS[-1]
+    for size in range(last, len(data)):
+        blank = data[:size] + bytes(len(data) - size)
+        if blank == data:  # it ends with zeros by itself
+            continue
+        rows, ending, error = read(blank)
+        assert error is None, size
+        assert rows == list(itertools.chain(*BLOCKS[:-1]))
+        assert ending is not None
+        assert (ending.kind, ending.offset) == (EndingKind.TORN, last), size
+
+
 def test_a_file_cut_inside_its_text_header_is_an_error() -> None:
     for size in range(HEADER_SIZE):
         rows, _, error = read(LOG[:size])

@@ -25,9 +25,9 @@ from flowstone.box.definitions import SpaceDefinition, read_index, read_space, w
 from flowstone.box.space import Space
 from flowstone.box.system_rows import has_grants, has_rows, space_of
 from flowstone.iproto import errors
-from flowstone.iproto.msgpack import unpack
 
 if TYPE_CHECKING:
+    from flowstone.box.box import Box
     from flowstone.box.transaction import Transaction
 
 Row = tuple[Any, ...] | None
@@ -35,16 +35,10 @@ Undo = Callable[[], None] | None
 Change = Callable[["Transaction", Row, Row], Undo]
 
 
-def on_change(transaction: Transaction, space: Space, old: bytes | None, new: bytes | None) -> Undo:
+def on_change(transaction: Transaction, space: Space, old: Row, new: Row) -> Undo:
     """Does what the change of a row of `space` from `old` to `new` means; gives what takes it back."""
     change = _CHANGES.get(space.id)
-    if change is None:
-        return None
-    return change(transaction, _row(old), _row(new))
-
-
-def _row(raw: bytes | None) -> Row:
-    return None if raw is None else unpack(raw)
+    return None if change is None else change(transaction, old, new)
 
 
 # --- _space ---------------------------------------------------------------------------------------
@@ -83,9 +77,9 @@ def _drop_space(transaction: Transaction, space: Space) -> Undo:
     box = transaction.box
     if not box.is_recovering:
         _check_ddl(transaction, space.definition, Privilege.DROP)
-        reason = _why_not_dropped(transaction, space)
-        if reason is not None:
-            raise errors.DropSpace(f"Can't drop space '{space.name}': {reason}")
+    reason = _why_not_dropped(transaction, space)
+    if reason is not None:
+        raise errors.DropSpace(f"Can't drop space '{space.name}': {reason}")
     box.remove_space(space.id)
     box.access.put_owner(space.id, None)
 
@@ -99,6 +93,8 @@ def _drop_space(transaction: Transaction, space: Space) -> Undo:
 def _why_not_dropped(transaction: Transaction, space: Space) -> str | None:
     if space.indexes:
         return "the space has indexes"
+    if transaction.box.is_recovering:  # whoever dropped it had these removed in an order of its own
+        return None
     if has_grants(transaction, "space", space.id):
         return "the space has grants"
     if has_rows(transaction, system.TRUNCATE_ID, 0, space.id):
@@ -152,6 +148,8 @@ def _change_index(transaction: Transaction, old: Row, new: Row) -> Undo:
     assert row is not None
     box = transaction.box
     space, index_id = space_of(transaction, row[0]), row[1]
+    if index_id == 0 and new is None and not _may_go(box, space):
+        raise errors.LastDrop(f"Can't drop the primary key in a system space, space '{space.name}'")
     if not box.is_recovering:
         _check_index_change(transaction, space, index_id, old, new)
     others = [index for index in space.definition.indexes if index.id != index_id]
@@ -169,14 +167,17 @@ def _change_index(transaction: Transaction, old: Row, new: Row) -> Undo:
     return _put_altered(transaction, space, definition)
 
 
+def _may_go(box: Box, space: Space) -> bool:
+    """Not a system space: real servers let a downgrade of the schema drop some, and take that from masters and logs."""
+    return space.id >= system.FIRST_USER_SPACE_ID or (box.is_recovering and space.id in system.NEWER_SPACE_IDS)
+
+
 def _check_index_change(transaction: Transaction, space: Space, index_id: int, old: Row, new: Row) -> None:
     if space.definition.is_view:
         raise errors.AlterSpace(f"Can't modify space '{space.name}': can not add index on a view")
     privilege = Privilege.CREATE if old is None else Privilege.DROP if new is None else Privilege.ALTER
     _check_ddl(transaction, space.definition, privilege)
     if index_id == 0 and new is None:
-        if space.id < system.FIRST_USER_SPACE_ID:
-            raise errors.LastDrop(f"Can't drop the primary key in a system space, space '{space.name}'")
         if len(space.indexes) > 1:
             raise errors.DropPrimaryKey(f"Can't drop primary key in space '{space.name}' while secondary keys exist")
         if space.sequence is not None:
@@ -189,7 +190,8 @@ def _check_index_change(transaction: Transaction, space: Space, index_id: int, o
 
 def _put_altered(transaction: Transaction, space: Space, definition: SpaceDefinition) -> Callable[[], None]:
     box = transaction.box
-    box.put_space(space.altered(definition, box.collations))
+    # Rows of system spaces about themselves, of which each snapshot has a hundred, say what is known already.
+    box.put_space(space if definition == space.definition else space.altered(definition, box.collations))
     return lambda: box.put_space(space)
 
 

@@ -20,6 +20,9 @@ _UUID_KEYS: Final = ("cluster", "replicaset_uuid")
 _FIRST_TO_REPEAT: Final = 3
 """The major version since which several operations may change one field."""
 
+_NAME_FIELD: Final = 2
+"""Of `_cluster`, since 3.0."""
+
 Row = tuple[Any, ...] | None
 Undo = Callable[[], None] | None
 
@@ -29,10 +32,13 @@ def change_schema(transaction: Transaction, old: Row, new: Row) -> Undo:
     row = old or new
     if row is not None and row[0] == "version":
         return _change_version(transaction, new)
-    if transaction.box.is_recovering or row is None or row[0] not in _UUID_KEYS:
+    if row is None or row[0] not in _UUID_KEYS:
         return None
-    if new is None or (old is not None and old[1:] != new[1:]):
+    is_removed = new is None and not transaction.box.is_recovering  # an upgrade to 3.0 removes the older key
+    if is_removed or (old is not None and new is not None and old[1:] != new[1:]):
         raise errors.ReplicasetUuidIsRo("Can't reset replica set UUID: it is already assigned")
+    if new is None:
+        return None
     _check_uuid(new[1] if len(new) > 1 else None)
     return None
 
@@ -50,22 +56,27 @@ def _change_version(transaction: Transaction, new: Row) -> Undo:
 
 
 def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
-    """Members come and go; none changes its UUID."""
+    """Members come and go; one changes its UUID only where servers of 3.x let it: they know it by its name.
+
+    A row that names none is refused wherever it comes from.
+    """
     row = new or old
-    if transaction.box.is_recovering or row is None:
+    if row is None:
         return None
     if row[0] == 0:
         raise errors.ReplicaIdIsReserved("Can't initialize replica id with a reserved value 0")
     if row[0] >= VCLOCK_MAX:
         raise errors.ReplicaMax(f"Replica count limit reached: {row[0]}")
-    if row[0] == transaction.box.replica_id:
+    if row[0] == transaction.box.replica_id and not transaction.box.is_recovering:
         raise errors.LocalInstanceIdIsReadOnly(f"The local instance id {row[0]} is read-only")
     if new is None:
         return None
     _check_uuid(new[1])
     if UUID(new[1]).int == 0:
         raise errors.InvalidUuid(f"Invalid UUID: {new[1]}")
-    if old is not None and UUID(old[1]) != UUID(new[1]):
+    has_name = old is not None and len(old) > _NAME_FIELD and old[_NAME_FIELD] is not None
+    is_renewed = has_name and transaction.box.is_recovering
+    if old is not None and UUID(old[1]) != UUID(new[1]) and not is_renewed:
         raise errors.Unsupported("Space _cluster does not support updates of instance uuid")
     return None
 

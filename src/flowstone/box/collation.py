@@ -114,7 +114,7 @@ class Collation:
         self.options = dict(options or {})
         self.is_binary = self.type != "ICU"
         self._collator: int | None = None
-        self._room = ctypes.create_string_buffer(256)
+        self._room: ctypes.Array[ctypes.c_char]
 
     def sort_key(self, text: str) -> bytes:
         """Bytes that order as the strings do; for ICU they hold no zero byte but the last."""
@@ -151,6 +151,7 @@ class Collation:
             if status.value > 0:
                 raise CollationError(f"ICU refuses {option}={value!r} of collation {self.name!r}")
         self._collator = collator
+        self._room = ctypes.create_string_buffer(256)
         return collator
 
     def __repr__(self) -> str:

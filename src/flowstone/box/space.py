@@ -7,6 +7,7 @@ one back. Knows nothing of transactions, users or logs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.box.collation import Collation
@@ -27,6 +28,15 @@ Values = tuple[Any, ...]
 NOT_KNOWN: Final = object()
 
 
+FORMATS_KEPT: Final = 1024
+"""Formats are made anew for each row about a space or an index, and at each start; the same ones, nearly always."""
+
+
+@lru_cache(maxsize=FORMATS_KEPT)
+def _format_of(definition: SpaceDefinition, dialect: Dialect) -> TupleFormat:
+    return TupleFormat(definition, dialect)
+
+
 class Space:
     """Spaces are compared by identity: an altered one is another."""
 
@@ -40,7 +50,7 @@ class Space:
         dialect: Dialect = Dialect.V2_6,
     ) -> None:
         self.definition = definition
-        self.format = TupleFormat(definition, dialect)
+        self.format = _format_of(definition, dialect)
         self.views = views
         self._dialect = dialect
         self.lane: Any = NOT_KNOWN  # what `bulk.py` knows of it

@@ -142,12 +142,12 @@ class Transaction:
             for entry in added:
                 self._set(index, entry, new)
         if FIRST_SYSTEM_SPACE_ID <= space.definition.id < FIRST_USER_SPACE_ID:
-            self._alter(space, old, new, mark)
+            self._alter(space, old_values, new_values, mark)
 
     def _set(self, index: Index, key: Key, value: bytes | None) -> None:
         self._undo.append((index, key, index.set(key, value)))
 
-    def _alter(self, space: Space, old: bytes | None, new: bytes | None, mark: int) -> None:
+    def _alter(self, space: Space, old: Values | None, new: Values | None, mark: int) -> None:
         before = {} if self.box.is_recovering and not self.keeps_spaces else dict(self.box.spaces)
         try:
             undo = on_change(self, space, old, new)
@@ -330,7 +330,7 @@ class InteractiveTransaction(Transaction):
     def _forget_change(self) -> None:
         self._changes.pop()
 
-    def _alter(self, space: Space, old: bytes | None, new: bytes | None, mark: int) -> None:
+    def _alter(self, space: Space, old: Values | None, new: Values | None, mark: int) -> None:
         self._has_definitions = True
 
     def prepare(self) -> Transaction:

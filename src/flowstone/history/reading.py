@@ -54,6 +54,7 @@ class Report:
     unread: list[Skipped] = field(default_factory=list)  # in files that were read for their definitions only
     rows_rolled_back: int = 0
     rows_pending: int = 0
+    first_pending: tuple[int, int] | None = None  # replica id and LSN of the first transaction without a verdict
 
     def warnings(self) -> Iterator[str]:
         """What of the files could not be read, a line each."""
@@ -121,19 +122,20 @@ class Reading:
         """Every wanted row, in log order. Raises what is wrong with a file where it is met."""
         for path in self._paths:
             with LogFile.open(self._outside.disk, path, force=self._force) as log:
-                self._check_continuity(path, log.meta)
+                is_behind_gap = self._is_behind_gap(path, log.meta)
                 self._schema_of(path, log.meta)
+                if is_behind_gap:
+                    yield from self._selected(self._pass_gap(log.meta))
                 for slab in self._slabs(log):
                     self._follow(log.meta, slab)
-                    for piece in self._settle(log.meta, slab):
-                        kept = self._select(piece)
-                        if len(kept.rows):
-                            yield kept
+                    yield from self._selected(self._settle(log, slab))
                 self.report.skipped.extend(log.skipped)
                 if log.ending is not None:
                     self.report.endings[path] = log.ending
         if self._settlings is not None:
             self.report.rows_pending = sum(settling.pending for settling in self._settlings.values())
+            waiting = (settling.first_pending for settling in self._settlings.values())
+            self.report.first_pending = next(filter(None, waiting), None)
         self._check_spaces()
         if self._on_end is not None:
             self._on_end(self.report)
@@ -154,10 +156,11 @@ class Reading:
             return self._outside.blocking.map(Chunk.decode, chunks, self._workers)
         return map(Chunk.decode, chunks)
 
-    def _check_continuity(self, path: str, meta: Meta) -> None:
+    def _is_behind_gap(self, path: str, meta: Meta) -> bool:
         """A log starts where what was read of its instance ends; rows that lie between the two are missing."""
         before, start = self._reached.get(meta.instance_uuid), VClock(meta.vclock)
-        if before is not None and meta.file_type is FileType.XLOG and not start <= before:
+        is_behind_gap = before is not None and meta.file_type is FileType.XLOG and not start <= before
+        if before is not None and is_behind_gap:
             missing = [(number, before.get(number) + 1, lsn) for number, lsn in start if lsn > before.get(number)]
             gap = LogGap(path, before.to_mapping(), meta.vclock, missing)
             if not self._force:
@@ -165,6 +168,7 @@ class Reading:
             self.report.gaps.append(gap)
         if before is None or meta.file_type is FileType.XLOG:
             self._reached[meta.instance_uuid] = start
+        return is_behind_gap
 
     def _follow(self, meta: Meta, slab: Slab) -> None:
         if meta.file_type is FileType.XLOG:
@@ -188,8 +192,16 @@ class Reading:
                         break
                 self.report.unread.extend(log.skipped)
 
-    def _settle(self, meta: Meta, slab: Slab) -> Iterator[Piece]:
+    def _pass_gap(self, meta: Meta) -> Iterator[Piece]:
+        """With `settled`, what stood behind transactions whose verdict may be missing."""
+        settling = self._settlings.get(meta.instance_uuid) if self._settlings is not None else None
+        if settling is not None:
+            for decided, rows in settling.pass_gap():
+                yield from self._by_schema(meta, decided, rows)
+
+    def _settle(self, log: LogFile, slab: Slab) -> Iterator[Piece]:
         """The slab in pieces of one schema each; with `settled`, what is decided now, earlier slabs' rows included."""
+        meta = log.meta
         everything = np.arange(len(slab), dtype=np.int64)
         if self._settlings is None:
             yield from self._by_schema(meta, slab, everything)
@@ -201,7 +213,9 @@ class Reading:
             return
         synchronous = self._synchronous_rows(meta, slab) if _version(meta.version) < FLAGS_SINCE else None
         # Definitions count from when they are settled, like any other row.
-        for decided, rows in settling.push(slab, synchronous):
+        # Between blocks as the file says, of whole blocks as the report has been told.
+        holes = [each.offset for each in (*log.skipped, *self.report.skipped) if each.path == log.path]
+        for decided, rows in settling.push(slab, synchronous, holes):
             yield from self._by_schema(meta, decided, rows)
         self.report.rows_rolled_back = sum(each.rolled_back for each in self._settlings.values())
 
@@ -228,6 +242,12 @@ class Reading:
             _check_defined(slab, part, schema)
             found[part] = np.isin(space_ids[part], sorted(schema.synchronous))
         return found
+
+    def _selected(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
+            kept = self._select(piece)
+            if len(kept.rows):
+                yield kept
 
     def _select(self, piece: Piece) -> Piece:
         slab, rows = piece.slab, piece.rows

@@ -67,7 +67,7 @@ def _rewritten(slab: Slab, secret: Mask) -> Slab:
         part = slab.payload[int(starts[first]) : int(ends[end - 1])]
         if secret[first]:
             body_at = int(slab.cells[rows_of.BODY_AT, first] - starts[first])
-            part = part[:body_at] + _hidden_body(part[body_at:], int(slab.cells[rows_of.TYPE, first]))
+            part = part[:body_at] + hidden_body(part[body_at:], int(slab.cells[rows_of.TYPE, first]))
         parts.append(part)
     payload = b"".join(parts)
     buf: Bytes = np.frombuffer(payload, np.uint8)
@@ -82,7 +82,8 @@ def hidden_tuple(raw: bytes) -> bytes:
     return pack(_hidden_value({Key.TUPLE: value}, Key.TUPLE, RequestType.INSERT))
 
 
-def _hidden_body(body: bytes, kind: int) -> bytes:
+def hidden_body(body: bytes, kind: int) -> bytes:
+    """The body of a row of `_user` whose type is `kind`, for showing."""
     try:
         values = unpack_body(body)
     except RemoteProtocolError:

@@ -1,13 +1,14 @@
 """Settled rows of a log, slab by slab: the fast way around `replication.settled` where nothing waits.
 
 A slab in which nothing is synchronous passes whole. Any other goes through the tracker transaction by transaction; the
-rows of transactions that wait keep their slab alive until they are decided. It knows no schema: where rows do not say
-themselves that they are synchronous, the caller does.
+rows of transactions that wait keep their slab alive until they are decided. What waits where rows are missing from the
+log is never settled: it may have been rolled back by one of them. It knows no schema: where rows do not say themselves
+that they are synchronous, the caller does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -18,7 +19,7 @@ from flowstone.errors import RemoteProtocolError
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.scan import Cells
-from flowstone.replication.settled import SettledTracker, Tracked
+from flowstone.replication.settled import Decision, SettledTracker, Tracked
 from flowstone.replication.synchro import Promote, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import DamagedFile
@@ -47,11 +48,23 @@ class Settling:
         self._tracker: SettledTracker[_Placed] | None = None
         self._started_at = VClock()
         self._promoted: Promote | None = None
+        self._given_up = 0
+        self._reached = ("", -1)
+        """The file and the block of the last row."""
         self.rolled_back = 0
 
     @property
     def pending(self) -> int:
-        """Rows of transactions that wait for their verdict."""
+        """Rows of transactions that wait for their verdict, or have waited where it may be missing."""
+        return self._given_up + self._waiting()
+
+    @property
+    def first_pending(self) -> tuple[int, int] | None:
+        """Replica id and LSN of the first transaction that waits."""
+        waiting = self._tracker.pending if self._tracker else ()
+        return (waiting[0].replica_id, waiting[0].lsn) if waiting else None
+
+    def _waiting(self) -> int:
         return sum(len(placed.rows) for placed in self._tracker.pending) if self._tracker else 0
 
     def pass_snapshot(self, meta: Meta, slab: Slab) -> None:
@@ -63,38 +76,68 @@ class Settling:
             body = decode_control(row.type, row.body)
             self._promoted = body if isinstance(body, Promote) else None
 
-    def push(self, slab: Slab, synchronous: NDArray[np.bool_] | None) -> Iterator[tuple[Slab, Cells]]:
+    def push(
+        self, slab: Slab, synchronous: NDArray[np.bool_] | None, holes: Sequence[int] = ()
+    ) -> Iterator[tuple[Slab, Cells]]:
         """Takes the next slab of the log; gives slab and row numbers of all that is settled now, in log order.
 
         `synchronous` says of each row whether its space is, in logs whose rows have no flags for it; None otherwise.
+        `holes` are the bytes of the file where something was skipped.
         """
         tracker = self._tracker_for(synchronous is not None)
         if tracker.is_quiet and not _may_wait(slab.cells, synchronous):
             tracker.skip_to(tracker.vclock.merged(VClock(slab.newest())))
             yield slab, np.arange(len(slab), dtype=np.int64)
-            return
-        for _, run in groupby(self._decided(tracker, slab, synchronous), lambda placed: id(placed.slab)):
-            together = list(run)
-            numbers = [np.arange(placed.first, placed.first + len(placed.rows)) for placed in together]
-            yield together[0].slab, np.concatenate(numbers)
+        else:
+            yield from _together(self._decided(tracker, slab, synchronous, holes))
+        if len(slab):
+            self._reached = slab.path, _block_of(slab, len(slab) - 1)
+
+    def pass_gap(self) -> Iterator[tuple[Slab, Cells]]:
+        """Rows are missing between the slabs before and those to come; gives what is settled as `push` does."""
+        if self._tracker is not None:
+            yield from _together(self._give_up(self._tracker))
+
+    def _give_up(self, tracker: SettledTracker[_Placed]) -> Iterator[_Placed]:
+        waiting = self._waiting()
+        decided = tracker.give_up()
+        self._given_up += waiting - sum(len(placed.rows) for placed, _ in decided)
+        return self._kept(decided)
+
+    def _kept(self, decided: list[Decision[_Placed]]) -> Iterator[_Placed]:
+        for placed, kept in decided:
+            if kept:
+                yield placed
+            else:
+                self.rolled_back += len(placed.rows)
 
     def _decided(
-        self, tracker: SettledTracker[_Placed], slab: Slab, synchronous: NDArray[np.bool_] | None
+        self,
+        tracker: SettledTracker[_Placed],
+        slab: Slab,
+        synchronous: NDArray[np.bool_] | None,
+        holes: Sequence[int],
     ) -> Iterator[_Placed]:
         first = 0
         try:
             for transaction in group(slab.rows()):
+                if holes and self._is_behind_hole(slab, first, holes):
+                    yield from self._give_up(tracker)
                 end = first + len(transaction.rows)
                 touches = synchronous is not None and bool(synchronous[first:end].any())
-                for placed, kept in tracker.push(_Placed(transaction, slab, first, touches)):
-                    if kept:
-                        yield placed
-                    else:
-                        self.rolled_back += len(placed.rows)
+                yield from self._kept(tracker.push(_Placed(transaction, slab, first, touches)))
                 first = end
         except RemoteProtocolError as error:
-            block = slab.cells[rows_of.SPAN, min(first, len(slab) - 1)]
-            raise DamagedFile(slab.path, int(slab.offsets[block]), str(error)) from error
+            raise DamagedFile(slab.path, _block_of(slab, first), str(error)) from error
+
+    def _is_behind_hole(self, slab: Slab, number: int, holes: Sequence[int]) -> bool:
+        """Was something skipped between this row and the one before it?"""
+        if number:
+            before = _block_of(slab, number - 1)
+        else:
+            path, reached = self._reached
+            before = reached if path == slab.path else -1
+        return any(before < hole < _block_of(slab, number) for hole in holes)
 
     def _tracker_for(self, by_schema: bool) -> SettledTracker[_Placed]:
         """The tracker, a new one after an upgrade of the server; but never while something waits in the old one."""
@@ -109,6 +152,19 @@ class Settling:
         else:
             self._tracker.start(before.vclock)
         return self._tracker
+
+
+def _together(decided: Iterator[_Placed]) -> Iterator[tuple[Slab, Cells]]:
+    """Neighbours of one slab in one piece."""
+    for _, run in groupby(decided, lambda placed: id(placed.slab)):
+        together = list(run)
+        numbers = [np.arange(placed.first, placed.first + len(placed.rows)) for placed in together]
+        yield together[0].slab, np.concatenate(numbers)
+
+
+def _block_of(slab: Slab, number: int) -> int:
+    """The byte of the file where the block of a row begins."""
+    return int(slab.offsets[slab.cells[rows_of.SPAN, min(number, len(slab) - 1)]])
 
 
 def _may_wait(cells: Cells, synchronous: NDArray[np.bool_] | None) -> bool:

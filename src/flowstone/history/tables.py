@@ -164,7 +164,7 @@ def _plain_lines(strip: Piece) -> tuple[_Line, list[_Line]]:
         (" ".join([part for part in row if part]) if row[0] or row[2] else row[1],)
         for row in zip(parts.key, parts.tuple, parts.operations, strict=True)
     ]
-    return (*_HEAD, "data"), _completed(strip, cells, texts, parts.rare, _plain_line)
+    return (*_HEAD, "data"), _completed(strip, cells, texts, parts.rare, lambda record: (data_text(record),))
 
 
 def _field_lines(strip: Piece) -> tuple[_Line, list[_Line]]:
@@ -236,14 +236,13 @@ def _time(timestamp: float) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}" if timestamp else ""
 
 
-def _plain_line(record: Record) -> _Line:
+def data_text(record: Record) -> str:
+    """What stands in the column `data`: key, tuple and operations with the names of their fields."""
     body = record.named_body()
     if record.space_id is None:
-        data = ", ".join(f"{key}: {yaml_value(value)}" for key, value in body.items())
-    else:
-        parts = (body.get("key"), body.get("tuple"), body.get("operations"))
-        data = " ".join(yaml_value(part) for part in parts if part is not None)
-    return (data,)
+        return ", ".join(f"{key}: {yaml_value(value)}" for key, value in body.items())
+    parts = (body.get("key"), body.get("tuple"), body.get("operations"))
+    return " ".join(yaml_value(part) for part in parts if part is not None)
 
 
 def _field_line(record: Record) -> _Line:

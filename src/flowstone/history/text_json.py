@@ -1,7 +1,7 @@
 """Pieces as JSON lines: the kernel's text, or, where field names are asked for, that text with tuples as objects.
 
-The shape is that of `tarantoolctl cat --format=json` with additions (`docs/json-output.md`). A piece is turned into
-text independently of any other, so workers may do several at once.
+The shape is that of `tarantoolctl cat --format=json` with additions (`docs/reference/json-output.md`). A piece is
+turned into text independently of any other, so workers may do several at once.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `except TupleFound` reads as it should: each class is an attribute of this module, named as in Tarantool
 without `ER_` (`ER_TUPLE_FOUND` is `TupleFound`). `error_of` turns what a server sent into its exception, with a hint
-for the operator; an error that this process raises itself has none, because the hints speak of another server.
+for the operator; an error that this process raises itself has none of the table's, which speak of another server.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def error_of(code: int, message: str, stack: ErrorStack | None = None) -> Tarant
     Codes that the table does not know give a plain TarantoolError.
     """
     kind = CLASSES.get(code)
+    message = message or "an error without a message"
     if kind is not None:
         return kind(message, hint=_hint(code, message, stack), stack=stack)
     error = TarantoolError(message, stack=stack)

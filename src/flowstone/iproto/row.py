@@ -18,21 +18,13 @@ from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.limits import ROW_HEADER_SIZE_MAX
 
 U64 = 1 << 64
-COMMIT = Flag.COMMIT.value  # plain numbers: looking into an enum costs more than the rest of a small row
+# Plain numbers: looking into an enum costs more than the rest of a small row.
+COMMIT = Flag.COMMIT.value
 NOP = RequestType.NOP.value
-_UNSIGNED = frozenset(
-    (
-        Key.REQUEST_TYPE,
-        Key.SYNC,
-        Key.REPLICA_ID,
-        Key.LSN,
-        Key.SCHEMA_VERSION,
-        Key.GROUP_ID,
-        Key.TSN,
-        Key.FLAGS,
-        Key.STREAM_ID,
-    )
-)
+_TYPE, _SYNC, _REPLICA_ID, _LSN = Key.REQUEST_TYPE.value, Key.SYNC.value, Key.REPLICA_ID.value, Key.LSN.value
+_TIMESTAMP, _SCHEMA_VERSION, _GROUP_ID = Key.TIMESTAMP.value, Key.SCHEMA_VERSION.value, Key.GROUP_ID.value
+_TSN, _FLAGS, _STREAM_ID = Key.TSN.value, Key.FLAGS.value, Key.STREAM_ID.value
+_UNSIGNED = frozenset((_TYPE, _SYNC, _REPLICA_ID, _LSN, _SCHEMA_VERSION, _GROUP_ID, _TSN, _FLAGS, _STREAM_ID))
 
 
 class Row(msgspec.Struct, gc=False):
@@ -83,7 +75,7 @@ def encode_uint(value: int) -> bytes:
 
 def encode_header(row: Row) -> bytes:
     """The header map of `row`, in the key order and with the omissions of real writers."""
-    alone = row.tsn in (0, row.lsn) and row.is_commit
+    alone = bool(row.flags & COMMIT) and (row.tsn == 0 or row.tsn == row.lsn)
     flags = row.flags & ~COMMIT if alone else row.flags
     parts = [b"\x00" + encode_uint(row.type)]
     if row.sync:
@@ -125,7 +117,7 @@ def decode_row(data: bytes) -> Row:
             unpacker.skip()
             end = unpacker.tell()
     except (ValueError, msgpack.exceptions.UnpackException, TypeError) as error:
-        raise RowError(f"not a row: {error or type(error).__name__}") from error
+        raise RowError(f"not a row: {str(error) or type(error).__name__}") from error
     if end != len(data):
         raise RowError(f"{len(data) - end} bytes follow the row")
     row.body = data[body_at:]
@@ -143,25 +135,26 @@ def _row_of_header(header: object) -> Row:
     for key, value in header.items():
         if key in _UNSIGNED and (type(value) is not int or value < 0):
             raise RowError(f"row header key 0x{key:02x} holds {value!r}, not an unsigned number")
-    timestamp = header.get(Key.TIMESTAMP, 0.0)
+    timestamp = header.get(_TIMESTAMP, 0.0)
     if type(timestamp) is not float:
         raise RowError(f"row header TIMESTAMP is {timestamp!r}, not a float64")
-    if Key.REQUEST_TYPE not in header:
+    if _TYPE not in header:
         raise RowError("row header without a request type")
-    lsn = header.get(Key.LSN, 0)
-    tsn, flags = lsn, header.get(Key.FLAGS, 0)
-    if Key.TSN in header:
-        tsn = (lsn - header[Key.TSN]) % U64
+    get = header.get
+    lsn = get(_LSN, 0)
+    tsn, flags = lsn, get(_FLAGS, 0)
+    if _TSN in header:
+        tsn = (lsn - header[_TSN]) % U64
     else:
         flags |= COMMIT
     return Row(
-        type=header[Key.REQUEST_TYPE],
-        replica_id=header.get(Key.REPLICA_ID, 0),
-        group_id=header.get(Key.GROUP_ID, 0),
+        type=header[_TYPE],
+        replica_id=get(_REPLICA_ID, 0),
+        group_id=get(_GROUP_ID, 0),
         lsn=lsn,
         timestamp=timestamp,
         tsn=tsn,
         flags=flags,
-        sync=header.get(Key.SYNC, 0),
-        stream_id=header.get(Key.STREAM_ID, 0),
+        sync=get(_SYNC, 0),
+        stream_id=get(_STREAM_ID, 0),
     )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, overload
+from weakref import WeakSet
 
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone import names
@@ -101,6 +102,8 @@ class AsyncLogChannel:
         self._directory = directory
         self._spill_size = spill
         self._file: File | None = None
+        self._aside: WeakSet[File] = WeakSet()
+        """Those that were put aside, and that somebody may read."""
         self._epoch: int | None = None
         self._is_open = False
         self.ending: asyncio.Task[None] | None = None
@@ -256,6 +259,12 @@ class AsyncLogChannel:
     def _spilled_size(self) -> int:
         return sum(size for _, size in self._spilled)
 
+    def let_go(self) -> None:
+        """Close its files: the store is shut down, and nobody writes or reads any more."""
+        for file in (self._file, *self._aside):
+            if file is not None:
+                file.close()
+
     # --- rotation ---
 
     @property
@@ -279,7 +288,9 @@ class AsyncLogChannel:
         if disk.kind(self.path) != "file" or not disk.size(self.path):
             return None
         disk.rename(self.path, f"{self._directory}/{name}")
-        # Not closed: a replica that is behind may still read it. Whoever drops it last closes it.
+        # Not closed: a replica that is behind may still read it. Whoever drops it last closes it, or the store's end.
+        if self._file is not None:
+            self._aside.add(self._file)
         self._file = None
         self.finished_size = 0
         return name

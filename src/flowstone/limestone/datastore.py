@@ -190,6 +190,8 @@ class AsyncDatastore:
     def _let_go(self) -> None:
         if self._snapshot is not None:
             self._snapshot[1].close()
+        for channel in self._channels:
+            channel.let_go()
         if self._directory is not None:
             self._directory.release()
 

@@ -1,6 +1,6 @@
 """What a replica tells whoever watches it, one message per event; as JSON each is an object with its kind in `event`.
 
-`docs/limestone.md` tells the fields.
+`docs/reference/limestone.md` tells the fields.
 """
 
 from __future__ import annotations

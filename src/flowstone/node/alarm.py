@@ -16,6 +16,9 @@ class Alarm:
         self._ring = ring
         self._handle: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
+        self._due = 0.0
+        self.late = 0.0
+        """Seconds by which it rang too late: for so long the process has stood still."""
 
     def set(self, deadline: float | None) -> None:
         """By the monotonic clock; None for none."""
@@ -26,7 +29,9 @@ class Alarm:
                 return
             self._handle.cancel()
         self._rings_at = deadline
-        delay = max(0.0, deadline - self._clock.monotonic())
+        now = self._clock.monotonic()
+        delay = max(0.0, deadline - now)
+        self._due = now + delay
         self._handle = asyncio.get_running_loop().call_later(delay, self._rung)
 
     def cancel(self) -> None:
@@ -36,4 +41,5 @@ class Alarm:
 
     def _rung(self) -> None:
         self._handle = None
+        self.late = self._clock.monotonic() - self._due
         self._ring()

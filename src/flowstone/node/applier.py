@@ -13,10 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
-import numpy as np
-
 from flowstone.errors import FlowstoneError
-from flowstone.iproto import scan
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.greeting import Greeting
 from flowstone.iproto.uri import Uri
@@ -38,6 +35,7 @@ from flowstone.replication.applier import (
     is_ordinary,
     other_replica_set,
     reaction,
+    shortened,
 )
 from flowstone.replication.applier_protocol import (
     BEATS_ALWAYS,
@@ -59,6 +57,7 @@ from flowstone.replication.applier_protocol import (
 )
 from flowstone.replication.lost_tail import LostTails
 from flowstone.replication.messages import Ballot, FetchSnapshot, Join, Register, Subscribe, SubscribeReply
+from flowstone.replication.received_rows import check_name, check_own_rows, goes_on
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
 
@@ -138,13 +137,13 @@ class Applier:
         self.replication_timeout = replication_timeout
         self._silence_max = silence_max or (lambda: SILENCE_MAX * self.replication_timeout)
         self.sync_lag = sync_lag
-        self.uri = uri
+        self.uri, self._say = uri, logging.LoggerAdapter(LOG, {"peer": uri.address})
         self.state = ApplierState.OFF
         self.uuid: UUID | None = None
         self.version: tuple[int, int, int] = (0, 0, 0)
         self.ballot: Ballot | None = None
         self.peer_id = 0
-        self.lag = TIMEOUT_INFINITY
+        self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0  # lag; what its clock said last
         self.error: FlowstoneError | None = None
         self.remote_vclock_at_subscribe: VClock | None = None
         self.own_lsn_seen = 0
@@ -191,9 +190,7 @@ class Applier:
             raise self._failure()
 
     def _failure(self) -> FlowstoneError:
-        if self.error is not None:
-            return self.error
-        return ConnectionLost(f"the applier of {self.uri.address} is {self.state.value}")
+        return self.error or ConnectionLost(f"the applier of {self.uri.address} is {self.state.value}")
 
     async def stop(self) -> None:
         """Ends it; it may be started again."""
@@ -250,7 +247,7 @@ class Applier:
         except (FlowstoneError, OSError) as error:
             return self._fail(error)
         except Exception as error:
-            LOG.exception("the applier of %s", self.uri.address)
+            self._say.exception("the applier of %s", self.uri.address)
             return self._fail(FlowstoneError(f"{type(error).__name__}: {error}"))
         finally:
             await self._disconnect()
@@ -262,9 +259,10 @@ class Applier:
             lost = ConnectionLost(f"connection to {self.uri.address} is lost: {reason}")
             lost.__cause__ = error
             error = lost
+        error.message = shortened(error.message)
         after = self._reaction(error)
         if after is ApplierState.OFF:
-            LOG.info("%s is this instance itself", self.uri.address)
+            self._say.info("%s is this instance itself", self.uri.address)
             return after
         self.error = error
         level = logging.INFO if is_ordinary(error, self._failures) else logging.WARNING
@@ -283,17 +281,18 @@ class Applier:
             error.hint = ON_ITS_WAY if self._times_unknown <= UNKNOWN_MAX else REMOVED
             if self._times_unknown <= UNKNOWN_MAX:
                 return ApplierState.LOADING
-        return reaction(error, is_2_6=self._sink.version_id <= _LAST_2_6)
+        is_2_6, has_data = self._sink.version_id <= _LAST_2_6, self._sink.replicaset_uuid is not None
+        return reaction(error, is_2_6=is_2_6, has_data=has_data)
 
     def _log(self, level: int, error: FlowstoneError, after: ApplierState) -> bool:
         """False: it is raised to somebody instead, who decides whether it is tried again."""
         if after is ApplierState.STOPPED:
-            LOG.error("replication from %s is stopped: %s", self.uri.address, error)
+            self._say.error("replication from %s is stopped: %s", self.uri.address, error)
         elif any(waiter.wants(after) for waiter in self._waiters):
             return False
         else:
             what = f"{doing(self.state)} {self.uri.address}: " if isinstance(error, TarantoolError) else ""
-            LOG.log(level, "%s%s; trying again every %g s", what, error, self.replication_timeout)
+            self._say.log(level, "%s%s; trying again every %g s", what, error, self.replication_timeout)
         return True
 
     def _pause_before_retry(self) -> float:
@@ -352,6 +351,7 @@ class Applier:
             case Rows(slab, timestamp):
                 if self.version < BEATS_ALWAYS:
                     self._on_alive(self)
+                self._check_origin(slab)
                 await sink.apply(slab)
                 self._note_lag(timestamp)
             case HeartbeatHeard(heartbeat):
@@ -436,18 +436,10 @@ class Applier:
         then brings all of it, the row that registers us as well.
         """
         if self.state is ApplierState.REGISTER:
-            self._has_gap = self._has_gap or not self._goes_on(slab)
+            self._has_gap = self._has_gap or not goes_on(slab, self._sink.vclock)
             if self._has_gap:  # what comes behind rows that were left out is left out as well
                 return
         await self._sink.final_rows(slab)
-
-    def _goes_on(self, slab: Slab) -> bool:
-        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
-        vclock = self._sink.vclock
-        return all(
-            int(lsns[replica_ids == number].min()) <= vclock.get(number) + 1
-            for number in np.unique(replica_ids).tolist()
-        )
 
     # --- talking ---
 
@@ -484,7 +476,7 @@ class Applier:
     def _greeted(self, greeting: Greeting) -> None:
         if (self.uuid, self.version) != (greeting.uuid, greeting.version):
             text = greeting.version_text
-            LOG.info("remote master %s at %s running Tarantool %s", greeting.uuid, self.uri.address, text)
+            self._say.info("remote master %s at %s running Tarantool %s", greeting.uuid, self.uri.address, text)
         if self.uuid != greeting.uuid:
             self.own_lsn_seen = 0
         self.uuid, self.version = greeting.uuid, greeting.version
@@ -526,6 +518,12 @@ class Applier:
         """A member that follows us has written all of `vclock`: rows that it had lost among it, perhaps."""
         self._lost_tails.acknowledged(replica_id, vclock)
 
+    def _check_origin(self, slab: Slab) -> None:
+        """Rows of our own come from a peer only where it has shown that it has them, and we have lost them."""
+        number = self._sink.replica_id
+        if number > 0:
+            check_own_rows(slab, number, max(self._sink.vclock.get(number), self.own_lsn_seen))
+
     def _check_own_rows(self, reply: SubscribeReply) -> None:
         """A peer may show only now that it has rows of ours which we lost: it is asked again, for those as well."""
         did_lack = self._lacks_own_rows()
@@ -541,12 +539,13 @@ class Applier:
     def _begin_following(self, protocol: ApplierProtocol) -> None:
         reply = protocol.reply
         assert reply is not None
+        check_name(self.uri.address, reply.replica_id, self._sink.replica_id)
         self._check_tail(reply, protocol.subscribed_from)
         self._check_own_rows(reply)
-        LOG.info("subscribed to %s: its vclock is %s, ours %s", self.uri.address, reply.vclock, self._sink.vclock)
+        self._say.info("subscribed to %s: its vclock is %s, ours %s", self.uri.address, reply.vclock, self._sink.vclock)
         self.peer_id = reply.replica_id
         self.remote_vclock_at_subscribe = reply.vclock
-        self.lag = TIMEOUT_INFINITY
+        self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0
         self.error = self._last_logged = None
         self._failures = self._times_unknown = 0
         self._acked = None
@@ -563,7 +562,7 @@ class Applier:
 
     def _note_lag(self, timestamp: float) -> None:
         if timestamp:  # newer masters leave it out of a heartbeat if rows have told it
-            self.lag = self._outside.clock.wall() - timestamp
+            self.lag, self.peer_time = self._outside.clock.wall() - timestamp, timestamp
 
     def _request_ack(self) -> None:
         """What is written before the loop comes round again shares an ACK."""

@@ -164,7 +164,13 @@ class Applying:
         """The slab without the rows that the log has; what is left of a transaction is one again."""
         if not len(slab):
             return None
-        keep = self._new_among_few(slab) if len(slab) < BULK_MIN else self._new_among_many(slab)
+        if len(slab) < BULK_MIN:
+            news = self._new_among_few(slab)
+            if not any(news):
+                return None  # as of most rows in a mesh: another peer was faster
+            keep = np.array(news)
+        else:
+            keep = self._new_among_many(slab)
         if keep.all():
             return slab
         return _cut(slab, keep) if keep.any() else None
@@ -174,7 +180,7 @@ class Applying:
             raise errors.UnknownReplica(f"Replica {replica_id} is not registered with this replica set")
         return self._journal.next_lsn(replica_id) - 1
 
-    def _new_among_few(self, slab: Slab) -> NDArray[np.bool_]:
+    def _new_among_few(self, slab: Slab) -> list[bool]:
         highest: dict[int, int] = {}
         keep: list[bool] = []
         rows = zip(slab.cells[scan.REPLICA_ID].tolist(), slab.cells[scan.LSN].tolist(), strict=True)
@@ -184,7 +190,7 @@ class Applying:
                 known = self._known(replica_id)
             keep.append(lsn > known)
             highest[replica_id] = max(lsn, known)
-        return np.array(keep)
+        return keep
 
     def _new_among_many(self, slab: Slab) -> NDArray[np.bool_]:
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
@@ -486,7 +492,7 @@ class Applying:
             self.on_term(row.replica_id, body.term)
         self._queue.limbo.is_validating = _schema_version(self._box) > UNCHECKED_SCHEMA
         rows = journal_rows(slab, number, number + 1, self._clock.wall())
-        nop = self._with_nops(slab, number, number + 1, [number])
+        nop = lambda: self._with_nops(slab, number, number + 1, [number])  # noqa: E731
         received = Received(rows, nop, {row.replica_id: row.lsn}, self._logging(len(rows)))
         try:
             self._queue.decide(Request(row.replica_id, body, row.lsn), received)

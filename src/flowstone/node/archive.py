@@ -35,7 +35,7 @@ from flowstone.node.archive_snapshot import IncomingSnapshot
 from flowstone.node.archive_store import Store
 from flowstone.outside import Outside, production
 from flowstone.outside.worker import by_worker
-from flowstone.replication.applier import ApplierState, ConnectionLost, code_of, reaction
+from flowstone.replication.applier import ApplierState, ConnectionLost, code_of, is_ordinary, reaction
 from flowstone.replication.vclock import VClock
 
 SNAPSHOT_INTERVAL: Final = 24 * 3600.0
@@ -43,6 +43,9 @@ SNAPSHOT_INTERVAL: Final = 24 * 3600.0
 
 SAVE_INTERVAL: Final = 1.0
 """Seconds after which manifest and index are brought up to the log."""
+
+KNOWN_INTERVAL: Final = 10.0
+"""Seconds after which the manifest says that nothing was written, while nothing is."""
 
 HOLD_SECONDS: Final = 2.0
 """How long rows may wait until the upstream says where a snapshot stands; half of what it waits for our ACKs."""
@@ -107,6 +110,7 @@ class Archive:
         self._is_searching = False
         self._failures = 0
         self._target: VClock | None = None
+        self._asked_at = 0.0
         self._ended: asyncio.Future[FlowstoneError | None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._snapshotting: asyncio.Task[None] | None = None
@@ -295,6 +299,8 @@ class Archive:
         match applier.state:
             case ApplierState.CONNECTED:
                 self._check_logs(applier)
+            case ApplierState.READY if self._target is None:
+                self._asked_at = self._outside.clock.wall()
             case ApplierState.SYNC:
                 self._subscribed(applier)
             case ApplierState.STOPPED:
@@ -340,7 +346,8 @@ class Archive:
     def _failed(self, error: FlowstoneError) -> None:
         """The applier would try again: that is no use where only somebody can help."""
         self._is_searching = False
-        is_final = is_gap(error) or (code_of(error) in FOR_OPERATORS and not self._has_followed)
+        is_refused = code_of(error) in FOR_OPERATORS and not is_ordinary(error, self._failures)
+        is_final = is_gap(error) or (is_refused and not self._has_followed)
         self._failures += 1
         # A connection that breaks is made again; who cannot be reached is away.
         is_away = self._failures > 1 or not self._has_followed
@@ -362,9 +369,19 @@ class Archive:
     def _check_target(self) -> None:
         if not self._is_once or self._target is None or not self._target <= self.position:
             return
+        # Who goes at once hears no heartbeat, which would have told the time there.
+        self._open_store()[0].know_until(self._asked_at)
         self._tell(events.CaughtUp(self.position.to_mapping(), self.settled.to_mapping()))
         self._is_once = False
         self._end(None)
+
+    def _note_time(self) -> None:
+        """What the upstream wrote up to the time that it told last is here, if none of it is on its way."""
+        store, intake = self._open_store()
+        theirs = self._applier.remote_vclock_at_subscribe if self._applier is not None else None
+        if theirs is not None and theirs.without_zero() <= intake.vclock and intake.vclock == intake.submitted:
+            assert self._applier is not None
+            store.know_until(self._applier.peer_time)
 
     def _is_registration_known(self, error: FlowstoneError) -> bool:
         """The process ended after the upstream had registered us and before its row came."""
@@ -493,16 +510,21 @@ class Archive:
         clock = self._outside.clock
         retry_at = 0.0
         while True:
-            assert self._store is not None
-            due = max(self._store.newest_snapshot_at + self._snapshot_interval, retry_at)
-            if self.state not in _FOLLOWING or due > clock.wall():
-                await clock.sleep(min(max(due - clock.wall(), SAVE_INTERVAL), self._snapshot_interval))
+            wait = max(self._seconds_until_snapshot(), retry_at - clock.monotonic())
+            if self.state not in _FOLLOWING or wait > 0:
+                await clock.sleep(min(max(wait, SAVE_INTERVAL), self._snapshot_interval))
                 continue
             try:
                 await self._take_snapshot()
             except FlowstoneError as error:
                 self._tell(events.SnapshotFailed(str(self._explained(error))))
-                retry_at = clock.wall() + self._snapshot_interval
+                retry_at = clock.monotonic() + self._snapshot_interval
+
+    def _seconds_until_snapshot(self) -> float:
+        """Until the next is due. A newest one from the future is of a clock that was wrong, and so of any age."""
+        store, _ = self._open_store()
+        age = self._outside.clock.wall() - store.newest_snapshot_at
+        return self._snapshot_interval - age if age >= 0 else 0.0
 
     async def _take_snapshot(self) -> None:
         """One more, while the log goes on; it counts from the moment when the log has come to where it stands."""
@@ -540,7 +562,9 @@ class Archive:
         at, rows = clock.monotonic(), 0
         while True:
             await clock.sleep(SAVE_INTERVAL)
-            now = store.vclock, store.settled, store.manifest.upstream, store.manifest.replica_id
+            self._note_time()
+            known = store.manifest.known_until // KNOWN_INTERVAL
+            now = store.vclock, store.settled, store.manifest.upstream, store.manifest.replica_id, known
             if now != saved:
                 try:
                     await intake.alone(store.save)
@@ -555,7 +579,8 @@ class Archive:
             lag = self._applier.lag if self._applier is not None and self.state in _FOLLOWING else None
             lag = None if lag is not None and lag > 1e9 else lag
             position, settled = store.vclock.to_mapping(), store.settled.to_mapping()
-            self._tell(events.Progress(position, settled, total, rate, lag, self.state.value))
+            size = store.log.byte_count if store.log is not None else 0
+            self._tell(events.Progress(position, settled, total, rate, lag, self.state.value, size))
 
 
 async def _end_task(task: asyncio.Task[None] | None) -> None:

@@ -2,7 +2,7 @@
 
 `NAME.blocks.jsonl` stands beside `NAME.xlog`: a line that says what it is, then one line per run of blocks (one, or
 several small ones), in the order of the log. It says nothing that the log does not, and is made again from the log
-where it is missing, behind or damaged. `docs/archive.md` tells the fields.
+where it is missing, behind or damaged. `docs/reference/archive.md` tells the fields.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def read_blocks(disk: Disk, log_path: str) -> Blocks | None:
     lines = data.split(b"\n")[:-1]  # what has no end was not written whole
     try:
         header = msgspec.json.decode(lines[0], type=Header) if lines else None
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return None
     if header is None or header.format != FORMAT or header.version > VERSION:
         return None
@@ -121,7 +121,7 @@ def read_blocks(disk: Disk, log_path: str) -> Blocks | None:
     for line in lines[1:]:
         try:
             run = msgspec.json.decode(line, type=Run)
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             break
         if run.offset != at or run.end <= at:
             break
@@ -222,14 +222,22 @@ class BlockWriter:
             disk.unlink(path)
         header = Header(posixpath.basename(log_path), meta.instance_uuid, dict(meta.vclock), first_block)
         file = disk.create(path)
-        file.append(msgspec.json.encode(header) + b"\n")
+        try:
+            file.append(msgspec.json.encode(header) + b"\n")
+        except BaseException:
+            file.close()
+            raise
         return cls(file, VClock(meta.vclock), first_block, verdicts)
 
     @classmethod
     def resume(cls, disk: Disk, log_path: str, blocks: Blocks, verdicts: Verdicts) -> Self:
         """Goes on behind the lines of `blocks`, the index as it was read; what follows them is cut off."""
         file = disk.append_to(path_of(log_path))
-        file.truncate(blocks.size)
+        try:
+            file.truncate(blocks.size)
+        except BaseException:
+            file.close()
+            raise
         start = blocks.runs[-1].vclock if blocks.runs else blocks.header.vclock
         return cls(file, VClock(start), blocks.end, verdicts)
 
@@ -248,8 +256,14 @@ class BlockWriter:
             self._file.append(*(msgspec.json.encode(run) + b"\n" for run in runs))
 
     def close(self) -> None:
-        self.flush()
-        self._file.sync()
+        try:
+            self.flush()
+            self._file.sync()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Gives the file back as it is; harmless after `close`."""
         self._file.close()
 
 

@@ -86,7 +86,7 @@ def read_definitions(disk: Disk, path: str) -> Definitions:
         data = file.read_at(0, file.size())
     try:
         found = msgspec.msgpack.decode(data, type=Definitions)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedDefinitions(f"{path}: not a file of definitions: {error}") from error
     if found.format != FORMAT or found.version > VERSION:
         raise DamagedDefinitions(f"{path}: definitions of format {found.format!r}, version {found.version}")

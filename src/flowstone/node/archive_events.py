@@ -1,6 +1,6 @@
 """What an archive tells whoever watches it, one message per event; as JSON each is an object with its kind in `event`.
 
-`docs/archive.md` tells the fields. Vclocks are objects of replica id and LSN.
+`docs/reference/archive.md` tells the fields. Vclocks are objects of replica id and LSN.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class GapFound(Event, frozen=True, tag="gap"):
 
 
 class Progress(Event, frozen=True):
-    """Where the archive is. `rows` since the start, `lag` in seconds (None while nobody knows)."""
+    """Where the archive is. `rows` and `bytes` of logs since the start, `lag` in seconds (None while nobody knows)."""
 
     position: Lsns
     settled: Lsns
@@ -111,6 +111,7 @@ class Progress(Event, frozen=True):
     rows_per_second: float
     lag: float | None
     state: str
+    bytes: int = 0
 
     def __str__(self) -> str:
         lag = "?" if self.lag is None else f"{self.lag:.1f} s"

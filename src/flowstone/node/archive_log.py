@@ -81,6 +81,8 @@ class ArchiveLog:
         """Where a file is to end because a snapshot was taken there; None again when the log has come to it."""
         self.was_cut = False
         """Whether it ended just there."""
+        self._unindexed: LogWriter | None = None
+        """A file that begins here and whose index could not be made: the next attempt goes on with it."""
         self.before_file: Callable[[], None] = lambda: None
         """Told that a file is about to begin at `vclock`."""
 
@@ -110,12 +112,25 @@ class ArchiveLog:
 
     def close(self) -> None:
         """Ends the file with its marker; the next start goes on in it."""
+        if self._unindexed is not None:
+            unindexed, self._unindexed = self._unindexed, None
+            unindexed.close()
         if self._open is not None:
             opened, self._open = self._open, None
             try:
                 opened.blocks.close()
             finally:
                 opened.writer.close()
+
+    def abandon(self) -> None:
+        """Gives the files back as they are."""
+        if self._unindexed is not None:
+            unindexed, self._unindexed = self._unindexed, None
+            unindexed.abandon()
+        if self._open is not None:
+            opened, self._open = self._open, None
+            opened.blocks.abandon()
+            opened.writer.abandon()
 
     def _check_order(self, slab: Slab) -> None:
         """No server recovers from a log whose LSNs do not grow."""
@@ -155,13 +170,16 @@ class ArchiveLog:
         return self._create()
 
     def _create(self) -> _Open:
-        self.before_file()
-        lsns = self.vclock.to_mapping()
-        previous = self._prev_vclock.to_mapping() if self._prev_vclock is not None else None
-        meta = Meta(FileType.XLOG, self.instance_uuid, lsns, prev_vclock=previous, version=self.version)
-        self.verdicts.follow_version(version_of(self.version))
-        writer = LogWriter.create(self._disk, self._directory, meta)
-        blocks = BlockWriter.create(self._disk, writer.path, meta, writer.size, self.verdicts)
+        writer = self._unindexed
+        if writer is None:
+            self.before_file()
+            lsns = self.vclock.to_mapping()
+            previous = self._prev_vclock.to_mapping() if self._prev_vclock is not None else None
+            meta = Meta(FileType.XLOG, self.instance_uuid, lsns, prev_vclock=previous, version=self.version)
+            self.verdicts.follow_version(version_of(self.version))
+            writer = self._unindexed = LogWriter.create(self._disk, self._directory, meta)
+        blocks = BlockWriter.create(self._disk, writer.path, writer.meta, writer.size, self.verdicts)
+        self._unindexed = None
         self._open = _Open(writer, blocks)
         return self._open
 
@@ -170,12 +188,14 @@ class ArchiveLog:
         opened = self._open
         assert opened is not None
         self._open = None
-        opened.blocks.close()
-        if opened.writer.vclock == opened.writer.meta.vclock:
+        try:
+            opened.blocks.close()
+            if opened.writer.vclock == opened.writer.meta.vclock:
+                self._disk.unlink(opened.writer.path)
+                return
+            opened.writer.close()
+        finally:
             opened.writer.abandon()
-            self._disk.unlink(opened.writer.path)
-            return
-        opened.writer.close()
         self._prev_vclock = VClock(opened.writer.meta.vclock)
 
     # --- snapshots ---

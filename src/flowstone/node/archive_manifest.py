@@ -1,8 +1,8 @@
 """The manifest of an archive: whose log it is, how far it goes, which snapshots it has and what is missing.
 
 One JSON file that is replaced as a whole, so that a reader finds the old one or the new one. It says what the names of
-the files cannot; `docs/archive.md` tells the fields to those who read it from elsewhere. What is durable is decided by
-the log files, which may be ahead of it by what came since it was last written.
+the files cannot; `docs/reference/archive.md` tells the fields to those who read it from elsewhere. What is durable is
+decided by the log files, which may be ahead of it by what came since it was last written.
 """
 
 from __future__ import annotations
@@ -84,6 +84,9 @@ class Manifest(msgspec.Struct):
     pending_transactions: int = 0
     at: float = 0.0
     """When this was written."""
+    known_until: float = 0.0
+    """By the clock of the upstream: nothing that it wrote up to then is missing at the end of the log. The time of the
+    last row may be later; 0: that is all that is known."""
     snapshots: list[Snapshot] = []
     gaps: list[Gap] = []
     format: str = FORMAT
@@ -99,7 +102,7 @@ def load(disk: Disk, directory: str) -> Manifest | None:
         data = file.read_at(0, SIZE_MAX)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise NotAnArchive(f"{path}: not the manifest of an archive: {error}", hint="name another directory") from error
     if manifest.format != FORMAT or manifest.version > VERSION:
         what = f"a manifest of format {manifest.format!r}, version {manifest.version}"

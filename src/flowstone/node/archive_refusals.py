@@ -11,6 +11,7 @@ from typing import Final
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
+from flowstone.node import rights
 from flowstone.node.archive_manifest import missing_rows, rows_text
 from flowstone.replication.applier import code_of
 from flowstone.replication.vclock import VClock
@@ -80,19 +81,14 @@ def explained(error: FlowstoneError, uri: str, replicaset_uuid: str | None) -> F
         what = f"it is of another replica set than this archive, which is of {replicaset_uuid}"
     hint = _HINTS.get(error.code, error.hint)
     if error.code == errors.AccessDenied.code:
-        hint = right_to_replicate(user_of(uri))
+        hint = rights.to_replicate(user_of(uri))
     return ArchiveRefused(f"cannot archive {uri}: {what}", hint=hint)
 
 
-def user_of(uri: str) -> str:
-    """Who logs in with a URI whose password is left out."""
+def user_of(uri: str) -> str | None:
+    """Who logs in with a URI whose password is left out; None: nobody."""
     user, at, _ = uri.rpartition("@")
-    return user if at else "guest"
-
-
-def right_to_replicate(user: str) -> str:
-    """What a user lacks who may not follow a server, and how to give it to him."""
-    return f"{user!r} lacks the role replication: box.schema.user.grant('{user}', 'replication')"
+    return user if at else None
 
 
 def is_gap(error: FlowstoneError) -> bool:

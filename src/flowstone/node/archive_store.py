@@ -24,7 +24,7 @@ from flowstone.node.archive_manifest import (
     Upstream,
     missing_rows,
 )
-from flowstone.node.archive_rows import log_rows
+from flowstone.node.archive_overtaken import Overtaken
 from flowstone.node.archive_snapshot import IncomingSnapshot, replicaset_uuid_of
 from flowstone.node.archive_verdicts import Verdicts
 from flowstone.outside.disk import AlreadyLocked, Disk, Lock
@@ -64,6 +64,7 @@ class Store:
         self.is_begun = True
         self.log: ArchiveLog | None = None
         self.on_rows: RowFilter | None = None
+        self._overtaken = Overtaken()
 
     @classmethod
     def open(
@@ -106,6 +107,8 @@ class Store:
 
     def abandon(self) -> None:
         """Lets others in, and leaves everything as it is: after an error nothing is known for certain."""
+        if self.log is not None:
+            self.log.abandon()
         self._lock.release()
 
     # --- what there is ---
@@ -121,7 +124,8 @@ class Store:
 
     @property
     def newest_snapshot_at(self) -> float:
-        return max((snapshot.at for snapshot in self.manifest.snapshots), default=0.0)
+        """By the clock as it was then, which may have been wrong: it need not be the largest."""
+        return self.manifest.snapshots[-1].at if self.manifest.snapshots else 0.0
 
     def save(self) -> None:
         """Brings index and manifest up to the log, once the archive is begun."""
@@ -134,6 +138,10 @@ class Store:
         manifest.position, manifest.settled = self.vclock.to_mapping(), self.settled.to_mapping()
         manifest.at = self._wall()
         archive_manifest.save(self._disk, self.directory, manifest)
+
+    def know_until(self, time: float) -> None:
+        """What the upstream wrote up to then is here. As the times of rows it never goes back."""
+        self.manifest.known_until = max(self.manifest.known_until, time)
 
     def follow(self, upstream: Upstream) -> bool:
         """Whom rows come from now; whether that is another, or of another version, than before."""
@@ -148,7 +156,7 @@ class Store:
     def write(self, slabs: Sequence[Slab]) -> None:
         """Rows of whole transactions, none of them known; durable on return."""
         assert self.log is not None
-        rows = b"".join([log_rows(slab, 0, len(slab)) for slab in slabs])
+        rows = self._overtaken.log_rows(slabs, *self.log.verdicts.tenure)
         self.log.write(self.on_rows(rows) if self.on_rows is not None else rows)
 
     def cut(self, vclock: VClock) -> None:

@@ -13,9 +13,9 @@ from uuid import UUID
 import msgspec
 
 from flowstone.box.system import INDEX_ID, SCHEMA_ID, SPACE_ID
-from flowstone.errors import FlowstoneError
+from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto.constants import Key, RequestType
-from flowstone.iproto.msgpack import pack
+from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.uri import Uri
 from flowstone.node.archive_definitions import DefinitionRow
 from flowstone.node.archive_snapshot import REPLICASET_KEYS
@@ -66,8 +66,11 @@ async def ask_facts(outside: Outside, uri: Uri) -> UpstreamFacts:
     """The definitions are at least as new as the ballot's vclock."""
     async with await Connection.open(outside, uri) as connection:
         ballot = await _ballot(connection)
-        pairs = [_unpacked(row) for row in await _select(connection, SCHEMA_ID)]
-        found = next((pair[1] for pair in pairs if len(pair) > 1 and pair[0] in REPLICASET_KEYS), None)
+        pairs = [unpack(row) for row in await _select(connection, SCHEMA_ID)]
+        found = next(
+            (pair[1] for pair in pairs if isinstance(pair, tuple) and len(pair) > 1 and pair[0] in REPLICASET_KEYS),
+            None,
+        )
         if found is None:
             raise NotBooted(f"{uri.address} is of no replica set yet", hint="wait until it is bootstrapped")
         definitions = [(space, row) for space in (SPACE_ID, INDEX_ID) for row in await _select(connection, space)]
@@ -91,12 +94,17 @@ async def _select(connection: Connection, space_id: int) -> list[bytes]:
         body = pack({key.value: value for key, value in keys.items()})
         response = await connection.answer(connection.send(RequestType.SELECT, body))
         connection.values(response)
-        page = msgspec.msgpack.decode(response.body or b"\x80", type=dict[int, msgspec.Raw]).get(Key.DATA.value)
-        rows = [bytes(row) for row in msgspec.msgpack.decode(page, type=list[msgspec.Raw])] if page is not None else []
+        rows = tuples_of(response.body)
         found += rows
         if len(rows) < PAGE_SIZE:
             return found
 
 
-def _unpacked(row: bytes) -> list[Any]:
-    return msgspec.msgpack.decode(row, type=list[Any])
+def tuples_of(body: bytes) -> list[bytes]:
+    """The tuples in the answer to a SELECT, each as it came."""
+    try:
+        page = msgspec.msgpack.decode(body or b"\x80", type=dict[int, msgspec.Raw]).get(Key.DATA.value)
+        tuples = msgspec.msgpack.decode(page, type=list[msgspec.Raw]) if page is not None else []
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"the answer to a SELECT holds no tuples: {error}") from error
+    return [bytes(each) for each in tuples]

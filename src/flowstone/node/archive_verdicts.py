@@ -81,6 +81,11 @@ class Verdicts:
         return (tracker.owner_id, tracker.confirmed_lsn, tracker.term) if tracker.owner_id else None
 
     @property
+    def tenure(self) -> tuple[int, int]:
+        """Whose the queue is, 0 for nobody, and since which term; 0 where nobody was ever promoted."""
+        return self._tracker.owner_id, self._tracker.term
+
+    @property
     def schema(self) -> SchemaTracker:
         """What is defined behind all that was taken. Only before `start` others may add to it."""
         return self._schema

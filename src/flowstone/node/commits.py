@@ -296,9 +296,9 @@ def _is_about_members(statement: Statement) -> bool:
 
 
 def client_error(cause: FlowstoneError) -> TarantoolError:
-    """What a client is told of a transaction that was rolled back; of a write that failed the node's log has more."""
+    """What a client is told of a transaction that was rolled back; what the disk said is for the log and `box.info`."""
     if isinstance(cause, TarantoolError):
         return cause
-    error = errors.WalIo("Failed to write to disk")
+    error = errors.WalIo("Failed to write to disk", hint=cause.message)
     error.__cause__ = cause
     return error

@@ -38,12 +38,17 @@ ANY_ADDRESS: Final = "0.0.0.0"
 
 WAL_MODES: Final = ("none", "write", "fsync")
 DIALECTS: Final = ("2.6", "2.11")
+LOG_FORMATS: Final = ("plain", "json")
 STRATEGIES: Final = ("auto", "config", "supervised", "legacy")
 ELECTION_MODES: Final = tuple(mode.value for mode in Mode)
 FENCING_MODES: Final = tuple(mode.value for mode in Fencing)
 
+A_UUID: Final = "a UUID such as 5313b8d5-82a0-4fb4-a280-9e8bf79e1cac, with its dashes"
+
 DEATH_FACTOR: Final = 4
 """A leader that is silent for so many heartbeats counts as dead."""
+
+TOO_LONG_THRESHOLD: Final = 0.5
 
 QUORUM_2_6: Final = 1
 """What 2.6 takes where no quorum was given: the owner of the queue itself is enough."""
@@ -65,6 +70,8 @@ class Option:
     """A number given for it is kept as text."""
     is_secret: bool = False
     """It is shown to nobody, and not by `box.cfg`."""
+    allowed: str | None = None
+    """What it may be, where Tarantool's words for a refusal do not say it."""
 
     @property
     def variable(self) -> str:
@@ -117,12 +124,12 @@ class Option:
         return value
 
     def refuse(self, problem: str) -> errors.TarantoolError:
-        return incorrect(self.name, problem)
+        return incorrect(self.name, problem, hint=self.allowed)
 
 
-def incorrect(name: str, problem: str) -> errors.TarantoolError:
+def incorrect(name: str, problem: str, *, hint: str | None = None) -> errors.TarantoolError:
     """Error 59, about option `name`."""
-    return errors.Cfg(f"Incorrect value for option '{name}': {problem}")
+    return errors.Cfg(f"Incorrect value for option '{name}': {problem}", hint=hint)
 
 
 def _number(text: str) -> Any:
@@ -183,6 +190,7 @@ def _option(
     dynamic: bool = False,
     secret: bool = False,
     shown: bool = True,
+    allowed: str | None = None,
 ) -> Any:
     settings = {
         "types": tuple(types.split(", ")),
@@ -190,6 +198,7 @@ def _option(
         "dynamic": dynamic,
         "help": help,
         "secret": secret,
+        "allowed": allowed,
     }
     return field(default=default, metadata=settings, repr=shown and not secret)
 
@@ -213,6 +222,7 @@ class Configuration:
         "write",
         "When a change is answered: none (no log), write (survives the process), fsync (survives power loss).",
         not_among(WAL_MODES),
+        allowed=f"one of {', '.join(WAL_MODES)}",
     )
     wal_max_size: int = _option(
         "number",
@@ -243,10 +253,10 @@ class Configuration:
     )
     read_only: bool = _option("boolean", False, "Refuse changes by clients.", dynamic=True)
     instance_uuid: str | None = _option(
-        "string", None, "Name of this instance; default: a new one, or that of the snapshot.", no_uuid
+        "string", None, "Name of this instance; default: a new one, or that of the snapshot.", no_uuid, allowed=A_UUID
     )
     replicaset_uuid: str | None = _option(
-        "string", None, "Name of the replica set; default: a new one, or that of the snapshot.", no_uuid
+        "string", None, "Name of the replica set; default: a new one, or that of the snapshot.", no_uuid, allowed=A_UUID
     )
     net_msg_max: int = _option(
         "number",
@@ -317,6 +327,16 @@ class Configuration:
         "What is logged: fatal, error, warn, info, verbose, debug, or 0 to 7.",
         no_log_level,
         dynamic=True,
+    )
+    log_format: str = _option(
+        "string",
+        "plain",
+        "How lines of the log look: plain, or json, an object per line.",
+        not_among(LOG_FORMATS, "expected 'plain' or 'json'"),
+        dynamic=True,
+    )
+    too_long_threshold: float = _option(
+        "number", TOO_LONG_THRESHOLD, "Seconds from which on a request or a write to the log is logged.", dynamic=True
     )
     ssl_cert_file: str | None = _option("string", None, "Certificate for TLS on the listener, with its chain (PEM).")
     ssl_key_file: str | None = _option("string", None, "Private key of the certificate (PEM).")
@@ -442,7 +462,7 @@ class Configuration:
     wal_cleanup_delay: float = _option(
         "number",
         14400.0,
-        "Seconds after a start before logs are deleted, if not all members have come back by then (2.11).",
+        "Seconds after a start before logs are deleted, if not all members have come back by then.",
         below(0, "value must be >= 0"),
         dynamic=True,
     )
@@ -460,10 +480,14 @@ class Configuration:
             # Whoever sets what `box.cfg` shows means what is there, with the secrets that it does not show.
             known = {parse_uri(uri).shown: uri for uri in self.replication}
             accepted["replication"] = tuple(known.get(uri, uri) for uri in accepted["replication"])
-        for name, value in accepted.items():
-            if value != getattr(self, name) and not OPTIONS[name].is_dynamic:
-                raise errors.ReloadCfg(f"Can't set option '{name}' dynamically")
+        fixed = [name for name, value in accepted.items() if not self._can_become(name, value)]
+        if fixed:
+            hint = f"restart the node to change {', '.join(fixed)}"
+            raise errors.ReloadCfg(f"Can't set option '{fixed[0]}' dynamically", hint=hint)
         return _consistent(replace(self, **accepted))
+
+    def _can_become(self, name: str, value: Any) -> bool:
+        return OPTIONS[name].is_dynamic or value == getattr(self, name)
 
     def check_dialect(self, dialect: Dialect) -> None:
         """Error 59 for what `dialect`, which may be known from the data only, does not have."""
@@ -558,6 +582,7 @@ def _read_table() -> dict[str, Option]:
             is_integral="int" in str(entry.type).split(" | "),
             is_text="string" in settings["types"] and "int" not in str(entry.type).split(" | "),
             is_secret=settings["secret"],
+            allowed="true or false" if settings["types"] == ("boolean",) else settings["allowed"],
         )
     return table
 

@@ -81,6 +81,11 @@ class Connection:
                 await connection.close()
             raise
 
+    @property
+    def is_lost(self) -> bool:
+        """It has ended: every further request fails."""
+        return self._failure is not None
+
     def has(self, *features: Feature) -> bool:
         """Whether the server has announced all of `features`."""
         return all(feature in self.features for feature in features)
@@ -89,7 +94,7 @@ class Connection:
         """Queues a request; the future gives its answer, an error packet too. Nothing is waited for."""
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
-            answer.set_exception(self._failure)
+            _refuse(answer, self._failure)
             return answer
         self._sync += 1
         self._waiting[self._sync] = answer
@@ -207,8 +212,12 @@ class Connection:
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
-                answer.set_exception(failure)
-                answer.exception()  # marks it as seen: of a hundred requests only one may be waited for
+                _refuse(answer, failure)
+
+
+def _refuse(answer: asyncio.Future[Response], failure: FlowstoneError) -> None:
+    answer.set_exception(failure)
+    answer.exception()  # marks it as seen: of a hundred requests only one may be waited for
 
 
 def tls_of(uri: Uri) -> Tls | None:

@@ -54,6 +54,7 @@ class Elections:
         self._is_started = self._is_closed = self._is_stepping = False
         self._seen_term = 0
         self._alarm = Alarm(self._clock, self._tick)
+        self._retry: asyncio.TimerHandle | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._triggered: dict[asyncio.Future[object], None] = {}
         self.on_broadcast: list[Callable[[], None]] = []
@@ -160,6 +161,8 @@ class Elections:
         """It takes part no more. Who waits for the end of an election hears that."""
         self._is_closed = True
         self._alarm.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._wake()
         await self._promotions.close()
         triggered = list(self._triggered)
@@ -325,7 +328,7 @@ class Elections:
         if self._is_closed or isinstance(error, JournalClosed):
             return
         LOG.error("RAFT: term %d cannot be written: %s; no part in elections until it is", state.term, error)
-        asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write_again, raft, state)
+        self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write_again, raft, state)
 
     def _write_again(self, raft: Raft, state: RaftState) -> None:
         if self.raft is raft and not self._is_closed:

@@ -61,7 +61,6 @@ class GarbageCollector:
         self._collection: asyncio.Task[None] | None = None
         self._next_log_start: VClock | None = None
         self._awaited: dict[UUID, None] = {}
-        self._tells_pause = False
         disk = outside.disk
         for listed in scan_directory(disk, memtx_dir).snapshots:
             try:
@@ -118,7 +117,6 @@ class GarbageCollector:
     def pause(self, members: Iterable[UUID]) -> None:
         """Deletes nothing until each of these has come back: nobody remembers over a restart what they still need."""
         self._awaited = dict.fromkeys(members)
-        self._tells_pause = True
 
     def came_back(self, member: UUID) -> None:
         """A member has told what it needs, or is none any more."""
@@ -157,13 +155,17 @@ class GarbageCollector:
         if not self.checkpoints:
             return
         oldest = self.checkpoints[0].vclock
-        found = await self._outside.blocking(self._delete, oldest, self._needed())
+        try:
+            found = await self._outside.blocking(self._delete, oldest, self._needed())
+        except OSError as error:  # what may go stays until the next time
+            LOG.warning("cannot look for files to delete: %s", error)
+            return
         self._log_start, self._next_log_start = found
 
     def info(self) -> dict[str, Any]:
         """What `box.info.gc()` shows, but for the checkpoint in progress."""
-        paused = {"is_paused": self.is_paused} if self._tells_pause else {}
-        return paused | {
+        return {
+            "is_paused": self.is_paused,
             "vclock": self._log_start.to_mapping(),
             "signature": self._log_start.signature,
             "checkpoints": [

@@ -18,6 +18,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.commits import Commits
 from flowstone.node.configuration import Configuration
+from flowstone.node.counters import Counters
 from flowstone.node.elections import Elections
 from flowstone.node.journal import Journal
 from flowstone.node.synchro_queue import SynchroQueue
@@ -149,6 +150,7 @@ class Instance:
     bootstrap_leader_uuid: UUID | None = None
     """Whose data this instance has taken, or is about to take, at its birth."""
 
+    counters: Counters = field(default_factory=Counters)
     peers: Peers = field(default_factory=NoPeers)
     followers: Followers = field(default_factory=NoFollowers)
 

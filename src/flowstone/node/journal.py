@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from flowstone.errors import FlowstoneError
+from flowstone.node.configuration import TOO_LONG_THRESHOLD
+from flowstone.node.counters import SECONDS_BOUNDS, Histogram, WalCounters
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.block import FIXHEADER_SIZE, TRANSACTION_SIZE_MAX
@@ -25,6 +27,8 @@ from flowstone.xlog.meta import FileType, Meta, file_name
 from flowstone.xlog.writer import SMALL_SIZE_MAX, LogWriter
 
 LOG = logging.getLogger("flowstone.node")
+
+QUICK_SECONDS = SECONDS_BOUNDS[0]
 
 WAL_MAX_SIZE = 256 * 1024**2
 """As in `box.cfg`: a log of this size is ended before the next write."""
@@ -88,6 +92,9 @@ class Journal:
         self._worker: asyncio.Task[None] | None = None
         self._is_telling = False
         self._is_closed = False
+        self._now = outside.clock.monotonic
+        self._written_lsns: dict[int, int] = {}
+        self._rows_before = self._start_signature = 0
         self.continue_at(vclock, last)
         self.replica_id = replica_id
         self.mode = mode
@@ -98,12 +105,16 @@ class Journal:
         """Called when a write has failed and all who wait for it were told; for elections. It must not submit."""
         self.written_bytes = 0
         """What the files have grown by since the start."""
+        self.counters = WalCounters()
+        self.too_long_threshold = TOO_LONG_THRESHOLD
+        """Seconds from which on a write is worth a line."""
         self.size_limit: int | None = None
         self.on_size: Callable[[], None] | None = None
         """Called after each write by which `written_bytes` is at or above `size_limit`; for checkpoints."""
 
     def continue_at(self, vclock: VClock, last: LastLog | None = None) -> None:
         """The data has been loaded, up to `vclock` and the `last` log: this is before anything is submitted."""
+        self._rows_before, self._start_signature = self.row_count, vclock.signature
         self._last = last
         self._prev_vclock = last.meta.vclock if last else None
         self._lsns = vclock.to_mapping()
@@ -121,6 +132,11 @@ class Journal:
         if self._written is None:
             self._written = VClock(self._written_lsns)
         return self._written
+
+    @property
+    def row_count(self) -> int:
+        """Rows written since the start."""
+        return self._rows_before + sum(self._written_lsns.values()) - self._start_signature
 
     @property
     def is_idle(self) -> bool:
@@ -178,7 +194,15 @@ class Journal:
         after[self.replica_id] = after.get(self.replica_id, 0) + count
         try:
             if len(rows) <= SMALL_SIZE_MAX and self._writer is not None and self.mode is WalMode.WRITE:
+                begun = self._now()
                 self._writer.append_small(rows, after)
+                seconds, quick = self._now() - begun, self.counters.write_seconds
+                if seconds > QUICK_SECONDS:
+                    self._took(seconds, quick)
+                else:  # as `_took` would count it; for a request that is alone every call is felt
+                    quick.counts[0] += 1
+                    quick.sum += seconds
+                    self.counters.failure = None
                 self.written_bytes += FIXHEADER_SIZE + len(rows)
             else:
                 self._write([rows], after)
@@ -311,9 +335,18 @@ class Journal:
         if self.mode is WalMode.NONE or not any(rows):
             return
         writer = self._ready_writer()
-        before = writer.size
-        writer.append_encoded(rows, after, sync=sync or self.mode is WalMode.FSYNC)
+        before, begun = writer.size, self._now()
+        is_synced = sync or self.mode is WalMode.FSYNC
+        writer.append_encoded(rows, after, sync=is_synced)
+        counters = self.counters
+        self._took(self._now() - begun, counters.synced_seconds if is_synced else counters.write_seconds)
         self.written_bytes += writer.size - before
+
+    def _took(self, seconds: float, histogram: Histogram) -> None:
+        histogram.observe(seconds)
+        self.counters.failure = None
+        if seconds > self.too_long_threshold:
+            LOG.warning("too long WAL write at LSN %d: %.3f sec", self._lsns.get(self.replica_id, 0), seconds)
 
     def _ready_writer(self) -> LogWriter:
         """The file to write to: the open one, the next one where that is full, a new one where there is none."""
@@ -323,7 +356,8 @@ class Journal:
         elif not writer.is_usable:
             writer.mend()
         if writer.size >= self.wal_max_size:
-            writer = writer.rotate()
+            full, writer = writer, writer.rotate()
+            self.counters.rotations += writer is not full
         self._writer = writer
         return writer
 
@@ -360,6 +394,7 @@ class Journal:
         self._last = LastLog(writer.path, writer.meta, writer.size, is_complete=False)
         writer.close()
         self._last = None
+        self.counters.rotations += 1
 
     def _succeed(self, rows: list[bytes], done: list[Done], after: dict[int, int]) -> None:
         self._written_lsns, self._written = after, None
@@ -379,6 +414,8 @@ class Journal:
         self._rows, self._done, self._cuts = [], [], []
         self._must_sync = False
         self._lsns = dict(self._written_lsns)
+        self.counters.failures += 1
+        self.counters.failure = error.message
         LOG.error("%d submissions rolled back: %s", len(waiting), error)
         for tell in reversed(waiting):
             _tell(tell, error)

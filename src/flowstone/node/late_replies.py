@@ -13,6 +13,7 @@ from flowstone.box.box import Box
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.replies import encode_error
 from flowstone.node.commits import client_error
+from flowstone.node.counters import Counters
 
 
 class Peer(Protocol):
@@ -88,8 +89,9 @@ class LateRun:
 class LateReplies:
     """All of a server. `wide` is for errors, see `iproto/replies.py`."""
 
-    def __init__(self, box: Box, *, wide: bool) -> None:
+    def __init__(self, box: Box, counters: Counters, *, wide: bool) -> None:
         self._box = box
+        self._counters = counters
         self._wide = wide
         self._due: dict[Peer, list[bytes]] = {}
         self._counts: dict[Peer, int] = {}
@@ -105,6 +107,7 @@ class LateReplies:
         return LateRun(self, spans, syncs, packets, ends, 0, len(syncs))
 
     def refusal(self, sync: int, error: FlowstoneError) -> bytes:
+        self._counters.errors += 1
         return encode_error(sync, self._box.schema_version, client_error(error), self._wide)
 
     def send(self, peer: Peer, packet: bytes, count: int = 1) -> None:

@@ -1,9 +1,12 @@
 """The linearization point: when a transaction may begin that must see whatever was committed before it was asked for.
 
-As 2.11 has it: what is committed is on a quorum, so of N members it takes N - quorum + 1, this one among them, for one
-of them to have it all. They are asked where they are now, by a numbered heartbeat that their ACKs answer; then this
-instance waits until it has what any of them has, and until what waits in its queue of synchronous transactions then is
-decided. Holds for synchronous spaces only, which `box/transaction.py` sees to.
+Nearly as 2.11 has it: what is committed is on a quorum, so of N members it takes N - quorum + 1, this one among them,
+for one of them to have it all. That is the quorum of whoever committed, at that time; ours may be larger, or was
+smaller then, so no more than a majority is relied on, where 2.11 goes by its own. Nor is less than a majority asked:
+there may be one member more by now than this one knows, and only majorities of both sets always meet. They are asked
+where they are now, by a numbered heartbeat that their ACKs answer; then this instance waits until it has what any of
+them has, and until what waits in its queue of synchronous transactions then is decided. Holds for synchronous spaces
+only, which `box/transaction.py` sees to.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ async def linearization_point(instance: Instance, timeout: float) -> None:
     """Returns when everything is here that was committed anywhere before the call; raises TimedOut otherwise."""
     if instance.box.dialect is Dialect.V2_6:
         raise errors.Unsupported("Dialect 2.6 does not support linearizable transactions")
+    if not instance.id:
+        # It is in no quorum, and nobody follows it whom it could ask.
+        raise errors.Unsupported("replication_anon=true does not support linearizable transactions")
     try:
         async with asyncio.timeout(timeout):
             vclock = await _newest_vclock(instance)
@@ -34,7 +40,8 @@ async def linearization_point(instance: Instance, timeout: float) -> None:
 async def _newest_vclock(instance: Instance) -> VClock:
     """What of every member's rows might be committed by now."""
     found = {instance.id: instance.vclock.without_zero()}
-    count = max(1, len(list(members(instance)))) - instance.queue.limbo.quorum + 1
+    member_count = max(1, len(list(members(instance))))
+    count = max(member_count - instance.queue.limbo.quorum, member_count // 2) + 1
     if count > 1:
         await _ask(instance.followers, found, count)
     newest = VClock()

@@ -91,11 +91,11 @@ class LogReader:
         return next((log for log in logs if log.signature > signature), None)
 
     def _check(self, following: ListedFile) -> None:
-        """Each log names the start of the one before it."""
+        """Each log begins where the one before it ended, and names its start; but for what a new JOIN came before."""
         assert self._log is not None
-        named = following.meta.prev_vclock
-        if named is not None and named != self._log.meta.vclock:
-            raise LogsGone(self._position, VClock(following.meta.vclock))
+        named, start = following.meta.prev_vclock, VClock(following.meta.vclock)
+        if (named is not None and named != self._log.meta.vclock) or not start.without_zero() <= self._position:
+            raise LogsGone(self._position, start)
 
     def _open(self, listed: ListedFile) -> None:
         log = LogFile.open(self._disk, listed.path)

@@ -18,7 +18,7 @@ from flowstone.iproto.row import Row
 from flowstone.node.applying import Applying
 from flowstone.node.instance import Instance
 from flowstone.node.recovery import Recovered, replica_id_of, replicaset_uuid_of, sort_indexes
-from flowstone.node.replay import Replay
+from flowstone.node.replay import OF_A_PEER, Replay
 from flowstone.replication.synchro import RaftState, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
@@ -118,7 +118,7 @@ class Member:
             box.clear()  # an earlier one came with an error behind it, and a request to try again
         self.is_joining = True
         box.is_recovering = True
-        self._replay = Replay(box)
+        self._replay = Replay(box, hint=OF_A_PEER)
         self._start_vclock = vclock.without_zero().merged(self._local_rows())
 
     def _local_rows(self) -> VClock:

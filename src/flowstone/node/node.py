@@ -22,10 +22,11 @@ from flowstone.iproto import errors
 from flowstone.node.changes import Trigger, listener
 from flowstone.node.commits import Listener
 from flowstone.node.configuration import OPTIONS, Configuration, configure, incorrect
-from flowstone.node.info import box_info
+from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Function, Instance
 from flowstone.node.parts import Parts, Wishes, apply_options
 from flowstone.node.spaces import Space
+from flowstone.node.statistics import DiskUsage, Statistics, statistics_of
 from flowstone.node.transactions import Transaction, View
 from flowstone.node.waiting import wait_read_only
 from flowstone.outside import Outside, production
@@ -48,7 +49,7 @@ class NotRunning(FlowstoneError):
 class Node:
     """A node with its data in `work_dir`: `async with Node("data", listen="127.0.0.1:3301") as node`.
 
-    Options are those of `box.cfg` (see docs/configuration.md); without `listen` nobody but this program reaches it.
+    Options are those of `box.cfg` (docs/reference/configuration.md); without `listen` only this program reaches it.
     `user` is the name and password of a first user who may do everything; he is created with new data only.
     """
 
@@ -73,6 +74,7 @@ class Node:
         self._on_election: list[Callable[[], object]] = []
         self._running: Parts | None = None
         self._reconfiguring = asyncio.Lock()
+        self._stopping = asyncio.Lock()
 
     # --- life ---
 
@@ -102,14 +104,15 @@ class Node:
         return parts
 
     async def stop(self) -> None:
-        """Ends connections, writes what is left to write, and lets go of the directory."""
-        running = self._running
-        if running is None:
-            return
-        try:
-            await running.stack.aclose()  # until then functions that clients have called may use the node
-        finally:
-            self._running = None
+        """Ends connections, writes what is left to write, and lets go of the directory. Whoever else stops it meanwhile
+        waits for that, too."""
+        async with self._stopping:
+            if self._running is None:
+                return
+            try:
+                await self._running.stack.aclose()  # until then functions that clients have called may use the node
+            finally:
+                self._running = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -214,6 +217,22 @@ class Node:
     def info(self) -> dict[str, Any]:
         """What `box.info` shows."""
         return box_info(self._instance)
+
+    def gc_info(self) -> dict[str, Any]:
+        """What `box.info.gc()` shows."""
+        return self._instance.files.gc_info()
+
+    def replication_anon(self) -> dict[str, Any]:
+        """What `box.info.replication_anon()` shows."""
+        return replication_anon(self._instance)
+
+    def statistics(self) -> Statistics:
+        """What the node has done since its start, in numbers."""
+        return statistics_of(self._instance, self._parts.relays.replicas)
+
+    async def disk_usage(self) -> DiskUsage:
+        """What its directories hold, and how much more they can."""
+        return await self._parts.disk_usage()
 
     # --- who leads ---
 

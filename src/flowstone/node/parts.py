@@ -7,6 +7,7 @@ be ended; how that goes is each part's own business.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import posixpath
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,10 +36,20 @@ from flowstone.node.gc import GarbageCollector
 from flowstone.node.instance import Function, Instance
 from flowstone.node.journal import Journal, WalMode
 from flowstone.node.member import NOBODY, Member
-from flowstone.node.recovery import Recovered, bootstrap, dialect_of, find_files, is_empty, lock_directory, recover
+from flowstone.node.recovery import (
+    Recovered,
+    bootstrap,
+    dialect_of,
+    find_files,
+    is_empty,
+    lock_directory,
+    make_durable,
+    recover,
+)
 from flowstone.node.relay import Relays
 from flowstone.node.replication import Replication
 from flowstone.node.server import Server
+from flowstone.node.statistics import DiskUsage, disk_usage
 from flowstone.node.synchro_queue import Revocable
 from flowstone.node.warm_up import warm_up
 from flowstone.outside import Outside, Tls
@@ -100,22 +111,33 @@ class Parts:
         is_leader = await self._load(files)
         self._keep_files()
         self._apply_rows()
+        if is_leader:
+            self.replication.set_orphan(False)
+            await self._lead_from_birth()  # before anybody is served: who joins needs one that can write
         instance = self.instance
         instance.status = "running"
         _limit(instance)
         if instance.listen is None:
             await self.listen(self._configuration)
         self.replication.follow()
-        if is_leader:
-            self.replication.set_orphan(False)
-            await self._lead_from_birth()
-        else:
+        if not is_leader:
             await self.replication.sync()
 
     async def _lead_from_birth(self) -> None:
-        """Who begins a replica set is its only member: it need not wait for a leader to show up."""
-        if self.instance.elections.mode in MAY_LEAD:
-            await self.instance.elections.promote()
+        """Who begins a replica set is its only member: it need not wait for a leader to show up.
+
+        Only a log that takes no term keeps it from that. Others wait for it meanwhile: not for ever.
+        """
+        if self.instance.elections.mode not in MAY_LEAD:
+            return
+        seconds = self._configuration.replication_connect_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                await self.instance.elections.promote()
+        except TimeoutError:
+            reason = self.instance.journal.counters.failure or "it cannot be written down"
+            hint = "put the disk right, and start again"
+            raise FlowstoneError(f"no first term within {seconds:g} s: {reason}", hint=hint) from None
 
     # --- what there is before there is data ---
 
@@ -184,6 +206,7 @@ class Parts:
         self.stack.push_async_callback(self.server.close)
         self.replication = Replication(instance, self._member)
         self.stack.push_async_callback(self.replication.close)
+        elections.on_change.append(self.replication.elected)
 
     # --- the data ---
 
@@ -212,6 +235,7 @@ class Parts:
             LOG.warning("the user %s is not created: that is done for new data only", self._wishes.user[0])
         force = self._configuration.force_recovery
         recovered = await recover(self._outside, files, self.instance.box, force=force)
+        await self._outside.blocking(make_durable, self._outside.disk, files, recovered.last)
         self._check_identity(recovered)
         self._adopt(recovered)
         if recovered.synchro.pending:
@@ -373,6 +397,10 @@ class Parts:
             instance.queue.forget(replica_id)
         self.decide_anew()
 
+    async def disk_usage(self) -> DiskUsage:
+        """What the directories hold."""
+        return await self._outside.blocking(disk_usage, self._outside.disk, self._memtx_dir, self._wal_dir)
+
     # --- the address ---
 
     async def listen(self, configuration: Configuration) -> None:
@@ -385,7 +413,7 @@ class Parts:
         uri = listen_uri(configuration.listen)
         await self._warm_up()
         try:
-            await server.listen(uri.host, uri.port, tls=_tls(configuration))
+            await server.listen(uri.host, uri.port, tls=tls_of(configuration))
         except OSError as error:
             reason = error.strerror or str(error)
             hint = "see who has it, or choose another address with listen"
@@ -395,7 +423,7 @@ class Parts:
 
     async def _warm_up(self) -> None:
         if not self._is_warm:
-            await self._outside.blocking(warm_up, self._outside)
+            await self._outside.blocking(warm_up)
             self._is_warm = True
 
 
@@ -438,9 +466,11 @@ def _members(instance: Instance) -> list[tuple[int, UUID]]:
 def _limit(instance: Instance) -> None:
     instance.settle_read_only()
     instance.box.tuple_size_max = instance.configuration.memtx_max_tuple_size
+    instance.journal.too_long_threshold = instance.configuration.too_long_threshold
 
 
-def _tls(configuration: Configuration) -> Tls | None:
+def tls_of(configuration: Configuration) -> Tls | None:
+    """How the listener encrypts; None: not at all."""
     if configuration.ssl_cert_file is None:
         return None
     return Tls(

@@ -22,11 +22,12 @@ import msgspec
 
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto.constants import Feature, Key, RequestType
-from flowstone.iproto.errors import AccessDenied, TarantoolError, TransactionYield, Unsupported, error_of
+from flowstone.iproto.errors import AccessDenied, TarantoolError, TransactionYield, TupleFound, Unsupported, error_of
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import Uri, parse_uri
+from flowstone.node import rights
 from flowstone.node.connection import Connection, ConnectionFailed
 from flowstone.node.statement import SYSTEM_SPACES_END, Statement, is_of_snapshot, statement_of
 from flowstone.outside import Outside
@@ -180,7 +181,7 @@ async def play(
     """
     where = parse_uri(uri) if isinstance(uri, str) else uri
     async with await Connection.open(outside, where) as connection:
-        player = _Player(connection, on_progress, names)
+        player = _Player(connection, where.user, on_progress, names)
         await player.run(_batches(outside, transactions, file))
         return player.result
 
@@ -246,9 +247,12 @@ def _go_together(piece: _Piece, next: _Piece) -> bool:
 class _Player:
     """Applies batch after batch, the next one being prepared while the server works on the last."""
 
-    def __init__(self, connection: Connection, on_progress: Progress | None, names: Names | None) -> None:
+    def __init__(
+        self, connection: Connection, user: str | None, on_progress: Progress | None, names: Names | None
+    ) -> None:
         self.result = PlayResult()
         self._connection = connection
+        self._user = user
         self._on_progress = on_progress
         self._names: Names = names if names is not None else lambda _: None
         self._known: set[int] = set()
@@ -381,10 +385,12 @@ class _Player:
             statement = piece.statements[refusal.at]
             kind = RequestType(statement.row.type).name
             what = f"{_row(piece, statement.row)} ({kind}, {self._space(statement.space_id)})"
+        # Nothing has to make room for a row of a snapshot: what is there is newer.
+        advice = None if piece.is_of_snapshot and isinstance(error, TupleFound) else error.hint
         return PlayError(
             f"{file}{what} was refused by {self._connection.address}: {error.message} ({error.name}, {error.code})",
             self.result,
-            hint=f"{error.hint}; {_resume(piece)}" if error.hint else _resume(piece),
+            hint=f"{advice}; {_resume(piece)}" if advice else _resume(piece),
             row=row,
             error=error,
         )
@@ -419,7 +425,7 @@ class _Player:
         """The server refuses the way we ask, not a row."""
         hint = error.hint
         if isinstance(error, AccessDenied):
-            hint = "let the user run transactions: box.schema.user.grant(user, 'execute', 'universe')"
+            hint = rights.to_run_transactions(self._user)
         message = f"{self._connection.address} does not let us replay: {error.message} ({error.name}, {error.code})"
         return PlayError(message, self.result, hint=hint, error=error)
 
@@ -437,7 +443,10 @@ def _place(piece: _Piece) -> str:
     return f"transaction with LSN {transaction.tsn} to {transaction.lsn} of replica {transaction.replica_id}"
 
 
-_SNAPSHOT_AGAIN = "a snapshot cannot be resumed: empty its spaces, then replay it from the start"
+_SNAPSHOT_AGAIN = (
+    "a snapshot is replayed from its start into spaces that are empty; to give others only what they lack see "
+    "docs/how-to/archive-and-restore.md"
+)
 
 
 def _resume(piece: _Piece) -> str:

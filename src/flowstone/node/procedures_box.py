@@ -1,4 +1,4 @@
-"""box.info, box.cfg, box.snapshot, box.ctl.*, box.backup.*, box.session.* for CALL, and the whole built-in set.
+"""box.info, box.cfg, box.stat, box.snapshot, box.ctl.*, box.backup.*, box.session.* for CALL, and all that is built in.
 
 `box.info.vclock` and other parts are answered as their values, and `box.cfg` without arguments as all options: Lua's
 way to read them, EVAL, is not there.
@@ -14,6 +14,7 @@ from flowstone.node import procedures_schema, procedures_space
 from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Instance
 from flowstone.node.procedures import Call, Outcome, Procedure, Procedures, Results, value
+from flowstone.node.statistics import box_stat, box_stat_net
 from flowstone.node.waiting import wait_read_only
 
 _INFO, _CFG = "box.info.", "box.cfg."
@@ -53,6 +54,14 @@ def _replication_anon(call: Call) -> Outcome:
 
 def _gc(call: Call) -> Outcome:
     return value(call.instance.files.gc_info())
+
+
+def _stat(call: Call) -> Outcome:
+    return value(box_stat(call.instance))
+
+
+def _stat_net(call: Call) -> Outcome:
+    return value(box_stat_net(call.instance))
 
 
 def _empty(call: Call) -> Outcome:
@@ -190,6 +199,8 @@ PROCEDURES: dict[str, Procedure] = {
     "box.info.vinyl": _empty,
     "box.info.memory": _empty,
     "box.cfg": _cfg,
+    "box.stat": _stat,
+    "box.stat.net": _stat_net,
     "box.snapshot": _snapshot,
     "box.backup.start": _backup_start,
     "box.backup.stop": _backup_stop,

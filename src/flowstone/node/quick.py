@@ -25,6 +25,7 @@ from flowstone.iproto.msgpack import MessagePackError, unpack
 from flowstone.iproto.replies import encode_data, encode_error
 from flowstone.iproto.row import encode_uint
 from flowstone.node.commits import Commits, client_error
+from flowstone.node.counters import Counters
 from flowstone.node.journal import Journal
 from flowstone.outside import Clock
 
@@ -45,7 +46,10 @@ _timestamp: Final = struct.Struct(">d").pack
 class QuickLane:
     """Executes what it can; `wide` is for the replies, see `iproto/replies.py`."""
 
-    def __init__(self, box: Box, journal: Journal, commits: Commits, clock: Clock, *, wide: bool) -> None:
+    def __init__(
+        self, box: Box, journal: Journal, commits: Commits, clock: Clock, counters: Counters, *, wide: bool
+    ) -> None:
+        self._counters = counters
         self._box = box
         self._journal = journal
         self._commits = commits
@@ -82,6 +86,7 @@ class QuickLane:
                 return None
             if kind == SELECT:
                 found = lane.primary.map.get(lane.primary.key.exact(values))
+                self._counters.operations[SELECT] += 1
                 return encode_data(sync, self._box.schema_version, () if found is None else (found,), self._wide)
             if takes_writes(lane) and not self._box.is_read_only and self._commits.is_quiet:
                 return self._write(lane, kind, sync, content, values)
@@ -102,10 +107,12 @@ class QuickLane:
                 return None
         old = primary.set(key, new)
         self._commits.queue.made_fact()
+        self._counters.operations[kind] += 1
         try:
             self._journal.write_now(self._row(kind, lane.space.id, content), 1)
         except FlowstoneError as error:
             primary.set(key, old)
+            self._counters.errors += 1
             return encode_error(sync, self._box.schema_version, client_error(error), self._wide)
         result = old if kind == DELETE else new
         return encode_data(sync, self._box.schema_version, () if result is None else (result,), self._wide)

@@ -156,6 +156,17 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
     )
 
 
+def make_durable(disk: Disk, directory: LogDirectory, last: LastLog | None) -> None:
+    """What a process wrote that was killed may be in the kernel's memory only, and from now on others are told of it:
+    they count on this instance for a quorum, and delete the logs that it does not need any more.
+    """
+    if last is not None:
+        with disk.append_to(last.path) as file:
+            file.sync()
+        disk.sync_directory(posixpath.dirname(last.path) or ".")
+    disk.sync_directory(directory.path)
+
+
 @contextmanager
 def _advice() -> Iterator[None]:
     """What readers of a file call `force` is an option of another name to who starts a node."""

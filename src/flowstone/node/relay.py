@@ -66,11 +66,13 @@ class Relays:
         self._last_refusal = ""
         self._pause: asyncio.Task[None] | None = None
         instance.elections.on_broadcast.append(self.send_raft)
-        if not self._is_2_6:
-            self._wait_for_members()
+        self._wait_for_members()
 
     def _wait_for_members(self) -> None:
-        """Since 2.8 nothing is deleted after a start until all members are back, or `wal_cleanup_delay` has passed."""
+        """Nothing is deleted after a start until all members are back, or `wal_cleanup_delay` has passed.
+
+        Real servers do so since 2.8. Those of 2.6 delete what members need that were away, who have to join anew.
+        """
         others = [uuid for _, text in members(self.instance) if (uuid := UUID(text)) != self.instance.uuid]
         delay = self.instance.configuration.wal_cleanup_delay
         is_awaiting = delay > 0 and not self.instance.is_anonymous
@@ -94,6 +96,11 @@ class Relays:
     def downstream(self, uuid: UUID) -> dict[str, Any] | None:
         replica = self._downstreams.get(uuid)
         return None if replica is None else self._shown(replica)
+
+    @property
+    def replicas(self) -> list[Downstream]:
+        """Who has followed since the start, or still does."""
+        return list(self._downstreams.values())
 
     @property
     def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:
@@ -170,7 +177,7 @@ class Relays:
         """Replicas try again every second, and get the same answer: it is said once."""
         text = f"{type_name(request.type)} of {link.peer.rpartition(':')[0]} is refused: {error.message}"
         level = logging.INFO if isinstance(error, errors.Loading) else logging.WARNING
-        LOG.log(logging.DEBUG if text == self._last_refusal else level, "%s", text)
+        LOG.log(logging.DEBUG if text == self._last_refusal else level, "%s", text, extra={"peer": link.peer})
         self._last_refusal = text
 
     def _check(self, asked: RequestOfReplica, link: Link) -> Downstream:
@@ -218,7 +225,7 @@ class Relays:
         consumer = self._collector.add_consumer(f"replica {asked.instance_uuid}", self.instance.vclock)
         self._joining[asked.instance_uuid] = None
         try:
-            LOG.info("joining replica %s at %s", asked.instance_uuid, link.peer)
+            LOG.info("joining replica %s at %s", asked.instance_uuid, link.peer, extra={"peer": link.peer})
             if not asked.version and not self._is_2_6:
                 LOG.warning(_TOO_OLD, asked.instance_uuid)
             start = await join.send_snapshot()
@@ -255,7 +262,7 @@ class Relays:
         start = self.instance.vclock if self._is_2_6 else asked.vclock
         consumer = self._collector.add_consumer(f"replica {asked.instance_uuid}", start)
         try:
-            LOG.info("registering replica %s at %s", asked.instance_uuid, link.peer)
+            LOG.info("registering replica %s at %s", asked.instance_uuid, link.peer, extra={"peer": link.peer})
             join = Join(self.instance, self.wal_dir, link, request.sync)
             await join.register(asked.instance_uuid, asked.instance_name)
             stop = self.instance.vclock
@@ -284,7 +291,8 @@ class Relays:
             consumer = self._collector.add_consumer(f"replica {replica.uuid}", asked.vclock)
             self._set_consumer(replica, consumer)
             self._collector.came_back(replica.uuid)
-        LOG.info("subscribed replica %s at %s", replica.uuid, link.peer)
+        whom = {"peer": link.peer, "replica_id": replica.id, "replica": str(replica.uuid)}
+        LOG.info("subscribed replica %s at %s", replica.uuid, link.peer, extra=whom)
         LOG.info("remote vclock %s local vclock %s", asked.vclock, self.instance.vclock)
         relay = replica.relay = Relay(self, replica, link, asked, request.sync)
         replica.become(RelayState.FOLLOW)

@@ -30,8 +30,10 @@ from flowstone.node.checkpoint import SLICE
 from flowstone.node.commits import client_error
 from flowstone.node.info import members
 from flowstone.node.instance import Instance
+from flowstone.node.linearizable import linearization_point
 from flowstone.node.log_reader import LogReader, LogsGone
 from flowstone.node.tail import packets_of
+from flowstone.replication.election import Mode
 from flowstone.replication.messages import encode_marker, encode_row_packet, encode_vclock_reply
 from flowstone.replication.relay import RowFilter, xlog_gap
 from flowstone.replication.row_stream import stream_packets
@@ -154,6 +156,8 @@ class Join:
     async def register(self, uuid: UUID, name: str | None = None) -> None:
         """Makes the instance a member, unless it is one; with its name where the schema (of 3.x) has room for it."""
         instance = self._instance
+        if str(uuid) not in dict(members(instance)).values():
+            await self._check_leads()
         ids = dict(members(instance))
         if str(uuid) in ids.values():
             return
@@ -167,6 +171,14 @@ class Join:
             transaction.rollback()
             raise
         await instance.commits.commit(transaction)
+
+    async def _check_leads(self) -> None:
+        """A leader whom the others have left without its knowing may not write what nobody waits for: a split brain."""
+        instance = self._instance
+        if instance.elections.mode is not Mode.OFF:
+            await linearization_point(instance, instance.queue.timeout)
+            if instance.is_read_only:
+                raise instance.box.read_only_error()
 
     # --- the log ---
 

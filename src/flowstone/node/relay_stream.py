@@ -17,6 +17,7 @@ from uuid import UUID
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.packet import split
 from flowstone.iproto.replies import encode_error
@@ -99,6 +100,9 @@ class Downstream:
     """Heartbeats are numbered, over all its connections."""
     message: str = ""
     system_message: str | None = None
+    sent_bytes: int = 0
+    """Of rows, over all its connections."""
+    sent_rows: int = 0
 
     def become(self, state: RelayState) -> None:
         assert state in TRANSITIONS[self.state], f"a relay that is {self.state.value} cannot become {state.value}"
@@ -147,6 +151,7 @@ class Relay:
         clock = instance.outside.clock
         self.pulse = Pulse(clock.monotonic(), is_2_6=self._is_2_6)
         self.acked = Acked(subscribe.vclock)
+        self._own_lsn_at_subscribe = subscribe.vclock.get(instance.id)
         self._rows = RowFilter(
             subscribe.vclock,
             left_out=subscribe.id_filter,
@@ -195,8 +200,9 @@ class Relay:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
+            if not isinstance(error, FlowstoneError | OSError):  # a file that cannot be read needs no traceback
+                LOG.error("relaying to %s failed", self._link.peer, exc_info=error)
             # The replica is told nothing, so that it comes back: most errors would stop it for good.
-            LOG.error("relaying to %s failed", self._link.peer, exc_info=error)
             self.stop(str(error))
 
     def stop(self, message: str, system_message: str | None = None, *, error: TarantoolError | None = None) -> None:
@@ -207,7 +213,8 @@ class Relay:
         replica = self.replica
         # Who follows without being a member comes and goes as it likes.
         level = logging.INFO if system_message == _CLOSED and not replica.id else logging.WARNING
-        LOG.log(level, "relay to %s at %s is stopped: %s", replica.uuid, self._link.peer, message)
+        whom = {"peer": self._link.peer, "replica_id": replica.id, "replica": str(replica.uuid)}
+        LOG.log(level, "relay to %s at %s is stopped: %s", replica.uuid, self._link.peer, message, extra=whom)
         replica.message, replica.system_message = message, system_message
         replica.become(RelayState.STOPPED)
         replica.relay = None
@@ -233,6 +240,8 @@ class Relay:
             del self._unread[:end]
             if packets:
                 self._take_acks(packets)
+        except errors.Protocol as error:
+            self.stop(error.message, error=error)
         except FlowstoneError as error:
             self.stop(error.message, error=errors.InvalidMsgpack("Invalid MsgPack - packet header"))
         self._go_on()
@@ -254,7 +263,15 @@ class Relay:
         """Only where the replica is now matters: of several ACKs the last, and the last that tells a time."""
         clock = self._instance.outside.clock
         self.pulse.acked(clock.monotonic())
-        ack = decode_ack(decode_row(packets[-1]))
+        row = decode_row(packets[-1])
+        if row.type != RequestType.OK:
+            raise errors.Protocol(f"it sends {type_name(row.type)} where it follows, and only acknowledges")
+        ack = decode_ack(row)
+        if (unwritten := self._unwritten(ack.vclock)) is not None:
+            # Without a word: an honest one, to which another member gave rows of ours that we have lost, comes back
+            # and says where it is; an error would stop it for good.
+            self.stop(unwritten)
+            return
         for packet in reversed(packets[:-1]):
             if ack.timestamp or self._is_2_6:
                 break
@@ -263,9 +280,21 @@ class Relay:
         if not self._is_2_6:  # whose log must not have a row of elections
             self._instance.elections.heard_term(self.replica.id, ack.term)
         if self.acked.take(ack, clock.wall()):
+            self._rows.follow(self.acked.vclock)  # what another member was faster to send it needs no second time
             self._relays.acknowledged(self.replica, self.acked.vclock)
         if ack.vclock_sync:
             self._relays.answered(self.replica, ack.vclock_sync, self.acked.vclock)
+
+    def _unwritten(self, vclock: VClock) -> str | None:
+        """What it has of our own rows we have sent, unless it had them before. Else transactions to come would have a
+        quorum that does not exist.
+        """
+        number = self._instance.id
+        known = max(self._instance.vclock.get(number), self._own_lsn_at_subscribe)
+        if not number or vclock.get(number) <= known:
+            return None
+        what = f"row {vclock.get(number)} of replica {number}, which is this instance"
+        return f"it acknowledges {what}; that has written {known}"
 
     # --- rows ---
 
@@ -295,9 +324,8 @@ class Relay:
             packets = chunk.packets_for(self._rows, self._sync)
             if packets and not self._knows_term(chunk.promoted_term):
                 return
-            self._rows.follow(chunk.after)
             self._number += 1
-            self._send(packets)
+            self._send(packets, chunk.after)
 
     async def _catch_up(self, *, is_first: bool = False) -> None:
         """Sends what the files have until the tail has the rest."""
@@ -315,8 +343,7 @@ class Relay:
                     packets, after, term = found
                     while packets and not self._knows_term(term):
                         await self._release()
-                    self._rows.follow(after)
-                    self._send(packets)
+                    self._send(packets, after)
                 elif instance.vclock == limit and tail.find(self._rows.known) is None:
                     raise LogsGone(self._rows.known, limit)
                 if is_first:
@@ -361,9 +388,14 @@ class Relay:
         self._awaited_term = term
         return False
 
-    def _send(self, packets: bytes) -> None:
+    def _send(self, packets: bytes, after: VClock) -> None:
+        """Sends the rows up to `after` that are for it."""
+        count = self._rows.count(after) if packets else 0
+        self._rows.follow(after)
         if not packets:
             return
+        self.replica.sent_rows += count
+        self.replica.sent_bytes += len(packets)
         self.pulse.sent(self._instance.outside.clock.monotonic())
         self._unanswered += len(packets)
         self._link.write(packets)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -41,11 +42,15 @@ _WAIT = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 _WAIT_ACK = Flag.WAIT_ACK.value
 
 
+FORCE_HINT: Final = "go on without it with force_recovery"
+OF_A_PEER: Final = "see what is wrong there, or ask another peer"
+
+
 class RecoveryError(FlowstoneError):
     """A row that cannot be applied: `path` and the LSN say which."""
 
-    def __init__(self, path: str, what: str, cause: FlowstoneError) -> None:
-        super().__init__(f"{path}: cannot apply {what}: {cause.message}", hint="go on without it with force_recovery")
+    def __init__(self, path: str, what: str, cause: FlowstoneError, *, hint: str = FORCE_HINT) -> None:
+        super().__init__(f"{path}: cannot apply {what}: {cause.message}", hint=hint)
         self.path = path
 
 
@@ -122,8 +127,17 @@ class Applied(Tracked):
 class Replay:
     """Slabs in, state out: `vclock` follows the rows, `synchro` the control rows, `pending` waits for a verdict."""
 
-    def __init__(self, box: Box, *, force: bool = False, report: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        box: Box,
+        *,
+        force: bool = False,
+        report: Callable[[str], None] | None = None,
+        hint: str = FORCE_HINT,
+    ) -> None:
+        """`hint` is what to do about a row that cannot be applied."""
         self._box = box
+        self._hint = hint
         self._force = force
         self._report = report or (lambda what: None)
         self._vclock = VClockBuilder()
@@ -191,7 +205,7 @@ class Replay:
         try:
             return bool((ats >= 0).all()) and bulk.load(space, slab.payload, slab.buf, ats, ends)
         except FlowstoneError as error:
-            raise RecoveryError(slab.path, f"rows of space '{space.name}'", error) from error
+            raise RecoveryError(slab.path, f"rows of space '{space.name}'", error, hint=self._hint) from error
 
     def _insert(self, slab: Slab, number: int) -> None:
         cells = slab.cells
@@ -385,7 +399,7 @@ class Replay:
 
     def _refuse(self, path: str, what: str, error: FlowstoneError) -> None:
         if not self._force:
-            raise RecoveryError(path, what, error) from error
+            raise RecoveryError(path, what, error, hint=self._hint) from error
         self._report(f"{path}: {what} left out: {error}")
 
 

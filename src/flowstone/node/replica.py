@@ -21,6 +21,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import Uri
+from flowstone.node import rights
 from flowstone.node.applier import Applier
 from flowstone.node.changes import SettledChange
 from flowstone.node.recovery import FLAGS_SINCE, replicaset_uuid_of
@@ -39,8 +40,6 @@ T = TypeVar("T")
 OnChange = Callable[[list[SettledChange]], None]
 OnResync = Callable[[VClock, VClock], None]
 """Told the position before and after, when a new snapshot has taken the place of the data."""
-
-_HINTS: Final = {errors.AccessDenied.code: "grant it the role 'replication' there"}
 
 _GAP_TEXT: Final = "Missing .xlog file"
 """How the error of 2.6 begins that has no code of its own."""
@@ -280,7 +279,10 @@ class Replica:
                 hint="see whether it is up, or allow more with connect_timeout",
             ) from self._applier.error
         except FlowstoneError as error:
-            hint = _HINTS.get(code_of(error), error.hint)
+            hint = error.hint
+            if code_of(error) == errors.AccessDenied.code:
+                is_guest = rights.is_guest(self._uri.user)
+                hint = rights.NO_USER if is_guest else "grant it the role 'replication' there"
             raise CannotFollow(f"cannot follow {address}: {error.message}", hint=hint) from error
         finally:
             self._follower.on_snapshot = lambda: None

@@ -24,7 +24,7 @@ from flowstone.node.member import Member
 from flowstone.replication import bootstrap_leader, replica_set
 from flowstone.replication.applier import ENDED, ApplierState, code_of, reaction
 from flowstone.replication.bootstrap_leader import Candidate
-from flowstone.replication.election import Mode
+from flowstone.replication.election import Mode, State
 from flowstone.replication.messages import Ballot
 from flowstone.replication.replica_set import DuplicateConnection, Progress, ReplicaSet, Upstream
 from flowstone.replication.vclock import VClock
@@ -78,22 +78,22 @@ class Replication:
         self._is_at_birth = at_birth
         self._is_connecting = True
         try:
-            await self._make_appliers(keep_followed=keep_followed)
+            stopped = await self._make_appliers(keep_followed=keep_followed)
             if not self._appliers:
                 return
             LOG.info("connecting to %d replicas", len(self._appliers))
-            for applier in self._appliers.values():
-                if applier.state not in _FOLLOWING:
-                    applier.start(pause_at=(_State.CONNECTED,))
+            for applier in stopped:
+                applier.start(pause_at=(_State.CONNECTED,))
             await self._until(self._has_connected, self._instance.configuration.replication_connect_timeout)
             self._check_open()
             await self._take_stock()
         finally:
             self._is_connecting = False
 
-    async def _make_appliers(self, *, keep_followed: bool = False) -> None:
-        """One for each URI that is configured. An applier that was there for it is used again, for what it has seen;
-        one that had stopped for good is not: whoever sets `replication` again has decided to go on.
+    async def _make_appliers(self, *, keep_followed: bool = False) -> list[Applier]:
+        """One for each URI that is configured; gives those that do not run now. An applier that was there for it is
+        used again, for what it has seen; one that had stopped for good is not: whoever sets `replication` again has
+        decided to go on.
         """
         applying = self._member.applying
         if applying is not None and not applying.is_sound:
@@ -119,6 +119,7 @@ class Replication:
             self._member.watch_log()
         if applying is not None:
             applying.start_anew()
+        return anew
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -298,7 +299,8 @@ class Replication:
     async def _join(self, leader: Candidate, *, is_last_try: bool = True) -> bool:
         """Takes the leader's data; False if it is worth another try, with nothing taken yet.
 
-        A login that is refused is tried again while somebody may be about to put it right, but not for ever.
+        A login that is refused is tried again while somebody may be about to put it right, and a leader that cannot
+        write while another may be elected, but not for ever.
         """
         applier = next(applier for applier in self._connected() if applier.uuid == leader.uuid)
         LOG.info("bootstrapping replica from %s at %s", leader.uuid, leader.address)
@@ -306,9 +308,9 @@ class Replication:
             for state in _FETCH if self._instance.configuration.replication_anon else _JOIN:
                 await applier.resume_to(state, is_patient=False)
         except FlowstoneError as error:
-            if is_last_try and code_of(error) in _NO_LOGIN:
+            if is_last_try and code_of(error) in (*_NO_LOGIN, errors.Readonly.code):
                 raise
-            after = reaction(error, is_2_6=self._instance.box.dialect is Dialect.V2_6)
+            after = reaction(error, is_2_6=self._instance.box.dialect is Dialect.V2_6, has_data=False)
             if self._member.is_joining or after not in (_State.LOADING, _State.DISCONNECTED):
                 raise
             if error.message != self._last_refusal:
@@ -387,6 +389,14 @@ class Replication:
         instance.settle_read_only()
         if not is_orphan:
             instance.queue.resume()
+
+    def elected(self) -> None:
+        """Who leads was voted for by a quorum, as it has what they have: it need not wait for who is away. Only
+        somebody who can write may strike those off.
+        """
+        instance = self._instance
+        if instance.status == "orphan" and instance.elections.raft.state is State.LEADER and not self._lacks_own_rows():
+            self.set_orphan(False)
 
     def reconfigure(self) -> None:
         """Options other than `replication` have changed."""

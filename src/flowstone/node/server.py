@@ -16,7 +16,7 @@ from typing import Any, Final
 from flowstone.box.access import GUEST, PUBLIC, UNIVERSE, Privilege
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
-from flowstone.iproto.constants import RequestType
+from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.greeting import Greeting, encode_greeting
 from flowstone.iproto.limits import PACKET_SIZE_MAX_BEFORE_AUTH
 from flowstone.iproto.packet import frame
@@ -25,8 +25,10 @@ from flowstone.iproto.requests import Request, decode_request
 from flowstone.node.instance import Instance
 from flowstone.node.procedures_box import built_in
 from flowstone.node.relay import Relays
-from flowstone.node.session import OpenTransactions, Session, no_replication
-from flowstone.node.turn import Reply, Turns
+from flowstone.node.session import Session, no_replication
+from flowstone.node.streams import OpenTransactions
+from flowstone.node.turn import Turns
+from flowstone.node.turn_batch import Reply
 from flowstone.node.watchers import Watchers, sources_of
 from flowstone.outside import Client, Listener, Receiver, Tls
 
@@ -41,6 +43,7 @@ READ_AHEAD_MAX: Final = 1024 * 1024
 
 _NO_REPLY: Final = Reply(b"")
 _LENGTH_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+_OF_REPLICAS: Final = (RequestType.JOIN, RequestType.SUBSCRIBE, RequestType.FETCH_SNAPSHOT, RequestType.REGISTER)
 _OF_EVERY_GUEST: Final = int(Privilege.SESSION | Privilege.USAGE)
 
 
@@ -83,6 +86,7 @@ class Connection:
         self.packet_size_max = server.limits.packet_size_max_before_auth
         self.in_flight = 0
         self._server = server
+        self._counters = instance.counters
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
         self._is_paused = False
@@ -103,7 +107,7 @@ class Connection:
             instance,
             server.watchers,
             server.procedures,
-            self._send_event,
+            self._answer,
             id=session_id,
             salt=salt,
             peer=client.peer,
@@ -118,6 +122,7 @@ class Connection:
         if self._relay is not None:
             self._relay.received(data)
             return
+        self._counters.received_bytes += len(data)
         self.unread += data
         size = len(self.unread)
         if size >= self._wanted and not self._is_held:
@@ -179,7 +184,26 @@ class Connection:
             # Executed later, in their order: their replies would pile up now.
             self._deferred.append(packet)
             return _NO_REPLY
-        return self.session.handle(decode_request(packet, is_2_6=self._server.is_2_6))
+        request = decode_request(packet, is_2_6=self._server.is_2_6)
+        answer = self.session.handle(request)
+        return answer if isinstance(answer, Reply) else self._timed(request, answer)
+
+    async def _timed(self, request: Request, answer: Coroutine[Any, Any, Reply]) -> Reply:
+        """One that takes longer than it should is logged, unless it is a replica's: those may."""
+        instance = self._server.instance
+        begun = instance.outside.clock.monotonic()
+        try:
+            return await answer
+        finally:
+            seconds = instance.outside.clock.monotonic() - begun
+            if seconds > instance.configuration.too_long_threshold and request.type not in _OF_REPLICAS:
+                more = self.session.fields_of(request) | {"seconds": seconds}
+                LOG.warning("too long %s: %.3f sec", type_name(request.type), seconds, extra=more)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """Whom a line of the log is about."""
+        return {"peer": self.client.peer, "connection": self.session.id}
 
     def replying(self, size: int) -> None:
         self._unsent += size
@@ -188,12 +212,14 @@ class Connection:
 
     def postponed(self, count: int) -> None:
         self.in_flight += count
+        self._counters.requests_in_progress += count
         if self.in_flight >= self._server.limits.net_msg_max:
             self._is_held = True
 
     def send_late(self, packets: Sequence[bytes], count: int) -> None:
         self.in_flight -= count
-        self.write(packets[0] if len(packets) == 1 else b"".join(packets))
+        self._counters.requests_in_progress -= count
+        self._answer(packets[0] if len(packets) == 1 else b"".join(packets))
         if self._is_held:
             self._continue()
 
@@ -205,8 +231,7 @@ class Connection:
 
     def send(self, packets: Sequence[bytes]) -> None:
         self._unsent = 0
-        if not self._is_closed:
-            self.client.write(packets[0] if len(packets) == 1 else b"".join(packets))
+        self._answer(packets[0] if len(packets) == 1 else b"".join(packets))
         if self._is_held:
             self._continue()  # the log may have taken longer than the turn
 
@@ -285,22 +310,23 @@ class Connection:
 
     async def _run(self, reply: Coroutine[Any, Any, Reply]) -> None:
         try:
-            packet = (await reply).packet
-            if packet and not self._is_closed:
-                self.client.write(packet)
+            self._answer((await reply).packet)
         finally:
             self.in_flight -= 1
+            self._counters.requests_in_progress -= 1
             self._server.watchers.check()
             self._continue()
 
-    def _send_event(self, packet: bytes) -> None:
-        if not self._is_closed:
-            self.client.write(packet)
+    def _answer(self, data: bytes) -> None:
+        if data and not self._is_closed:
+            self._counters.sent_bytes += len(data)
+            self.client.write(data)
 
     def after_turn(self) -> None:
         """Puts back what could not be executed, closes who was refused, and goes on reading who may be read."""
         if self._refusal is not None and not self._is_closed:
-            LOG.info("%s sent something that is no packet, and is disconnected", self.client.peer)
+            what = "%s sent something that is no packet, and is disconnected"
+            LOG.info(what, self.client.peer, extra=self._fields)
             self.client.write(self._refusal)
             self.client.close()
             self.closed()
@@ -345,14 +371,16 @@ class Connection:
         if self._relay is not None:
             return  # it has its own idea of what is too long
         if self._congested_since is not None and now - self._congested_since > limits.slow_reader_seconds:
-            LOG.warning("%s does not read what it asked for, and is disconnected", self.client.peer)
+            what = "%s does not read what it asked for, and is disconnected"
+            LOG.warning(what, self.client.peer, extra=self._fields)
             self.client.abort()
         elif (
             limits.auth_seconds is not None
             and not self.session.is_authenticated
             and now - self._opened > limits.auth_seconds
         ):
-            LOG.info("%s has not authenticated in time, and is disconnected", self.client.peer)
+            what = "%s has not authenticated in time, and is disconnected"
+            LOG.info(what, self.client.peer, extra=self._fields)
             self.client.abort()
         else:
             self.session.expire(now)
@@ -385,12 +413,16 @@ class Server:
         self.is_2_6 = instance.box.dialect is Dialect.V2_6
         self.relays: Relays | None = None
         """Whoever serves replicas; there is nobody before there is data, and where there is no log."""
-        self.accepted_count = 0
         self.open_transactions = OpenTransactions(
             self.limits.transactions_max, self.limits.transactions_max_before_auth, self.trusts_guests
         )
         self._turns = Turns(
-            instance.box, instance.journal, instance.commits, instance.outside.clock, wide=not self.is_2_6
+            instance.box,
+            instance.journal,
+            instance.commits,
+            instance.outside.clock,
+            instance.counters,
+            wide=not self.is_2_6,
         )
         self._connections: dict[Connection, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -433,7 +465,7 @@ class Server:
         tasks = [*self._tasks, *([self._sweeper] if self._sweeper is not None else [])]
         self._sweeper = None
         for task in tasks:
-            task.cancel()
+            asyncio.get_running_loop().call_soon(task.cancel)  # behind its first step, as in `Connection.closed`
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._connections):
             connection.client.close()
@@ -454,13 +486,16 @@ class Server:
             client.abort()
             return _Turned()
         self._is_full = False
-        self.accepted_count += 1
-        connection = Connection(self, client, self.accepted_count)
+        counters = self.instance.counters
+        counters.connections_total += 1
+        connection = Connection(self, client, counters.connections_total)
         self._connections[connection] = None
+        counters.connections = len(self._connections)
         return connection
 
     def forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self.instance.counters.connections = len(self._connections)
         self._ready.pop(connection, None)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -493,7 +528,7 @@ class Server:
             self.start(self._after_log())
             return
         connections, self._ready = list(self._ready), {}
-        size = 0
+        size, begun = 0, self.instance.outside.clock.monotonic()
         for connection in connections:
             connection.before_turn()
             size += len(connection.unread)
@@ -509,6 +544,9 @@ class Server:
             connection.after_turn()
         self.watchers.check()
         self._unwritten = 0 if journal.is_idle else self._unwritten + size
+        seconds = self.instance.outside.clock.monotonic() - begun
+        if seconds > self.instance.configuration.too_long_threshold:
+            LOG.warning("too long turn: %d connections, %d bytes: %.3f sec", len(connections), size, seconds)
 
     async def _after_log(self) -> None:
         try:

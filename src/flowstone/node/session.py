@@ -29,7 +29,8 @@ from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
 from flowstone.node.linearizable import linearization_point
 from flowstone.node.procedures import Call, Procedures, rows_of_call_16
-from flowstone.node.turn import Reply
+from flowstone.node.streams import OpenTransactions, Stream
+from flowstone.node.turn_batch import Reply
 from flowstone.node.watchers import Watchers, ballot
 
 LOG = logging.getLogger("flowstone.node")
@@ -71,54 +72,6 @@ _WHILE_LOADING = frozenset(
 """What an instance answers before it has its data."""
 
 _NO_REPLY: Final = Reply(b"")
-
-
-class Stream:
-    """Requests that are executed one after the other, and the transaction that they may be in."""
-
-    __slots__ = ("deadline", "is_known", "last", "transaction")
-
-    def __init__(self) -> None:
-        self.transaction: InteractiveTransaction | None = None
-        self.deadline = 0.0
-        self.is_known = False
-        """Whose the transaction is among the open ones."""
-        self.last: asyncio.Future[None] | None = None
-        """Done when the last of its requests that takes time is."""
-
-    def usable(self) -> InteractiveTransaction | None:
-        """The open transaction; raises why it has failed."""
-        if self.transaction is not None:
-            self.transaction.check()
-        return self.transaction
-
-
-class OpenTransactions:
-    """How many transactions all clients have open, in bounds: each may hold a view, which every write has to serve.
-
-    Those of strangers, who have not authenticated and are no guests that somebody trusts, are few and counted apart,
-    so that they are in nobody's way.
-    """
-
-    def __init__(
-        self, count_max: int, count_max_before_auth: int, trusts_guests: Callable[[], bool] = lambda: True
-    ) -> None:
-        self._max = {True: count_max, False: count_max_before_auth}
-        self._count = {True: 0, False: 0}
-        self._trusts_guests = trusts_guests
-
-    def add(self, is_authenticated: bool) -> bool:
-        """One more; whether it is a known client's, which `remove` wants to know."""
-        is_known = is_authenticated or self._trusts_guests()
-        most = self._max[is_known]
-        if self._count[is_known] >= most:
-            whose = "" if is_known else " before authentication"
-            raise errors.Unsupported(f"This server does not support more than {most} open transactions{whose}")
-        self._count[is_known] += 1
-        return is_known
-
-    def remove(self, is_known: bool) -> None:
-        self._count[is_known] -= 1
 
 
 class Session:
@@ -167,6 +120,7 @@ class Session:
             handler = self._handlers.get(request.type)
             if handler is None:
                 raise errors.UnknownRequestType(f"Unknown request type {request.type}")
+            self._instance.counters.operations[request.type] += 1
             self._check(request)
             if request.stream_id:
                 return self._handle_in_stream(handler, request)
@@ -184,16 +138,38 @@ class Session:
             raise errors.Loading("Instance bootstrap hasn't finished yet")
 
     def _refusal(self, request: Request, error: Exception) -> Reply:
-        """The reply that tells the error; one that is ours is logged, without what the request held."""
+        """The reply that tells the error; one that is ours is logged, without what the request held.
+
+        One that was foreseen, such as that of a node that is being stopped, needs no trace of where it comes from.
+        """
+        self._instance.counters.errors += 1
         if isinstance(error, RemoteProtocolError):
             told: TarantoolError = errors.InvalidMsgpack(f"Invalid MsgPack - {error.message}")
         elif isinstance(error, TarantoolError):
             told = error
+        elif isinstance(error, FlowstoneError):
+            LOG.error("%s request failed: %s", type_name(request.type), error, extra=self.fields_of(request))
+            told = errors.Unknown(error.message)
+        elif isinstance(error, OSError):  # such as a file that cannot be read; where it lies is nobody else's business
+            LOG.error("%s request failed: %s", type_name(request.type), error, extra=self.fields_of(request))
+            told = errors.Unknown(f"Internal error: {error.strerror or type(error).__name__}")
         else:
-            LOG.error("%s request failed", type_name(request.type), exc_info=error)
-            text = error.message if isinstance(error, FlowstoneError) else f"Internal error: {type(error).__name__}"
-            told = errors.Unknown(text)
+            LOG.error("%s request failed", type_name(request.type), exc_info=error, extra=self.fields_of(request))
+            told = errors.Unknown(f"Internal error: {type(error).__name__}")
+        if LOG.isEnabledFor(logging.DEBUG):
+            more = self.fields_of(request) | {"error_code": told.code}
+            LOG.debug("%s request is refused: %s", type_name(request.type), told.message, extra=more)
         return Reply(encode_error(request.sync, self._box.schema_version, told, self._wide), request.sync)
+
+    def fields_of(self, request: Request) -> dict[str, Any]:
+        """By what a line of the log names a request: connection and sync, which the client chose, tell it apart."""
+        return {
+            "peer": self.peer,
+            "connection": self.id,
+            "sync": request.sync,
+            "request_id": f"{self.id}-{request.sync}",
+            "request": type_name(request.type),
+        }
 
     def _ok(self, request: Request, body: bytes = b"\x80", transaction: Transaction | None = None) -> Reply:
         return Reply(encode_ok(request.sync, self._box.schema_version, body, self._wide), request.sync, transaction)

@@ -34,7 +34,7 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
 from flowstone.node.changes import SettledChange
 from flowstone.node.recovery import sort_indexes
-from flowstone.node.replay import BULK_MIN, Replay, Synchro, execute
+from flowstone.node.replay import BULK_MIN, OF_A_PEER, Replay, Synchro, execute
 from flowstone.replication.row_stream import RowStream
 from flowstone.replication.settled import SettledTracker, Tracked
 from flowstone.replication.synchro import Promote
@@ -108,7 +108,7 @@ class Snapshot:
         self.box.is_recovering = True
         self.vclock = vclock.without_zero()
         self._choice = choice
-        self._replay = Replay(self.box)
+        self._replay = Replay(self.box, hint=OF_A_PEER)
 
     @property
     def synchro(self) -> Synchro:

@@ -10,6 +10,9 @@ from flowstone.box.index import SETTLED_BY_READ
 from flowstone.outside import Outside
 
 LOOK_INTERVAL = 0.1
+LOOK_INTERVAL_MAX = 1.0
+"""The pause grows to this while there is nothing to do: idle nodes are to be idle."""
+
 STEP_INTERVAL = 0.002
 STEP = 1000
 """Keys that are put in their places at once."""
@@ -20,11 +23,16 @@ BUSY_INTERVAL = 0.1
 
 async def settle_indexes(outside: Outside, box: Box) -> None:
     """Until it is cancelled. What the next read in order settles by itself is left to it."""
+    interval = LOOK_INTERVAL
     while True:
-        await outside.clock.sleep(LOOK_INTERVAL)
+        await outside.clock.sleep(interval)
         indexes = [index for space in box.spaces.values() for index in space.served]
+        interval = min(2 * interval, LOOK_INTERVAL_MAX)
         for index in indexes:
-            while index.debt > SETTLED_BY_READ and not index.settle_partly(STEP):
+            while index.debt > SETTLED_BY_READ:
+                interval = LOOK_INTERVAL
+                if index.settle_partly(STEP):
+                    break
                 due = outside.clock.monotonic() + 2 * STEP_INTERVAL
                 await outside.clock.sleep(STEP_INTERVAL)
                 if outside.clock.monotonic() > due:

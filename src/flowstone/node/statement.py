@@ -117,7 +117,7 @@ def rebase(operations: bytes, base: int) -> bytes:
         for _ in range(count):
             parts += _rebased(unpacker, operations, base)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RowError(f"operations of an update are broken: {error or type(error).__name__}") from error
+        raise RowError(f"operations of an update are broken: {str(error) or type(error).__name__}") from error
     return b"".join(parts)
 
 

@@ -50,6 +50,9 @@ LOG = logging.getLogger("flowstone.node")
 SYNCHRO_TIMEOUT: Final = 5.0
 """Default of `replication_synchro_timeout`, in seconds."""
 
+STALL_SECONDS: Final = 1.0
+"""A process that wakes up so late has been asleep: others replace a leader that says nothing for some seconds."""
+
 _TYPES: Final = {
     Confirm: RequestType.RAFT_CONFIRM.value,
     Rollback: RequestType.RAFT_ROLLBACK.value,
@@ -59,6 +62,9 @@ _TYPES: Final = {
 
 Told = Callable[[FlowstoneError | None], None]
 
+
+_CLAIM: Final = "await node.promote(), or start with election_mode"
+"""For the program that the node is part of; its clients get the message alone."""
 
 _LATER: Final = "it is in the log, and the set decides about it when the node is back"
 
@@ -118,7 +124,7 @@ class Received(NamedTuple):
     """A row of a peer about the queue, as it goes into the log: itself, or a NOP in its place."""
 
     rows: bytes
-    nop: bytes
+    nop: Callable[[], bytes]
     lsns: Mapping[int, int]
     logged: Told
 
@@ -145,6 +151,7 @@ class SynchroQueue:
         self._transfer: asyncio.Future[None] | None = None
         self._clearing: list[asyncio.Future[None]] = []
         self._alarm = Alarm(self._clock, self._tick)
+        self._patient_until = 0.0
         self._shown = self._appearance()
         self._was_busy = False
         self._is_closed = False
@@ -221,7 +228,11 @@ class SynchroQueue:
         self, waiting: Waiting, *, is_synchronous: bool, is_local: bool = False, size: int = 0
     ) -> Entry[Waiting] | None:
         """As `Limbo.submit`, before the rows are encoded."""
-        return self.limbo.submit(waiting, is_synchronous=is_synchronous, is_local=is_local, size=size)
+        try:
+            return self.limbo.submit(waiting, is_synchronous=is_synchronous, is_local=is_local, size=size)
+        except errors.SyncQueueUnclaimed as error:
+            error.hint = _CLAIM
+            raise
 
     def receive(
         self, waiting: Waiting, *, origin_id: int, lsn: int, is_synchronous: bool, size: int = 0
@@ -308,7 +319,15 @@ class SynchroQueue:
         self._do(self.limbo.configure(quorum=quorum, timeout=timeout, max_size=max_size, member_count=member_count))
 
     def _tick(self) -> None:
-        self._do(self.limbo.tick(self._clock.monotonic()))
+        now = self._clock.monotonic()
+        if self._alarm.late > STALL_SECONDS:
+            # Others may have gone on without us, and confirmed what we would take back: their word is still to be read.
+            LOG.warning("the process stood still for %.1f s: what waits gets its time anew", self._alarm.late)
+            self._patient_until = now + self.timeout
+        if now < self._patient_until:
+            self._alarm.set(self._patient_until)
+        else:
+            self._do(self.limbo.tick(now))
 
     # --- ownership ---
 
@@ -478,7 +497,7 @@ class SynchroQueue:
 
     def _write_nop(self, request: Request) -> None:
         received = self._received.pop(request)
-        self._journal.submit_replicated(received.nop, received.lsns, received.logged)
+        self._journal.submit_replicated(received.nop(), received.lsns, received.logged)
         self._journal.flush()
 
     def _log(self, request: Request, received: Received, rows: bytes) -> None:

@@ -75,6 +75,8 @@ class Chunk:
         """The rows that one replica gets."""
         if not sync and rows.takes_all(self.before, self.after):
             return self.packets
+        if rows.takes_nothing(self.before, self.after):
+            return b""
         return packets_of(self.slab, rows, sync)
 
     @property

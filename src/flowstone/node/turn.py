@@ -8,9 +8,9 @@ quick lane (`quick.py`). Replies to writes leave when the log has them; a failed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -31,10 +31,12 @@ from flowstone.iproto.packet import PacketError, split
 from flowstone.iproto.replies import encode_error
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.node.commits import Commits, client_error
+from flowstone.node.counters import Counters
 from flowstone.node.journal import Journal
 from flowstone.node.late_replies import LateReplies
 from flowstone.node.quick import QuickLane
 from flowstone.node.synchro_queue import Waiting
+from flowstone.node.turn_batch import Batch, Part, Peer, Reply
 from flowstone.outside import Clock
 from flowstone.replication.limbo_queue import Entry
 
@@ -62,59 +64,6 @@ SELECT, INSERT, REPLACE = RequestType.SELECT.value, RequestType.INSERT.value, Re
 DELETE = RequestType.DELETE.value
 _READ, _WRITE = 1, 2  # of box.access.Privilege
 _PACKET_LINES: Final = (scan.SPAN, scan.PACKET_AT, scan.PACKET_END)
-
-
-class Reply(NamedTuple):
-    """What a session answers. `transaction` has taken effect and must be in the log before the packet leaves."""
-
-    packet: bytes
-    sync: int = 0
-    transaction: Transaction | None = None
-
-
-class Peer(Protocol):
-    """A connection, as a turn sees it. `unread` holds the bytes that no turn has taken yet."""
-
-    unread: bytearray
-    packet_size_max: int
-
-    @property
-    def user(self) -> int:
-        """Whose rights its statements have."""
-        ...
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether requests of it have to wait: `handle` then keeps them for a later turn, and no batch may overtake."""
-        ...
-
-    def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
-        """Executes one request. Every error that it may cause is in the reply."""
-        ...
-
-    def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
-        """Runs what takes time, and sends its reply when there is one."""
-        ...
-
-    def replying(self, size: int) -> None:
-        """Told of each reply in the making; who asks for more than is good has to wait."""
-        ...
-
-    def send(self, packets: Sequence[bytes]) -> None:
-        """Sends replies. A connection that is gone sends nothing."""
-        ...
-
-    def postponed(self, count: int) -> None:
-        """Told of replies that have to wait for others than us; who has many of them has to wait with its next."""
-        ...
-
-    def send_late(self, packets: Sequence[bytes], count: int) -> None:
-        """Sends `count` replies that were postponed."""
-        ...
-
-    def refuse(self, reason: str) -> None:
-        """Ends the connection, because what it sent is no packet."""
-        ...
 
 
 class _Outbox:
@@ -149,14 +98,24 @@ class _Outbox:
 class Turns:
     """Executes what arrives. `wide` says how replies tell the schema version, see `iproto/replies.py`."""
 
-    def __init__(self, box: Box, journal: Journal, commits: Commits, clock: Clock, *, wide: bool) -> None:
+    def __init__(
+        self,
+        box: Box,
+        journal: Journal,
+        commits: Commits,
+        clock: Clock,
+        counters: Counters | None = None,
+        *,
+        wide: bool,
+    ) -> None:
+        self._counters = counters = counters or Counters()
         self._box = box
         self._journal = journal
         self._commits = commits
         self._clock = clock
         self._wide = wide
-        self._quick = QuickLane(box, journal, commits, clock, wide=wide)
-        self._late = LateReplies(box, wide=wide)
+        self._quick = QuickLane(box, journal, commits, clock, counters, wide=wide)
+        self._late = LateReplies(box, counters, wide=wide)
         self._table: Cells = np.empty((scan.LINES, TURN_REQUESTS_MAX), np.int64)
 
     def run(self, peers: Sequence[Peer]) -> None:
@@ -210,17 +169,19 @@ class Turns:
         spans[:, scan.AT] = spans[:, scan.START]
         spans[:, scan.SIZE_MAX] = [peer.packet_size_max for peer in peers]
         count = scan.scan_requests(buf, spans, self._table)
-        batch = _Batch(data, buf, self._table, peers)
+        batch = Batch(data, buf, self._table, peers)
         for code, start, end in _stretches(scan.runs(self._table[scan.CODE, :count])):
             if code == NOT_SIMPLE or batch.size(start, end) > BULK_SIZE_MAX:
                 self._one_by_one(batch, start, end, outbox)
             elif code == MIXED:
                 self._run_mixed(batch, start, end, outbox)
-            elif not self._run_bulk(code, batch.part(start, end), outbox):
+            elif self._run_bulk(code, batch.part(start, end), outbox):
+                self._counters.operations[code >> scan.TYPE_SHIFT] += end - start
+            else:
                 self._one_by_one(batch, start, end, outbox)
         self._leave(peers, spans)
 
-    def _one_by_one(self, batch: _Batch, start: int, end: int, outbox: _Outbox) -> None:
+    def _one_by_one(self, batch: Batch, start: int, end: int, outbox: _Outbox) -> None:
         spans, ats, ends = (batch.cells[line, start:end].tolist() for line in _PACKET_LINES)
         for span, at, behind in zip(spans, ats, ends, strict=True):
             self._handle(batch.peers[span], batch.data[at:behind], outbox)
@@ -273,7 +234,7 @@ class Turns:
         except TarantoolError as error:
             late(error)
 
-    def _run_waiting(self, kind: int, lane: Lane, keys: list[Key], part: _Part) -> bool:
+    def _run_waiting(self, kind: int, lane: Lane, keys: list[Key], part: Part) -> bool:
         """Executes writes that wait for a verdict, each to be taken back for itself; False, with nothing done, if one
         of them cannot be executed."""
         index, queue = lane.primary, self._commits.queue
@@ -316,7 +277,7 @@ class Turns:
                 late(refusal)
         return True
 
-    def _run_together(self, lane: Lane, keys: list[Key], part: _Part) -> bool:
+    def _run_together(self, lane: Lane, keys: list[Key], part: Part) -> bool:
         """Puts tuples as a run of transactions; False, with nothing done, if that cannot be for all of them."""
         if len(set(keys)) < len(keys):  # a part of the run would take back what stood at a key before both
             return False
@@ -336,7 +297,7 @@ class Turns:
         self._log_waiting(part, [entry], lsn, count)
         return True
 
-    def _log_waiting(self, part: _Part, entries: list[Entry[Waiting]], lsn: int, count: int) -> None:
+    def _log_waiting(self, part: Part, entries: list[Entry[Waiting]], lsn: int, count: int) -> None:
         journal, flags = self._journal, self._commits.queue.limbo.row_flags(entries[0])
         start, end = part.start, part.start + count
         content = int((part.cells[scan.PACKET_END, start:end] - part.cells[scan.PACKET_AT, start:end]).sum())
@@ -347,9 +308,10 @@ class Turns:
         self._commits.submit_waiting(entries, lambda done: journal.submit(rows, count, done))
 
     def _error(self, sync: int, error: TarantoolError) -> bytes:
+        self._counters.errors += 1
         return encode_error(sync, self._box.schema_version, error, self._wide)
 
-    def _lane(self, code: int, part: _Part) -> Lane | None:
+    def _lane(self, code: int, part: Part) -> Lane | None:
         """The lane of requests that can be executed in bulk, with the rights of those who sent them."""
         box, kind = self._box, code >> scan.TYPE_SHIFT
         space = box.spaces.get(code & SPACE_ID_MASK)
@@ -365,12 +327,12 @@ class Turns:
         """Whether writes are facts only when they have a verdict."""
         return lane.space.definition.is_sync or not self._commits.queue.is_empty
 
-    def _may(self, space: Space, part: _Part, privilege: int) -> bool:
+    def _may(self, space: Space, part: Part, privilege: int) -> bool:
         allows = self._box.access.allows
         users = dict.fromkeys(peer.user for peer in part.peers_of())
         return all(user == ADMIN or allows(user, space.id) & privilege for user in users)
 
-    def _keys(self, code: int, lane: Lane, part: _Part) -> list[Key] | None:
+    def _keys(self, code: int, lane: Lane, part: Part) -> list[Key] | None:
         """The keys of all requests of the part; None if one of them needs a closer look."""
         if code >> scan.TYPE_SHIFT in (SELECT, DELETE):
             ats, ends = part.line(scan.KEY_AT), part.line(scan.KEY_END)
@@ -380,7 +342,7 @@ class Turns:
             return None
         return bulk.tuple_keys(lane, part.data, part.buf, ats, ends)
 
-    def _run_bulk(self, code: int, part: _Part, outbox: _Outbox) -> bool:
+    def _run_bulk(self, code: int, part: Part, outbox: _Outbox) -> bool:
         """Executes requests of one type on one space, all of them; False, with nothing done, if that cannot be."""
         lane = self._lane(code, part)
         keys = self._keys(code, lane, part) if lane is not None else None
@@ -407,7 +369,7 @@ class Turns:
             self._log(part, written, replace, outbox)
         return True
 
-    def _run_mixed(self, batch: _Batch, start: int, end: int, outbox: _Outbox) -> None:
+    def _run_mixed(self, batch: Batch, start: int, end: int, outbox: _Outbox) -> None:
         """Executes plain statements of several kinds in their order; those that need more go one by one."""
         plan = self._plan(batch.part(start, end))
         if plan is None:
@@ -418,6 +380,7 @@ class Turns:
                 results = self._execute(plan, written)
                 part = batch.part(start, start + len(results))
                 if results:
+                    self._count(part)
                     replace = self._reply_tuples(part, results, outbox)
                     if written:
                         self._log(part, written, replace, outbox)
@@ -430,7 +393,12 @@ class Turns:
                 return
             plan = plan[len(results) + 1 :]
 
-    def _plan(self, part: _Part) -> list[_Step] | None:
+    def _count(self, part: Part) -> None:
+        kinds, counts = np.unique(part.line(scan.CODE) >> scan.TYPE_SHIFT, return_counts=True)
+        for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
+            self._counters.operations[kind] += count
+
+    def _plan(self, part: Part) -> list[_Step] | None:
         """What each request does to which index; None if one of them needs a closer look."""
         codes = part.line(scan.CODE)
         steps: list[_Step | None] = [None] * len(codes)
@@ -468,17 +436,17 @@ class Turns:
             results.append(old if kind == DELETE else raw)
         return results
 
-    def _reply_tuples(self, part: _Part, tuples: list[bytes | None], outbox: _Outbox) -> list[Callable[[bytes], None]]:
+    def _reply_tuples(self, part: Part, tuples: list[bytes | None], outbox: _Outbox) -> list[Callable[[bytes], None]]:
         return self._reply(part, *_joined(tuples), outbox)
 
     def _reply(
-        self, part: _Part, source: Bytes, ats: Cells, sizes: Cells, outbox: _Outbox
+        self, part: Part, source: Bytes, ats: Cells, sizes: Cells, outbox: _Outbox
     ) -> list[Callable[[bytes], None]]:
         """Queues a reply to each request; one replacer per connection."""
         out, edges = self._build_replies(part, part.end - part.start, source, ats, sizes)
         return [outbox.add(peer, out[edges[first] : edges[behind]].tobytes()) for peer, first, behind in part.by_peer()]
 
-    def _build_replies(self, part: _Part, count: int, source: Bytes, ats: Cells, sizes: Cells) -> tuple[Bytes, Cells]:
+    def _build_replies(self, part: Part, count: int, source: Bytes, ats: Cells, sizes: Cells) -> tuple[Bytes, Cells]:
         """Replies to the first `count` requests, one behind the other, and where each begins."""
         out: Bytes = np.empty(batches.replies_bound(count, int(np.maximum(sizes, 0).sum())), np.uint8)
         edges: Cells = np.empty(count + 1, np.int64)
@@ -486,14 +454,14 @@ class Turns:
         batches.build_replies(source, ats, sizes, part.cells, part.start, end, out, version, wide, edges)
         return out, edges
 
-    def _packets(self, part: _Part, tuples: Sequence[bytes | None]) -> list[bytes]:
+    def _packets(self, part: Part, tuples: Sequence[bytes | None]) -> list[bytes]:
         """The replies to the first requests of a part, each for itself."""
         source, ats, sizes = _joined(tuples)
         out, edges = self._build_replies(part, len(tuples), source, ats, sizes)
         data, ends = out[: edges[-1]].tobytes(), edges.tolist()
         return [data[at:end] for at, end in pairwise(ends)]
 
-    def _log(self, part: _Part, written: BulkWrite, replace: list[Callable[[bytes], None]], outbox: _Outbox) -> None:
+    def _log(self, part: Part, written: BulkWrite, replace: list[Callable[[bytes], None]], outbox: _Outbox) -> None:
         journal = self._journal
         count = part.end - part.start
         # The content of a packet is more than that of its row.
@@ -515,7 +483,7 @@ class Turns:
         self._box.in_flight.append(written)
         journal.submit(out[:size].tobytes(), rows, done)
 
-    def _refuse(self, part: _Part, replace: list[Callable[[bytes], None]], error: TarantoolError) -> None:
+    def _refuse(self, part: Part, replace: list[Callable[[bytes], None]], error: TarantoolError) -> None:
         """Turns the replies of a part into errors: reads among its writes have seen what was taken back."""
         syncs = part.syncs.astype(np.uint64).tolist()
         for instead, (_, first, behind) in zip(replace, part.by_peer(), strict=True):
@@ -531,59 +499,6 @@ def _joined(tuples: Sequence[bytes | None]) -> tuple[Bytes, Cells, Cells]:
 
 
 _Step = tuple[int, Index, Key, bytes | None]
-
-
-class _Part:
-    """Requests of a batch: columns `start` to `end` of `cells`, or the chosen ones of them."""
-
-    __slots__ = ("_peers", "_spans", "buf", "cells", "data", "end", "start", "syncs")
-
-    def __init__(self, data: bytes, buf: Bytes, cells: Cells, start: int, end: int, peers: Sequence[Peer]) -> None:
-        self.data = data
-        self.buf = buf
-        self.cells = cells
-        self.start = start
-        self.end = end
-        self._peers = peers
-        self._spans = [(peers[span], first, behind) for span, first, behind in scan.runs(self.line(scan.SPAN))]
-        # The table belongs to the next turn by the time that a write may fail.
-        self.syncs: Cells = self.line(scan.SYNC).copy()
-
-    def line(self, number: int) -> Cells:
-        return self.cells[number, self.start : self.end]
-
-    def choose(self, which: Cells) -> _Part:
-        """Some of the requests, by their numbers from the start."""
-        cells = np.ascontiguousarray(self.cells[:, self.start + which])
-        return _Part(self.data, self.buf, cells, 0, len(which), self._peers)
-
-    def by_peer(self) -> list[tuple[Peer, int, int]]:
-        """The connections, and which of the requests are theirs, counted from the start."""
-        return self._spans
-
-    def peers_of(self) -> list[Peer]:
-        return [peer for peer, _, _ in self._spans]
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether one of the connections has requests that must not be overtaken."""
-        return any(peer.is_waiting for peer, _, _ in self._spans)
-
-
-class _Batch(NamedTuple):
-    """What a turn has scanned."""
-
-    data: bytes
-    buf: Bytes
-    cells: Cells
-    peers: Sequence[Peer]
-
-    def size(self, start: int, end: int) -> int:
-        """Bytes of the requests from `start` to `end`."""
-        return int(self.cells[scan.PACKET_END, end - 1] - self.cells[scan.PACKET_AT, start])
-
-    def part(self, start: int, end: int) -> _Part:
-        return _Part(self.data, self.buf, self.cells, start, end, self.peers)
 
 
 def _stretches(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

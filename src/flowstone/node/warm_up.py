@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -24,8 +25,9 @@ from flowstone.iproto.row import Row
 from flowstone.node.commits import Commits
 from flowstone.node.journal import Journal, WalMode
 from flowstone.node.tail import packets_of
-from flowstone.node.turn import BULK_COUNT_MIN, Reply, Turns
-from flowstone.outside import Outside
+from flowstone.node.turn import BULK_COUNT_MIN, Turns
+from flowstone.node.turn_batch import Reply
+from flowstone.outside import production
 from flowstone.replication.relay import RowFilter
 from flowstone.replication.row_stream import RowStream, journal_rows, slab_of_rows
 from flowstone.replication.vclock import VClock
@@ -36,8 +38,13 @@ ROWS: Final = 32
 REQUESTS: Final = (RequestType.REPLACE, RequestType.INSERT, RequestType.SELECT, RequestType.DELETE)
 
 
-def warm_up(outside: Outside) -> int:
-    """Runs a turn of every kind of bulk statement; touches neither disk nor network. The number of replies."""
+@cache
+def warm_up() -> int:
+    """Runs a turn of every kind of bulk statement, once in a process; the number of replies.
+
+    Touches neither disk nor network, so it needs no outside of anybody's.
+    """
+    outside = production()
     index = IndexDefinition(SPACE_ID, 0, "primary", "tree", True, (IndexPart(0, "unsigned"),))
     box = Box(Dialect.V2_11)
     box.put_space(Space(SpaceDefinition(SPACE_ID, "warm_up", indexes=(index,)), box.collations, box.views, box.dialect))

@@ -249,6 +249,11 @@ def _server_context(tls: Tls) -> ssl.SSLContext:
     return _with_files(context, tls)
 
 
+def check_tls(tls: Tls) -> None:
+    """TlsRefused where a listener could not use it."""
+    _server_context(tls)
+
+
 def _with_files(context: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls.cert_file:

@@ -15,6 +15,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
 from flowstone.replication.lost_tail import TailLost
+from flowstone.replication.received_rows import OwnRowRefused
 
 
 class ApplierState(Enum):
@@ -105,10 +106,15 @@ class ConnectionLost(FlowstoneError):
     """The connection could not be made, broke, or nothing was heard for too long. Trying again may help."""
 
 
-def reaction(error: FlowstoneError | OSError, *, is_2_6: bool) -> ApplierState:
-    """The state that an applier of our age is in after `error`, its own or the peer's (reference 11.1)."""
-    if isinstance(error, OSError | ConnectionLost):
+def reaction(error: FlowstoneError | OSError, *, is_2_6: bool, has_data: bool = True) -> ApplierState:
+    """The state that an applier of our age is in after `error`, its own or the peer's (reference 11.1).
+
+    Real instances without data give up where nobody can write; ours wait for who is about to be elected.
+    """
+    if isinstance(error, OSError | ConnectionLost | OwnRowRefused):
         return _State.DISCONNECTED
+    if isinstance(error, errors.Readonly) and not has_data:
+        return _State.LOADING
     if isinstance(error, TailLost) and error.may_come_back:
         return _State.LOADING
     code = code_of(error)
@@ -139,6 +145,9 @@ DUPLICATE: Final = "duplicate connection with the same replica UUID"
 DUPLICATE_MAX: Final = 10
 """How often a peer may say that we are connected already: it notices late that a connection of ours was lost."""
 
+MESSAGE_MAX: Final = 1024
+"""Characters of an error's text. Real servers cut theirs off at 512 bytes."""
+
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -166,6 +175,11 @@ _DOING: Final = {
     _State.CONNECTED: "cannot join or follow",
     _State.READY: "cannot join or follow",
 }
+
+
+def shortened(message: str) -> str:
+    """For the log and `box.info`, which show it for as long as the peer is not followed: a peer may say anything."""
+    return message if len(message) <= MESSAGE_MAX else f"{message[:MESSAGE_MAX]}… ({len(message)} characters)"
 
 
 def doing(state: ApplierState) -> str:

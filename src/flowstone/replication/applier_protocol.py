@@ -17,7 +17,7 @@ import numpy as np
 
 from flowstone.errors import LocalProtocolError, RemoteProtocolError
 from flowstone.iproto import auth, errors, scan
-from flowstone.iproto.constants import Feature, Key, RequestType, type_name
+from flowstone.iproto.constants import VCLOCK_MAX, Feature, Key, RequestType, type_name
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.greeting import GREETING_SIZE, Greeting, decode_greeting
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
@@ -28,6 +28,7 @@ from flowstone.replication import messages
 from flowstone.replication.applier import TRANSITIONS, ApplierState, UnsupportedPeer, other_replica_set
 from flowstone.replication.ballot_watch import decode_vote
 from flowstone.replication.messages import Ack, Ballot, Heartbeat, Join, Register, Subscribe, SubscribeReply
+from flowstone.replication.received_rows import check_rows
 from flowstone.replication.row_stream import REPLY_SIZE_MAX, RowStream
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
@@ -378,7 +379,8 @@ class ApplierProtocol:
             is_other = slab.cells[scan.TYPE, first:] != _INSERT
         else:
             is_other = slab.cells[scan.LSN, first:] == 0
-        stop = first + int(np.argmax(is_other)) if is_other.any() else len(slab)
+        found = int(is_other.argmax())
+        stop = first + found if is_other[found] else len(slab)
         if stop > first:
             whole = first == 0 and stop == len(slab)
             self._data(slab if whole else replace(slab, cells=slab.cells[:, first:stop]))
@@ -391,7 +393,9 @@ class ApplierProtocol:
     def _data(self, slab: Slab) -> None:
         if self._due is _Due.SNAPSHOT_ROWS:
             self._events.append(SnapshotRows(slab))
-        elif self._due is _Due.FINAL_ROWS:
+            return
+        check_rows(slab)
+        if self._due is _Due.FINAL_ROWS:
             self._events.append(FinalRows(slab))
         elif self._due is _Due.ROWS:
             timestamp = float(slab.cells[scan.TIMESTAMP, -1:].view(np.float64)[0])
@@ -457,6 +461,8 @@ class ApplierProtocol:
             mismatch = errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {theirs}, got {ours}")
             mismatch.hint = other_replica_set(mismatch, ours)
             raise mismatch
+        if reply.replica_id >= VCLOCK_MAX:
+            raise RemoteProtocolError(f"{self._peer} says that it is replica {reply.replica_id}, which nobody can be")
         self.reply = reply
         self._expect(_Due.ROWS)
         self._events.append(Subscribed(reply))

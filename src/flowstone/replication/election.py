@@ -106,7 +106,8 @@ def check(instance_id: int, source_id: int, told: RaftState) -> None:
     if not 0 < source_id < VCLOCK_MAX or source_id == instance_id:
         raise RaftError(f"a RAFT row from {source_id}, which is no other member")
     if not told.term or told.state not in tuple(State) or told.vote >= VCLOCK_MAX:
-        raise RaftError(f"RAFT of {source_id}: term {told.term}, state {told.state}, vote {told.vote}")
+        said = f"term {told.term}, state {told.state}, vote {told.vote}"
+        raise RaftError(f"RAFT of {source_id}: {said}, which is no state of a member")
     if told.state == State.CANDIDATE and (told.vote != source_id or told.vclock is None):
         raise RaftError(f"RAFT of {source_id}: a candidate must vote for itself and say its vclock")
 

@@ -29,6 +29,8 @@ NIL_UUID: Final = UUID(int=0)
 """What a request without a UUID says: 2.6 takes it for one, newer servers refuse it with ER_NIL_UUID."""
 
 _NOWHERE: Final = VClock()
+_VCLOCK, _TERM, _VCLOCK_SYNC = Key.VCLOCK.value, Key.TERM.value, Key.VCLOCK_SYNC.value
+_OF_ACK: Final = frozenset((_VCLOCK, _TERM, _VCLOCK_SYNC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,21 +295,47 @@ def decode_subscribe(body: bytes | None, *, is_2_6: bool) -> Subscribe:
 
 def decode_vclock_reply(body: bytes | None) -> VClock:
     """The vclock in an OK to JOIN, REGISTER or FETCH_SNAPSHOT, without component 0."""
-    vclock: VClock = _read(body, (Key.VCLOCK,)).get(Key.VCLOCK, _NOWHERE)
+    return _position(_read(body, (Key.VCLOCK,)))
+
+
+def _position(found: dict[int, Any]) -> VClock:
+    """Without it an answer would be one about nothing: all masters say where they are."""
+    vclock: VClock | None = found.get(Key.VCLOCK)
+    if vclock is None:
+        _refuse("missing VCLOCK")
     return vclock
 
 
 def decode_subscribe_reply(row: Row) -> SubscribeReply:
     """The OK to SUBSCRIBE, whose header says the id of the instance that answers."""
     found = _read(row.body, (Key.VCLOCK, Key.REPLICASET_UUID))
-    return SubscribeReply(row.replica_id, found.get(Key.VCLOCK, _NOWHERE), found.get(Key.REPLICASET_UUID))
+    return SubscribeReply(row.replica_id, _position(found), found.get(Key.REPLICASET_UUID))
 
 
 def decode_ack(row: Row) -> Ack:
     """What a replica sends after SUBSCRIBE."""
+    ack = _plain_ack(row)
+    if ack is not None:
+        return ack
     found = _read(row.body, (Key.VCLOCK, Key.TERM, Key.VCLOCK_SYNC))
     vclock = found.get(Key.VCLOCK, _NOWHERE)
     return Ack(vclock, found.get(Key.TERM, 0), found.get(Key.VCLOCK_SYNC, 0), row.timestamp)
+
+
+def _plain_ack(row: Row) -> Ack | None:
+    """An ACK as all members send it, one per transaction and replica; None: it needs a closer look."""
+    try:
+        found = _VALUE.decode(row.body)
+        if type(found) is not dict or not found.keys() <= _OF_ACK:
+            return None
+        lsns, term, number = found.get(_VCLOCK, {}), found.get(_TERM, 0), found.get(_VCLOCK_SYNC, 0)
+        if type(lsns) is not dict or type(term) is not int or type(number) is not int:
+            return None
+        if len(lsns) > VCLOCK_MAX or not 0 <= term <= NUMBER_MAX or number < 0:
+            return None
+        return Ack(VClock(lsns).without_zero(), term, number, row.timestamp)
+    except (ValueError, RecursionError, VClockError, TypeError):
+        return None
 
 
 def decode_heartbeat(row: Row) -> Heartbeat:
@@ -435,11 +463,11 @@ def encode_heartbeat(heartbeat: Heartbeat, sync: int = 0) -> bytes:
 
 
 def encode_ack(ack: Ack, sync: int = 0) -> bytes:
-    body: dict[int, Any] = {Key.VCLOCK.value: _lsns(ack.vclock)}
+    body: dict[int, Any] = {_VCLOCK: _lsns(ack.vclock)}
     if ack.term:
-        body[Key.TERM.value] = ack.term
+        body[_TERM] = ack.term
     if ack.vclock_sync:
-        body[Key.VCLOCK_SYNC.value] = ack.vclock_sync
+        body[_VCLOCK_SYNC] = ack.vclock_sync
     return _packet(RequestType.OK, sync, pack(body), timestamp=ack.timestamp)
 
 

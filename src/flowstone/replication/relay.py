@@ -252,6 +252,25 @@ class RowFilter:
                 return False
         return True
 
+    def takes_nothing(self, before: VClock, after: VClock) -> bool:
+        """Whether all rows between these positions are left out, as those that the replica has written itself are."""
+        for replica_id, lsn in after:
+            start = max(before.get(replica_id), self._vclock.get(replica_id))
+            stop = min(lsn, int(self._limit[replica_id])) if replica_id in self._limited else lsn
+            if replica_id and stop > start:
+                return False
+        return True
+
+    def count(self, after: VClock) -> int:
+        """How many rows it gets between what it has and `after`."""
+        known, limited, limit = self._vclock, self._limited, self._limit
+        total = 0
+        for replica_id, lsn in after:
+            if replica_id:
+                stop = min(lsn, int(limit[replica_id])) if replica_id in limited else lsn
+                total += max(0, stop - known.get(replica_id))
+        return total
+
     def keep(self, slab: Slab) -> NDArray[np.bool_]:
         """Which rows of the slab are sent."""
         for replica_id, lsn in self._vclock:

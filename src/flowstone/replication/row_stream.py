@@ -38,6 +38,8 @@ _ROOM: Final = 64
 _SMALL: Final = 4096
 """Bytes of rows for which a table of any size they may need is cheaper than asking how large it must be."""
 
+_HINT: Final = "see whether a Tarantool server is there, and follow it anew"
+
 _WHAT: Final = {
     row_batches.BAD_ROW: "a packet that is no row",
     row_batches.BAD_REPLICA_ID: "which no replica set can have",
@@ -62,7 +64,7 @@ class StreamError(RemoteProtocolError):
     """`peer` sent `what`. Nothing that it sends after that can be understood."""
 
     def __init__(self, peer: str, what: str) -> None:
-        super().__init__(f"{peer} sent {what}")
+        super().__init__(f"{peer} sent {what}", hint=_HINT)
         self.peer = peer
         self.what = what
 

@@ -170,6 +170,19 @@ class SettledTracker(Generic[T]):
             raise LocalProtocolError(f"cannot move the settled position from {self.vclock} to {vclock}")
         self._settled.merge(vclock)
 
+    def give_up(self) -> list[Decision[T]]:
+        """Rows are missing here, and verdicts may be among them: what waits is forgotten, as nobody can tell any more.
+
+        Returns what was decided and stood behind it.
+        """
+        decided: list[Decision[T]] = []
+        for entry in self._queue:
+            if entry.verdict is not None:
+                self._follow(entry.transaction)
+                decided.append(Decision(entry.transaction, entry.verdict))
+        self._queue.clear()
+        return decided
+
     def push(self, transaction: T) -> list[Decision[T]]:
         """Takes the next transaction of the log; returns all that is now decided, in log order."""
         if transaction.rows[0].type in _CONTROL:

@@ -93,6 +93,7 @@ def filter_request(request: Request, history: History, *, is_validating: bool = 
     Without `is_validating` (schemas up to 2.10.1, and while joining) only the NOPs are told apart.
     """
     body = request.body
+    _check_past(request)
     if isinstance(body, Confirm | Rollback) and _is_settled(request.origin_id, body, history):
         return Fate.NOP
     if not is_validating:
@@ -120,10 +121,19 @@ def filter_request_of_2_6(request: Request, history: History) -> Fate:
     body = request.body
     if isinstance(body, Promote | Demote):
         raise unknown_to_2_6(type(body))
+    _check_past(request)
     if body.owner_id != history.owner_id and (history.first or _contradicts(body, history)):
         text = f"CONFIRM message arrived for an unknown master id {body.owner_id}, expected {history.owner_id}"
         raise errors.SyncMasterMismatch(text)
     return Fate.ACCEPTED
+
+
+def _check_past(request: Request) -> None:
+    """Nobody decides about what it has not written yet: whoever takes that decides about all that is to come."""
+    body = request.body
+    if request.lsn and body.owner_id == request.origin_id and body.lsn >= request.lsn:
+        what = f"{type(body).__name__.upper()} up to lsn {body.lsn}, which is later than itself"
+        raise errors.Protocol(f"replica {request.origin_id} has written {what}")
 
 
 def _contradicts(body: Confirm | Rollback, history: History) -> bool:

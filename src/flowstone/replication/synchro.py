@@ -149,7 +149,7 @@ class _Fields:
         try:
             values = msgpack.unpackb(body, strict_map_key=False, raw=True)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-            raise self._error(f"not MessagePack ({error or type(error).__name__})") from error
+            raise self._error(f"not MessagePack ({str(error) or type(error).__name__})") from error
         if not isinstance(values, dict):
             raise self._error(f"{type(values).__name__} where a map is due")
         self._values: dict[object, object] = values

@@ -37,8 +37,7 @@ class VClock:
     def __init__(self, lsns: Mapping[int, int] | None = None) -> None:
         """`lsns` in any order; zeros are dropped, anything else out of range is a VClockError."""
         checked: dict[int, int] = {}
-        for replica_id in sorted(lsns or ()):
-            lsn = (lsns or {})[replica_id]
+        for replica_id, lsn in sorted((lsns or {}).items()):
             _check(replica_id, lsn)
             if lsn:
                 checked[replica_id] = lsn
@@ -104,7 +103,7 @@ class VClock:
         for replica_id, lsn in other._lsns.items():
             if lsn > lsns.get(replica_id, 0):
                 lsns[replica_id] = lsn
-        return VClock._trusted(dict(sorted(lsns.items())))
+        return VClock._trusted(lsns if len(lsns) == len(self._lsns) else dict(sorted(lsns.items())))
 
     def common(self, other: VClock) -> VClock:
         """The largest position that is at or before both."""
@@ -124,7 +123,10 @@ class VClock:
 
     def __le__(self, other: VClock) -> bool:
         theirs = other._lsns
-        return all(lsn <= theirs.get(replica_id, 0) for replica_id, lsn in self._lsns.items())
+        for replica_id, lsn in self._lsns.items():  # noqa: SIM110 - a generator is slow, and each ACK asks
+            if lsn > theirs.get(replica_id, 0):
+                return False
+        return True
 
     def __ge__(self, other: VClock) -> bool:
         return other <= self

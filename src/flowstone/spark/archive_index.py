@@ -48,6 +48,10 @@ class NotSettled(FlowstoneError):
     """A position at which rows may still be withdrawn or have not come yet, or that lies inside a transaction."""
 
 
+class EndsEarlier(NotSettled):
+    """A time behind the one up to which an archive knows that nothing was written."""
+
+
 class NoImages(FlowstoneError):
     """Tuples before and after changes were asked for where the archive does not have them."""
 
@@ -465,7 +469,20 @@ class ArchiveIndex:
         if as_of.lsn is not None:
             return self._resolve_lsn(as_of.lsn)
         assert as_of.time is not None
-        return self._resolve_time(round(as_of.time * MICROSECONDS))
+        return self._resolve_time(_micros(as_of.time))
+
+    def doubt(self, as_of: AsOf) -> str | None:
+        """What nobody knows of a moment: a plain directory does not say until when it was written to."""
+        if as_of.time is None or self.facts.known_until is not None or not (self._runs or self.snapshots):
+            return None
+        time = _micros(as_of.time)
+        last = _behind_time(self._runs[-1]) if self._runs else self.time_of(self.snapshots[-1])
+        if time <= last:
+            return None
+        return (
+            f"the last row in {self.directory} is of {_time_text(last)}: whether anything was written from then to "
+            f"{_time_text(time)} is not known"
+        )
 
     def _resolve_vclock(self, wanted: VClock) -> VClock:
         if any(wanted == known for known in (*(each.vclock for each in self.snapshots), self.earliest, self.settled)):
@@ -510,11 +527,18 @@ class ArchiveIndex:
             if place.time > time:
                 break
             found, is_at_beginning = place, False
+        end = max(found.time, _micros(self.facts.known_until or 0.0))
         if is_at_beginning:
             base = next((each for each in self.snapshots if each.vclock == found.vclock), None)
             if base is None or self.time_of(base) > time:
                 before = self._runs[number - 1].vclock if number else found.vclock
                 raise self._refused(f"the state at {_time_text(time)} is not known", before, found.vclock)
+            end = max(end, self.time_of(base))
+        if number == len(self._runs) and time > end and self.facts.known_until is not None:
+            raise EndsEarlier(
+                f"{self.directory} ends at {_time_text(end)}, before {_time_text(time)}",
+                hint="give that time or an earlier one; without a time it is the newest state",
+            )
         if not found.vclock <= self.settled:
             raise self._refused(f"what was written up to {_time_text(time)} is not settled", self.settled, self.settled)
         return found.vclock

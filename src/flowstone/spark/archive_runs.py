@@ -1,7 +1,7 @@
 """The runs of an archive's logs as they are written: its manifest and the indexes beside its logs, and no row.
 
 A poll reads what was appended since the last one, so that it can be repeated several times a second over an archive
-that grows. What an archive is, `docs/archive.md` tells.
+that grows. What an archive is, `docs/reference/archive.md` tells.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class SnapshotFile:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a directory beside its runs. `reached` is what its files hold, `settled` of that for certain."""
+    """What is known of a directory beside its runs. `reached` is what its files hold, `settled` of that for certain.
+
+    `known_until` is the time up to which no row is missing behind the last one; None where nobody has noted it.
+    """
 
     replicaset_uuid: str
     settled: VClock
@@ -46,6 +49,7 @@ class Facts:
     images_since: VClock | None = None
     snapshots: tuple[SnapshotFile, ...] = ()
     definitions: tuple[DefinitionFile, ...] = ()
+    known_until: float | None = None
 
     def defined_at(self, position: VClock) -> str | None:
         """The file that says what is defined where a log begins: a snapshot, or definitions alone, the newest."""
@@ -124,6 +128,7 @@ class ArchiveRuns:
             VClock(manifest.images_since) if manifest.images_since is not None else None,
             snapshots_of(listed, self._snapshots),
             tuple(definition_files(self.disk, self.directory)),
+            manifest.known_until,
         )
         added: list[Added] = []
         again: set[str] = set()
@@ -177,7 +182,7 @@ class ArchiveRuns:
         for line in data.split(b"\n")[:-1]:
             try:
                 run = _decode_run(line)
-            except msgspec.DecodeError:
+            except (ValueError, RecursionError):
                 return None
             if run.offset != known.end:
                 return None

@@ -157,10 +157,11 @@ class Lake:
 
     def all_tables(self) -> list[EmbeddedTable]:
         """Also those of spaces that were dropped or renamed."""
-        found = [self._open(f"{self.path}/{each}") for each in self._directories()]
+        found = [self._open(f"{self.path}/{each}") for each in self.directories()]
         return [each for each in found if each is not None]
 
-    def _directories(self) -> list[str]:
+    def directories(self) -> list[str]:
+        """Where tables are, or may be: names of directories below `path`."""
         system, root = TableFiles(self.path, self.storage_options).place
         there = system.get_file_info(pyarrow.fs.FileSelector(root or "/", allow_not_found=True))
         names = sorted(each.base_name for each in there if each.type == pyarrow.fs.FileType.Directory)

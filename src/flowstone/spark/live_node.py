@@ -20,6 +20,7 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import Uri
+from flowstone.node import rights
 from flowstone.node.archive_snapshot import REPLICASET_KEYS
 from flowstone.node.connection import Connection, ConnectionFailed
 from flowstone.outside import production
@@ -108,7 +109,7 @@ def explained(error: FlowstoneError, uri: Uri, what: str) -> FlowstoneError:
         return CannotUse(error.message, hint=error.hint)
     if not isinstance(error, TarantoolError):
         return error
-    user = uri.user or "guest"
+    user = uri.user or rights.GUEST
     if isinstance(error, _LOGIN):
         return CannotUse(
             f"{uri.address} refuses the login of user {user!r}: {error.message}",
@@ -116,7 +117,8 @@ def explained(error: FlowstoneError, uri: Uri, what: str) -> FlowstoneError:
         )
     hint = error.hint
     if isinstance(error, errors.AccessDenied):
-        hint = f"let the user do it: box.schema.user.grant('{user}', …)"
+        grant = f"let the user do it: box.schema.user.grant('{user}', …)"
+        hint = rights.NO_USER if rights.is_guest(user) else grant
     return CannotUse(f"cannot {what} {uri.address}: {error.message} ({error.name}, {error.code})", hint=hint)
 
 

@@ -21,6 +21,7 @@ from flowstone.iproto import errors, scan
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.iproto.uri import Uri
+from flowstone.node import rights
 from flowstone.node.applier import Applier
 from flowstone.outside import production
 from flowstone.outside.loop_thread import LoopThread
@@ -162,11 +163,14 @@ class _Receiver:
         try:
             await self._applier.resume_to(ApplierState.FETCHED_SNAPSHOT, is_patient=False)
         except errors.AccessDenied as error:
-            user = self._uri.user or "guest"
+            user = self._uri.user or rights.GUEST
+            hint = (
+                f"let the user replicate: box.schema.user.grant('{user}', 'replication'); or read with SELECT, "
+                "which takes the right to read the space: readMode=select"
+            )
             raise CannotUse(
                 f"{self._uri.address} does not give a snapshot to user {user!r}: {error.message}",
-                hint=f"let the user replicate: box.schema.user.grant('{user}', 'replication'); or read with SELECT, "
-                "which takes the right to read the space: readMode=select",
+                hint=rights.NO_USER if rights.is_guest(user) else hint,
             ) from error
         except FlowstoneError as error:
             raise explained(error, self._uri, "take a snapshot of") from error

@@ -73,7 +73,9 @@ class ReplicaSetLogs:
             index.snapshot_at(index.settled)
             return index, index.settled
         refused: list[DataLoss | NotSettled] = []
-        for index in self.indexes:
+        # Who may only have stopped earlier is asked last, and not at all if another is ahead of it.
+        asked = [each for each in self.indexes if each.doubt(as_of) is None or each is self.furthest]
+        for index in sorted(asked, key=lambda each: each.doubt(as_of) is not None):
             try:
                 position = index.resolve(as_of)
                 index.snapshot_at(position)

@@ -1,6 +1,7 @@
 """What a mirror tells whoever watches it: one message per event, and how fast and how far behind each table is.
 
-Pure: times are arguments. As JSON each event is an object with its kind in `event`; `docs/mirror.md` tells the fields.
+Pure: times are arguments. As JSON each event is an object with its kind in `event`; `docs/reference/mirror.md`
+tells the fields.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class Progress(Event, frozen=True):
     lag_lsn: int
     tables: dict[str, TableProgress]
     batch_seconds: float | None = None
+    batches: int = 0
 
     def __str__(self) -> str:
         lag = "?" if self.lag is None else f"{self.lag:.1f} s"
@@ -204,6 +206,7 @@ class Meter:
             behind,
             tables,
             None if self.batch_seconds is None else round(self.batch_seconds, 3),
+            self.batches,
         )
 
 

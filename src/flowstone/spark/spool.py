@@ -18,9 +18,9 @@ from typing import Final
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.uri import Uri
+from flowstone.node import rights
 from flowstone.node.archive_definitions import DefinitionRow
 from flowstone.node.archive_events import Event
-from flowstone.node.archive_refusals import right_to_replicate
 from flowstone.node.archive_spool import WAL_MAX_SIZE
 from flowstone.node.archive_spooling import Beginning, Spooling
 from flowstone.node.archive_upstream import UpstreamFacts, ask_ballot, ask_facts, first_of
@@ -238,7 +238,7 @@ async def _facts_of(uri: Uri) -> UpstreamFacts:
     try:
         return await ask_facts(production(), uri)
     except errors.AccessDenied as error:
-        user = uri.user or "guest"
+        user = uri.user or rights.GUEST
         raise CannotFollow(
-            f"{uri.address} does not let user {user!r} follow it: {error.message}", hint=right_to_replicate(user)
+            f"{uri.address} does not let user {user!r} follow it: {error.message}", hint=rights.to_replicate(uri.user)
         ) from error

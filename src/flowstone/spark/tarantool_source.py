@@ -54,7 +54,7 @@ class TarantoolSource(DataSource):
     `space`: a name or an id, all spaces of users without it; `readMode`: snapshot (default) or select (rows whose keys
     filters name, looked up by the primary key, or all of them; load() anew for each query); `columns`, `unsignedAs`,
     `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`. As a stream it has those of `tarantool_stream`, and
-    `spoolLocation` says that it is one. To write: `uri`, `space`, `onConflict`. docs/spark.md has them all.
+    `spoolLocation` says that it is one. To write: `uri`, `space`, `onConflict`. docs/reference/spark.md has them all.
     """
 
     @classmethod

@@ -444,5 +444,5 @@ def _saved_state(directory: str) -> VClock | None:
         data = file.read_at(0, file.size())
     try:
         return VClock(msgspec.json.decode(data, type=_ReaderState).position)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return None  # it was cut short by a loss of power: then the format is that of now

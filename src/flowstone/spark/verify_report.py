@@ -106,7 +106,7 @@ class Report:
         return [f"{letter} ({side.name}) lacks {rows_text(side.lacks)}" for letter, side in sides if side.lacks]
 
     def to_json(self) -> str:
-        """One object; docs/verify.md has its keys."""
+        """One object; docs/reference/verify.md has its keys."""
         found: dict[str, Any] = {"equal": self.is_equal, "a": _side(self.a), "b": _side(self.b)}
         found["spaces"] = [{**asdict(space), "equal": space.is_equal} for space in self.spaces]
         found["difference_count"] = self.difference_count

@@ -94,8 +94,8 @@ class Slab:
     def newest(self) -> dict[int, int]:
         """The highest LSN of each originator that has rows here."""
         replica_ids, lsns = self.cells[rowscan.REPLICA_ID], self.cells[rowscan.LSN]
-        if not len(self):
-            return {}
+        if len(self) <= 1:
+            return dict(zip(replica_ids.tolist(), lsns.tolist(), strict=True))
         if replica_ids.min() == replica_ids.max():
             return {int(replica_ids[0]): int(lsns.max())}
         return {number: int(lsns[replica_ids == number].max()) for number in np.unique(replica_ids).tolist()}
@@ -367,7 +367,7 @@ class LogFile:
             return f"the block says {header.size} bytes, the file has {size - at - FIXHEADER_SIZE} left"
         if header.size > self.block_size_max:
             return f"the block says {header.size} bytes, at most {self.block_size_max} are allowed"
-        return "the block's checksum does not match"
+        return "the block is zeros behind its length" if header.crc == 0 else "the block's checksum does not match"
 
     def _find_sound(self, damaged: int, head: bytes, size: int, what: str) -> int | None:
         """The offset of the next sound block or of an end marker that ends the file; None if there is neither.

@@ -21,9 +21,8 @@ from tests.limestone.interop.real_limestone import logutil
 from tests.limestone.interop.test_master import EPOCHS, blobs, shown, written
 from tests.limestone.model import Model
 from tests.limestone.programs import ENDPOINT, MASTER, REPLICA, Program, Shape, start_master, start_replica
-from tests.limestone.stage import Stage
 from tests.simulation.disk import Loss
-from tests.simulation.simulation import Crashed
+from tests.simulation.simulation import Crashed, Simulation
 
 OUTSIDE: Final = production()
 
@@ -102,7 +101,7 @@ def test_after_a_crash_at_any_moment_the_real_tool_repairs_either_side(seed: int
     """Where we need none; and it finds the rows that we find."""
     rng = Random(seed)
     settings = Settings(f"/{MASTER}", (ENDPOINT,), spill=150)
-    stage = Stage(f"real/{seed}")
+    stage = Simulation(f"real/{seed}")
 
     async def scenario(_: object) -> None:
         stage.build(MASTER, REPLICA)

@@ -1,63 +1,19 @@
-"""Processes of Limestone on simulated machines: a crash can come at any write, sync or send of either side.
+"""A network each of whose sends counts among the operations of its machine's disk.
 
-The simulator of `tests/simulation/`, with other processes than nodes on its machines. A send counts among the
-operations of a machine's disk, so that one number says where in its life a process dies, or in the middle of what.
+So one number says where in its life a process dies: at a write, a sync or a send, or in the middle of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from flowstone import Node
-from flowstone.outside import Client, Disk, Listener, Network, Outside, Receiver, Stream, Tls
+from flowstone.outside import Client, Listener, Network, Receiver, Stream, Tls
 from flowstone.outside.network import BACKLOG, DEFAULT_OPTIONS, SocketOptions
-from tests.simulation.disk import Inode, SimulatedDisk, Storage
-from tests.simulation.loop import Life
-from tests.simulation.simulation import Machine, Simulation
+from tests.simulation.disk import Inode, Storage
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-
-class Process(Protocol):
-    async def stop(self) -> None: ...
-
-
-P = TypeVar("P", bound=Process)
-
-
-class Stage(Simulation):
-    """As `Simulation`, whose `kill`, `crash`, `crash_after`, `stop` and `on` are for these processes, too."""
-
-    def build(self, *names: str) -> None:
-        """Machines on which nothing runs yet."""
-        for name in names:
-            self._machines[name] = Machine(self, name)
-
-    async def launch(self, name: str, start: Callable[[Outside], Coroutine[Any, Any, P]]) -> P:
-        """Run a process on a machine until it is stopped, or dies; Crashed if it does before it has started."""
-        machine = self._machines[name]
-        assert machine.life is None, f"{name} is running"
-        machine.life = life = Life(name)
-        self.internet.boot(machine.host)
-        self._lives.append(life)
-        self.trace.note(name, "start")
-        outside = machine.outside(life)
-        outside = replace(outside, network=CountedNetwork(outside.network, machine.storage))
-        try:
-            process = await self.on(name, start(outside))
-        except BaseException:
-            if machine.life is life:
-                self._end(machine, life, is_quiet=False)
-            raise
-        machine.node = cast(Node, process)
-        return process
-
-    def look(self, name: str) -> Disk:
-        """A machine's disk, to be read by the scenario whatever runs there."""
-        return SimulatedDisk(self._machines[name].storage, Life("scenario"))
 
 
 class _Outgoing(Inode):

@@ -1,0 +1,193 @@
+"""The counters of a node, read at one moment: for `box.stat`, `box.stat.net` and the metrics of `web/`.
+
+Reads and adds up; counts nothing itself. What is in the directories takes a look at the disk, so it comes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.iproto.constants import RequestType
+from flowstone.node.counters import Histogram
+from flowstone.node.instance import Instance
+from flowstone.node.relay_stream import Downstream
+from flowstone.outside.disk import Disk
+from flowstone.xlog.directory import scan_directory
+
+OPERATIONS: Final[Mapping[str, tuple[RequestType, ...]]] = {
+    "SELECT": (RequestType.SELECT,),
+    "INSERT": (RequestType.INSERT,),
+    "REPLACE": (RequestType.REPLACE,),
+    "UPDATE": (RequestType.UPDATE,),
+    "UPSERT": (RequestType.UPSERT,),
+    "DELETE": (RequestType.DELETE,),
+    "CALL": (RequestType.CALL, RequestType.CALL_16),
+    "EVAL": (RequestType.EVAL,),
+    "AUTH": (RequestType.AUTH,),
+    "BEGIN": (RequestType.BEGIN,),
+    "COMMIT": (RequestType.COMMIT,),
+    "ROLLBACK": (RequestType.ROLLBACK,),
+    "EXECUTE": (RequestType.EXECUTE,),
+    "PREPARE": (RequestType.PREPARE,),
+}
+"""What `box.stat` names, besides ERROR."""
+
+
+class Durations(msgspec.Struct, frozen=True):
+    """How many took at most as many seconds as each bound, and no less than the bound before; and all in all."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class Wal(msgspec.Struct, frozen=True, kw_only=True):
+    """Writes to the log since the start; `failure` is why the last one failed, None where it did not."""
+
+    rows: int
+    bytes: int
+    rotations: int
+    failures: int
+    failure: str | None
+    write_seconds: Durations
+    synced_seconds: Durations
+
+
+class Follower(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica was sent since the start; `id` 0 is an anonymous one."""
+
+    id: int
+    uuid: str
+    rows: int
+    bytes: int
+
+
+class SpaceSize(msgspec.Struct, frozen=True, kw_only=True):
+    """A space of users, and how many tuples it has."""
+
+    name: str
+    engine: str
+    len: int
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """`operations` are by the names of `box.stat`."""
+
+    operations: dict[str, int]
+    requests: int
+    errors: int
+    received_bytes: int
+    sent_bytes: int
+    connections: int
+    connections_total: int
+    requests_in_progress: int
+    wal: Wal
+    followers: tuple[Follower, ...]
+    spaces: tuple[SpaceSize, ...]
+
+
+class DiskUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the directories hold. `logs` are the signature at which each log begins, and its bytes, in their order."""
+
+    wal_dir: str
+    memtx_dir: str
+    wal_free_bytes: int
+    memtx_free_bytes: int
+    logs: tuple[tuple[int, int], ...]
+    snapshots_bytes: int
+
+    def held_from(self, signature: int) -> int:
+        """Bytes of the logs that somebody needs who has everything up to `signature`."""
+        first = max((start for start, _ in self.logs if start <= signature), default=0)
+        return sum(size for start, size in self.logs if start >= first)
+
+
+def statistics_of(instance: Instance, replicas: Iterable[Downstream]) -> Statistics:
+    counters, journal = instance.counters, instance.journal
+    wal = journal.counters
+    return Statistics(
+        operations={name: sum(counters.operations[kind] for kind in kinds) for name, kinds in OPERATIONS.items()},
+        requests=sum(counters.operations),
+        errors=counters.errors,
+        received_bytes=counters.received_bytes,
+        sent_bytes=counters.sent_bytes,
+        connections=counters.connections,
+        connections_total=counters.connections_total,
+        requests_in_progress=counters.requests_in_progress,
+        wal=Wal(
+            rows=journal.row_count,
+            bytes=journal.written_bytes,
+            rotations=wal.rotations,
+            failures=wal.failures,
+            failure=wal.failure,
+            write_seconds=_durations(wal.write_seconds),
+            synced_seconds=_durations(wal.synced_seconds),
+        ),
+        followers=tuple(
+            Follower(id=each.id, uuid=str(each.uuid), rows=each.sent_rows, bytes=each.sent_bytes) for each in replicas
+        ),
+        spaces=tuple(_sizes(instance)),
+    )
+
+
+def _durations(histogram: Histogram) -> Durations:
+    return Durations(histogram.bounds, tuple(histogram.counts), histogram.sum)
+
+
+def _sizes(instance: Instance) -> Iterable[SpaceSize]:
+    """As Tarantool's module of metrics chooses: spaces of users that are neither temporary nor have a name with _."""
+    for space in instance.box.spaces.values():
+        definition = space.definition
+        is_users = space.id >= FIRST_USER_SPACE_ID and not space.name.startswith("_")
+        if is_users and not definition.is_temporary and space.primary is not None:
+            yield SpaceSize(name=space.name, engine=definition.engine, len=len(space))
+
+
+def disk_usage(disk: Disk, memtx_dir: str, wal_dir: str) -> DiskUsage:
+    """Looks at the directories; it waits for the disk."""
+    logs = [(log.signature, _size(disk, log.path)) for log in scan_directory(disk, wal_dir).logs]
+    snapshots = [_size(disk, snapshot.path) for snapshot in scan_directory(disk, memtx_dir).snapshots]
+    return DiskUsage(
+        wal_dir=wal_dir,
+        memtx_dir=memtx_dir,
+        wal_free_bytes=disk.free_space(wal_dir),
+        memtx_free_bytes=disk.free_space(memtx_dir),
+        logs=tuple(logs),
+        snapshots_bytes=sum(snapshots),
+    )
+
+
+def _size(disk: Disk, path: str) -> int:
+    try:
+        return disk.size(path)
+    except FileNotFoundError:  # collected while we looked
+        return 0
+
+
+# --- as CALL shows it ---
+
+
+def box_stat(instance: Instance) -> dict[str, Any]:
+    """What `box.stat()` shows, without the rates: whoever wants one asks twice."""
+    counters = instance.counters
+    totals = {name: sum(counters.operations[kind] for kind in kinds) for name, kinds in OPERATIONS.items()}
+    return {name: {"total": total} for name, total in (totals | {"ERROR": counters.errors}).items()}
+
+
+def box_stat_net(instance: Instance) -> dict[str, Any]:
+    """What `box.stat.net()` shows, without the rates."""
+    counters = instance.counters
+    return {
+        "SENT": {"total": counters.sent_bytes},
+        "RECEIVED": {"total": counters.received_bytes},
+        "CONNECTIONS": {"current": counters.connections, "total": counters.connections_total},
+        "REQUESTS": {"current": counters.requests_in_progress, "total": sum(counters.operations)},
+    }

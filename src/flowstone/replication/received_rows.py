@@ -1,0 +1,160 @@
+"""What no master says: rows that are refused before anybody applies, keeps or passes on one of them.
+
+A stream of packets that can be read may still tell nonsense. Pure, and the same for all who follow: the node, `follow`
+and the archive. Whether a row fits the data is for whoever has data.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowstone.errors import RemoteProtocolError
+from flowstone.iproto import scan
+from flowstone.iproto.constants import GROUP_LOCAL, Flag, RequestType, type_name
+from flowstone.iproto.scan import Cells
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.reader import Slab
+from flowstone.xlog.transactions import CONTROL_TYPES
+
+HINT: Final = "see what is wrong there, and follow it anew"
+
+_FEW: Final = 32
+"""Rows that are looked at one by one sooner than by vectors."""
+
+_COMMIT: Final = Flag.COMMIT.value
+_CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES) - {RequestType.RAFT.value}
+"""Those of the log; the state of an election is told between transactions."""
+
+_TUPLE, _KEY = (scan.TUPLE_AT, "a tuple"), (scan.KEY_AT, "a key")
+_PARTS: Final[dict[int, tuple[tuple[int, str], ...]]] = {
+    RequestType.INSERT.value: (_TUPLE,),
+    RequestType.REPLACE.value: (_TUPLE,),
+    RequestType.UPDATE.value: (_KEY, (scan.TUPLE_AT, "operations")),
+    RequestType.DELETE.value: (_KEY,),
+    RequestType.UPSERT.value: (_TUPLE, (scan.OPS_AT, "operations")),
+}
+"""What the body of a change must have, besides its space."""
+
+_TYPES_END: Final = 1 + max((*_PARTS, *_CONTROL, RequestType.NOP.value))
+
+
+class RowRefused(RemoteProtocolError):
+    """Something that no master says."""
+
+
+class OwnRowRefused(RowRefused):
+    """A row in our name that we did not write, as far as we know. Trying again may help: a peer may have got what we
+    lost from a third member just now, and its next answer to SUBSCRIBE shows whether it has that."""
+
+
+def check_rows(slab: Slab) -> None:
+    """Raises a RowRefused about the first row of these whole transactions that makes no sense."""
+    if len(slab) > _FEW and not _may_be_wrong(slab.cells):
+        return
+    what = _first_wrong(slab.cells)
+    if what is not None:
+        raise RowRefused(f"{slab.path} sent {what}", hint=HINT)
+
+
+def check_name(peer: str, replica_id: int, own_id: int) -> None:
+    """Raises a RowRefused where `peer` answers SUBSCRIBE in the name of this instance; 0 is anybody's."""
+    if replica_id and replica_id == own_id:
+        raise RowRefused(
+            f"{peer} says that it is replica {replica_id}, which is this instance",
+            hint="see whether _cluster is the same there, and follow it anew",
+        )
+
+
+def check_own_rows(slab: Slab, own_id: int, known_lsn: int) -> None:
+    """Raises an OwnRowRefused about a row that this instance, `own_id`, would have written after `known_lsn`."""
+    cells = slab.cells
+    if len(slab) <= _FEW and own_id not in cells[scan.REPLICA_ID].tolist():
+        return
+    is_new = (cells[scan.REPLICA_ID] == own_id) & (cells[scan.LSN] > known_lsn)
+    if is_new.any():
+        lsn = int(cells[scan.LSN, int(np.argmax(is_new))])
+        raise OwnRowRefused(
+            f"{slab.path} sent row {lsn} of replica {own_id}, which is this instance; it has written {known_lsn}",
+            hint=f"see who else writes as replica {own_id}, and follow it anew",
+        )
+
+
+def goes_on(slab: Slab, vclock: VClock) -> bool:
+    """Whether no row between `vclock` and these is missing."""
+    replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+    return all(
+        int(lsns[replica_ids == number].min()) <= vclock.get(number) + 1 for number in np.unique(replica_ids).tolist()
+    )
+
+
+# --- one by one -----------------------------------------------------------------------------------------------------
+
+
+def _first_wrong(cells: Cells) -> str | None:
+    newest: dict[int, int] = {}
+    is_first = True
+    for number in range(cells.shape[1]):
+        row = cells[:, number].tolist()
+        replica_id, lsn = row[scan.REPLICA_ID], row[scan.LSN]
+        is_last = bool(row[scan.FLAGS] & _COMMIT)
+        what = _what_is_wrong(row, is_alone=is_first and is_last)
+        if what is None and lsn <= newest.get(replica_id, 0):
+            what = f"behind row {newest[replica_id]} of the same transaction"
+        if what is not None:
+            return f"row {lsn} of replica {replica_id}, {what}"
+        newest[replica_id] = lsn
+        if is_last:
+            newest = {}
+        is_first = is_last
+    return None
+
+
+def _what_is_wrong(row: list[int], *, is_alone: bool) -> str | None:
+    kind = row[scan.TYPE]
+    if row[scan.REPLICA_ID] == 0:
+        return "which no member has written"
+    if row[scan.GROUP_ID] == GROUP_LOCAL:
+        return "a local one, which is nobody else's"
+    if kind in _CONTROL:
+        return None if is_alone else f"{type_name(kind)} in the middle of a transaction"
+    if kind == RequestType.NOP:
+        return None
+    if kind not in _PARTS:
+        return f"of type {type_name(kind)}, which this version does not know"
+    if row[scan.SPACE_ID] < 0:
+        return f"{type_name(kind)} without a space"
+    missing = next((name for line, name in _PARTS[kind] if row[line] < 0), None)
+    return None if missing is None else f"{type_name(kind)} without {missing}"
+
+
+# --- many -----------------------------------------------------------------------------------------------------------
+
+
+def _flags_of(types: frozenset[int]) -> NDArray[np.bool_]:
+    """By type; the last place is for all that are larger."""
+    return np.array([kind in types for kind in range(_TYPES_END + 1)])
+
+
+_IS_ORDINARY: Final = _flags_of(frozenset((*_PARTS, RequestType.NOP.value)))
+_IS_CHANGE: Final = _flags_of(frozenset(_PARTS))
+_NEEDS: Final = [
+    (line, _flags_of(frozenset(kind for kind, parts in _PARTS.items() if line in dict(parts))))
+    for line in (scan.TUPLE_AT, scan.KEY_AT, scan.OPS_AT)
+]
+
+
+def _may_be_wrong(cells: Cells) -> bool:
+    """Whether it is worth a look at each row: where none is needed, most of all where nothing is wrong."""
+    kinds = np.minimum(cells[scan.TYPE], _TYPES_END)
+    if not _IS_ORDINARY[kinds].all() or (cells[scan.GROUP_ID] == GROUP_LOCAL).any():
+        return True
+    if (cells[scan.REPLICA_ID] == 0).any() or (_IS_CHANGE[kinds] & (cells[scan.SPACE_ID] < 0)).any():
+        return True
+    if any((needs[kinds] & (cells[line] < 0)).any() for line, needs in _NEEDS):
+        return True
+    is_inside = cells[scan.FLAGS, :-1] & _COMMIT == 0
+    is_straight = (np.diff(cells[scan.LSN]) > 0) & (np.diff(cells[scan.REPLICA_ID]) == 0)
+    return bool((is_inside & ~is_straight).any())

@@ -1,0 +1,259 @@
+"""What goes wrong in a set of processes: each fault begins, lasts and heals by itself, and says whether it was felt.
+
+Two nemeses work at the same time: one on processes and their disks, one on the wires. Both are seeded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from threading import Event, Thread
+from typing import Final
+
+from flowstone.iproto.errors import TarantoolError
+from tests.chaos.seats import OPTIONS, Seats
+from tests.interop.client import Client
+from tests.interop.member import Member, RealMember
+from tests.interop.proxy import Proxy, Way
+
+Fault = Callable[[], bool]
+
+BETWEEN_SECONDS: Final = 1.0
+"""From one fault of a nemesis to its next, on average."""
+
+LONG_SECONDS: Final = 4.0
+SHORT_SECONDS: Final = 0.3
+ANSWER_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 0.001
+"""How soon it is seen that a snapshot has begun: a small one takes some hundredths of a second."""
+
+FELT_SECONDS: Final[float] = OPTIONS["replication_timeout"]
+"""Whoever stands still for so long has left out a heartbeat at least."""
+
+FULL: Final = "No space left on device", "File too large"
+"""What a node says of a disk without room, and of a file that may not grow."""
+
+
+class Nemesis:
+    """Causes one fault after the other until it is told to stop. `counts`: those that were felt."""
+
+    def __init__(self, seats: Seats, rng: Random) -> None:
+        self.seats = seats
+        self.random = rng
+        self.counts: Counter[str] = Counter()
+        self.timeline: list[str] = []
+        self._hit: list[Member] = []
+        self.problem: BaseException | None = None
+        self._ending = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def faults(self) -> dict[str, Fault]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """When the fault that is there now has healed."""
+        self._ending.set()
+        self._thread.join()
+
+    def look_around(self) -> None:
+        """Before each fault, when nothing of its kind is wrong."""
+
+    def _run(self) -> None:
+        faults = self.faults()
+        try:
+            while not self._ending.wait(self.random.expovariate(1 / BETWEEN_SECONDS)):
+                self.look_around()
+                self._cause(*self.random.choice(list(faults.items())))
+        except BaseException as error:
+            self.problem = error
+
+    def _cause(self, name: str, fault: Fault) -> None:
+        began, self._hit = datetime.now(UTC), []
+        is_felt = fault()
+        self.counts[name] += is_felt
+        whom = " ".join(member.name for member in self._hit)
+        end = "" if is_felt else ", which nobody felt"
+        self.timeline.append(f"{began:%T.%f} to {datetime.now(UTC):%T.%f}: {name}, {whom}{end}")
+
+    def wait(self, most: float = LONG_SECONDS) -> None:
+        """For as long as a fault lasts: short ones are frequent."""
+        self._ending.wait(self.random.uniform(SHORT_SECONDS, most) * self.random.random())
+
+    def some(self, members: Sequence[Member], most: int) -> list[Member]:
+        """Up to so many of them, at least one."""
+        return self.pick(members, self.random.randint(1, most))
+
+    def pick(self, members: Sequence[Member], count: int = 1) -> list[Member]:
+        self._hit = self.random.sample(members, count)
+        return self._hit
+
+
+class ProcessNemesis(Nemesis):
+    """Kills, pauses and stops processes, fills disks, makes snapshots; has nodes promoted where they vote."""
+
+    def faults(self) -> dict[str, Fault]:
+        faults = {
+            "one killed": lambda: self._kill(self.pick(self.seats.members)),
+            "several killed": lambda: self._kill(self.some(self.seats.members, len(self.seats.members) - 1)),
+            "all killed": lambda: self._kill(self.pick(self.seats.members, len(self.seats.members))),
+            "paused": lambda: self._pause(self.some(self.seats.members, 2)),
+            "stopped": self._stop,
+            "full disk": self._fill,
+            "snapshot": lambda: self._snapshot(is_killed=False),
+            "killed in a snapshot": lambda: self._snapshot(is_killed=True),
+        }
+        return faults | ({"promoted": self._promote} if self.seats.has_elections else {})
+
+    def look_around(self) -> None:
+        """No process may end by itself. A real server that does, or stands still, begins again: it is not on trial."""
+        for member in [one for one in self.seats.members if not one.is_running]:
+            assert isinstance(member, RealMember), f"{member} has ended by itself with {member.exit_code()}"
+            self.counts["a real server died by itself"] += 1
+            self.seats.start(member)
+        if self.seats.help():
+            self.counts["a real server's queue stood still"] += 1
+
+    def _kill(self, members: Sequence[Member], is_felt: Callable[[], bool] = lambda: True) -> bool:
+        """`is_felt` is asked while they are down."""
+        with self.seats.calm(members):
+            for member in members:
+                member.kill()
+            answer = is_felt()
+            self.wait()
+            self.seats.start(*members)
+        return answer
+
+    def _stop(self) -> bool:
+        (member,) = self.pick(self.seats.members)
+        with self.seats.calm([member]):
+            member.stop()
+            assert member.exit_code() == 0, f"{member} was stopped and ended with {member.exit_code()}"
+            self.wait()
+            self.seats.start(member)
+        return True
+
+    def _pause(self, members: Sequence[Member]) -> bool:
+        for member in members:
+            member.pause()
+        began = time.monotonic()
+        self.wait(2 * LONG_SECONDS)
+        seconds = time.monotonic() - began
+        for member in members:
+            member.resume()
+        return seconds >= FELT_SECONDS
+
+    def _fill(self) -> bool:
+        (member,) = self.pick(self.seats.nodes)
+        before = len(member.log())
+        disk = self.seats.disks[member]
+        try:
+            if disk.fill():
+                self.wait()
+        finally:
+            disk.empty()
+        said = member.log()[before:]
+        return any(text in said for text in FULL)
+
+    def _snapshot(self, *, is_killed: bool) -> bool:
+        """Of a node that is followed by all: others may need logs that nobody knows to be needed, in 2.6."""
+        (member,) = self.pick(self.seats.nodes)
+        if not self.seats.is_followed(member):
+            return False
+        answers: list[bool] = []
+        asking = Thread(target=lambda: answers.append(_ask(member, "box.snapshot")), daemon=True)
+        asking.start()
+        is_caught = is_killed and self._kill_in_snapshot(member, asking)
+        asking.join()
+        return is_caught if is_killed else answers == [True]
+
+    def _kill_in_snapshot(self, member: Member, asking: Thread) -> bool:
+        """Soon after its file has begun; felt if it was not whole then."""
+        directory = self.seats.disks[member].directory
+        while asking.is_alive() and not unfinished(directory):
+            time.sleep(LOOK_SECONDS)
+        time.sleep(self.random.uniform(0, 2 * LOOK_SECONDS))
+        return self._kill([member], lambda: unfinished(directory))
+
+    def _promote(self) -> bool:
+        (member,) = self.pick(self.seats.members)
+        return _ask(member, "box.ctl.promote")
+
+
+def unfinished(directory: Path) -> bool:
+    """Whether a snapshot has been begun there, and not ended."""
+    return any(directory.glob("*.snap.inprogress"))
+
+
+def _ask(member: Member, function: str) -> bool:
+    """Whether it was done."""
+    with suppress(TarantoolError, OSError), Client(member.port, seconds=ANSWER_SECONDS) as client:
+        client.call(function)
+        return True
+    return False
+
+
+class WireNemesis(Nemesis):
+    """Cuts, swallows, delays and clogs what goes between members, and between clients and members."""
+
+    def faults(self) -> dict[str, Fault]:
+        return {
+            "wire cut": lambda: self._trouble(self._pair(), Proxy.cut),
+            "member cut off": lambda: self._trouble(self._around(), Proxy.cut),
+            "black hole": lambda: self._trouble(self._around(), Proxy.hold),
+            "one way only": self._one_way,
+            "delayed": lambda: self._trouble(self._around(), lambda wire: wire.delay(self.random.uniform(0.01, 0.4))),
+            "clogged": lambda: self._trouble(self._around(), lambda wire: wire.clog(self.random.uniform(100, 5000))),
+            "flapping": self._flap,
+            "clients cut": lambda: self._trouble(self._door(), Proxy.cut),
+            "clients in a black hole": lambda: self._trouble(self._door(), Proxy.hold),
+        }
+
+    def _pair(self) -> list[Proxy]:
+        """Between two."""
+        one, two = self.pick(self.seats.members, 2)
+        return [self.seats.mesh.wire(one, two), self.seats.mesh.wire(two, one)]
+
+    def _around(self) -> list[Proxy]:
+        """Between one and all others."""
+        return self.seats.mesh.wires(*self.pick(self.seats.members))
+
+    def _door(self) -> list[Proxy]:
+        return [self.seats.doors[member] for member in self.pick(self.seats.members)]
+
+    def _trouble(self, wires: Sequence[Proxy], begin: Callable[[Proxy], object]) -> bool:
+        before = _troubled(wires)
+        for wire in wires:
+            begin(wire)
+        self.wait()
+        for wire in wires:
+            wire.heal()
+        return _troubled(wires) > before
+
+    def _one_way(self) -> bool:
+        """Nothing comes from one to the others, or nothing from them to it."""
+        (member,) = self.pick(self.seats.members)
+        there, back = self.random.sample(list(Way), 2)
+        wires = self.seats.mesh.wires(member)
+        own = {self.seats.mesh.wire(member, other) for other in self.seats.mesh.others(member)}
+        return self._trouble(wires, lambda wire: wire.hold(there if wire in own else back))
+
+    def _flap(self) -> bool:
+        wires = self._around()
+        before = _troubled(wires)
+        ends = time.monotonic() + self.random.uniform(SHORT_SECONDS, LONG_SECONDS)
+        while time.monotonic() < ends and not self._ending.wait(SHORT_SECONDS):
+            for wire in wires:
+                wire.disconnect()
+        return _troubled(wires) > before
+
+
+def _troubled(wires: Sequence[Proxy]) -> int:
+    return sum(wire.troubled for wire in wires)

@@ -1,0 +1,297 @@
+"""The replica sets that chaos is made of: processes, the wires between them, doors for clients, and small disks.
+
+Every way between two members goes through a proxy, and so does every way of clients to a member. Logs and snapshots of
+nodes are on disks that can be full; what they print is not.
+"""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final, TypeVar
+
+from flowstone.iproto.errors import TarantoolError
+from tests.chaos.small_disk import SmallDisk, small_disk
+from tests.interop import workload
+from tests.interop.client import Client, Disconnected
+from tests.interop.cluster import Cluster
+from tests.interop.compare import assert_converged
+from tests.interop.member import Member, RealMember, Timeout, eventually, wait_ready
+from tests.interop.mesh import QUORUM_TIMEOUT, SYNCHRONOUS, Mesh
+from tests.interop.proxy import Proxy
+from tests.interop.versions import Binary
+
+M = TypeVar("M", bound=Member)
+
+SETS, REGISTERS, LISTS = 760, 761, 762
+"""Synchronous spaces."""
+
+OWN_SETS, OWN_REGISTERS = ASYNCHRONOUS = 770, 771
+
+NAMES: Final = {
+    SETS: "sets",
+    REGISTERS: "registers",
+    LISTS: "lists",
+    OWN_SETS: "own_sets",
+    OWN_REGISTERS: "own_registers",
+}
+OPTIONS: Final[dict[str, Any]] = {
+    "replication_timeout": 0.5,
+    "replication_connect_timeout": 3,
+    "replication_synchro_timeout": 5,
+    "wal_max_size": 1 << 20,
+    "checkpoint_count": 3,
+}
+"""A leader that is cut off takes nothing back before it has noticed, after 4 × `replication_timeout`; what is not
+promised in docs/explanation/reliability.md says why."""
+
+START_SECONDS: Final = 90.0
+FIRST_PORT, PORTS_END = 20_000, 30_000
+"""None of those that are given to who connects: a member that was down must find its own port free."""
+
+READ_ONLY: Final = 7
+QUORUM: Final = 3
+VERDICT_SECONDS: Final = 4.0
+"""As long is waited for the answer to a synchronous transaction of a real master."""
+
+FOREVER: Final = 1000
+"""The timeout of a real master: 2.6.0 that rolls back dies of it sooner or later (a segmentation fault in its memory
+pool), and may have written an LSN twice by then."""
+
+
+def _steady_port(rng: Random) -> int:
+    while True:
+        port = rng.randrange(FIRST_PORT, PORTS_END)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+class ChaosCluster(Cluster):
+    """Members whose ports stay theirs while they are down; nodes are on small disks."""
+
+    def __init__(self, directory: Path, binary: Binary) -> None:
+        super().__init__(directory, binary)
+        self.disks: dict[Member, SmallDisk] = {}
+        self._ports = Random()
+
+    def _add(self, member: M, start: bool) -> M:
+        member.port = _steady_port(self._ports)
+        if not isinstance(member, RealMember):
+            place = self.directory / "disks" / member.name
+            disk = small_disk(place, lambda: member.pid, member.directory / "member.log")
+            self.disks[member] = disk
+            member.options |= {"wal_dir": str(place), "memtx_dir": str(place)}
+        return super()._add(member, start)
+
+    def close(self) -> None:
+        super().close()
+        for disk in self.disks.values():
+            disk.close()
+
+
+class Seats(ABC):
+    """A set that is complete and at work when it is made."""
+
+    synchronous: tuple[int, ...]
+    asynchronous: tuple[int, ...] = ()
+    has_elections: bool
+    options_of_real: ClassVar[dict[str, Any]] = {}
+    master: Member | None = None
+    """The only one to write into synchronous spaces, where nobody else can become it."""
+    is_calm = False
+    """Nobody may write into synchronous spaces just now."""
+    own_writers: Sequence[Member] = ()
+    """Who writes into asynchronous spaces. Nobody beside a real master: the queue of 2.6.0 stands still for ever after
+    an asynchronous transaction came to it while a CONFIRM was being written, and where rows of others are refused
+    because something waits in it, it uses an LSN twice."""
+
+    def __init__(self, directory: Path, binary: Binary, kinds: Sequence[str], **options: Any) -> None:
+        self._cluster = ChaosCluster(directory, binary)
+        try:
+            first, *others = kinds
+            self.mesh = Mesh(self._cluster, (first,), **(OPTIONS | options))
+            for kind in others:
+                self.mesh.join(kind, **(OPTIONS | options | (self.options_of_real if kind == "real" else {})))
+            self.members = self.mesh.members
+            self.doors = {member: self._cluster.proxy(member) for member in self.members}
+            self._define()
+            self._begin()
+        except BaseException as error:
+            error.add_note(self._cluster.logs())
+            self._cluster.close()
+            raise
+
+    def _define(self) -> None:
+        first = self.members[0]
+        for space in (*self.synchronous, *self.asynchronous):
+            name, options = NAMES[space], {"id": space, "is_sync": space in self.synchronous}
+            create = ["call", "box.schema.space.create", [name, options]]
+            index = ["call", f"box.space.{name}:create_index", ["pk", {"parts": [1, "unsigned"]}]]
+            refusals = workload.run(first, [create, index])
+            assert not refusals, refusals
+        self.mesh.wait_same(first)
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """What is left to set when all have joined."""
+
+    @property
+    def disks(self) -> dict[Member, SmallDisk]:
+        return self._cluster.disks
+
+    @property
+    def nodes(self) -> list[Member]:
+        return [member for member in self.members if not isinstance(member, RealMember)]
+
+    def wires(self) -> Iterator[Proxy]:
+        """Between members."""
+        return (self.mesh.wire(one, two) for one in self.members for two in self.mesh.others(one))
+
+    @contextmanager
+    def calm(self, members: Sequence[Member]) -> Iterator[None]:
+        """For as long as these are ended and begun again, where that must not be in the middle of something."""
+        yield
+
+    def start(self, *members: Member) -> None:
+        """Those that were ended, all at once; until they serve."""
+        for member in members:
+            member.launch()
+        wait_ready(*members, seconds=START_SECONDS)
+
+    def help(self) -> bool:
+        """Sees to a real server that will not go on by itself; whether one had to be begun again."""
+        return False
+
+    def is_followed(self, member: Member) -> bool:
+        """By all others."""
+        return all(member.downstream(other).get("status") == "follow" for other in self.mesh.others(member))
+
+    def heal_wires(self) -> None:
+        for proxy in (*self.wires(), *self.doors.values()):
+            proxy.heal()
+
+    def assert_equal(self) -> None:
+        """Everyone follows everyone, and all have the same, byte for byte."""
+        for member in self.members:
+            member.wait_follow(*self.mesh.others(member), seconds=START_SECONDS)
+        self.wait_settled()
+        assert_converged(*self.members, seconds=START_SECONDS)
+
+    @abstractmethod
+    def wait_settled(self) -> None:
+        """Until nothing waits for a verdict any more, and writes are possible."""
+
+    def close(self) -> None:
+        self._cluster.close()
+
+
+class ElectionSeats(Seats):
+    """Three nodes that elect their leader. `stranger`: a real server in one of the seats."""
+
+    synchronous = SETS, REGISTERS, LISTS
+    has_elections = True
+    options_of_real: ClassVar[dict[str, Any]] = {"memtx_use_mvcc_engine": True}
+
+    def __init__(self, directory: Path, stranger: Binary | None = None) -> None:
+        binary = stranger or Binary("no server", (2, 11, 0))
+        super().__init__(directory, binary, ("ours", "real" if stranger else "ours", "ours"), election_timeout=1)
+
+    def _begin(self) -> None:
+        for member in self.members:
+            self.mesh.configure(member, replication_connect_quorum=2)
+        self.mesh.set_modes("candidate")
+        self.mesh.wait_leader()
+
+    def wait_settled(self) -> None:
+        self.mesh.wait_leader(seconds=START_SECONDS)
+
+
+class Seats26(Seats):
+    """Two real servers of 2.6 and two nodes, one of which is the only one to write into synchronous spaces.
+
+    A quorum is three: no two of them have nothing in common. Nobody is anonymous, who would count in 2.6.
+    """
+
+    synchronous = SETS, REGISTERS
+    asynchronous = ASYNCHRONOUS
+    has_elections = False
+    master: Member
+
+    def __init__(self, directory: Path, binary: Binary, master_kind: str) -> None:
+        kinds = ("real", "ours", "real", "ours") if master_kind == "real" else ("ours", "real", "ours", "real")
+        super().__init__(directory, binary, kinds)
+
+    def _begin(self) -> None:
+        self.master = self.members[0]
+        for member in self.members:
+            self.mesh.configure(member, replication_connect_quorum=2, replication_synchro_quorum=QUORUM)
+        if isinstance(self.master, RealMember):
+            self.mesh.configure(self.master, replication_synchro_timeout=FOREVER)
+        else:
+            self.own_writers = self.members
+
+    @contextmanager
+    def calm(self, members: Sequence[Member]) -> Iterator[None]:
+        """A real 2.6.0 dies of committing what it has recovered, and nobody else can decide for it while others write.
+
+        So nothing may wait in the queue of a real master that is about to end.
+        """
+        if self.master not in members or not isinstance(self.master, RealMember):
+            yield
+            return
+        door = self.doors[self.master]
+        self.is_calm = True
+        door.cut()  # what is under way to it gets lost
+        try:
+            eventually(
+                "the queue is empty", lambda: _is_answered(self.master) or self._stands_still(), seconds=START_SECONDS
+            )
+            yield
+        finally:
+            door.mend()
+            self.is_calm = False
+
+    def help(self) -> bool:
+        if not isinstance(self.master, RealMember) or not self._stands_still():
+            return False
+        with self.calm([self.master]):
+            self.master.kill()
+            self.start(self.master)
+        return True
+
+    def _stands_still(self) -> bool:
+        """The queue of a real 2.6.0 does so, for ever, where two CONFIRMs were written at once: its log has verdicts,
+        a quorum has its log, and nobody is answered any more. Looked at twice: a verdict may be on its way.
+        """
+        return all(not _is_answered(self.master) and self._is_with_a_quorum() for _ in range(2))
+
+    def _is_with_a_quorum(self) -> bool:
+        """All that is in its log now, soon."""
+        lsn, others = self.master.info()["lsn"], self.mesh.others(self.master)
+
+        def is_acknowledged() -> bool:
+            vclocks = [self.master.downstream(other).get("vclock", {}) for other in others]
+            return sum(vclock.get(self.master.id, 0) >= lsn for vclock in vclocks) + 1 >= QUORUM
+
+        with suppress(Timeout):
+            return eventually("a quorum has it", is_acknowledged, seconds=VERDICT_SECONDS)
+        return False
+
+    def wait_settled(self) -> None:
+        self.master.wait_writable(seconds=START_SECONDS)
+
+
+def _is_answered(member: Member) -> bool:
+    """To a synchronous transaction, be it that it is rolled back: then all before it are decided."""
+    with Client(member.port, seconds=VERDICT_SECONDS) as client:
+        try:
+            client.replace(SYNCHRONOUS, 1)
+        except Disconnected:
+            return False
+        except TarantoolError as error:
+            return error.code in (QUORUM_TIMEOUT, READ_ONLY)
+        return True

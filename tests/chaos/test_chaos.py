@@ -1,0 +1,60 @@
+"""The chaos run, as continuous integration does it: under a minute for each kind of set; half an hour at full scale."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import FULL
+from tests.interop.member import ROOT
+
+SECONDS = 1800 if FULL else 45
+GRACE_SECONDS = 240
+"""For the start, the healing and the second start, on a machine that has other things to do."""
+
+ELECTIONS, REAL_MASTER, OWN_MASTER = 1, 1, 3
+"""Seeds: of the sets of 2.6, one has a real server for its master, one a node."""
+
+
+def _run(name: str, seed: int, seconds: float) -> str:
+    command = [sys.executable, "-m", "tests.chaos", f"--set={name}", f"--seed={seed}", f"--seconds={seconds:g}"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=seconds + GRACE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _assert_much_happened(told: str, seconds: float) -> None:
+    """A run that nothing happened in would prove nothing."""
+    asked, answered = map(int, re.findall(r"operations: (\d+) asked, (\d+) answered", told)[0])
+    (faults,) = re.findall(r"\((\d+) in all", told)
+    assert answered >= 2 * seconds, told
+    assert answered <= asked, told
+    assert int(faults) >= seconds / 10, told
+    assert "acknowledged and lost: 0" in told
+    assert "verdict: ok" in told
+
+
+@pytest.mark.timeout(SECONDS + 2 * GRACE_SECONDS)
+def test_nodes_that_elect_their_leader_keep_what_they_acknowledged() -> None:
+    _assert_much_happened(_run("elections", ELECTIONS, SECONDS), SECONDS)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(SECONDS + 2 * GRACE_SECONDS)
+@pytest.mark.parametrize("seed", [REAL_MASTER, OWN_MASTER], ids=["a real master", "a node as master"])
+@pytest.mark.usefixtures("tarantool")
+def test_nodes_and_real_servers_of_2_6_keep_what_they_acknowledged(seed: int) -> None:
+    seconds = SECONDS / 2
+    _assert_much_happened(_run("dialect-2.6", seed, seconds), seconds)

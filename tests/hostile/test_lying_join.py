@@ -1,0 +1,137 @@
+"""A master lies to who has nothing yet and asks it for everything: each says why, and is left with nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import pytest
+
+import flowstone
+from flowstone.box.dialect import Dialect
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.node.archive import Archive
+from flowstone.replication.vclock import VClock
+from tests.hostile.join_lies import LIES, VICTIM, JoinLie
+from tests.hostile.liar import Liar, Role, Talk, snapshot_row
+
+SECRET: Final = "never-to-be-said"
+DIALECTS: Final = {"2.6": Dialect.V2_6, "2.11": Dialect.V2_11}
+REPLICASET: Final = UUID("55555555-5555-4555-8555-555555555555")
+TIMEOUT: Final = 0.2
+JOIN, FETCH = RequestType.JOIN, RequestType.FETCH_SNAPSHOT
+
+dialects = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+def lies(*, fetches: bool = False, applies: bool = True) -> pytest.MarkDecorator:
+    """Those that a victim is told, and can notice."""
+    told = [
+        lie
+        for lie in LIES
+        if (applies or not lie.by_who_applies) and not (lie.of_join if fetches else "more behind" in lie.name)
+    ]
+    return pytest.mark.parametrize("lie", told, ids=str)
+
+
+@asynccontextmanager
+async def lying(lie: JoinLie, dialect: str, asked: RequestType) -> AsyncIterator[str]:
+    """The URI of the liar."""
+    async with Liar(Role(DIALECTS[dialect], REPLICASET, VClock({1: 1})), partial(lie.tell, asked=asked)) as liar:
+        yield f"spy:{SECRET}@{liar.address}"
+
+
+def new_node(directory: Path, dialect: str, uri: str) -> flowstone.Node:
+    return flowstone.Node(
+        directory,
+        instance_uuid=str(VICTIM),
+        dialect=dialect,
+        replication=[uri],
+        replication_timeout=TIMEOUT,
+        replication_connect_timeout=5 * TIMEOUT,
+    )
+
+
+def assert_nothing_left(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert [path.name for path in directory.rglob("*.snap*")] == []
+    assert [path.name for path in directory.rglob("*.xlog*")] == []
+    assert SECRET not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@dialects
+@lies()
+async def test_a_node_without_data_takes_none_of_it(
+    lie: JoinLie, dialect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flowstone")
+    async with lying(lie, dialect, JOIN) as uri:
+        with pytest.raises(FlowstoneError, match=lie.reason):
+            await new_node(tmp_path, dialect, uri).start()
+    assert_nothing_left(tmp_path, caplog)
+
+
+@dialects
+@lies(fetches=True)
+async def test_follow_takes_none_of_it(
+    lie: JoinLie, dialect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with lying(lie, dialect, FETCH) as uri:
+        with pytest.raises(FlowstoneError, match=lie.reason) as caught:
+            async with flowstone.follow(uri, replication_timeout=TIMEOUT):
+                pass
+        assert str(caught.value).startswith(f"cannot follow {uri.rpartition('@')[2]}: ")
+    assert_nothing_left(tmp_path, caplog)
+
+
+@dialects
+@lies(fetches=True, applies=False)
+async def test_an_archive_takes_none_of_it(
+    lie: JoinLie, dialect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with lying(lie, dialect, FETCH) as uri:
+        with pytest.raises(FlowstoneError, match=lie.reason):
+            await Archive(uri, tmp_path / "archive", replication_timeout=TIMEOUT).run(once=True)
+    assert_nothing_left(tmp_path, caplog)
+
+
+ENOUGH_ROWS: Final = 200
+
+
+async def endless_snapshot(talk: Talk, asked: RequestType, is_long: asyncio.Event) -> None:
+    """Rows of new spaces without end."""
+    await talk.joining(asked)
+    await talk.say(talk.snapshot(VICTIM))
+    for number in range(512, 2**31):
+        await talk.say(snapshot_row(280, pack((number, 1, f"s{number}", "memtx", 0, {}, ()))))
+        if number == 512 + ENOUGH_ROWS:
+            is_long.set()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("asked", [JOIN, FETCH], ids=["node", "follow"])
+async def test_who_gets_a_snapshot_without_end_can_be_stopped_and_leaves_nothing(
+    asked: RequestType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = Role(Dialect.V2_11, REPLICASET, VClock({1: 1}))
+    is_long = asyncio.Event()
+    async with Liar(role, partial(endless_snapshot, asked=asked, is_long=is_long)) as liar:
+        uri = f"spy:{SECRET}@{liar.address}"
+        victim = new_node(tmp_path, "2.11", uri).start() if asked is JOIN else flowstone.follow(uri).__aenter__()
+        began = asyncio.ensure_future(victim)
+        async with asyncio.timeout(10):
+            await is_long.wait()
+        assert not began.done()
+        began.cancel()
+        async with asyncio.timeout(5):
+            with suppress(asyncio.CancelledError):
+                await began
+    assert_nothing_left(tmp_path, caplog)

@@ -1,0 +1,85 @@
+"""A master lies to `follow` and to an archive, which had believed its snapshot: each says why, and keeps nothing of it.
+
+These have less to compare a lie with than a node has, so the lies are those that no master ever says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import pytest
+
+import flowstone
+from flowstone.box.dialect import Dialect
+from flowstone.errors import FlowstoneError
+from flowstone.node.archive import Archive
+from flowstone.outside import production
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.reader import LogFile
+from tests.hostile.liar import MARK, Liar, Role
+from tests.hostile.lie import Lie
+from tests.hostile.master_lies import BYTES, ROWS
+from tests.hostile.stage import TIMEOUT, until
+
+SECRET: Final = "never-to-be-said"
+OF_NODES: Final = ("row of our own", "known row of our own", "deep nesting")
+"""Who is anonymous has no rows of its own; who has not the space does not look into its tuples."""
+
+DIALECTS: Final = {"2.6": Dialect.V2_6, "2.11": Dialect.V2_11}
+LIES: Final = [
+    lie
+    for lie in (*BYTES, *ROWS)
+    if "sent" in lie.reason or "row" in lie.reason or "packet" in lie.reason or "no master" in lie.reason
+    if lie.name not in OF_NODES
+]
+
+lies = pytest.mark.parametrize("lie", LIES, ids=str)
+dialects = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+def liar(lie: Lie, dialect: str) -> Liar:
+    return Liar(Role(DIALECTS[dialect], UUID("55555555-5555-4555-8555-555555555555"), VClock({1: 4})), lie.tell)
+
+
+def has_mark(directory: Path) -> bool:
+    """Whether a log in it has a row with the mark of a lie."""
+    for path in directory.glob("*.xlog"):
+        with LogFile.open(production().disk, str(path)) as log:
+            if any(MARK.encode() in slab.payload for slab in log.slabs()):
+                return True
+    return False
+
+
+@dialects
+@lies
+async def test_follow_stops_and_shows_what_it_had(lie: Lie, dialect: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with liar(lie, dialect) as told:
+        uri = f"spy:{SECRET}@{told.address}"
+        async with flowstone.follow(uri, replication_timeout=TIMEOUT) as replica:
+            await until(lambda: replica.info()["upstream"]["status"] == "stopped")
+            assert re.search(lie.reason, replica.info()["upstream"]["message"])
+            assert replica.vclock == VClock({1: 4})
+            assert len(replica.box.spaces) > 10
+            assert SECRET not in str(replica.info())
+    assert SECRET not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@dialects
+@lies
+async def test_an_archive_ends_and_has_nothing_of_it(
+    lie: Lie, dialect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with liar(lie, dialect) as told:
+        archive = Archive(f"spy:{SECRET}@{told.address}", tmp_path, replication_timeout=TIMEOUT)
+        with pytest.raises(FlowstoneError, match=lie.reason) as caught:
+            async with asyncio.timeout(20):
+                await archive.run()
+    assert archive.position == VClock({1: 4})
+    assert not has_mark(tmp_path)
+    assert SECRET not in str(caught.value) + caplog.text
+    assert "Traceback" not in caplog.text

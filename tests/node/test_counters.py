@@ -1,0 +1,54 @@
+"""Counters of a node: histograms, and the counts that turns, sessions, the log and relays leave in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.iproto.constants import RequestType
+from flowstone.node.counters import Histogram
+from tests.node.test_turn import DELETE, INSERT, NUMBERS, SELECT, Served, in_bulk, numbered, plainly, statement
+
+
+def test_a_histogram_counts_a_value_below_the_first_bound_that_it_does_not_exceed() -> None:
+    histogram = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 1.0, 7.0):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+    assert histogram.count == 5
+    assert histogram.sum == pytest.approx(8.65)
+
+
+@pytest.mark.parametrize("way", [plainly, in_bulk])
+async def test_requests_are_counted_whichever_way_they_go(way: object) -> None:
+    served = Served()
+    counters = served.counters
+    requests = numbered(INSERT, range(20)) + numbered(SELECT, [1, 2, 3]) + numbered(DELETE, [4])
+    with way():  # type: ignore[operator]
+        await served.run([requests])
+    assert counters.operations[INSERT] == 20
+    assert counters.operations[SELECT] == 3
+    assert counters.operations[DELETE] == 1
+    assert sum(counters.operations) == 24
+    assert counters.errors == 0
+
+
+async def test_a_request_that_is_alone_is_counted_once() -> None:
+    served = Served()
+    counters = served.counters
+    for request in (numbered(INSERT, [1]), numbered(SELECT, [1]), statement(RequestType.PING, NUMBERS, ())):
+        await served.run([request])
+    assert (counters.operations[INSERT], counters.operations[SELECT]) == (1, 1)
+    assert sum(counters.operations) == 3
+
+
+async def test_errors_are_counted() -> None:
+    served = Served()
+    counters = served.counters
+    await served.run([numbered(INSERT, [1])])
+    await served.run([numbered(INSERT, [1])])
+    assert served.peers[0].codes() == [0, 3]
+    assert (counters.operations[INSERT], counters.errors) == (2, 1)
+    served.disk.broken.add("append")
+    with in_bulk():
+        await served.run([numbered(INSERT, range(5, 25))])
+    assert counters.errors == 21

@@ -1,0 +1,98 @@
+"""`python -m tests.simulation`: replays the run of one seed, or runs many and says how they went.
+
+    --seed 17 --verbose     one run, with all that happened in it; the last line is the verdict and the hash of it
+    --runs 300              the ordinary seeds 0, 1, 2, …; a summary, and the seeds that were violated
+    --soak 3600             as many as there is time for
+    --mutation NAME         with one of the deliberate bugs of mutations.py, which runs must find
+
+The exit code is 1 where anything was violated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.pool import outcomes
+from tests.simulation.run import run
+from tests.simulation.summary import Summary
+
+PROGRESS_RUNS: Final = 50
+"""After so many runs a line says how far it is."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parse(arguments)
+    if options.seed is not None:
+        return _replay(options.seed, options.mutation, is_verbose=options.verbose)
+    seeds: Iterable[int] = itertools.count(options.first)
+    if options.runs is not None:
+        seeds = range(options.first, options.first + options.runs)
+    return _run_many(_for_a_while(seeds, options.soak), options.jobs, options.mutation)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").split("\n")[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seed", type=int, help="the run of this seed")
+    what.add_argument("--runs", type=int, help="so many runs")
+    what.add_argument("--soak", type=float, metavar="SECONDS", help="runs for so long")
+    parser.add_argument("--verbose", action="store_true", help="with --seed: everything that happened")
+    parser.add_argument("--first", type=int, default=0, help="the seed to begin with (0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one for each processor)")
+    parser.add_argument("--mutation", choices=sorted(MUTATIONS), metavar="NAME", help="with this bug in the nodes")
+    return parser.parse_args(arguments)
+
+
+def _replay(seed: int, mutation: str | None, *, is_verbose: bool) -> int:
+    with _mutated(mutation):
+        outcome = run(seed, is_verbose=is_verbose)
+    if is_verbose:
+        for line in outcome.story:
+            moment, who, what = line.split(" ", 2)
+            print(f"{moment:>10} {who:<9} {what}")
+        print()
+    print(outcome.plan)
+    print(outcome.figures)
+    for violation in outcome.violations:
+        print(f"violated: {violation}")
+    print(f"seed {seed}: {outcome.verdict} hash {outcome.trace_hash}")
+    return bool(outcome.violations)
+
+
+def _mutated(name: str | None) -> AbstractContextManager[object]:
+    return nullcontext() if name is None else MUTATIONS[name]()
+
+
+def _run_many(seeds: Iterable[int], jobs: int, mutation: str | None) -> int:
+    begun = time.monotonic()
+    summary = Summary()
+    with _mutated(mutation):
+        for outcome in outcomes(seeds, jobs, run):
+            summary.add(outcome)
+            if outcome.violations:
+                print(f"seed {outcome.seed}: {outcome.verdict}: {outcome.violations[0]}", flush=True)
+            elif summary.runs % PROGRESS_RUNS == 0:
+                print(f"{summary.runs} runs in {time.monotonic() - begun:.0f} s", flush=True)
+    print(summary.text(time.monotonic() - begun))
+    return bool(summary.violated)
+
+
+def _for_a_while(seeds: Iterable[int], seconds: float | None) -> Iterator[int]:
+    """No more of them are begun when the time is over."""
+    begun = time.monotonic()
+    for seed in seeds:
+        if seconds is not None and time.monotonic() - begun >= seconds:
+            return
+        yield seed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,225 @@
+"""What a replica set that elects promises as a whole, seen from above: no member could tell.
+
+What is confirmed is in the logs of a majority, and of as many as whoever decides it was told to wait for; who begins to
+lead has all that was ever confirmed, and gives up nothing that it has; nodes at one position have the same data; what a
+node takes for written would survive a loss of power now, where it says so. Looks at memory and disks of nodes, and asks
+none of them what it thinks of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+from flowstone.box.box import Box
+from flowstone.box.system import CLUSTER_ID, FIRST_USER_SPACE_ID
+from flowstone.iproto.msgpack import unpack
+from flowstone.node.instance import Instance
+from flowstone.node.journal import Journal
+from flowstone.replication.election import State
+from flowstone.replication.synchro import Demote, Promote, Rollback
+from flowstone.replication.vclock import VClock, VClockBuilder
+from tests.simulation.disk import Loss
+from tests.simulation.simulation import Simulation
+
+CONTENTS_SECONDS: Final = 1.0
+"""How often all data is compared: that takes its time."""
+
+SHOWN_MAX: Final = 3
+"""Violations of one kind that are told; one brings others with it."""
+
+
+class Consensus:
+    """`look` now and then; what is found goes to `violations`."""
+
+    def __init__(self, sim: Simulation, violations: list[str], *, is_durable: bool, counts_anonymous: bool) -> None:
+        """`counts_anonymous`: as 2.6 does, for which all of them together, whoever they are, are one more member."""
+        self._sim = sim
+        self._violations = violations
+        self._is_durable = is_durable
+        self._counts_anonymous = counts_anonymous
+        self._anonymous = VClockBuilder()
+        """What any of them was ever heard to have."""
+        self._confirmed = VClockBuilder()
+        """All that was ever seen to be confirmed."""
+        self._written: dict[str, VClock] = {}
+        """By name: what each was last seen to have in its log."""
+        self._unseen: dict[str, None] = {}
+        """Who died while it was starting, and may have written and acknowledged meanwhile."""
+        self._terms: dict[int, None] = {}
+        """Whose leaders were looked at."""
+        self._told: dict[str, int] = {}
+        self._next_comparison = 0.0
+        self._heard: dict[str, Journal] = {}
+        """Whose verdicts are looked at when they are written."""
+        self._members: list[str] = []
+        self._ever: dict[str, None] = {}
+        """All who ever were members."""
+        self._quorums: dict[str, int] = {}
+        """What each was told to wait for, when it was last looked at: that may change in the middle of a decision."""
+        sim.before_death.append(self._before_death)
+
+    def look(self, members: list[str], anonymous: list[str]) -> None:
+        ready = {name: self._sim.node(name)._instance for name in (*members, *anonymous) if self._sim.is_ready(name)}
+        self._members = members
+        self._ever |= dict.fromkeys(members)
+        for name, instance in ready.items():
+            self._written[name] = instance.journal.written_vclock
+            self._unseen.pop(name, None)
+            self._quorums[name] = instance.queue.limbo.quorum
+            self._hear_anonymous(instance)
+            if self._heard.get(name) is not instance.journal:
+                self._heard[name] = instance.journal
+                instance.journal.on_written.append(partial(self._verdict_written, name, instance))
+            if self._is_durable:
+                self._look_at_disk(name, instance)
+        for name in members:
+            if name in ready:
+                self._look_at_verdicts(name, ready[name])
+        for name in members:
+            if name in ready:
+                self._look_at_leader(name, ready[name])
+        if self._sim.now >= self._next_comparison:
+            self._next_comparison = self._sim.now + CONTENTS_SECONDS
+            self._compare(ready)
+
+    def _before_death(self, name: str, loss: Loss) -> None:
+        if self._sim.is_ready(name):
+            self._written[name] = self._sim.node(name)._instance.journal.written_vclock
+        else:
+            self._unseen[name] = None
+
+    def _tell(self, kind: str, what: str) -> None:
+        self._told[kind] = self._told.get(kind, 0) + 1
+        if self._told[kind] <= SHOWN_MAX:
+            self._violations.append(what)
+
+    # --- what is confirmed is in the logs of a majority ---
+
+    def _verdict_written(self, name: str, instance: Instance, rows: bytes, vclock: VClock) -> None:
+        """It is made before it is written, and it is made for what so many have already."""
+        self._written[name] = vclock
+        request = instance.queue.limbo._writing
+        if request is None or request.origin_id != instance.id or isinstance(request.body, Rollback):
+            return
+        for member in self._members:
+            if self._sim.is_ready(member):
+                self._written[member] = self._sim.node(member)._instance.journal.written_vclock
+        self._hear_anonymous(instance)
+        quorum = min(instance.queue.limbo.quorum, self._quorums.get(name, 0))
+        self._check_majority(name, instance, request.body.owner_id, request.body.lsn, quorum)
+        newest = instance.queue.limbo._queue.last_synchronous
+        if isinstance(request.body, Promote | Demote) and newest is not None and newest.lsn > request.body.lsn:
+            # Somebody may have confirmed it, and told so.
+            text = f"{name} takes the queue of {request.body.owner_id} over up to row {request.body.lsn}, and gives up"
+            self._tell("takeover", f"{text} row {newest.lsn}, which it has")
+
+    def _look_at_verdicts(self, name: str, instance: Instance) -> None:
+        confirmed = instance.queue.limbo.confirmed_vclock
+        if confirmed <= self._confirmed.vclock():
+            return
+        for owner_id, lsn in confirmed.to_mapping().items():
+            self._check_majority(name, instance, owner_id, lsn)
+
+    def _check_majority(self, name: str, instance: Instance, owner_id: int, lsn: int, quorum: int = 0) -> None:
+        if not owner_id or lsn <= self._confirmed.get(owner_id):
+            return
+        self._confirmed.follow(owner_id, lsn)
+        uuids = [unpack(raw)[1] for raw in instance.box.spaces[CLUSTER_ID].tuples()]
+        names = {self._sim.machine(name).uuid: name for name in self._ever}
+        # Who has just joined is no member here yet, and cannot be looked at; it may have it.
+        strangers = sum(uuid not in names for uuid in uuids)
+        # In 2.6 an operator says how many, who is not always quicker than who joins; and nobody else can lead there.
+        majority = 0 if self._counts_anonymous else min(len(self._members) + strangers, len(uuids)) // 2 + 1
+        known = dict.fromkeys([*self._members, *(names[uuid] for uuid in uuids if uuid in names)])
+        if self._counts_anonymous:  # who was struck off a moment ago has been counted there before
+            known = dict(self._ever)
+        self._check_holders(name, owner_id, lsn, known, majority - strangers)
+        # Who is struck off by the very row that is decided about counts for what was to be waited for.
+        self._check_holders(name, owner_id, lsn, self._ever, min(quorum, len(uuids)) - strangers)
+
+    def _check_holders(self, name: str, owner_id: int, lsn: int, known: Iterable[str], needed: int) -> None:
+        holders = [name for name in known if self._may_have(name, owner_id, lsn)]
+        is_followed = self._counts_anonymous and self._anonymous.get(owner_id) >= lsn
+        if len(holders) + is_followed < needed:
+            text = f"{name} has row {lsn} of {owner_id} confirmed, which only {', '.join(holders)} have; {needed} must"
+            self._tell("verdict", text)
+
+    def _hear_anonymous(self, instance: Instance) -> None:
+        """Listeners and archives among them, into which nobody looks: their ACKs are taken at their word."""
+        if self._counts_anonymous and (acked := instance.queue.limbo._acks._vclocks.get(0)) is not None:
+            for origin_id, lsn in acked:
+                if lsn > self._anonymous.get(origin_id):
+                    self._anonymous.follow(origin_id, lsn)
+
+    def _may_have(self, name: str, owner_id: int, lsn: int) -> bool:
+        """Nobody can see what a node writes while it starts."""
+        is_starting = self._sim.is_running(name) and not self._sim.is_ready(name)
+        return is_starting or name in self._unseen or self._written.get(name, VClock()).get(owner_id) >= lsn
+
+    # --- who begins to lead has all of that ---
+
+    def _look_at_leader(self, name: str, instance: Instance) -> None:
+        raft = instance.elections.raft
+        if raft.state is not State.LEADER or raft.term in self._terms:
+            return
+        self._terms[raft.term] = None
+        confirmed, written = self._confirmed.vclock(), instance.journal.written_vclock
+        if not confirmed <= written:
+            self._tell("leader", f"{name} leads term {raft.term} at {written}, and {confirmed} was confirmed before")
+
+    # --- nodes at one position have the same data ---
+
+    def _compare(self, ready: dict[str, Instance]) -> None:
+        places: dict[str, list[str]] = {}
+        for name, instance in ready.items():
+            if _is_at_rest(instance):
+                places.setdefault(str(instance.vclock.without_zero()), []).append(name)
+                self._look_at_indexes(name, instance.box)
+        for position, (first, *others) in places.items():
+            expected = _data(ready[first].box) if others else {}
+            for name in others:
+                for number, tuples in _data(ready[name].box).items():
+                    if tuples != expected.get(number, []):
+                        ours, theirs = _only(tuples, expected.get(number, [])), _only(expected.get(number, []), tuples)
+                        text = f"{name} and {first} are at {position}, but in {number} only {name} has {ours}"
+                        self._tell("data", f"{text}, only {first} {theirs}")
+
+    def _look_at_indexes(self, name: str, box: Box) -> None:
+        for number, space in box.spaces.items():
+            for index in space.indexes.values() if number >= FIRST_USER_SPACE_ID and len(space.indexes) > 1 else ():
+                found = [raw for _, raw in index.scan()]
+                if sorted(found) != sorted(space.tuples()):
+                    text = f"index {index.definition.name} of {number} on {name} has {[unpack(raw) for raw in found]}"
+                    self._tell("index", f"{text}, and not what it indexes")
+
+    # --- what is written is on disk ---
+
+    def _look_at_disk(self, name: str, instance: Instance) -> None:
+        journal, storage = instance.journal, self._sim.storage(name)
+        writer = journal._writer
+        if not journal.is_idle or writer is None or not writer.is_usable or storage.broken:
+            return
+        inode = storage.names.get(writer.path)
+        # What a failed write has left behind may come back; what stands there must not go.
+        if inode is not None and inode.unsynced and not inode.synced.startswith(inode.data):
+            self._tell("disk", f"{name} takes for written what {writer.path} would lose with the power now")
+
+
+def _is_at_rest(instance: Instance) -> bool:
+    """All that it has is written, and decided."""
+    return instance.journal.is_idle and not instance.box.in_flight and not instance.queue.limbo
+
+
+def _data(box: Box) -> dict[int, list[bytes]]:
+    """What changes in a run: the tuples of clients, and who is a member. All else is compared in the end."""
+    return {
+        number: list(space.tuples())
+        for number, space in box.spaces.items()
+        if number == CLUSTER_ID or number >= FIRST_USER_SPACE_ID
+    }
+
+
+def _only(tuples: list[bytes], others: list[bytes]) -> list[object]:
+    return [unpack(raw) for raw in tuples if raw not in others]

@@ -1,0 +1,310 @@
+"""What must hold when all faults are over: the set lives, its nodes are equal, and their directories say the same.
+
+Each check returns what it found wrong, in words. `check_liveness`, `check_idle` and `check_equal` look at running
+nodes; `stop_and_compare` stops all of them in order and reads what they leave by a path of its own (`logs.py`,
+`replay.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from flowstone.box.box import Box
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.constants import Key, RaftKey, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.replication.applier import ApplierState
+from flowstone.replication.vclock import VClock
+from tests.simulation.cluster import contents_of
+from tests.simulation.logs import (
+    CONTROL,
+    DEMOTE,
+    NOP,
+    PROMOTE,
+    RAFT,
+    NodeLog,
+    Position,
+    Record,
+    read_all,
+    read_log,
+    unpacked,
+)
+from tests.simulation.replay import replayed
+from tests.simulation.watchers import Watched
+
+LIVE_SECONDS: Final = 120.0
+"""Virtual seconds after which a set without faults must be one again."""
+
+WRITE_SECONDS: Final = 30.0
+LOOK_SECONDS: Final = 0.1
+
+SHOWN_MAX: Final = 3
+"""Differences of one kind that are told."""
+
+
+class Led(Watched, Protocol):
+    @property
+    def departed(self) -> list[str]: ...
+    def leader(self) -> str | None: ...
+
+
+def names(replica_set: Watched) -> list[str]:
+    return [*replica_set.members, *replica_set.anonymous]
+
+
+# --- running nodes ---
+
+
+async def check_liveness(replica_set: Led, *, seconds: float = LIVE_SECONDS) -> list[str]:
+    """Within `seconds` each, somebody leads, everybody follows, and has what others have; all spaces take a write."""
+    conditions: list[tuple[str, Callable[[], object]]] = [
+        ("everybody runs", lambda: all(map(replica_set.sim.is_ready, names(replica_set)))),
+        ("somebody leads", replica_set.leader),
+        ("everybody follows everybody", lambda: not not_following(replica_set)),
+        ("everybody has the same position", lambda: _is_converged(replica_set)),
+        # Who was alone may come back with a newer term, and the leader resigns.
+        ("somebody leads when all have heard of each other", replica_set.leader),
+    ]
+    for what, condition in conditions:
+        if not await _comes_true(replica_set, condition, seconds):
+            return [f"not within {seconds:g} s after all faults: {what}; {_state(replica_set)}"]
+    violations = await _check_writes(replica_set)
+    if not await _comes_true(replica_set, lambda: _is_converged(replica_set), seconds):
+        violations.append(f"a write did not come to everybody within {seconds:g} s; {_state(replica_set)}")
+    return violations
+
+
+async def _comes_true(replica_set: Watched, condition: Callable[[], object], seconds: float) -> bool:
+    """Looks now and then, for what it looks at takes time."""
+    sim = replica_set.sim
+    deadline = sim.now + seconds
+    while not condition():
+        if sim.now > deadline:
+            return False
+        await sim.sleep(LOOK_SECONDS)
+    return True
+
+
+def not_following(replica_set: Watched) -> list[str]:
+    """Nodes that do not follow all members."""
+    found = []
+    for name in names(replica_set):
+        appliers = replica_set.sim.node(name)._parts.replication._appliers.values()
+        count = sum(applier.state is ApplierState.FOLLOW for applier in appliers)
+        if count < len(replica_set.members) - (name in replica_set.members):
+            found.append(name)
+    return found
+
+
+def _vclock(replica_set: Watched, name: str) -> VClock:
+    return replica_set.sim.node(name)._instance.vclock.without_zero()
+
+
+def _is_converged(replica_set: Watched) -> bool:
+    first, *others = (_vclock(replica_set, name) for name in names(replica_set))
+    return all(other == first for other in others)
+
+
+def _state(replica_set: Watched) -> str:
+    """Where everybody is, for whoever has to find out why."""
+    shown = []
+    for name in names(replica_set):
+        if not replica_set.sim.is_ready(name):
+            refusal = replica_set.sim.machine(name).refusal
+            shown.append(f"{name} is not up" + (f", it did not start: {refusal}" if refusal else ""))
+            continue
+        instance = replica_set.sim.node(name)._instance
+        info, limbo = instance.elections.info(), instance.queue.limbo
+        shown.append(
+            f"{name} is {info.state} in term {info.term} at {instance.vclock}, {len(limbo)} wait for {limbo.owner_id}"
+        )
+    late = not_following(replica_set) if all(map(replica_set.sim.is_ready, names(replica_set))) else []
+    return "; ".join(shown) + (f"; not all is followed by {', '.join(late)}" if late else "")
+
+
+async def _check_writes(replica_set: Led) -> list[str]:
+    """Puts a tuple of each space where it is: that changes nothing, and needs a quorum like any other write."""
+    sim, leader = replica_set.sim, replica_set.leader()
+    if leader is None:
+        return ["nobody leads any more, without a fault"]
+    spaces = sim.node(leader).box.spaces
+    wanted = [
+        (number, raw)
+        for number, space in sorted(spaces.items())
+        if number >= FIRST_USER_SPACE_ID and (raw := next(iter(space.tuples()), None)) is not None
+    ]
+    client = await sim.client(leader)
+    violations = []
+    for number, raw in wanted:
+        body = b"\x82" + pack(Key.SPACE_ID.value) + pack(number) + pack(Key.TUPLE.value) + raw
+        try:
+            await client.request(RequestType.REPLACE, body, timeout=WRITE_SECONDS)
+        except FlowstoneError as error:
+            violations.append(f"{leader} does not take a write to space {number}: {error}")
+    await client.close()
+    return violations
+
+
+async def check_idle(replica_set: Watched, *, seconds: float = LIVE_SECONDS) -> list[str]:
+    """Nothing has grown: each node has what a set has in which nobody does anything, and all are at one position."""
+
+    def is_idle() -> bool:
+        return not overgrown(replica_set) and _is_converged(replica_set)
+
+    if await _comes_true(replica_set, is_idle, seconds):
+        return []
+    return overgrown(replica_set) or [f"nodes are at different positions with nothing to do; {_state(replica_set)}"]
+
+
+def overgrown(replica_set: Watched) -> list[str]:
+    """What nodes hold beyond what the nodes of this set need."""
+    found = []
+    for name in names(replica_set):
+        parts = replica_set.sim.node(name)._parts
+        instance, relays, queue = parts.instance, parts.relays, parts.instance.queue
+        peers = [relay.replica.uuid for relay in relays._followers]
+        others = len(replica_set.members) - (name in replica_set.members)
+        figures = {
+            "relays of one and the same follower": len(peers) - len(set(peers)),
+            "joins": len(relays._joining),
+            "consumers of logs beyond members": max(len(relays._collector.consumers) - others, 0),
+            "transactions in the queue": len(queue.limbo) + len(queue._unproven),
+            "who wait for the queue": len(queue._watched) + len(queue._clearing) + len(queue._received),
+            "transactions in flight": len(instance.box.in_flight),
+            "views": len(instance.box.views),
+            "open transactions of clients": sum(parts.server.open_transactions._count.values()),
+        }
+        found += [f"{name} has {count} {what} with nothing to do" for what, count in figures.items() if count]
+    return found
+
+
+def check_equal(replica_set: Watched) -> list[str]:
+    """All nodes are at the same position, with the same tuples, byte for byte."""
+    sim, (first, *others) = replica_set.sim, names(replica_set)
+    position, expected = _vclock(replica_set, first), contents_of(sim.node(first).box)
+    found = []
+    for name in others:
+        if (vclock := _vclock(replica_set, name)) != position:
+            found.append(f"{name} is at {vclock}, {first} at {position}")
+        found += _differences(name, contents_of(sim.node(name).box), first, expected)
+    return found
+
+
+def _differences(name: str, found: dict[int, list[bytes]], other: str, expected: dict[int, list[bytes]]) -> list[str]:
+    words = []
+    for number in sorted({*found, *expected}):
+        here, there = found.get(number, []), expected.get(number, [])
+        if here != there:
+            ours, theirs = [raw for raw in here if raw not in there], [raw for raw in there if raw not in here]
+            words.append(
+                f"space {number}: {name} has {len(here)} tuples, {other} has {len(there)};"
+                f" only {name}: {_shown(ours)}; only {other}: {_shown(theirs)}"
+            )
+    return words
+
+
+def _shown(tuples: Sequence[bytes]) -> str:
+    return f"{[unpacked(raw) for raw in tuples[:SHOWN_MAX]]}"
+
+
+# --- what is left behind ---
+
+
+class Left(NamedTuple):
+    """What a set has left that was stopped."""
+
+    violations: list[str]
+    logs: list[NodeLog]
+    """All that there ever was in the directories of those who were there to the end."""
+    departed: list[NodeLog]
+    """Of members that have gone."""
+
+
+async def stop_and_compare(replica_set: Led) -> Left:
+    """Stops all in order; then each directory has what its node had, and all logs that there ever were, of members that
+    have gone, too, tell the same story."""
+    sim = replica_set.sim
+    boxes = {name: sim.node(name).box for name in names(replica_set)}
+    for name in boxes:
+        await sim.stop(name)
+    found = check_replay([read_log(name, sim.storage(name)) for name in boxes], boxes)
+    logs = [read_all(name, sim.storage(name)) for name in boxes]
+    departed = [read_all(name, sim.storage(name), has_departed=True) for name in replica_set.departed]
+    return Left([*found, *check_terms([*logs, *departed]), *check_logs(logs, departed)], logs, departed)
+
+
+def check_replay(logs: Sequence[NodeLog], boxes: dict[str, Box]) -> list[str]:
+    """The rows of a directory, applied one by one, give what the node held when it was stopped."""
+    found = []
+    for log in logs:
+        rows, contents = replayed(log), contents_of(boxes[log.name])
+        for number in sorted({*rows, *contents}):
+            live = sorted(repr(unpacked(raw)) for raw in contents.get(number, []))
+            again = sorted(repr(fields) for fields in rows.get(number, {}).values())
+            if live != again:
+                ours, theirs = (
+                    [each for each in live if each not in again],
+                    [each for each in again if each not in live],
+                )
+                found.append(
+                    f"space {number} of {log.name} had {len(live)} tuples, its directory gives {len(again)};"
+                    f" only live: {ours[:SHOWN_MAX]}; only from the directory: {theirs[:SHOWN_MAX]}"
+                )
+    return found
+
+
+def check_terms(logs: Sequence[NodeLog]) -> list[str]:
+    """By all logs, one instance took the queue in a term, and nobody went back in terms or voted twice in one."""
+    found: list[str] = []
+    owners: dict[int, tuple[int, int]] = {}
+    for log in logs:
+        term = vote = 0
+        for record in log.records:
+            row = record.rows[0]
+            if row.type in (PROMOTE, DEMOTE):
+                number = unpacked(row.body).get(Key.TERM, 0)
+                if owners.setdefault(number, (row.replica_id, row.type)) != (row.replica_id, row.type):
+                    found.append(f"by the log of {log.name} {row.replica_id} took term {number} of {owners[number][0]}")
+            elif row.type == RAFT:
+                state = unpacked(row.body)
+                if state[RaftKey.TERM] < term:
+                    found.append(f"by its log {log.name} went back from term {term} to {state[RaftKey.TERM]}")
+                if state[RaftKey.TERM] == term and vote not in (0, state.get(RaftKey.VOTE, 0)):
+                    found.append(f"by its log {log.name} voted for {vote} and {state.get(RaftKey.VOTE)} in term {term}")
+                term, vote = state[RaftKey.TERM], state.get(RaftKey.VOTE, 0)
+    return found
+
+
+def check_logs(logs: Sequence[NodeLog], departed: Sequence[NodeLog] = ()) -> list[str]:
+    """A position holds the same row and is decided in the same way wherever it is; by all who have not `departed`."""
+    found: list[str] = []
+    seen: dict[Position, tuple[str, tuple[object, ...], Record]] = {}
+    voids: dict[Position, str] = {}
+    for number, log in enumerate((*logs, *departed)):
+        for position, row, record in log.positions():
+            if record.is_kept is None:
+                if number >= len(logs):
+                    continue  # nobody else need have had it, and who came in its place has its number
+                found.append(f"nobody decided about {position} in the log of {log.name}")
+            if row.type == NOP:
+                voids.setdefault(position, log.name)
+                continue
+            told = row.type, row.body, row.tsn, row.flags
+            where, first, other = seen.setdefault(position, (log.name, told, record))
+            if first != told:
+                found.append(f"row {position} of {where} is {first}, that of {log.name} {told}")
+            elif None not in (other.is_kept, record.is_kept) and other.is_kept != record.is_kept:
+                found.append(
+                    f"{position} is {_verdict(other)} by the log of {where}, {_verdict(record)} by {log.name}'s"
+                )
+    for position, name in voids.items():
+        # A verdict that came too late says nothing where its transactions were nothing already.
+        if position in seen and seen[position][2].is_kept and seen[position][1][0] not in CONTROL:
+            found.append(f"{position} is a fact in the log of {seen[position][0]}, and nothing in that of {name}")
+    return found[: 4 * SHOWN_MAX]
+
+
+def _verdict(record: Record) -> str:
+    return {True: "kept", False: "rolled back", None: "undecided"}[record.is_kept]

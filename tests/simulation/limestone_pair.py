@@ -1,0 +1,92 @@
+"""A Limestone and its replica beside a replica set, in the same simulation: they write, die, and lose each other.
+
+The programs and what their directories must hold are those of `tests/limestone/`; here is what happens to the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Final, get_args
+
+from flowstone.limestone.settings import GroupCommit, SessionClose, Settings
+from tests.limestone.pair import Pair
+from tests.limestone.programs import ENDPOINT, MASTER, REPLICA, Shape
+from tests.simulation.disk import Loss
+from tests.simulation.simulation import Simulation
+
+PAUSE_SECONDS: Final = (4.0, 15.0)
+"""Between two things that happen to them."""
+
+HURT_SECONDS_MAX: Final = 3.0
+FINISH_SECONDS: Final = 300.0
+ENTRIES_MAX: Final = 400
+"""Of which the model, which looks at all of them, still takes no time."""
+
+
+class LimestonePair:
+    """`start()` at any time, and `finish()` when all faults are over: what was wrong, in words."""
+
+    def __init__(self, sim: Simulation, rng: Random) -> None:
+        self._sim = sim
+        self._random = rng
+        self._is_over = False
+        settings = Settings(
+            f"/{MASTER}",
+            (ENDPOINT,),
+            spill=150,
+            group_commit=rng.choice(get_args(GroupCommit)),
+            session_close=rng.choice(get_args(SessionClose)),
+        )
+        shape = Shape(pause_seconds=rng.choice([0.01, 0.1]))
+        self.pair = Pair(sim, settings, f"{sim.seed}/limestone", shape, is_enough=lambda: self._is_over)
+        self.hurt_count = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self.pair.run()), loop.create_task(self._keep_hurting())]
+
+    async def finish(self) -> list[str]:
+        """The program that is running comes to its end; then both sides hold all that was written."""
+        running, hurting = self._tasks
+        hurting.cancel()
+        self._is_over = True
+        self._sim.heal(MASTER, REPLICA)
+        for name in (MASTER, REPLICA):
+            self._sim.storage(name).spare()
+        try:
+            async with asyncio.timeout(FINISH_SECONDS):
+                await running
+            self.pair.check_end()
+        except TimeoutError:
+            return [f"the Limestone had not all that was written persistent {FINISH_SECONDS:g} s after all faults"]
+        except AssertionError as error:
+            return [f"the Limestone: {error}"]
+        return []
+
+    async def _keep_hurting(self) -> None:
+        running = self._tasks[0]
+        while not running.done():
+            await self._sim.sleep(self._random.uniform(*PAUSE_SECONDS))
+            if sum(len(session.entries) for session in self.pair.model.sessions) > ENTRIES_MAX:
+                self._is_over = True
+            await self._hurt(self._random.choice([MASTER, REPLICA]))
+
+    async def _hurt(self, name: str) -> None:
+        sim, rng = self._sim, self._random
+        if not sim.is_running(name) or self._tasks[0].done():
+            return
+        self.hurt_count += 1
+        match rng.randrange(4):
+            case 0:
+                sim.kill(name)
+            case 1:
+                sim.crash(name, rng.choice([Loss.UNSYNCED, Loss.ANY]))
+            case 2:
+                sim.crash_after(name, rng.randrange(1, 60), rng.choice(list(Loss)))
+            case 3:
+                break_link = rng.choice([sim.cut, sim.black_hole])
+                break_link(MASTER, REPLICA)
+                await sim.sleep(rng.uniform(0, HURT_SECONDS_MAX))
+                sim.heal(MASTER, REPLICA)

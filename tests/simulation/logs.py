@@ -1,0 +1,270 @@
+"""The directories of a replica set, read without a node: every transaction of every log, and what became of it.
+
+Verdicts on synchronous transactions are found as simply as they can be said, apart from the system: all of a log is
+there, so nobody has to wait for anything. Relies on the reader of log files alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from flowstone.iproto.constants import Flag, Key, RequestType
+from flowstone.iproto.row import Row
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
+from flowstone.xlog.errors import XlogError
+from flowstone.xlog.reader import LogFile
+from flowstone.xlog.transactions import TornTransaction, Transaction
+from tests.simulation.disk import SimulatedDisk, Storage
+from tests.simulation.loop import Life
+from tests.simulation.trace import Trace
+
+SPACE: Final = 280
+"""The id of `_space`, whose rows say which spaces are synchronous."""
+
+WAIT_SYNC, WAIT_ACK = Flag.WAIT_SYNC.value, Flag.WAIT_ACK.value
+CONFIRM, ROLLBACK = RequestType.RAFT_CONFIRM.value, RequestType.RAFT_ROLLBACK.value
+PROMOTE, DEMOTE = RequestType.RAFT_PROMOTE.value, RequestType.RAFT_DEMOTE.value
+RAFT, NOP = RequestType.RAFT.value, RequestType.NOP.value
+CONTROL: Final = frozenset((CONFIRM, ROLLBACK, PROMOTE, DEMOTE, RAFT))
+
+Position = tuple[int, int]
+"""Whose row, and which: replica id and LSN."""
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A transaction of one log. `is_kept`: None while nobody has decided about it, and where rows that may have done so
+    are missing from the log: then it `is_before_gap`."""
+
+    transaction: Transaction
+    is_kept: bool | None = True
+    is_behind_gap: bool = False
+    """It is the first of a log that does not go on where the one before it ends."""
+    is_before_gap: bool = False
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.transaction.rows
+
+    @property
+    def is_nop(self) -> bool:
+        return all(row.type == NOP for row in self.rows)
+
+
+@dataclass
+class NodeLog:
+    """What is in the directory of one node, oldest first."""
+
+    name: str
+    snapshot: list[Row]
+    """The rows of the snapshot that it begins with: for a node that starts, the newest."""
+    snapshot_vclock: dict[int, int]
+    records: list[Record]
+    """Of all logs; some may be before the snapshot."""
+
+    def positions(self) -> Iterator[tuple[Position, Row, Record]]:
+        """The rows that others have, too."""
+        for record in self.records:
+            for row in record.rows:
+                if row.replica_id:
+                    yield (row.replica_id, row.lsn), row, record
+
+
+def read_log(name: str, storage: Storage) -> NodeLog:
+    """All of a machine's directory; what a crash has torn off at the end of a log is left out."""
+    disk = SimulatedDisk(storage, Life("reader"))
+    directory = scan_directory(disk, f"/{name}")
+    newest = directory.newest_snapshot()
+    assert newest is not None, f"{name} has no snapshot"
+    return _read(name, disk, newest, directory.logs)
+
+
+def read_all(name: str, storage: Storage, *, has_departed: bool = False) -> NodeLog:
+    """As `read_log`, from the first snapshot that this instance ever had, with the files that it has removed since.
+
+    Whoever has departed never came to mend what its last crash left: then all before the first damage is read.
+    """
+    disk, directory, first = _ever(name, storage)
+    uuid = directory.instance_uuid
+    logs = [listed for listed in directory.logs if listed.signature >= first.signature and _is_sound(listed, uuid)]
+    return _read(name, disk, first, logs, is_mended=not has_departed)
+
+
+def first_vclock(name: str, storage: Storage) -> VClock:
+    """Where an instance began, or joined: it never had rows from before that in a log."""
+    _, _, first = _ever(name, storage)
+    return VClock(first.meta.vclock).without_zero()
+
+
+def _ever(name: str, storage: Storage) -> tuple[SimulatedDisk, LogDirectory, ListedFile]:
+    """All files that there ever were, and the first snapshot of the instance that is there now."""
+    ever = Storage(name, Trace(lambda: 0.0), Random(0))
+    ever.names, ever.directories = storage.removed | storage.names, storage.directories
+    disk = SimulatedDisk(ever, Life("reader"))
+    directory = scan_directory(disk, f"/{name}")
+    first = next(listed for listed in directory.snapshots if _is_sound(listed, directory.instance_uuid))
+    return disk, directory, first
+
+
+def _is_sound(listed: ListedFile, instance_uuid: str | None) -> bool:
+    """Of this instance, not of one that was there before the machine was wiped; and not rotten."""
+    try:
+        return listed.meta.instance_uuid == instance_uuid
+    except XlogError:
+        return False
+
+
+def _read(
+    name: str, disk: SimulatedDisk, listed: ListedFile, logs: Sequence[ListedFile], *, is_mended: bool = True
+) -> NodeLog:
+    snapshot = list(_rows(disk, listed))
+    records: list[Record] = []
+    reached: VClock | None = None
+    is_behind_gap = False  # until a row comes: a log that begins behind one may have none yet
+    try:
+        for log in logs:
+            start = VClock(log.meta.vclock)
+            is_behind_gap = is_behind_gap or (reached is not None and not start <= reached)
+            reached = start if reached is None else reached.merged(start)
+            for transaction in _transactions(disk, log):
+                records.append(Record(transaction, is_behind_gap=is_behind_gap))
+                is_behind_gap = False
+                reached = reached.merged(VClock({row.replica_id: row.lsn for row in transaction.rows}))
+    except XlogError:
+        if is_mended:
+            raise
+    synchronous = None if _has_flags(listed) else synchronous_spaces(snapshot, records)
+    # An archive that lacks rows which nobody has any more goes on with a snapshot: they are missing at the end, too.
+    is_behind_gap = is_behind_gap or (reached is not None and not VClock(listed.meta.vclock).without_zero() <= reached)
+    decide(records, synchronous, ends_in_gap=is_behind_gap)
+    return NodeLog(name, snapshot, dict(listed.meta.vclock), records)
+
+
+def _has_flags(listed: ListedFile) -> bool:
+    """Rows of the dialect 2.6 do not say that they wait."""
+    return not listed.meta.version.startswith("2.6")
+
+
+def _rows(disk: SimulatedDisk, listed: ListedFile) -> Iterator[Row]:
+    with LogFile.open(disk, listed.path) as file:
+        yield from file.rows()
+
+
+def _transactions(disk: SimulatedDisk, listed: ListedFile) -> Iterator[Transaction]:
+    with LogFile.open(disk, listed.path) as file:
+        try:
+            yield from file.transactions()
+        except TornTransaction:
+            return
+
+
+def synchronous_spaces(snapshot: list[Row], records: list[Record]) -> frozenset[int]:
+    """The ids of spaces that ever were synchronous. Nobody changes that in a run."""
+    found = []
+    for row in (*snapshot, *(row for record in records for row in record.rows)):
+        if row.type in (RequestType.INSERT, RequestType.REPLACE):
+            body = unpacked(row.body)
+            if body[Key.SPACE_ID] == SPACE and body[Key.TUPLE][5].get("is_sync"):
+                found.append(body[Key.TUPLE][0])
+    return frozenset(found)
+
+
+@lru_cache(maxsize=20_000)
+def unpacked(body: bytes) -> Any:
+    """Shared by all who ask, as all nodes have the same rows: nobody may change it."""
+    return msgpack.unpackb(body, strict_map_key=False)
+
+
+# --- verdicts ---
+
+
+class _Waiting(NamedTuple):
+    record: Record
+    is_synchronous: bool
+
+
+@dataclass
+class _Queue:
+    """The synchronous transactions of one owner, and what came behind them, until a row decides about them."""
+
+    waiting: list[_Waiting] = field(default_factory=list)
+    term: int = 0
+
+    def enter(self, record: Record, *, is_synchronous: bool) -> None:
+        record.is_kept = None
+        self.waiting.append(_Waiting(record, is_synchronous))
+
+    def forget(self) -> None:
+        """Rows are missing here, and with them perhaps the verdict: nobody can tell from this log any more."""
+        for each in self.waiting:
+            each.record.is_before_gap = True
+        self.waiting = []
+
+    def decide(self, row: Row) -> None:
+        body = unpacked(row.body)
+        owner, lsn = body.get(Key.REPLICA_ID, 0), body.get(Key.LSN, 0)
+        is_ours = bool(self.waiting) and self.waiting[0].record.transaction.replica_id == owner
+        if row.type == CONFIRM and is_ours:
+            self._split(owner, lsn + 1, kept=True)
+        elif row.type == ROLLBACK and is_ours:
+            self._split(owner, lsn, withdrawn=True)
+        elif row.type in (PROMOTE, DEMOTE):
+            term = body.get(Key.TERM, 0)
+            if term > self.term or not self.term:
+                self.term = term
+                self._split(owner, lsn + 1, kept=True, withdrawn=True)
+
+    def _split(self, owner: int, lsn: int, *, kept: bool = False, withdrawn: bool = False) -> None:
+        """Keeps what comes before the first synchronous transaction at or behind `lsn`, withdraws it and the rest."""
+        count = next((number for number, each in enumerate(self.waiting) if _is_from(each, owner, lsn)), None)
+        before, behind = self.waiting[:count], self.waiting[len(self.waiting) if count is None else count :]
+        if kept:
+            _set(before, True)
+            before = []
+        if withdrawn:
+            _set(behind, False)
+            behind = []
+        self.waiting = before + behind
+
+
+def _is_from(waiting: _Waiting, owner: int, lsn: int) -> bool:
+    """Transactions of another owner than the row speaks of were unknown to whoever wrote it."""
+    transaction = waiting.record.transaction
+    return waiting.is_synchronous and (transaction.replica_id != owner or transaction.lsn >= lsn)
+
+
+def _set(waiting: list[_Waiting], is_kept: bool) -> None:
+    for each in waiting:
+        each.record.is_kept = is_kept
+
+
+def decide(records: list[Record], synchronous: frozenset[int] | None, *, ends_in_gap: bool = False) -> None:
+    """Says of each transaction whether it became a fact; `synchronous` are the spaces where rows do not say it."""
+    queue = _Queue()
+    for record in records:
+        first = record.rows[0]
+        if record.is_behind_gap:
+            queue.forget()
+        if first.type in CONTROL:
+            queue.decide(first)
+        elif record.is_nop:
+            continue
+        elif _is_synchronous(record, synchronous):
+            queue.enter(record, is_synchronous=True)
+        elif queue.waiting and (synchronous is not None or record.transaction.flags & WAIT_SYNC):
+            queue.enter(record, is_synchronous=False)
+    if ends_in_gap:
+        queue.forget()
+
+
+def _is_synchronous(record: Record, synchronous: frozenset[int] | None) -> bool:
+    if synchronous is None:
+        return bool(record.transaction.flags & WAIT_ACK)
+    return any(row.type != NOP and unpacked(row.body).get(Key.SPACE_ID) in synchronous for row in record.rows)

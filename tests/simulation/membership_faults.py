@@ -1,0 +1,360 @@
+"""Operators that are busy at the wrong moment: members come and go, quorums, leaders, checkpoints.
+
+They keep to the rules under which a set promises something. A quorum is never below the majority of those who are
+registered. One member comes or goes at a time (the nemesis sees to it), and the next change waits until everybody has
+the last one, and a majority what the leader had: else two majorities need not meet. Who has the queue for good stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from random import Random
+from typing import Any, Final
+from uuid import UUID
+
+from flowstone import Node
+from flowstone.box.system import CLUSTER_ID, INDEX_ID, SPACE_ID
+from flowstone.errors import FlowstoneError
+from tests.simulation.process_faults import duration, some
+from tests.simulation.replica_set import ANONYMOUS_NAMES, SPACES, ReplicaSet, Space
+from tests.simulation.simulation import Crashed
+
+CHANGE_SECONDS: Final = 600.0
+"""Within which a member has come or gone, whatever else happens meanwhile."""
+
+ASK_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 0.5
+AFTERLIFE_SECONDS: Final = (1.0, 10.0)
+"""How long one that was struck off runs on, until somebody ends it."""
+
+ANONYMOUS_SHARE: Final = 0.3
+"""How often who joins only follows."""
+
+MEMBERS_MIN: Final = 3
+GROWTH_MAX: Final = 1
+
+SCRATCH_ID, SCRATCH_INDEX = 600, 5
+"""The space and, in others, the index that come and go."""
+
+QUORUMS: Final = ("N", "N / 2 + 1", "N * 2 / 3 + 1")
+"""From the majority to all, for any number of members."""
+
+
+# --- quorums, leaders, checkpoints ---
+
+
+async def quorum(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Some members want more votes and acknowledgements than others, for a while."""
+    usual = _usual_quorum(replica_set)
+    names = some(rng, replica_set.members)
+    effects = [await _set_quorum(replica_set, name, _some_quorum(replica_set, rng)) for name in names]
+    await replica_set.sim.sleep(duration(rng))
+    for name in names:
+        await _set_quorum(replica_set, name, usual)
+    return any(effects)
+
+
+def _usual_quorum(replica_set: ReplicaSet) -> int | str:
+    return replica_set.majority if replica_set.plan.dialect == "2.6" else "N / 2 + 1"
+
+
+def _some_quorum(replica_set: ReplicaSet, rng: Random) -> int | str:
+    if replica_set.plan.dialect == "2.6":
+        return rng.randint(replica_set.majority, len(replica_set.members))
+    return rng.choice(QUORUMS)
+
+
+async def _set_quorum(replica_set: ReplicaSet, name: str, quorum: int | str) -> bool:
+    """Whether the member wants another number now than before."""
+    before = _quorum_of(replica_set, name)
+    return await _configure(replica_set, name, replication_synchro_quorum=quorum) and before not in (
+        None,
+        _quorum_of(replica_set, name),
+    )
+
+
+def _quorum_of(replica_set: ReplicaSet, name: str) -> int | None:
+    return replica_set.sim.node(name)._instance.queue.limbo.quorum if replica_set.sim.is_ready(name) else None
+
+
+async def promote(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Members are told to lead, or to lead no longer, one before the other is done. For sets that elect."""
+    asked, before = [], _newest_term(replica_set)
+    for _ in range(rng.randint(1, 6)):
+        for name in some(rng, replica_set.ready()):
+            node = replica_set.sim.node(name)
+            work = node.promote() if rng.random() < 0.75 else node.demote()
+            asked.append(asyncio.ensure_future(_ask(replica_set, name, work)))
+        await replica_set.sim.sleep(rng.uniform(0, 1.5))
+    return any(await asyncio.gather(*asked)) and _newest_term(replica_set) > before
+
+
+def _newest_term(replica_set: ReplicaSet) -> int:
+    """Nobody begins to lead, or ceases to, without a new one."""
+    terms = [replica_set.sim.node(name)._instance.elections.raft.term for name in replica_set.ready()]
+    return max(terms, default=0)
+
+
+async def checkpoint(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Snapshots in the middle of everything; logs that nobody needs are collected."""
+    done = False
+    for _ in range(rng.randint(1, 3)):
+        names = [name for name in some(rng, replica_set.names) if replica_set.sim.is_ready(name)]
+        work = [_ask(replica_set, name, replica_set.sim.node(name).snapshot()) for name in names]
+        done |= any(await asyncio.gather(*work))
+        await replica_set.sim.sleep(rng.uniform(0, 2))
+    return done
+
+
+async def schema(replica_set: ReplicaSet, rng: Random) -> bool:
+    """A space is made and an index of one that clients use, and both are dropped again; what was left behind, too."""
+    workloads = [name for name in replica_set.plan.workloads if name != "append"]  # whose second field is an array
+    indexed = SPACES[rng.choice(workloads)] if workloads else None
+    effects = []
+    for change in (_define, _drop):
+        leader = replica_set.leader()
+        if leader is not None:
+            effects.append(await _ask(replica_set, leader, change(replica_set.sim.node(leader), indexed)))
+        await replica_set.sim.sleep(duration(rng))
+    return any(effects)
+
+
+async def _define(node: Node, indexed: Space | None) -> None:
+    format = [{"name": "key", "type": "unsigned"}]
+    rows: list[tuple[int, tuple[Any, ...]]] = [
+        (SPACE_ID, (SCRATCH_ID, 1, "scratch", "memtx", 0, {}, format)),
+        (INDEX_ID, (SCRATCH_ID, 0, "pk", "tree", {"unique": True}, [(0, "unsigned")])),
+    ]
+    if indexed is not None:
+        parts = [(1, indexed.fields[1][1])]
+        rows.append((INDEX_ID, (indexed.id, SCRATCH_INDEX, "scratch", "tree", {"unique": False}, parts)))
+    if node.configuration.dialect == "2.6":
+        for space_id, row in rows:
+            await node.space(space_id).replace(row)
+        return
+    async with node.transaction(is_sync=True) as transaction:
+        for space_id, row in rows:
+            transaction.space(space_id).replace(row)
+
+
+async def _drop(node: Node, _: Space | None) -> None:
+    """Whatever of it there is."""
+    indexes = [(row[0], row[1]) for row in node.space(INDEX_ID).select()]
+    ours = [key for key in indexes if key[0] == SCRATCH_ID or key[1] == SCRATCH_INDEX]
+    keys: list[tuple[int, Any]] = [(INDEX_ID, key) for key in ours]
+    if node.space(SPACE_ID).get(SCRATCH_ID) is not None:
+        keys.append((SPACE_ID, SCRATCH_ID))
+    if node.configuration.dialect == "2.6":
+        for space_id, key in keys:
+            await node.space(space_id).delete(key)
+        return
+    async with node.transaction(is_sync=True) as transaction:
+        for space_id, key in keys:
+            transaction.space(space_id).delete(key)
+
+
+async def _ask(replica_set: ReplicaSet, name: str, work: Coroutine[Any, Any, object]) -> bool:
+    """Whether a node has done something that it may refuse, or die of."""
+    with suppress(FlowstoneError, OSError, Crashed):
+        async with asyncio.timeout(ASK_SECONDS):
+            await replica_set.sim.on(name, work)
+        return True
+    return False
+
+
+# --- members ---
+
+
+async def join(replica_set: ReplicaSet, rng: Random) -> bool:
+    """A new member, which stays, or somebody who only follows."""
+    free = [name for name in ANONYMOUS_NAMES if name not in replica_set.anonymous]
+    if free and rng.random() < ANONYMOUS_SHARE:
+        await add_anonymous(replica_set, free[0])
+        return True
+    if len(replica_set.members) >= replica_set.plan.size + GROWTH_MAX:
+        return await expel(replica_set, rng)
+    await add_member(replica_set, rng)
+    return True
+
+
+async def expel(replica_set: ReplicaSet, rng: Random) -> bool:
+    """A member goes for good; where too few would be left, another one comes first. It may run on for a while."""
+    spare = [name for name in replica_set.members if is_spare(replica_set, name)]
+    if not spare:
+        return False
+    name = rng.choice(spare)
+    if len(replica_set.members) <= MEMBERS_MIN:
+        await add_member(replica_set, rng)
+    if rng.random() < 0.5:
+        await remove_member(replica_set, name)
+    else:
+        await remove_member(replica_set, name, is_alive=True)
+        await replica_set.sim.sleep(rng.uniform(*AFTERLIFE_SECONDS))
+        if replica_set.sim.is_running(name):
+            replica_set.sim.kill(name)
+    return True
+
+
+async def replace_member(replica_set: ReplicaSet, rng: Random, name: str) -> None:
+    """What an operator does about data that is lost: the old one is struck off, and then somebody new comes.
+
+    The other way round, a set of three with a dead one needs all others for its quorum, the new one among them: if that
+    fails when it is registered and before it has the data, there is no quorum any more (seed 1114).
+    """
+    await remove_member(replica_set, name)
+    await add_member(replica_set, rng)
+
+
+def is_spare(replica_set: ReplicaSet, name: str) -> bool:
+    """Whether the set can do without a member: it does not lead, and never has to."""
+    leader = replica_set.leader()
+    return leader not in (None, name) and (replica_set.plan.has_elections or name != replica_set.members[0])
+
+
+async def add_member(replica_set: ReplicaSet, rng: Random) -> None:
+    """Returns when it runs, everybody follows it, and it has what the leader has."""
+    name = replica_set.new_name()
+    members = [*replica_set.members, name]
+    options = replica_set.options(name)
+    options["replication"] = _uris(replica_set, members)
+    # With the same UUID each time: an attempt that has died may have made it a member.
+    options["instance_uuid"] = str(UUID(int=rng.getrandbits(128), version=4))
+    async with asyncio.timeout(CHANGE_SECONDS):
+        await _start_at_last(replica_set, name, options)
+        replica_set.members.append(name)
+        await _adjust_quorum(replica_set)
+        await _tell_all(replica_set)
+        await _settle(replica_set)
+
+
+async def add_anonymous(replica_set: ReplicaSet, name: str) -> None:
+    """Somebody who only follows; it runs when this returns."""
+    async with asyncio.timeout(CHANGE_SECONDS):
+        await _start_at_last(replica_set, name, replica_set.options(name))
+        replica_set.anonymous.append(name)
+
+
+async def _start_at_last(replica_set: ReplicaSet, name: str, options: dict[str, Any]) -> None:
+    sim = replica_set.sim
+    work = sim.start(name, **options)
+    while True:
+        try:
+            await work
+            return
+        except (FlowstoneError, OSError, Crashed) as error:
+            sim.trace.note(name, f"does not join: {error}")
+        await sim.sleep(RETRY_SECONDS)
+        work = sim.restart(name)
+
+
+async def remove_member(replica_set: ReplicaSet, name: str, *, is_alive: bool = False) -> None:
+    """Ends its process, unless it is to stay alive, and strikes it off. Returns when nobody knows of it any more."""
+    sim = replica_set.sim
+    uuid = sim.machine(name).uuid
+    async with asyncio.timeout(CHANGE_SECONDS):
+        if sim.is_running(name):
+            await _spare(replica_set, name)
+            if not is_alive:
+                sim.kill(name)
+        replica_set.members.remove(name)
+        replica_set.departed.append(name)
+        await _settle(replica_set)
+        await _strike_off(replica_set, uuid)
+        await _tell_all(replica_set)
+        await _settle(replica_set)
+        await _adjust_quorum(replica_set)
+
+
+async def _spare(replica_set: ReplicaSet, name: str) -> None:
+    """Waits until a member runs that does not lead, and has nothing that is nowhere else."""
+    sim = replica_set.sim
+    while True:
+        if is_spare(replica_set, name) and sim.is_ready(name):
+            others = [other for other in replica_set.ready() if other != name]
+            position = sim.node(name)._instance.vclock.without_zero()
+            if sum(position <= sim.node(other)._instance.vclock for other in others) >= replica_set.majority - 1:
+                return
+        elif replica_set.leader() == name and replica_set.plan.has_elections:
+            await _ask(replica_set, name, sim.node(name).demote())
+        await sim.sleep(RETRY_SECONDS)
+
+
+async def _strike_off(replica_set: ReplicaSet, uuid: str) -> None:
+    """Again, until nobody has it: a leader that was replaced meanwhile has not struck it off."""
+    sim = replica_set.sim
+    while not all(sim.is_ready(name) and uuid not in _registered(sim.node(name)) for name in replica_set.members):
+        leader = replica_set.leader()
+        if leader is not None and uuid in _registered(sim.node(leader)):
+            await _ask(replica_set, leader, _delete_member(sim.node(leader), uuid))
+        await sim.sleep(RETRY_SECONDS)
+
+
+async def _delete_member(node: Node, uuid: str) -> None:
+    """With a quorum: what a leader does alone, who does not know yet of another, is a split brain."""
+    replica_id = _registered(node)[uuid]
+    if node.configuration.dialect == "2.6":
+        await node.space(CLUSTER_ID).delete(replica_id)
+        return
+    async with node.transaction(is_sync=True) as transaction:
+        transaction.space(CLUSTER_ID).delete(replica_id)
+
+
+def _registered(node: Node) -> dict[str, int]:
+    return {row[1]: row[0] for row in node.space(CLUSTER_ID).select()}
+
+
+async def _settle(replica_set: ReplicaSet) -> None:
+    """Waits until a majority has what the leader has now."""
+    sim = replica_set.sim
+    while (leader := replica_set.leader()) is None:
+        await sim.sleep(RETRY_SECONDS)
+    goal = sim.node(leader)._instance.vclock.without_zero()
+    while sum(goal <= sim.node(name)._instance.vclock for name in replica_set.ready()) < replica_set.majority:
+        await sim.sleep(RETRY_SECONDS)
+
+
+async def resume_replication(replica_set: ReplicaSet, name: str) -> None:
+    """What could not write rows of others down follows nobody, as in real servers, until an operator says so again.
+
+    Why it has stopped is judged by `watchers.py`.
+    """
+    sim = replica_set.sim
+    while sim.is_ready(name) and _has_stopped(sim.node(name)):
+        await _configure(replica_set, name, replication=sim.machine(name).options["replication"])
+        await sim.sleep(RETRY_SECONDS)
+
+
+def _has_stopped(node: Node) -> bool:
+    return any(peer.get("upstream", {}).get("status") == "stopped" for peer in node.info()["replication"].values())
+
+
+async def _tell_all(replica_set: ReplicaSet) -> None:
+    """Whom to follow."""
+    replication = _uris(replica_set, replica_set.members)
+    await asyncio.gather(*(_configure(replica_set, name, replication=replication) for name in replica_set.names))
+
+
+async def _adjust_quorum(replica_set: ReplicaSet) -> None:
+    """Where it is a number, an operator has to think of it; after the change, which may need the one before."""
+    if replica_set.plan.dialect == "2.6":
+        usual = _usual_quorum(replica_set)
+        await asyncio.gather(*(_set_quorum(replica_set, name, usual) for name in replica_set.members))
+
+
+def _uris(replica_set: ReplicaSet, names: list[str]) -> list[str]:
+    return [replica_set.sim.uri(name) for name in names]
+
+
+async def _configure(replica_set: ReplicaSet, name: str, **options: Any) -> bool:
+    """Options that a node has from now on, also when it starts anew. Whether it had to be told."""
+    sim = replica_set.sim
+    sim.machine(name).options |= options
+    while sim.is_running(name):
+        with suppress(FlowstoneError, OSError, Crashed):
+            if sim.is_ready(name):
+                await sim.on(name, sim.node(name).reconfigure(**options))
+                return True
+        await sim.sleep(RETRY_SECONDS)
+    return False

@@ -1,0 +1,354 @@
+"""Deliberate bugs, one at a time, that the ordinary runs must find: whoever cannot find a bug finds none.
+
+    with MUTATIONS["confirm_before_the_quorum"]():
+        outcome = run(seed)
+
+Each is a patch of one decision of the product, as small as its name says, and taken back behind the `with`. They are
+switched on from outside: runs know nothing of them, and none has a seed, a fault or a checker of its own. Each says by
+which words of a run it is found: others may be those of a patch that does not fit the code any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest.mock import patch
+from zlib import crc32
+
+from flowstone.box.box import Box
+from flowstone.box.read_view import ReadView
+from flowstone.iproto.constants import Flag, RequestType
+from flowstone.iproto.row import Row
+from flowstone.node import commits, linearizable
+from flowstone.node.applier import Applier
+from flowstone.node.applying import Applying
+from flowstone.node.gc import GarbageCollector
+from flowstone.node.instance import Instance
+from flowstone.node.journal import Journal, WalMode
+from flowstone.node.member import Member
+from flowstone.replication.election import State
+from flowstone.replication.limbo import Limbo
+from flowstone.replication.limbo_queue import Acks, Queue
+from flowstone.replication.raft import Raft
+from flowstone.replication.settled import SettledTracker
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import scan_directory
+from flowstone.xlog.transactions import Transaction, make_transaction
+
+Make = Callable[[], AbstractContextManager[object]]
+
+RAISED: Final = re.compile(r"\(\S+, line \d+ of \S+\)$|^\d+\.\d{6} | in a follower$")
+"""What a run says of exceptions: one that ended it, and those that nobody has caught or that nodes have logged."""
+
+DOES_NOT_FIT: Final = re.compile(r"\b(TypeError|AttributeError|NameError|UnboundLocalError)\b")
+"""What a patch raises when the code under it has changed."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """To be entered (`with it():`). `words`, a regular expression, is how a run tells of it; if it `is_raised`, by an
+    assertion that fails in a node or a workload."""
+
+    make: Make
+    words: str
+    is_raised: bool
+
+    def __call__(self) -> AbstractContextManager[object]:
+        return self.make()
+
+    def is_found(self, violations: Sequence[str]) -> bool:
+        """By its own words; nothing is found in a run of a patch that does not fit."""
+        if any(DOES_NOT_FIT.search(violation) for violation in violations):
+            return False
+        told = [violation for violation in violations if bool(RAISED.search(violation)) == self.is_raised]
+        return any(re.search(self.words, violation) for violation in told)
+
+
+MUTATIONS: Final[dict[str, Mutation]] = {}
+"""All of them, by name."""
+
+
+def mutation(words: str, *, is_raised: bool = False) -> Callable[[Make], Make]:
+    def add(make: Make) -> Make:
+        MUTATIONS[make.__name__] = Mutation(make, words, is_raised)
+        return make
+
+    return add
+
+
+CLIENTS_SAW: Final = r"^(register|append|set|bank)( \S+)?: "
+"""The words of all checkers of histories."""
+
+CONFIRMED_ALONE: Final = r"^\w+ has row \d+ of \d+ confirmed, which only .* have; \d+ must"
+NOT_ON_DISK: Final = r"^\w+ takes for written what \S+\.xlog would lose with the power now"
+
+
+# --- quorums and verdicts ---
+
+
+@mutation(CONFIRMED_ALONE)
+def count_an_ack_twice() -> AbstractContextManager[object]:
+    """Who has acknowledged counts for two."""
+
+    def quorum_lsn(self: Acks, owner_id: int, own_lsn: int, quorum: int) -> int:
+        lsns = [vclock.get(owner_id) for vclock in self._vclocks.values()]
+        lsns = sorted([*lsns, *lsns, own_lsn], reverse=True)
+        return lsns[quorum - 1] if quorum <= len(lsns) else 0
+
+    return patch.object(Acks, "quorum_lsn", quorum_lsn)
+
+
+@mutation(CONFIRMED_ALONE)
+def confirm_before_the_quorum() -> AbstractContextManager[object]:
+    """One less than a quorum is enough for a CONFIRM."""
+    original = Acks.quorum_lsn
+
+    def quorum_lsn(self: Acks, owner_id: int, own_lsn: int, quorum: int) -> int:
+        return original(self, owner_id, own_lsn, max(quorum - 1, 1))
+
+    return patch.object(Acks, "quorum_lsn", quorum_lsn)
+
+
+@mutation(rf"{CLIENTS_SAW}|^listener\d+ .* wrong tuples in space|its directory gives")
+def forget_the_order_of_rollbacks() -> AbstractContextManager[object]:
+    """What is taken back together is taken back oldest first."""
+    original = Queue.drop
+
+    def drop(self: Queue[Any], first: Any) -> tuple[Any, ...]:
+        return original(self, first)[::-1]
+
+    return patch.object(Queue, "drop", drop)
+
+
+@mutation(r"^\w+ takes the queue of \d+ over up to row \d+, and gives up row \d+, which it has")
+def promote_without_waiting() -> AbstractContextManager[object]:
+    """Who takes the queue over does so at once, as if nothing waited in it any more."""
+
+    def try_transfer(self: Limbo[Any]) -> list[Any]:
+        transfer = self._transfer
+        if transfer is None:
+            return []
+        return [self._write(transfer.kind(self._owner_id, self.confirmed_lsn, transfer.term))]
+
+    return patch.object(Limbo, "_try_transfer", try_transfer)
+
+
+# --- terms and votes ---
+
+
+@mutation(r"voted for \d+ (in term \d+, and then for|and) \d+")
+def vote_twice_in_a_term() -> AbstractContextManager[object]:
+    """A vote that was given is given again to whoever asks next in that term."""
+    original = Raft._heard_vote
+
+    def heard_vote(self: Raft, source_id: int, told: Any) -> None:
+        is_asked = told.state == State.CANDIDATE and self._state is State.FOLLOWER and self._is_on_disk
+        if is_asked and self._volatile_vote not in (0, source_id):
+            self._votes.revoke(self._id)
+            self._volatile_vote = 0
+        original(self, source_id, told)
+
+    return patch.object(Raft, "_heard_vote", heard_vote)
+
+
+@mutation(r"^\w+ went back from term \d+ to \d+|^\w+ leads term \d+, which .* does|^by the log of .* took term \d+ of ")
+def reuse_a_term() -> AbstractContextManager[object]:
+    """Who starts again is in the term before its last, and has not voted in it: it may stand and vote there anew."""
+    original = Raft.__init__
+
+    def init(self: Raft, instance_id: int, *, term: int = 1, vote: int = 0, **others: Any) -> None:
+        has_begun = term > 1
+        original(self, instance_id, term=term - has_begun, vote=0 if has_begun else vote, **others)
+
+    return patch.object(Raft, "__init__", init)
+
+
+@mutation(r"^\w+ has voted for \d+ in term \d+, and would have for \d+ in \d+ if it lost its power now")
+def skip_the_fsync_of_a_vote_in_mode_write() -> AbstractContextManager[object]:
+    """Where other rows are not synced, terms and votes are not, either."""
+    original = Journal._write
+
+    def write(self: Journal, rows: list[bytes], after: dict[int, int], sync: bool = False) -> None:
+        original(self, rows, after)
+
+    return patch.object(Journal, "_write", write)
+
+
+@mutation(NOT_ON_DISK)
+def skip_the_fsync_of_a_vote() -> AbstractContextManager[object]:
+    """A write of nothing but a term and a vote is not synced."""
+    original = Journal._write
+
+    def write(self: Journal, rows: list[bytes], after: dict[int, int], sync: bool = False) -> None:
+        if not all(_is_vote(each) for each in rows if each):
+            original(self, rows, after, sync)
+            return
+        with _unsynced(self):
+            original(self, rows, after)
+
+    return patch.object(Journal, "_write", write)
+
+
+def _is_vote(rows: bytes) -> bool:
+    """By the type of the first row, which is alone where it is this one."""
+    return rows[1:3] == bytes((0, RequestType.RAFT))
+
+
+@contextmanager
+def _unsynced(journal: Journal) -> Iterator[None]:
+    """For a write that is over before anything else happens, of a journal that syncs."""
+    mode = journal.mode
+    if mode is WalMode.FSYNC:
+        journal.mode = WalMode.WRITE
+    try:
+        yield
+    finally:
+        journal.mode = mode
+
+
+# --- the log ---
+
+
+@mutation(NOT_ON_DISK)
+def acknowledge_a_write_before_its_fsync() -> AbstractContextManager[object]:
+    """In mode `fsync`, too, only terms and votes are synced."""
+    original = Journal._write
+
+    def write(self: Journal, rows: list[bytes], after: dict[int, int], sync: bool = False) -> None:
+        with _unsynced(self):
+            original(self, rows, after, sync)
+
+    return patch.object(Journal, "_write", write)
+
+
+@mutation(r"^space \d+ of \w+ had \d+ tuples, its directory gives")
+def collect_a_log_too_early() -> AbstractContextManager[object]:
+    """One log more goes than nobody needs."""
+    original = GarbageCollector._delete
+
+    def delete(self: GarbageCollector, oldest: VClock, needed: VClock) -> tuple[VClock, VClock | None]:
+        original(self, oldest, needed)
+        logs = scan_directory(self._outside.disk, self.wal_dir).logs
+        if len(logs) > 1:
+            self._unlink(logs[0].path)
+        return original(self, oldest, needed)
+
+    return patch.object(GarbageCollector, "_delete", delete)
+
+
+@mutation(
+    r"did not start: .* but transaction \d+ has not ended|any more: .* does not support interleaving transactions"
+)
+def lose_the_commit_flag() -> AbstractContextManager[object]:
+    """The last row of a transaction of several does not say that it is the last. Of one in six: a run must come to its
+    faults."""
+
+    def make(rows: Sequence[Row], flags: int = 0) -> Transaction:
+        made = make_transaction(rows, flags)
+        *others, last = made.rows
+        if others and crc32(last.body) % 6 == 0:
+            last = Row(
+                last.type,
+                last.replica_id,
+                last.group_id,
+                last.lsn,
+                last.timestamp,
+                last.tsn,
+                last.flags & ~Flag.COMMIT.value,
+                last.sync,
+                last.stream_id,
+                last.body,
+            )
+        return Transaction((*others, last))
+
+    return patch.object(commits, "make_transaction", make)
+
+
+# --- replication ---
+
+
+@mutation(r"^\w+ has acknowledged .* to \w+, and written")
+@contextmanager
+def ack_before_the_write() -> Iterator[None]:
+    """A replica acknowledges rows when it has got them, not when it has them in its log."""
+    original_apply, original_acknowledge = Member.apply, Applier._acknowledge
+    is_acknowledging = False
+
+    async def apply(self: Member, slab: Any) -> None:
+        await original_apply(self, slab)
+        for request_ack in list(self.on_written):
+            request_ack()
+
+    def acknowledge(self: Applier) -> None:
+        nonlocal is_acknowledging
+        is_acknowledging = True
+        try:
+            original_acknowledge(self)
+        finally:
+            is_acknowledging = False
+
+    def vclock(self: Member) -> VClock:
+        return self._instance.journal.vclock if is_acknowledging else self._instance.vclock
+
+    with (
+        patch.multiple(Member, apply=apply, vclock=property(vclock)),
+        patch.object(Applier, "_acknowledge", acknowledge),
+    ):
+        yield
+
+
+@mutation(r"^AssertionError: (.|\n)*rows of one originator come in their order, each once", is_raised=True)
+def apply_below_the_vclock() -> AbstractContextManager[object]:
+    """The last row that the log has of an originator is taken again when it comes again."""
+    original = Applying._known
+    return patch.object(Applying, "_known", lambda self, replica_id: max(original(self, replica_id) - 1, 0))
+
+
+@mutation(r"^bank: the (total is|accounts are) ")
+def apply_half_a_transaction() -> AbstractContextManager[object]:
+    """Of a transaction of several rows the last has no effect on a replica."""
+    original_one, original_execute = Applying._one, Applying._execute
+    left_out: list[int] = []
+
+    def one(self: Applying, batch: Any, first: int, stop: int) -> None:
+        left_out[:] = [stop - 1] if stop - first > 1 else []
+        original_one(self, batch, first, stop)
+
+    def execute(self: Applying, effect: Any, slab: Any, number: int) -> bool:
+        return number in left_out or original_execute(self, effect, slab, number)
+
+    return patch.multiple(Applying, _one=one, _execute=execute)
+
+
+@mutation(r"^listener\d+ was told of .* while it waited for a verdict on")
+def settle_one_too_far() -> AbstractContextManager[object]:
+    """Who follows takes what stands directly behind a confirmed row for confirmed."""
+    original = SettledTracker._confirm
+    return patch.object(SettledTracker, "_confirm", lambda self, lsn: original(self, lsn + 1))
+
+
+# --- reads ---
+
+
+@mutation(CLIENTS_SAW)
+def read_what_is_not_confirmed() -> AbstractContextManager[object]:
+    """Transactions that read only what is confirmed see what waits for its verdict, too."""
+    original = Box.open_view
+
+    def open_view(self: Box, *, confirmed: bool = False) -> ReadView:
+        return original(self)
+
+    return patch.object(Box, "open_view", open_view)
+
+
+@mutation(CLIENTS_SAW)
+def read_without_asking_others() -> AbstractContextManager[object]:
+    """A linearizable transaction begins with what this member has."""
+
+    async def newest_vclock(instance: Instance) -> VClock:
+        return instance.vclock.without_zero()
+
+    return patch.object(linearizable, "_newest_vclock", newest_vclock)

@@ -1,0 +1,268 @@
+"""Processes and machines that go wrong: killed, without power, stopped in the middle of a write, frozen, out of time.
+
+Each fault lasts a while, brings back whom it took down, and returns whether it took effect: somebody ran who then did
+not. What a loss of power takes is only promised to be of no consequence where the log is synced (`Plan.is_durable`);
+elsewhere these faults kill processes and leave the machines alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from random import Random
+from typing import Final
+
+from flowstone.errors import FlowstoneError
+from flowstone.node.applier import TIMEOUT_INFINITY
+from flowstone.replication.applier import ApplierState
+from tests.simulation.disk import Loss
+from tests.simulation.replica_set import ReplicaSet
+from tests.simulation.simulation import BLOCKING_SECONDS, Crashed
+
+OPERATIONS_MAX: Final = 100
+"""Disk operations within which a process dies that is to die in one."""
+
+FUSE_SECONDS: Final = 10.0
+"""How long such a one may take to do them."""
+
+WRITING_SHARE: Final = 0.8
+WRITING_SECONDS: Final = 2.0
+"""How often those who fall do so while they write, and how long that is waited for."""
+
+ELECTION_SECONDS: Final = 10.0
+"""Within which somebody votes, where somebody does."""
+
+CONFIRM_SECONDS: Final = 4.0
+ANSWER_SECONDS: Final = 0.02
+"""How long a verdict is waited for, and how long it takes until a client has heard of it."""
+
+LATE_SECONDS: Final = (0.05, 0.5)
+"""How long the disks of those take that are behind with their writes."""
+
+JUMP_SECONDS_MAX: Final = 1e8
+
+
+def duration(rng: Random) -> float:
+    """Seconds that a fault lasts: often shorter than any time-out, sometimes longer than all."""
+    return rng.uniform(*rng.choice([(0.05, 1.0), (0.5, 4.0), (3.0, 10.0)]))
+
+
+def running(replica_set: ReplicaSet) -> list[str]:
+    return [name for name in replica_set.names if replica_set.sim.is_running(name)]
+
+
+def some(rng: Random, names: list[str]) -> list[str]:
+    """Mostly one of them, sometimes several, sometimes all; none of none."""
+    return rng.sample(names, min(len(names), rng.choice([1, 1, 1, 1, 2, 2, 3, len(names)])))
+
+
+async def kill(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Processes end, and their kernels say so to whoever is connected."""
+    return await _fell(replica_set, rng, some(rng, running(replica_set)), [Loss.NOTHING])
+
+
+async def stop(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Processes are ended as an operator does it, with all that is under way in them, and whatever else goes wrong."""
+    sim = replica_set.sim
+    names = some(rng, [name for name in replica_set.names if sim.is_ready(name) and not sim.is_frozen(name)])
+    ended = await asyncio.gather(*(_stop(replica_set, name) for name in names))
+    await sim.sleep(duration(rng))
+    await asyncio.gather(*(_raise(replica_set, rng, name) for name in names))
+    return any(ended)
+
+
+async def _stop(replica_set: ReplicaSet, name: str) -> bool:
+    failure_count = replica_set.sim.storage(name).failure_count
+    try:
+        await replica_set.sim.stop(name)
+    except Crashed:  # something else was faster
+        return False
+    except (FlowstoneError, OSError) as error:
+        replica_set.judge(name, f"ends with an error: {error}", failure_count)
+    return True
+
+
+async def power_loss(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Machines are gone without a word, and what was not synced may be, too."""
+    return await _fell(replica_set, rng, some(rng, running(replica_set)), _losses(replica_set))
+
+
+async def power_loss_of_all(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Everybody at once: what any of them has promised it must have kept by itself."""
+    return await _fell(replica_set, rng, running(replica_set), _losses(replica_set))
+
+
+async def power_loss_in_election(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Whoever leads is gone, and who votes for another, too, as soon as he has: that is what he must keep."""
+    sim, leader = replica_set.sim, replica_set.leader()
+    if leader is None:
+        return False
+    before = {name: _vote(replica_set, name) for name in replica_set.ready()}
+    sim.crash(leader, Loss.UNSYNCED)
+
+    def voters() -> list[str]:
+        return [name for name in replica_set.ready() if _vote(replica_set, name) not in (None, before.get(name))]
+
+    fallen: list[str] = []
+    with suppress(TimeoutError):
+        await sim.until(voters, seconds=ELECTION_SECONDS, what="somebody votes")
+        fallen = voters()
+    for name in fallen:
+        sim.crash(name, Loss.UNSYNCED)
+    await sim.sleep(duration(rng) / 4)
+    await asyncio.gather(*(_raise(replica_set, rng, name) for name in (leader, *fallen)))
+    return bool(fallen)
+
+
+def _vote(replica_set: ReplicaSet, name: str) -> tuple[int, int] | None:
+    """Whom a member has voted for in its term, if for anybody."""
+    raft = replica_set.sim.node(name)._instance.elections.raft
+    return (raft.term, raft._vote) if raft._vote else None
+
+
+async def power_loss_at_confirm(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Disks are slow but for the leader's, and when that one has confirmed something all members are gone. It is the
+    last to come back: what it has told clients must be with the others."""
+    sim, leader = replica_set.sim, replica_set.leader()
+    if leader is None:
+        return False
+    machines = [sim.machine(name) for name in replica_set.members if name != leader]
+    machines = [machine for machine in machines if machine.blocking_seconds == BLOCKING_SECONDS]
+    for machine in machines:
+        machine.blocking_seconds = LATE_SECONDS
+    try:
+        has_confirmed = await until_confirmed(replica_set, leader, seconds=CONFIRM_SECONDS)
+        await sim.sleep(ANSWER_SECONDS)
+        fallen = [name for name in replica_set.members if sim.is_running(name)]
+        for name in fallen:
+            sim.crash(name, Loss.UNSYNCED)
+    finally:
+        for machine in machines:
+            machine.blocking_seconds = BLOCKING_SECONDS
+    await asyncio.gather(*(_raise(replica_set, rng, name) for name in fallen if name != leader))
+    await sim.sleep(duration(rng))
+    await replica_set.restart(leader)
+    return has_confirmed
+
+
+async def until_confirmed(replica_set: ReplicaSet, leader: str, *, seconds: float) -> bool:
+    """Whether a leader decides that something is a fact, before it ends."""
+    sim = replica_set.sim
+    limbo = sim.node(leader)._instance.queue.limbo
+    before = limbo.confirmed_lsn
+    with suppress(TimeoutError):
+        await sim.until(lambda: not sim.is_ready(leader) or limbo.confirmed_lsn > before, seconds=seconds)
+    return limbo.confirmed_lsn > before
+
+
+async def _fell(replica_set: ReplicaSet, rng: Random, names: list[str], losses: list[Loss]) -> bool:
+    if rng.random() < WRITING_SHARE:
+        names = await _until_writing(replica_set, rng, names)
+    for name in names:
+        replica_set.sim.storage(name).is_ordered = rng.random() < 0.5
+        replica_set.sim.crash(name, rng.choice(losses))
+    await replica_set.sim.sleep(duration(rng))
+    await asyncio.gather(*(_raise(replica_set, rng, name) for name in names))
+    return bool(names)
+
+
+async def _until_writing(replica_set: ReplicaSet, rng: Random, names: list[str]) -> list[str]:
+    """Until the disks of some of them are at work; those that still run."""
+    sim, count = replica_set.sim, rng.randint(1, max(len(names), 1))
+    with suppress(TimeoutError):
+        await sim.until(lambda: sum(bool(sim.machine(name).jobs) for name in names) >= count, seconds=WRITING_SECONDS)
+    return [name for name in names if sim.is_running(name)]
+
+
+def _losses(replica_set: ReplicaSet) -> list[Loss]:
+    return [Loss.UNSYNCED, Loss.ANY, Loss.ANY] if replica_set.plan.is_durable else [Loss.NOTHING]
+
+
+async def _raise(replica_set: ReplicaSet, rng: Random, name: str) -> None:
+    """Not all machines take equally long to start."""
+    await replica_set.sim.sleep(rng.uniform(0, 1))
+    await replica_set.restart(name)
+
+
+async def crash_in_disk_operation(replica_set: ReplicaSet, rng: Random) -> bool:
+    """A process or machine ends in the middle of a change of its disk, and perhaps once more while it recovers."""
+    names = running(replica_set)
+    if not names:
+        return False
+    name = rng.choice(names)
+    if not await _burn(replica_set, rng, name):
+        return False
+    await replica_set.sim.sleep(duration(rng) / 2)
+    if rng.random() < 0.5:
+        again = asyncio.ensure_future(_burn(replica_set, rng, name))
+        await replica_set.restart(name)
+        await again
+    await replica_set.restart(name)
+    return True
+
+
+async def _burn(replica_set: ReplicaSet, rng: Random, name: str) -> bool:
+    """Whether the process came to the operation that it was to die in."""
+    sim, burnt = replica_set.sim, asyncio.Event()
+    sim.storage(name).is_ordered = rng.random() < 0.5
+    loss = rng.choice([Loss.NOTHING, *_losses(replica_set)])
+
+    def blow() -> None:
+        burnt.set()
+        sim.crash(name, loss)
+
+    operations = int(OPERATIONS_MAX ** rng.random())
+    sim.storage(name).die_after(operations, blow)
+    try:
+        async with asyncio.timeout(FUSE_SECONDS):
+            await burnt.wait()
+    except TimeoutError:
+        sim.storage(name).spare()
+    return burnt.is_set()
+
+
+async def pause(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Processes stand still and go on: their clocks have jumped, and what they knew is old."""
+    sim = replica_set.sim
+    names = [name for name in running(replica_set) if not sim.is_frozen(name)]
+    names = some(rng, names)
+    for name in names:
+        sim.freeze(name)
+    try:
+        await sim.sleep(duration(rng))
+    finally:
+        held = sum([sim.thaw(name) for name in names])
+    return held > 0
+
+
+def jump(rng: Random) -> float:
+    """Seconds by which a wall clock is wrong: a few, or years, ahead or behind."""
+    return rng.choice([-1, 1]) * JUMP_SECONDS_MAX ** rng.random()
+
+
+async def clock_jump(replica_set: ReplicaSet, rng: Random) -> bool:
+    """The wall clocks of some machines jump forwards or backwards, and later back to what is right; one of them may
+    start in between. It took effect if somebody takes another for late by it, and does not follow him.
+    """
+    sim = replica_set.sim
+    names = some(rng, replica_set.names)
+    jumps = [(sim.machine(name), jump(rng)) for name in names]
+    for machine, seconds in jumps:
+        machine.wall_skew += seconds
+    try:
+        if rng.random() < 0.7 and sim.is_running(names[0]):
+            sim.kill(names[0])
+            await replica_set.restart(names[0])
+        await sim.sleep(duration(rng))
+        return any(_is_misled(replica_set, name) for name in replica_set.names)
+    finally:
+        for machine, seconds in jumps:
+            machine.wall_skew -= seconds
+
+
+def _is_misled(replica_set: ReplicaSet, name: str) -> bool:
+    """Whether a node has all of another, and waits for it all the same."""
+    if not replica_set.sim.is_ready(name):
+        return False
+    appliers = replica_set.sim.node(name)._parts.replication._appliers.values()
+    return any(each.state is ApplierState.SYNC and each.sync_lag < each.lag < TIMEOUT_INFINITY for each in appliers)

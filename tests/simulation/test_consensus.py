@@ -1,0 +1,121 @@
+"""Who looks at a replica set from above sees nothing wrong with it, and all that is wrong with one that is."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+
+from flowstone.box.index import Index
+from flowstone.iproto.msgpack import pack
+from tests.scenarios.queues import NEVER, Pending, promote, start_members
+from tests.scenarios.simulated_members import reconfigure
+from tests.simulation.cluster import NAMES, all_follow_all, start_set
+from tests.simulation.consensus import CONTENTS_SECONDS, Consensus
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_elections import elect, make_space, write
+
+
+def watch(sim: Simulation, *, counts_anonymous: bool = False) -> tuple[Consensus, list[str]]:
+    """Who looks from now on, and what it finds."""
+    violations: list[str] = []
+    consensus = Consensus(sim, violations, is_durable=True, counts_anonymous=counts_anonymous)
+    sim.loop.before_jump.append(lambda: consensus.look(list(NAMES), []))
+    return consensus, violations
+
+
+async def live(sim: Simulation) -> None:
+    """A set elects, writes, and elects another after a loss of power."""
+    await start_set(sim, election_mode="candidate", wal_mode="fsync")
+    leader = await elect(sim)
+    await sim.until(lambda: all_follow_all(sim))
+    await make_space(sim, leader)
+    for key in range(5):
+        await write(sim, leader, key)
+    sim.crash(leader)
+    await elect(sim, [name for name in NAMES if name != leader])
+    await sim.restart(leader)
+    await sim.until(lambda: all_follow_all(sim))
+
+
+@pytest.mark.parametrize(
+    ("mutation", "words"),
+    [
+        ("", ""),
+        ("confirm_before_the_quorum", "confirmed, which only"),
+        ("skip_the_fsync_of_a_vote", "would lose with the power"),
+        ("acknowledge_a_write_before_its_fsync", "would lose with the power"),
+    ],
+)
+@simulated()
+async def test_what_is_wrong_is_seen(sim: Simulation, mutation: str, words: str) -> None:
+    mutated: AbstractContextManager[object] = MUTATIONS[mutation]() if mutation else nullcontext()
+    _, found = watch(sim)
+    with mutated:
+        await live(sim)
+    assert bool(found) == bool(words)
+    assert all(words in each for each in found)
+
+
+@simulated()
+async def test_anonymous_followers_count_only_where_there_are_any(sim: Simulation) -> None:
+    _, found = watch(sim, counts_anonymous=True)
+    with MUTATIONS["confirm_before_the_quorum"]():
+        await live(sim)
+    assert found
+    assert all("confirmed, which only" in each for each in found)
+
+
+@simulated()
+async def test_an_index_that_has_other_tuples_than_its_space_is_seen(sim: Simulation) -> None:
+    _, found = watch(sim)
+    await start_set(sim, election_mode="candidate", wal_mode="fsync")
+    leader = await elect(sim)
+    await make_space(sim, leader)
+    await write(sim, leader, 1)
+    box = sim.node(leader).box
+    space = box.space("test")
+    space.indexes[1] = Index(space.indexes[0].definition, space.definition, {}, [], box.dialect)
+    await sim.sleep(2 * CONTENTS_SECONDS)
+    assert found
+    assert all(f"index primary of {space.id} on {leader} has []" in each for each in found)
+
+
+@simulated()
+async def test_who_leads_without_what_was_confirmed_is_seen(sim: Simulation) -> None:
+    consensus, found = watch(sim)
+    consensus._confirmed.follow(31, 7)
+    await live(sim)
+    assert found
+    assert all("31: 7} was confirmed before" in each for each in found)
+
+
+@simulated()
+async def test_who_takes_the_queue_over_and_gives_up_what_it_has_is_seen(sim: Simulation) -> None:
+    _, found = watch(sim)
+    await start_members(sim, "abc", wal_mode="fsync", replication_synchro_quorum=NEVER)
+    pending = await Pending(sim, "a", 1).seen_by("b", "c")
+    await reconfigure(sim, "b", replication_synchro_quorum=2, replication_synchro_timeout=0.1)
+    with MUTATIONS["promote_without_waiting"]():
+        await promote(sim, "b")
+    assert await pending.code()
+    (takeover,) = found
+    assert takeover.startswith("b takes the queue of 1 over up to row ")
+
+
+@pytest.mark.parametrize("has_more", [True, False])
+@simulated()
+async def test_data_that_differs_at_one_position_is_seen(sim: Simulation, has_more: bool) -> None:
+    _, found = watch(sim)
+    await live(sim)
+    assert not found
+    space = sim.node("b").box.names["test"]
+    assert space.primary is not None
+    if has_more:
+        space.primary.set(space.primary.key.entries((9,))[0], pack((9,)))
+    else:
+        space.primary.set(space.primary.key.entries((1,))[0], None)
+    await sim.sleep(2 * CONTENTS_SECONDS)
+    words = "only b has [(9,)], only a []" if has_more else "only b has [], only a [(1,)]"
+    assert any(f"in {space.id} {words}" in each for each in found)

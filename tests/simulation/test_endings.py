@@ -1,0 +1,217 @@
+"""The endings find what is planted, and nothing in sets that do what they promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgpack
+import pytest
+
+from flowstone.iproto.constants import RaftKey
+from flowstone.iproto.row import Row
+from flowstone.xlog.errors import DamagedFile
+from tests.simulation.cluster import NAMES, all_follow_all, converge, start_set
+from tests.simulation.endings import (
+    check_equal,
+    check_idle,
+    check_liveness,
+    check_logs,
+    check_replay,
+    check_terms,
+    names,
+    stop_and_compare,
+)
+from tests.simulation.logs import CONFIRM, NOP, PROMOTE, RAFT, ROLLBACK, NodeLog, Record, decide, read_all, read_log
+from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_logs import SYNC, put, record, verdict
+from tests.simulation.test_watchers import Set
+from tests.simulation.workload import SPACE_ID, Writer, make_space
+
+
+@dataclass
+class LedSet(Set):
+    departed: list[str] = field(default_factory=list)
+
+    def leader(self) -> str | None:
+        return self.members[0] if self.sim.is_ready(self.members[0]) else None
+
+
+async def form(sim: Simulation) -> LedSet:
+    """Three members and one that only follows, with some rows."""
+    await start_set(sim, replication_timeout=0.5)
+    await sim.until(lambda: all_follow_all(sim))
+    await sim.on("a", sim.node("a").promote())
+    await make_space(sim, "a")
+    await Writer(sim, 0).run("a", 20)
+    replication = [sim.uri(name) for name in NAMES]
+    await sim.start("x", replication=replication, replication_anon=True, read_only=True, replication_timeout=0.5)
+    await converge(sim, (*NAMES, "x"))
+    return LedSet(sim, list(NAMES), ["x"])
+
+
+@simulated(seeds=range(2))
+async def test_a_set_that_is_well_gives_no_offence(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    assert await check_liveness(replica_set, seconds=5) == []
+    assert await check_idle(replica_set, seconds=5) == []
+    assert check_equal(replica_set) == []
+    assert (await stop_and_compare(replica_set)).violations == []
+
+
+@simulated()
+async def test_it_is_told_who_does_not_follow(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    sim.isolate("x")
+    await sim.sleep(10)
+    (found,) = await check_liveness(replica_set, seconds=5)
+    assert found.startswith("not within 5 s after all faults: everybody follows everybody")
+    assert found.endswith("not all is followed by x")
+
+
+@simulated()
+async def test_a_write_that_nobody_takes_is_told(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    await sim.on("a", sim.node("a").reconfigure(read_only=True))
+    (found,) = await check_liveness(replica_set, seconds=5)
+    assert f"a does not take a write to space {SPACE_ID}" in found
+
+
+@simulated()
+async def test_a_view_that_nobody_closed_is_told(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    view = sim.node("b").box.open_view()
+    assert await check_idle(replica_set, seconds=5) == ["b has 1 views with nothing to do"]
+    view.close()
+
+
+@simulated()
+async def test_tuples_that_differ_are_told(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    spaces = sim.node("x").box.spaces
+    space = spaces.pop(SPACE_ID)
+    (found,) = check_equal(replica_set)
+    assert found.startswith(f"space {SPACE_ID}: x has 0 tuples")
+    spaces[SPACE_ID] = space
+
+
+@simulated()
+async def test_a_space_that_only_the_directory_has_is_told(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    boxes = {name: sim.node(name).box for name in names(replica_set)}
+    logs = [read_log(name, sim.storage(name)) for name in boxes]
+    space = boxes["b"].spaces.pop(SPACE_ID)
+    (found,) = check_replay(logs, boxes)
+    assert found.startswith(f"space {SPACE_ID} of b had 0 tuples, its directory gives")
+    boxes["b"].spaces[SPACE_ID] = space
+
+
+@simulated()
+async def test_logs_that_were_removed_are_read(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    for _ in range(4):
+        await Writer(sim, 1).run("a", 5)
+        await converge(sim, (*NAMES, "x"))
+        await sim.on("a", sim.node("a").snapshot())
+    removed = [inode for path, inode in sim.storage("a").removed.items() if path.endswith(".xlog")]
+    assert removed
+    removed[-1].rot(len(removed[-1].data) // 2, 0)
+    with pytest.raises(DamagedFile):
+        await stop_and_compare(replica_set)
+
+
+@simulated()
+async def test_a_directory_that_lacks_a_row_is_told(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    boxes = {name: sim.node(name).box for name in names(replica_set)}
+    logs = [read_log(name, sim.storage(name)) for name in boxes]
+    assert check_replay(logs, boxes) == []
+    last = next(each for each in reversed(logs[1].records) if each.rows[0].replica_id)
+    logs[1].records.remove(last)
+    (found,) = check_replay(logs, boxes)
+    assert found.startswith(f"space {SPACE_ID} of b had")
+
+
+def log(name: str, *records: Record) -> NodeLog:
+    decide(list(records), None)
+    return NodeLog(name, [], {}, list(records))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ([put(1, 1)], [put(1, 2)], "row (1, 1) of a is"),
+        ([put(1)], [record(Row(NOP, 1, lsn=1, tsn=1))], "is a fact in the log of a, and nothing in that of b"),
+        (
+            [put(1, flags=SYNC), verdict(CONFIRM, 2, 1)],
+            [put(1, flags=SYNC), verdict(PROMOTE, 1, 0, term=2, replica_id=2)],
+            "(1, 1) is kept by the log of a, rolled back by b's",
+        ),
+        ([put(1, flags=SYNC)], [], "nobody decided about (1, 1) in the log of a"),
+    ],
+)
+def test_logs_that_tell_different_stories_are_told(ours: list[Record], theirs: list[Record], words: str) -> None:
+    found = check_logs([log("a", *ours), log("b", *theirs)])
+    assert len(found) == 1
+    assert words in found[0]
+
+
+def test_who_has_gone_may_have_missed_a_verdict_and_may_not_have_another() -> None:
+    ours = log("a", put(1, flags=SYNC), verdict(CONFIRM, 2, 1))
+    assert check_logs([ours], [log("b", put(1, flags=SYNC))]) == []
+    (found,) = check_logs([ours], [log("b", put(1, flags=SYNC), verdict(ROLLBACK, 2, 1, replica_id=2))])
+    assert found == "(1, 1) is kept by the log of a, rolled back by b's"
+
+
+def test_a_verdict_that_came_too_late_may_be_nothing_elsewhere() -> None:
+    ours = [put(1, flags=SYNC), verdict(ROLLBACK, 2, 1)]
+    theirs = [record(Row(NOP, 1, lsn=1, tsn=1)), record(Row(NOP, 1, lsn=2, tsn=2))]
+    assert check_logs([log("a", *ours), log("b", *theirs)]) == []
+
+
+def test_a_transaction_that_is_divided_elsewhere_is_told() -> None:
+    one, two = put(1).rows[0], put(2).rows[0]
+    together = record(
+        Row(one.type, 1, lsn=1, tsn=1, flags=0, body=one.body), Row(two.type, 1, lsn=2, tsn=1, body=two.body)
+    )
+    assert len(check_logs([log("a", together), log("b", put(1), put(2))])) == 2
+
+
+def test_nothing_is_told_of_what_was_taken_back_and_never_written_elsewhere() -> None:
+    ours = log("a", put(1, flags=SYNC), verdict(ROLLBACK, 2, 1))
+    theirs = log("b", record(Row(NOP, 1, lsn=1, tsn=1)), verdict(ROLLBACK, 2, 1))
+    assert check_logs([ours, theirs]) == []
+
+
+def raft(term: int, vote: int) -> Record:
+    return record(Row(RAFT, lsn=1, tsn=1, body=msgpack.packb({RaftKey.TERM.value: term, RaftKey.VOTE.value: vote})))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ([raft(2, 1), raft(1, 1)], [], "by its log a went back from term 2 to 1"),
+        ([raft(2, 1), raft(2, 3)], [], "by its log a voted for 1 and 3 in term 2"),
+        (
+            [verdict(PROMOTE, 1, 0, term=2)],
+            [verdict(PROMOTE, 1, 0, term=2, replica_id=2)],
+            "by the log of b 2 took term 2 of 1",
+        ),
+    ],
+)
+def test_terms_that_do_not_fit_are_told(ours: list[Record], theirs: list[Record], words: str) -> None:
+    assert check_terms([log("a", *ours), log("b", *theirs)]) == [words]
+
+
+@simulated()
+async def test_of_who_departed_all_before_the_first_damage_is_read(sim: Simulation) -> None:
+    await form(sim)
+    sim.kill("b")
+    storage = sim.storage("b")
+    whole = read_all("b", storage).records
+    newest = max(path for path in storage.names if path.endswith(".xlog"))
+    storage.find(newest).rot(len(storage.find(newest).data) // 2, 0)
+    with pytest.raises(DamagedFile):
+        read_all("b", storage)
+    found = read_all("b", storage, has_departed=True).records
+    assert 0 < len(found) < len(whole)
+    assert [each.rows for each in found] == [each.rows for each in whole[: len(found)]]

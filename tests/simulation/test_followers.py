@@ -1,0 +1,158 @@
+"""Followers of a set that lives and dies hear what happened; those that are told something else say so."""
+
+from __future__ import annotations
+
+from random import Random
+from unittest.mock import patch
+
+import pytest
+
+from flowstone.iproto.row import Row
+from flowstone.node.archive import Archive
+from flowstone.node.archive_store import Store
+from flowstone.node.settled_box import SettledBox
+from flowstone.replication.vclock import VClock
+from tests import served_node
+from tests.simulation.disk import Loss
+from tests.simulation.endings import stop_and_compare
+from tests.simulation.followers import FAILING, Archiver, Followers, _check_archived
+from tests.simulation.logs import CONTROL, NOP, Record
+from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_endings import LedSet, form
+from tests.simulation.test_final_history import HISTORY, log
+from tests.simulation.test_logs import put, record
+from tests.simulation.workload import FIELDS, Writer
+
+SYNCHRONOUS = 513
+
+
+async def live(sim: Simulation, replica_set: LedSet, followers: Followers, *, rounds: int = 6) -> list[str]:
+    """Some writing, with a node that dies now and then; what followers were told wrong."""
+    followers.start()
+    writer = Writer(sim, 1)
+    for number in range(rounds):
+        await writer.run("a", 15)
+        await sim.sleep(sim.random.uniform(2, 8))
+        if number % 2:
+            sim.kill("b")
+            await sim.restart("b")
+    found = await followers.finish()
+    left = await stop_and_compare(replica_set)
+    return [*found, *left.violations, *followers.check(left)]
+
+
+@simulated(seeds=range(4))
+async def test_they_hear_what_happened(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    followers = Followers(replica_set, Random(f"{sim.seed}/followers"), listeners=2, has_archive=True)
+    assert await live(sim, replica_set, followers) == []
+    assert sum(len(heard.told) for listener in followers._listeners for heard in listener.heard) > 50
+
+
+@simulated()
+async def test_a_settled_position_one_too_far_is_found(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    followers = Followers(replica_set, Random(0))
+    vclock = SettledBox.vclock.fget  # type: ignore[attr-defined]
+
+    def too_far(box: SettledBox) -> VClock:
+        return VClock({number: lsn + 1 for number, lsn in vclock(box)})
+
+    with patch.object(SettledBox, "vclock", property(too_far)):
+        found = await live(sim, replica_set, followers, rounds=2)
+    assert found
+
+
+@simulated()
+async def test_an_archive_that_settles_too_early_is_found(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    client = await sim.client("a")
+    await served_node.create_space(client, SYNCHRONOUS, "sync", FIELDS, options={"is_sync": True})
+    archiver = Archiver(replica_set, Random(1))
+    await archiver.tend("a")
+    await sim.until(lambda: archiver.position >= sim.node("a")._instance.vclock.without_zero())
+    sim.isolate("b")
+    sim.isolate("c")
+    writing = sim.loop.create_task(sim.on("a", sim.node("a").space("sync").replace((1, 1, "x"))))
+    await sim.sleep(1)
+    with patch.object(Store, "settled", property(lambda store: store.vclock)):
+        await archiver.stop()
+    assert "for settled, and no verdict on" in archiver.violations[0]
+    sim.heal()
+    await writing
+
+
+@simulated(seeds=range(2))
+async def test_an_archive_that_lost_power_comes_back_before_its_server_has_noticed(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    archiver = Archiver(replica_set, Random(0))
+    await archiver.start("a")
+    await Writer(sim, 1).run("a", 5)
+    await sim.sleep(2.1)
+    sim.crash(archiver.name, Loss.UNSYNCED)
+    await archiver.start("a")  # which hears of the loss with its next heartbeat
+    await sim.sleep(3)
+    await Writer(sim, 2).run("a", 5)
+    await sim.until(lambda: archiver.position == sim.node("a")._instance.vclock.without_zero())
+    await archiver.stop()
+    assert archiver.violations == []
+
+
+@simulated()
+async def test_an_archive_whose_snapshots_do_not_go_on_is_found(sim: Simulation) -> None:
+    archiver = Archiver(await form(sim), Random(2))
+    with patch.object(Archive, "_take_snapshot", lambda self: sim.sleep(1)):
+        await archiver.start("a")
+        await sim.sleep(45)
+        assert "the newest snapshot of archive1 is of" in (await archiver.linger())[0]
+    await sim.sleep(15)
+    assert await archiver.linger() == []
+    await archiver.stop()
+
+
+@pytest.mark.parametrize("operations", FAILING)
+@simulated()
+async def test_an_archive_goes_on_in_its_directory_when_its_disk_is_well_again(
+    sim: Simulation, operations: tuple[str, ...]
+) -> None:
+    archiver = Archiver(await form(sim), Random(2))
+    await archiver.start("a")
+    await Writer(sim, 1).run("a", 5)
+    await sim.sleep(3)
+    sim.kill(archiver.name)
+    storage = sim.storage(archiver.name)
+    storage.broken.update(operations)
+    await archiver.start("a")
+    await Writer(sim, 2).run("a", 5)
+    await sim.sleep(15)
+    storage.broken.clear()
+    await archiver.tend("a")
+    await sim.until(lambda: archiver.position == sim.node("a")._instance.vclock.without_zero())
+    await archiver.stop()
+    assert (archiver.name, archiver.violations) == ("archive1", [])
+    assert storage.failure_count
+
+
+def nop(lsn: int) -> Record:
+    return record(Row(NOP, 1, lsn=lsn, tsn=lsn, flags=1))
+
+
+@pytest.mark.parametrize(
+    ("third", "fifth", "words"),
+    [
+        (nop(3), put(5, 9, "five"), []),
+        (put(3, 8, "gone"), put(5, 9, "five"), ["x has (1, 3) for a fact, which was rolled back"]),
+        (nop(3), nop(5), ["x has another row at (1, 5)"]),
+    ],
+)
+def test_a_nop_in_an_archive_stands_for_what_was_rolled_back_and_for_no_fact(
+    third: Record, fifth: Record, words: list[str]
+) -> None:
+    assert _check_archived(log("x", put(1, 7, "one"), put(2, 7, "two"), third, fifth), HISTORY) == words
+
+
+def test_a_verdict_that_came_too_late_is_nothing_in_an_archive() -> None:
+    assert HISTORY.rows[1, 4].type in CONTROL
+    assert (
+        _check_archived(log("x", put(1, 7, "one"), put(2, 7, "two"), nop(3), nop(4), put(5, 9, "five")), HISTORY) == []
+    )

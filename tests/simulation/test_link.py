@@ -1,0 +1,118 @@
+"""Links that are slow, lossy, clogged, or send the first packet of a connection twice."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from flowstone.iproto.constants import RequestType
+from tests.simulation.link import LATENCY, RETRANSMISSION_SECONDS, RETRANSMISSIONS_MAX, Fault, Link
+from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_network import Place
+
+
+def test_a_link_takes_no_longer_than_others_and_is_not_hit() -> None:
+    link, rng = Link(), Random(0)
+    assert all(LATENCY[0] <= link.seconds(5.0, rng) <= LATENCY[1] for _ in range(100))
+    assert link.is_open()
+    assert not link.is_doubled(rng)
+    assert link.hit_count == 0
+
+
+def test_loss_is_a_delay_that_doubles() -> None:
+    link, rng = Link(loss_probability=0.5), Random(0)
+    found = {round(link.seconds(0.0, rng) / RETRANSMISSION_SECONDS) for _ in range(300)}
+    assert found == {2**losses - 1 for losses in range(RETRANSMISSIONS_MAX + 1)}
+    assert 100 < link.hit_count < 200
+
+
+def test_what_a_clogged_link_holds_arrives_when_it_opens() -> None:
+    link, rng = Link(opens_at=10.0), Random(0)
+    assert 4.0 < link.seconds(6.0, rng) < 4.1
+    assert link.seconds(11.0, rng) < 0.1
+    assert link.hit_count == 1
+
+
+def test_what_a_fault_stops_is_counted() -> None:
+    link = Link(fault=Fault.CUT)
+    assert not link.is_open()
+    assert link.hit_count == 1
+
+
+@simulated(seeds=range(3))
+async def test_a_clogged_link_lets_everything_through_in_order(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    stream = await place.connect()
+    link = sim.internet.link("scenario", "a")
+    link.opens_at = sim.now + 5
+    for piece in (b"one ", b"two ", b"three"):
+        stream.write(piece)
+        await sim.sleep(1)
+    assert not place.echo.heard
+    await sim.sleep(3)
+    assert place.echo.heard == b"one two three"
+    assert link.hit_count >= 3
+
+
+@simulated(seeds=range(3))
+async def test_a_clogged_link_holds_who_connects_too(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    sim.internet.link("scenario", "a").opens_at = 3.0
+    await place.connect()
+    assert 3.0 < sim.now < 3.1
+
+
+@simulated(seeds=range(3))
+async def test_a_doubled_attempt_gives_the_server_a_connection_that_nobody_uses(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    sim.internet.link("scenario", "a").duplicate_probability = 1.0
+    stream = await place.connect()
+    await sim.until(lambda: place.echo.events == ["closed"])
+    assert len(place.echo.clients) == 2
+    stream.write(b"still there")
+    await sim.until(lambda: place.echo.heard == b"still there")
+
+
+@simulated(seeds=range(3))
+async def test_a_frozen_process_hears_everything_when_it_goes_on(sim: Simulation) -> None:
+    place = await Place(sim).listen()
+    old = await place.connect()
+    place.life.is_frozen = True
+    new = await place.connect()
+    gone = await place.connect()
+    await gone.close()
+    old.write(b"old ")
+    await sim.sleep(1)
+    new.write(b"new")
+    await sim.sleep(1)
+    assert not place.echo.heard
+    assert len(place.echo.clients) == 1
+    sim.loop.thaw(place.life)
+    sim.internet.thaw(place.life)
+    await sim.until(lambda: len(place.echo.heard) == 7)
+    await sim.until(lambda: place.echo.events == ["closed"])
+    assert len(place.echo.clients) == 3
+
+
+@simulated(seeds=range(3))
+async def test_a_frozen_node_goes_on_where_it_was(sim: Simulation) -> None:
+    await sim.start("a")
+    client = await sim.client("a")
+    sim.freeze("a")
+    asked = asyncio.ensure_future(client.request(RequestType.PING))
+    other = asyncio.ensure_future(sim.client("a"))
+    await sim.sleep(3)
+    assert not asked.done()
+    sim.thaw("a")
+    await asked
+    await (await other).request(RequestType.PING)
+
+
+@simulated(seeds=range(3))
+async def test_a_frozen_node_can_be_killed(sim: Simulation) -> None:
+    await sim.start("a")
+    sim.freeze("a")
+    sim.kill("a")
+    sim.thaw("a")
+    await sim.restart("a")
+    await (await sim.client("a")).request(RequestType.PING)

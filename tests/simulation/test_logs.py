@@ -1,0 +1,121 @@
+"""Logs read without a node: what became of each transaction, and what rows make of spaces."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.row import Row
+from flowstone.xlog.transactions import Transaction
+from tests.simulation.logs import (
+    CONFIRM,
+    DEMOTE,
+    NOP,
+    PROMOTE,
+    ROLLBACK,
+    WAIT_ACK,
+    WAIT_SYNC,
+    NodeLog,
+    Record,
+    decide,
+)
+from tests.simulation.replay import Change, Replay, replayed
+
+SYNC_SPACE, PLAIN_SPACE = 512, 513
+
+
+def put(lsn: int, *fields: object, flags: int = 0, replica_id: int = 1, space: int = SYNC_SPACE) -> Record:
+    body = msgpack.packb({Key.SPACE_ID.value: space, Key.TUPLE.value: fields or (lsn,)})
+    return record(Row(RequestType.REPLACE, replica_id, lsn=lsn, tsn=lsn, flags=1 | flags, body=body))
+
+
+def record(*rows: Row) -> Record:
+    return Record(Transaction(rows))
+
+
+def verdict(kind: int, lsn: int, about: int, *, owner: int = 1, term: int = 0, replica_id: int = 1) -> Record:
+    body = {Key.REPLICA_ID.value: owner, Key.LSN.value: about}
+    if term:
+        body[Key.TERM.value] = term
+    return record(Row(kind, replica_id, lsn=lsn, tsn=lsn, body=msgpack.packb(body)))
+
+
+def decided(*records: Record, synchronous: frozenset[int] | None = None) -> list[bool | None]:
+    decide(list(records), synchronous)
+    return [each.is_kept for each in records]
+
+
+SYNC = WAIT_SYNC | WAIT_ACK
+
+
+def test_a_confirmation_keeps_all_up_to_its_lsn_and_what_is_right_behind() -> None:
+    waiting = put(1, flags=SYNC), put(2, flags=SYNC), put(3, flags=WAIT_SYNC), put(4, flags=SYNC)
+    assert decided(*waiting, verdict(CONFIRM, 5, 2)) == [True, True, True, None, True]
+
+
+def test_a_rollback_takes_all_from_its_lsn_on() -> None:
+    waiting = put(1, flags=SYNC), put(2, flags=SYNC), put(3, flags=WAIT_SYNC)
+    assert decided(*waiting, verdict(ROLLBACK, 4, 2)) == [None, False, False, True]
+
+
+@pytest.mark.parametrize("kind", [PROMOTE, DEMOTE])
+def test_a_transfer_decides_about_everything(kind: int) -> None:
+    waiting = put(1, flags=SYNC), put(2, flags=SYNC)
+    assert decided(*waiting, verdict(kind, 1, 1, term=2, replica_id=2)) == [True, False, True]
+
+
+def test_a_transfer_that_knows_another_owner_keeps_nothing() -> None:
+    assert decided(put(1, flags=SYNC), verdict(PROMOTE, 1, 9, owner=3, term=2, replica_id=2)) == [False, True]
+
+
+def test_a_transfer_of_an_old_term_decides_nothing() -> None:
+    first = verdict(PROMOTE, 1, 0, owner=0, term=5)
+    stale = verdict(PROMOTE, 1, 9, term=4, replica_id=2)
+    assert decided(first, put(2, flags=SYNC), stale) == [True, None, True]
+
+
+def test_a_verdict_about_others_decides_nothing() -> None:
+    verdicts = verdict(CONFIRM, 2, 9, owner=2), verdict(ROLLBACK, 3, 1, owner=2)
+    assert decided(put(1, flags=SYNC), *verdicts) == [None, True, True]
+
+
+def test_what_does_not_wait_is_kept_at_once() -> None:
+    assert decided(put(1, flags=SYNC), put(1, replica_id=2), verdict(ROLLBACK, 2, 1)) == [False, True, True]
+
+
+def test_without_flags_the_space_says_what_waits_and_everything_behind_it_does() -> None:
+    records = put(1), put(2, space=PLAIN_SPACE), verdict(ROLLBACK, 3, 1), put(4, space=PLAIN_SPACE)
+    assert decided(*records, synchronous=frozenset({SYNC_SPACE})) == [False, False, True, True]
+
+
+def test_nothing_waits_where_nothing_is() -> None:
+    assert decided(record(Row(NOP, 1, lsn=1, tsn=1, flags=1 | SYNC))) == [True]
+
+
+def test_rows_make_what_they_say() -> None:
+    def row(kind: RequestType, **body: object) -> Row:
+        return Row(kind, 1, body=msgpack.packb({Key[key].value: value for key, value in body.items()}))
+
+    replay = Replay()
+    put_row = row(RequestType.INSERT, SPACE_ID=600, TUPLE=(1, 5, ["a"]))
+    replay.apply([put_row, row(RequestType.REPLACE, SPACE_ID=600, TUPLE=(2,))])
+    update = row(RequestType.UPDATE, SPACE_ID=600, KEY=(1,), TUPLE=[("+", 1, 2), ("!", 3, "z"), ("!", "[2][0]", "b")])
+    replay.apply([update, row(RequestType.DELETE, SPACE_ID=600, KEY=(2,))])
+    assert replay.spaces[600] == {(1,): [1, 7, ["b", "a"], "z"]}
+    subtract = row(RequestType.UPDATE, SPACE_ID=600, KEY=(1,), TUPLE=[("-", 1, 9), ("#", 2, 2)])
+    assert replay.change(subtract) == Change(600, [1, 7, ["b", "a"], "z"], [1, -2])
+    assert replay.change(row(RequestType.UPDATE, SPACE_ID=600, KEY=(2,), TUPLE=[("=", 1, 9)])) is None
+    assert replay.change(row(RequestType.DELETE, SPACE_ID=600, KEY=(2,))) is None
+    replay.apply([row(RequestType.REPLACE, SPACE_ID=330, TUPLE=(600, 1))])
+    assert 600 not in replay.spaces
+    with pytest.raises(NotImplementedError, match="nobody in the runs writes a row of type 9"):
+        replay.apply([row(RequestType.UPSERT, SPACE_ID=600, TUPLE=(3, 1), OPS=[("-", 1, 4)])])
+
+
+def test_a_replay_leaves_out_what_was_taken_back_and_what_the_snapshot_has() -> None:
+    snapshot = [put(0, 1, "old").rows[0]]
+    records = [put(1, 1, "older"), put(2, 2, "new"), put(3, 3, "gone", flags=SYNC), verdict(ROLLBACK, 4, 3)]
+    decide(records, None)
+    log = NodeLog("a", snapshot, {1: 1}, records)
+    assert replayed(log)[SYNC_SPACE] == {(1,): [1, "old"], (2,): [2, "new"]}

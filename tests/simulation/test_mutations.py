@@ -1,0 +1,130 @@
+"""Deliberate bugs are found by the ordinary seeds, in their order, within a hundred runs each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+from unittest.mock import patch
+
+import pytest
+
+from flowstone.node.applying import Applying
+from flowstone.node.journal import Journal
+from flowstone.replication.limbo_queue import Acks
+from flowstone.replication.raft import Raft
+from tests.conftest import FULL
+from tests.simulation.consensus import Consensus
+from tests.simulation.mutations import CLIENTS_SAW, DOES_NOT_FIT, MUTATIONS
+from tests.simulation.run import Outcome, run
+from tests.simulation.watchers import Watchers
+
+RUNS_MAX: Final = 100
+
+FOUND_BY: Final = {
+    "ack_before_the_write": 0,
+    "acknowledge_a_write_before_its_fsync": 2,
+    "apply_below_the_vclock": 0,
+    "apply_half_a_transaction": 0,
+    "collect_a_log_too_early": 9,
+    "confirm_before_the_quorum": 1,
+    "count_an_ack_twice": 1,
+    "forget_the_order_of_rollbacks": 8,
+    "lose_the_commit_flag": 0,
+    "promote_without_waiting": 10,
+    "read_what_is_not_confirmed": 0,
+    "read_without_asking_others": 5,
+    "reuse_a_term": 0,
+    "settle_one_too_far": 3,
+    "skip_the_fsync_of_a_vote": 0,
+    "skip_the_fsync_of_a_vote_in_mode_write": 5,
+    "vote_twice_in_a_term": 10,
+}
+"""An ordinary seed that finds each soon, as plans are now: from there on it is looked for where time is short."""
+
+
+UNWATCHED: Final = {
+    "promote_without_waiting": (26, CLIENTS_SAW),
+    "skip_the_fsync_of_a_vote": (4, r"voted for \d+ in term \d+, and then for \d+"),
+}
+"""What nobody need look into queues and at disks for: an ordinary seed as above, and the words for it then."""
+
+
+def search(name: str, first: int, words: str = "") -> Outcome:
+    """The first run, of the ordinary seeds from `first` on and then of those before it, that finds it by its words."""
+    mutation = replace(MUTATIONS[name], words=words or MUTATIONS[name].words)
+    with mutation():
+        for seed in (*range(first, RUNS_MAX), *range(first)):
+            outcome = run(seed)
+            if misfits := [each for each in outcome.violations if DOES_NOT_FIT.search(each)]:
+                pytest.fail(f"the patch {name} does not fit the code, by seed {seed}: {misfits[0]}")
+            if mutation.is_found(outcome.violations):
+                return outcome
+    pytest.fail(f"{name} is not found by the seeds 0 to {RUNS_MAX - 1}")
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_mutation_is_found_by_an_ordinary_seed(name: str) -> None:
+    assert search(name, 0 if FULL else FOUND_BY[name]).violations
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", UNWATCHED)
+def test_faults_reach_what_only_a_moment_shows(name: str) -> None:
+    with (
+        patch.object(Consensus, "look", lambda *_: None),
+        patch.object(Watchers, "_look_at_acks", lambda _: None),
+    ):
+        assert search(name, *UNWATCHED[name]).violations
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [(Acks, "quorum_lsn"), (Journal, "_write"), (Raft, "_start_election"), (Applying, "_execute")],
+)
+def test_a_patch_that_raises_is_not_called_found(target: type, name: str) -> None:
+    def raise_it(*_: object, **__: object) -> None:
+        raise KeyError("what is not there any more")
+
+    with patch.object(target, name, raise_it):
+        violations = run(0).violations
+    assert violations
+    assert [name for name, mutation in MUTATIONS.items() if mutation.is_found(violations)] == []
+
+
+CIRCLE = "bank: each of these must come before the next, in a circle: …"
+ORDER = "rows of one originator come in their order, each once"
+
+
+@pytest.mark.parametrize(
+    ("name", "violations", "is_found"),
+    [
+        ("read_without_asking_others", [CIRCLE], True),
+        ("read_without_asking_others", ["only 3 faults took effect"], False),
+        ("read_without_asking_others", ["RuntimeError: set: … (_newest, line 1 of mutations.py)"], False),
+        ("read_without_asking_others", ["1.234567 set: a logged 'a task': KeyError(1)"], False),
+        (
+            "read_without_asking_others",
+            [CIRCLE, "TypeError: one argument less (_newest, line 1 of mutations.py)"],
+            False,
+        ),
+        ("count_an_ack_twice", [CIRCLE], False),
+        ("apply_below_the_vclock", [f"AssertionError: 6.7 a logged:\n{ORDER} (run, line 1 of simulation.py)"], True),
+        ("apply_below_the_vclock", ["AssertionError: another (run, line 1 of simulation.py)"], False),
+    ],
+)
+def test_a_mutation_is_found_by_its_own_words_only(name: str, violations: list[str], is_found: bool) -> None:
+    assert MUTATIONS[name].is_found(violations) is is_found
+
+
+def test_at_least_as_many_mutations_as_were_asked_for() -> None:
+    assert len(MUTATIONS) >= 14
+    assert set(FOUND_BY) == set(MUTATIONS)
+
+
+def test_a_mutation_is_over_behind_its_with() -> None:
+    original = Acks.quorum_lsn
+    for mutate in MUTATIONS.values():
+        with mutate():
+            pass
+    assert Acks.quorum_lsn is original

@@ -1,0 +1,61 @@
+"""Runs themselves: the same seed is the same run, and nothing goes wrong unsaid."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+from tests.simulation import run as runs
+from tests.simulation.plan import plan
+from tests.simulation.replica_set import ReplicaSet
+from tests.simulation.run import FAULTS_MIN, OPERATIONS_MIN, run
+
+SEED: Final = 3
+
+
+def replay(seed: int, hash_seed: int) -> str:
+    """The last line that a process of its own prints."""
+    command = [sys.executable, "-m", "tests.simulation", "--seed", str(seed)]
+    environment = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout.splitlines()[-1]
+
+
+def test_the_same_seed_is_the_same_run_in_any_process_and_shows_as_much_as_it_must() -> None:
+    outcome = run(SEED)
+    assert outcome.violations == []
+    assert outcome.figures.answered >= OPERATIONS_MIN
+    assert outcome.figures.fault_count >= FAULTS_MIN
+    assert outcome.figures.seconds >= 60
+    assert replay(SEED, 1) == replay(SEED, 2) == f"seed {SEED}: ok hash {outcome.trace_hash}"
+
+
+def test_what_the_simulation_raises_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(self: ReplicaSet) -> None:
+        raise TimeoutError("nobody leads")
+
+    monkeypatch.setattr(ReplicaSet, "form", never)
+    outcome = run(SEED)
+    assert outcome.verdict == "VIOLATED"
+    assert outcome.violations[0].startswith("TimeoutError: nobody leads (never, line ")
+
+
+def test_a_run_in_which_too_little_happens_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "SECONDS_MAX", 5.0)
+    outcome = run(SEED)
+    assert f"only {outcome.figures.answered} operations were answered" in outcome.violations
+
+
+def test_what_clients_saw_is_checked_however_a_run_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(self: ReplicaSet) -> None:
+        raise TimeoutError("nobody leads")
+
+    workload = plan(SEED).workloads[0]
+    monkeypatch.setattr(ReplicaSet, "form", never)
+    monkeypatch.setitem(runs.CHECKERS, workload, lambda history, name: [f"{name} was looked at"])
+    assert f"{workload} was looked at" in run(SEED).violations

@@ -1,0 +1,206 @@
+"""The watchers find what is planted, and nothing in sets that do what they promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import pytest
+
+from flowstone.iproto import errors
+from flowstone.iproto.errors import TarantoolError
+from flowstone.node.member import Member
+from flowstone.replication.applier import ApplierState
+from flowstone.replication.vclock import VClock
+from tests.simulation.cluster import NAMES, converge, start_set, upstream
+from tests.simulation.disk import Loss
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_elections import elect
+from tests.simulation.watchers import Chronicle, Sight, Watchers
+from tests.simulation.workload import Writer, make_space
+
+SIGHT = Sight(VClock({1: 5}), VClock({1: 3}), term=4, vote=1, is_leader=False, queue_term=3, queue_owner=2)
+
+
+@dataclass(frozen=True)
+class Options:
+    wal_mode: str = "fsync"
+    dialect: str = "2.11"
+
+
+@dataclass
+class Set:
+    sim: Simulation
+    members: list[str]
+    anonymous: list[str] = field(default_factory=list)
+    plan: Options = field(default_factory=Options)
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        (SIGHT._replace(vclock=VClock({1: 4, 2: 9})), "went back from {1: 5} to {1: 4, 2: 9}"),
+        (SIGHT._replace(confirmed=VClock({1: 2})), "had {1: 3} confirmed, and now {1: 2}"),
+        (SIGHT._replace(term=3), "went back from term 4 to 3"),
+        (SIGHT._replace(vote=2), "voted for 1 in term 4, and then for 2"),
+        (SIGHT._replace(vote=0), "voted for 1 in term 4, and then for 0"),
+        (SIGHT._replace(queue_term=2), "went back from term 3 of the queue to 2"),
+        (SIGHT._replace(queue_owner=1), "a has 1 for the owner of the queue in term 3, others have 2"),
+    ],
+)
+def test_what_an_instance_has_told_is_not_taken_back(later: Sight, words: str) -> None:
+    chronicle = Chronicle()
+    chronicle.see("u", "a", SIGHT)
+    chronicle.see("u", "a", later)
+    assert len(chronicle.violations) == 1
+    assert words in chronicle.violations[0]
+
+
+def test_a_term_has_one_leader() -> None:
+    chronicle = Chronicle()
+    chronicle.see("u", "a", SIGHT._replace(is_leader=True))
+    chronicle.see("v", "b", SIGHT._replace(is_leader=True))
+    assert chronicle.violations == ["b leads term 4, which u does"]
+
+
+def test_growing_is_fine() -> None:
+    chronicle = Chronicle()
+    chronicle.see("u", "a", SIGHT)
+    chronicle.see("u", "a", Sight(VClock({1: 6}), VClock({1: 5}), 5, 2, True, 5, 1))
+    chronicle.see("v", "b", SIGHT._replace(term=6, vote=2, is_leader=True))
+    assert not chronicle.violations
+
+
+@simulated(seeds=range(3))
+async def test_rows_that_were_written_and_lost_with_the_power_are_missed(sim: Simulation) -> None:
+    await sim.start("a", wal_mode="write")
+    watchers = Watchers(Set(sim, ["a"]))
+    await make_space(sim, "a")
+    await Writer(sim, 0).run("a", 20)
+    sim.crash("a", Loss.UNSYNCED)
+    await sim.restart("a")
+    await sim.sleep(0.1)
+    assert any("a went back from" in each for each in watchers.violations)
+
+
+@simulated(seeds=range(3))
+async def test_no_promise_is_seen_where_none_was_made(sim: Simulation) -> None:
+    await sim.start("a", wal_mode="write")
+    watchers = Watchers(Set(sim, ["a"], plan=Options(wal_mode="write")))
+    await make_space(sim, "a")
+    await Writer(sim, 0).run("a", 20)
+    sim.crash("a", Loss.UNSYNCED)
+    await sim.restart("a")
+    await sim.sleep(0.1)
+    assert not watchers.violations
+
+
+@simulated(seeds=range(3))
+async def test_a_set_whose_leaders_die_gives_no_offence(sim: Simulation) -> None:
+    watchers = Watchers(Set(sim, list(NAMES)))
+    await start_set(sim, NAMES, election_mode="candidate", wal_mode="fsync", replication_timeout=0.5)
+    for _ in range(3):
+        leader = await elect(sim, NAMES)
+        sim.crash(leader)
+        await sim.sleep(10)
+        await sim.restart(leader)
+    assert not watchers.violations
+    assert len(watchers.chronicle.leaders) > 2
+
+
+@simulated()
+async def test_what_is_acknowledged_before_it_is_written_is_seen(sim: Simulation) -> None:
+    watchers = Watchers(Set(sim, list(NAMES)))
+    await start_set(sim, NAMES, wal_mode="fsync", replication_timeout=0.5)
+    await make_space(sim, "a")
+    sim.machine("b").blocking_seconds = (0.1, 0.2)
+    with MUTATIONS["ack_before_the_write"]():
+        await Writer(sim, 0).run("a", 20)
+        await converge(sim)
+    assert watchers.violations
+    assert all(" has acknowledged " in each for each in watchers.violations)
+
+
+STOPS = pytest.mark.parametrize(
+    ("error", "dialect", "is_right"),
+    [
+        (errors.TupleFound("there is such a key"), "2.11", False),
+        (errors.WalIo("Failed to write to disk"), "2.11", True),
+        (errors.UncommittedForeignSyncTxns("of 1"), "2.11", False),
+        (errors.UncommittedForeignSyncTxns("of 1"), "2.6", True),
+        (errors.ProcLua("Missing .xlog file between LSN 1 {1: 1} and 2 {1: 2}"), "2.6", False),
+    ],
+)
+
+
+@STOPS
+@simulated()
+async def test_who_follows_no_more_has_a_reason(
+    sim: Simulation, error: TarantoolError, dialect: str, is_right: bool
+) -> None:
+    watchers = Watchers(Set(sim, ["a", "b"], plan=Options(dialect=dialect)))
+    await start_set(sim, "ab", dialect=dialect, wal_mode="fsync")
+    with patch.object(Member, "apply", side_effect=error):
+        await make_space(sim, "a")
+        await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
+    await sim.sleep(1)
+    assert [each for each in watchers.violations if "b does not follow a any more" in each] == watchers.violations
+    assert len(watchers.violations) == (0 if is_right else 1)
+
+
+@simulated()
+async def test_who_dies_of_it_is_asked_for_its_reason_before(sim: Simulation) -> None:
+    watchers = Watchers(Set(sim, ["a", "b"]))
+    await start_set(sim, "ab", wal_mode="fsync")
+    with patch.object(Member, "apply", side_effect=errors.TupleFound("there is such a key")):
+        await make_space(sim, "a")
+        await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
+    sim.kill("b")
+    assert len(watchers.violations) == 1
+    await sim.restart("b")
+    await sim.sleep(1)
+    assert len(watchers.violations) == 1
+
+
+@simulated(seeds=range(3))
+async def test_a_vote_that_is_not_synced_is_seen_where_logs_are_not(sim: Simulation) -> None:
+    watchers = Watchers(Set(sim, list(NAMES), plan=Options(wal_mode="write")))
+    with MUTATIONS["skip_the_fsync_of_a_vote_in_mode_write"]():
+        await start_set(sim, NAMES, election_mode="candidate", wal_mode="write", replication_timeout=0.5)
+        leader = await elect(sim, NAMES)
+        sim.kill(leader)
+    assert [each for each in watchers.violations if "if it lost its power now" in each] == watchers.violations
+    assert watchers.violations
+
+
+@simulated(seeds=range(3))
+async def test_a_vote_that_is_synced_gives_no_offence_where_logs_are_not(sim: Simulation) -> None:
+    watchers = Watchers(Set(sim, list(NAMES), plan=Options(wal_mode="write")))
+    await start_set(sim, NAMES, election_mode="candidate", wal_mode="write", replication_timeout=0.5)
+    for _ in range(3):
+        leader = await elect(sim, NAMES)
+        sim.kill(leader)
+        await sim.sleep(10)
+        await sim.restart(leader)
+    assert not watchers.violations
+
+
+@pytest.mark.parametrize("is_anonymous", [False, True])
+@simulated()
+async def test_a_peer_of_2_6_need_not_have_what_was_before_it_came(sim: Simulation, is_anonymous: bool) -> None:
+    members, anonymous = (["a", "c"], ["b"]) if is_anonymous else (["a", "b", "c"], [])
+    watchers = Watchers(Set(sim, members, anonymous, plan=Options(dialect="2.6")))
+    options = {"dialect": "2.6", "wal_mode": "fsync", "replication_connect_timeout": 3}
+    await sim.start("a", **options)
+    reader = {"replication_anon": True, "read_only": True} if is_anonymous else {}
+    await sim.start("b", replication=[sim.uri("a")], **reader, **options)
+    sim.cut("a", "b")
+    await make_space(sim, "a")
+    await sim.start("c", replication=[sim.uri("a")], **options)
+    await sim.on("b", sim.node("b").reconfigure(replication=[sim.uri("c")]))
+    (applier,) = sim.node("b")._parts.replication._appliers.values()
+    await sim.until(lambda: applier.state is ApplierState.STOPPED)
+    await sim.sleep(1)
+    assert "Missing .xlog file" in str(applier.error)
+    assert not watchers.violations
