@@ -1,7 +1,11 @@
-"""Logs for the commands to read: one that the real Tarantool 2.6 wrote, and the shop of the demonstration."""
+"""Logs for the commands to read: one that the real Tarantool 2.6 wrote, and the shop of the demonstration.
+
+Members for them to look after are those of the interoperability tests.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +17,9 @@ import pytest
 from flowstone.cli import run
 from flowstone.cli.shop import write_shop
 from flowstone.outside import production
+from tests.interop.conftest import cluster, nodes, pytest_generate_tests, pytest_runtest_makereport
+
+__all__ = ["cluster", "nodes", "pytest_generate_tests", "pytest_runtest_makereport"]
 
 REAL_LOG = r"""
 local decimal, uuid, ffi = require('decimal'), require('uuid'), require('ffi')
@@ -133,3 +140,10 @@ def flowstone(capfdbinary: pytest.CaptureFixture[bytes]) -> Command:
         return Result(code, out, errors.decode().splitlines())
 
     return command
+
+
+class Terminal(io.StringIO):
+    """Somebody who answers questions."""
+
+    def isatty(self) -> bool:
+        return True

@@ -7,6 +7,8 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,10 @@ import pytest
 from flowstone.cli.archive import CLEAR_LINE, _Teller
 from flowstone.node import archive_events as events
 from tests.cli.conftest import Command
+from tests.interop.member import eventually
 from tests.node.archived_server import RealServer
+from tests.real_tarantool import free_port
+from tests.web.exposition import checked
 
 
 @pytest.fixture
@@ -148,7 +153,7 @@ class Terminal(io.StringIO):
 
 def test_progress_stays_in_one_line_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Terminal()
-    teller = _Teller(False, screen)
+    teller = _Teller(False, screen=screen)
     progress = events.Progress({1: 9}, {1: 9}, 5, 10.0, 0.1, "follow")
     teller.tell(progress)
     teller.tell(progress)
@@ -161,3 +166,37 @@ def test_progress_stays_in_one_line_of_a_terminal(capsys: pytest.CaptureFixture[
 def test_without_a_terminal_there_is_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     _Teller(False).tell(events.Progress({1: 9}, {1: 9}, 5, 10.0, 0.1, "follow"))
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.real
+def test_an_archive_is_asked_by_http_and_logs_json(server: RealServer, tmp_path: Path) -> None:
+    port = free_port()
+    options = [f"--http-listen=127.0.0.1:{port}", "--log-format=json"]
+    command = [sys.executable, "-m", "flowstone.cli", "archive", *options, server.uri, str(tmp_path / "archive")]
+    server.eval("fill(1, 100)")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    base = f"http://127.0.0.1:{port}"
+    eventually("the archive follows", lambda: reached(f"{base}/health/ready") == 200, seconds=240)
+    with urllib.request.urlopen(f"{base}/metrics", timeout=30) as answer:
+        found = checked(answer.read().decode())
+    assert found.value("flowstone_archive_position", id="1") == server.vclock()[1]
+    process.terminate()
+    _, lines = process.communicate(timeout=60)
+    assert process.returncode == 0
+    told = [json.loads(line) for line in lines.splitlines()]
+    assert told[0]["message"] == f"flowstone: metrics and health at {base}/"
+    names = [line["event"]["event"] for line in told if "event" in line]
+    assert names == ["opened", "snapshot", "connected", "stopped"]
+    assert {line["logger"] for line in told if "event" in line} == {"flowstone.archive"}
+
+
+def reached(url: str) -> int:
+    """The status of the answer; 0 where there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except OSError:
+        return 0

@@ -1,44 +1,54 @@
-"""The log of a served node; its signals are tested on real processes in test_serve.py."""
+"""Reading the configuration again: what the process itself takes from it, and what has to wait for the next start.
+
+Signals are tested on real processes in test_serve.py, HTTP in test_node_web.py, the log in test_log.py.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+import json
+import signal
+from pathlib import Path
 
-import pytest
+from tests.cli.test_serve import Serve, serve
+from tests.real_tarantool import free_port
 
-from flowstone.cli.process import SEVERITIES, set_level, start_log
-from flowstone.node.option_checks import LOG_LEVELS
-
-
-@pytest.fixture(autouse=True)
-def logger() -> Iterator[logging.Logger]:
-    """The logger of the package, put back as it was."""
-    log = logging.getLogger("flowstone")
-    before = log.level, list(log.handlers), log.propagate
-    yield log
-    log.level, log.handlers, log.propagate = before
-    log.setLevel(before[0])
+__all__ = ["serve"]
 
 
-def test_a_line_has_a_time_a_level_and_a_text(capfd: pytest.CaptureFixture[str]) -> None:
-    start_log()
-    set_level({})
-    logging.getLogger("flowstone.node").info("listening on %s", "here")
-    line = capfd.readouterr().err
-    date, time, level, text = line.rstrip().split(" ", 3)
-    assert (len(date), len(time), level, text) == (10, 12, "INFO", "listening on here")
-
-
-@pytest.mark.parametrize(("level", "shown"), [("error", False), ("2", False), ("warn", True), ("5", True), (7, True)])
-def test_what_is_less_grave_than_the_level_is_left_out(
-    capfd: pytest.CaptureFixture[str], level: str | int, shown: bool
+def test_a_reload_changes_the_form_of_the_log_and_names_what_waits_for_the_next_start(
+    serve: Serve, tmp_path: Path
 ) -> None:
-    start_log()
-    set_level({"log_level": str(level)})
-    logging.getLogger("flowstone.node").warning("careful")
-    assert bool(capfd.readouterr().err) is shown
+    file = tmp_path / "node.toml"
+    file.write_text('log_format = "plain"\n')
+    served = serve("--config=node.toml")
+    served.wait_for("ready")
+    file.write_text('log_format = "json"\nhttp_listen = "127.0.0.1:0"\n')
+    served.tell(signal.SIGHUP)
+    served.wait_for("http_listen changes with the next start only")
+    assert served.end() == 0
+    last = json.loads(served.lines[-1])
+    assert (last["message"], last["level"], last["logger"]) == ("stopped", "INFO", "flowstone")
 
 
-def test_every_level_of_tarantool_has_a_severity() -> None:
-    assert list(SEVERITIES) == list(LOG_LEVELS)
+def test_a_reload_leaves_a_node_writable_that_has_lost_a_peer(serve: Serve, tmp_path: Path) -> None:
+    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    options = f'user = "app:secret"\nreplication = ["app:secret@{first}", "app:secret@{second}"]\n'
+    file = tmp_path / "node.toml"
+    file.write_text(options)
+    peers = [
+        serve("--config=node.toml", f"--listen={address}", f"--work-dir={number}")
+        for number, address in enumerate((first, second))
+    ]
+    for peer in peers:
+        peer.wait_for("ready")
+    survivor, lost = peers
+    assert lost.end(signal.SIGKILL) != 0
+    begun = len(survivor.lines)
+    file.write_text(f"{options}checkpoint_count = 4\n")
+    survivor.tell(signal.SIGHUP)
+    survivor.wait_for("configuration read again; changed: checkpoint_count")
+    assert not [line for line in survivor.lines[begun:] if "connecting" in line or "read-only" in line]
+    file.write_text(f'user = "app:secret"\nreplication = "app:secret@{first}"\n')
+    survivor.tell(signal.SIGHUP)
+    survivor.wait_for("configuration read again; changed: checkpoint_count, replication")
+    assert survivor.end() == 0

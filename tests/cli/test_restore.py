@@ -36,7 +36,10 @@ def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
         ("99", "the nearest: {1: 5}"),
         ("{1: 99}", "{1: 5}"),
         ("1970-01-01T00:00:00Z", "{}"),
+        ("1970-01-01T00:01:46Z", "ends at 1970-01-01T00:01:45+00:00, before 1970-01-01T00:01:46+00:00; give that time"),
+        ("2126-05-01T12:00:00Z", "--to newest for its last state"),
         ("yesterday", "it can be a time with its zone"),
+        ("latest", "or newest"),
     ],
 )
 def test_a_moment_that_is_none_is_refused_with_the_nearest(
@@ -78,6 +81,7 @@ def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: 
     done = flowstone("restore", archive, "--out", tmp_path / "out")
     assert done.code == 2
     assert "--to is missing" in done.complaints[-1]
+    assert "newest" in done.complaints[-1]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def test_a_wrong_value_is_refused_with_the_place_it_was_given_at(
 ) -> None:
     with pytest.raises(UsageError) as refused:
         read(arguments, environment)
-    assert str(refused.value) == f"Incorrect value for option 'wal_mode': often (given as {place})"
+    told = f"Incorrect value for option 'wal_mode': often (given as {place}); one of none, write, fsync"
+    assert str(refused.value) == told
 
 
 def test_a_wrong_value_in_the_file_is_refused_with_key_and_path(tmp_path: Path) -> None:

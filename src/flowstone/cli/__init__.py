@@ -14,7 +14,27 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from flowstone.cli import archive, cat, console, demo, limestone, mirror, play, restore, serve, verify
+from flowstone.cli import (
+    archive,
+    cat,
+    completion,
+    console,
+    dashboard,
+    demo,
+    expel,
+    explain,
+    limestone,
+    members,
+    mirror,
+    play,
+    promote,
+    rebootstrap,
+    restore,
+    serve,
+    snapshot,
+    status,
+    verify,
+)
 from flowstone.cli.output import quiet
 
 EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server refused a row or is gone;
@@ -39,11 +59,20 @@ app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(quiet(cat.cat))
 app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(quiet(play.play))
 app.command("serve", cls=serve.PlainHelp, epilog=f"{serve.EXAMPLE}\n\n{SERVE_EXIT_CODES}")(quiet(serve.serve))
 app.command("archive", epilog=f"{archive.EXAMPLE}\n\n{archive.EXIT_CODES}")(quiet(archive.archive))
+app.command("status", epilog=f"{status.EXAMPLE}\n\n{status.EXIT_CODES}")(quiet(status.status))
+app.command("explain", epilog=f"{explain.EXAMPLE}\n\n{explain.EXIT_CODES}")(quiet(explain.explain))
+app.command("promote", epilog=f"{promote.PROMOTE_EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(promote.promote))
+app.command("demote", epilog=f"{promote.DEMOTE_EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(promote.demote))
+app.command("expel", epilog=f"{expel.EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(expel.expel))
+app.command("snapshot", epilog=f"{snapshot.EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(snapshot.snapshot))
+app.command("rebootstrap", epilog=f"{rebootstrap.EXAMPLE}\n\n{rebootstrap.EXIT_CODES}")(quiet(rebootstrap.rebootstrap))
+app.command("dashboard", epilog=f"{dashboard.EXAMPLE}\n\n{dashboard.EXIT_CODES}")(quiet(dashboard.dashboard))
 app.command("restore", epilog=f"{restore.EXAMPLE}\n\n{restore.EXIT_CODES}")(quiet(restore.restore))
 app.command("verify", epilog=f"{verify.EXAMPLE}\n\n{verify.EXIT_CODES}")(quiet(verify.verify))
 app.command("mirror", epilog=f"{mirror.EXAMPLE}\n\n{mirror.EXIT_CODES}")(quiet(mirror.mirror))
 app.command("demo", epilog=demo.EXAMPLE)(quiet(demo.demo))
 app.add_typer(limestone.app, name="limestone")
+app.command("completion", epilog=completion.EXAMPLE)(quiet(completion.completion))
 
 
 def _show_version(wanted: bool) -> None:
@@ -70,7 +99,7 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and gives its exit code; nothing is raised."""
-    serve.declare_options(every="serve" in arguments)
+    serve.declare_options(every="serve" in arguments or "completion" in arguments)
     try:
         code = app(args=list(arguments), prog_name="flowstone", standalone_mode=False)
     except KeyboardInterrupt:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
 from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.http_options import HttpListen, HttpToken, Place, place_of
+from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
 from flowstone.cli.play import PASSWORD_HELP, URI_HELP, USERNAME_VARIABLE, address
 
 if TYPE_CHECKING:
     from flowstone.node.archive import Archive
     from flowstone.node.archive_events import Event
+    from flowstone.web.archive_metrics import ArchiveMetrics
 
 EXAMPLE = (
     "Example: `TT_CLI_USERNAME=replicator TT_CLI_PASSWORD=secret flowstone archive db1:3301 /backup/db1`\n\n"
@@ -27,6 +30,7 @@ or a path on it is wrong."""
 
 DAY: Final = 86400.0
 WAL_MAX_SIZE: Final = 256 * 1024 * 1024
+LOGGER: Final = "flowstone.archive"
 CLEAR_LINE: Final = "\r\x1b[K"
 
 
@@ -80,8 +84,11 @@ def archive(
         str | None, typer.Option("--username", "-u", help=f"User to replicate as; else {USERNAME_VARIABLE} is asked.")
     ] = None,
     password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
+    http_listen: HttpListen = None,
+    http_token: HttpToken = None,
+    log_format: LogFormat = PLAIN,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/archive.md).")
+        bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/reference/archive.md).")
     ] = False,
 ) -> int:
     """Receive the log of a live Tarantool and keep it, durably, in files that a Tarantool recovers from.
@@ -95,7 +102,16 @@ def archive(
     from flowstone.node.archive_manifest import NotAnArchive
 
     note_compilation()
-    teller = _Teller(as_json)
+    place = place_of(http_listen, http_token)
+    set_format(log_format)
+    teller = _Teller(as_json, log_format)
+    watch = _watch(directory) if place is not None else None
+
+    def tell(event: Event) -> None:
+        teller.tell(event)
+        if watch is not None:
+            watch.note(event)
+
     missing = _missing(directory)
     receiver = Archive(
         address(uri, username, password),
@@ -105,10 +121,10 @@ def archive(
         snapshot_interval=snapshot_interval,
         wal_max_size=wal_max_size,
         replication_timeout=replication_timeout,
-        on_event=teller.tell,
+        on_event=tell,
     )
     try:
-        event_loop.run(_run(receiver, once))
+        event_loop.run(_run(receiver, once, place, watch))
     except NotAnArchive as error:
         raise UsageError(error.message, hint=error.hint) from error
     finally:
@@ -128,7 +144,13 @@ def _missing(directory: str) -> list[str]:
     return found
 
 
-async def _run(receiver: Archive, once: bool) -> None:
+def _watch(directory: str) -> ArchiveMetrics:
+    from flowstone.web.archive_metrics import ArchiveMetrics
+
+    return ArchiveMetrics(directory)
+
+
+async def _run(receiver: Archive, once: bool, place: Place | None, watch: ArchiveMetrics | None) -> None:
     import asyncio
     import logging
     import signal
@@ -139,7 +161,11 @@ async def _run(receiver: Archive, once: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, receiver.stop)
     try:
-        await receiver.run(once=once)
+        async with AsyncExitStack() as stack:
+            if place is not None and watch is not None:
+                web = await stack.enter_async_context(place.server(watch))
+                place.tell(web.url)
+            await receiver.run(once=once)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -148,8 +174,9 @@ async def _run(receiver: Archive, once: bool) -> None:
 class _Teller:
     """Events as lines: sentences on stderr, of which the progress stays in one place on a terminal; or JSON."""
 
-    def __init__(self, as_json: bool, screen: TextIO | None = None) -> None:
+    def __init__(self, as_json: bool, log_format: str = PLAIN, screen: TextIO | None = None) -> None:
         self._as_json = as_json
+        self._log_format = log_format
         self._screen = screen if screen is not None else sys.stderr
         self._is_terminal = self._screen is not None and self._screen.isatty()
         self._has_line = False
@@ -161,6 +188,9 @@ class _Teller:
             import msgspec
 
             print(msgspec.json.encode(event).decode(), flush=True)
+        elif self._log_format == JSON:
+            if not isinstance(event, Progress):
+                say_event(event, LOGGER)
         elif isinstance(event, Progress):
             self._show(str(event))
         else:

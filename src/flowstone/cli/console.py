@@ -1,6 +1,7 @@
 """What a command says beside its output: notes, warnings, errors and progress, all on stderr, a line each.
 
-Also the exit code that an error means. Nothing here is about logs.
+Also the exit code that an error means, and where tables and paragraphs for people are printed. Nothing here is about
+logs.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
@@ -18,12 +19,18 @@ import typer
 from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 OK, FAILED, USAGE, SKIPPED, INTERRUPTED = 0, 1, 2, 3, 130
 
 SHOW_AFTER_SECONDS = 1.0
 """Work that is shorter needs no progress bar."""
+
+FILE_WIDTH = 1000
+"""In a file, whose width nobody knows, nothing is to be cut off or broken."""
+
+_form: list[Callable[[str], str]] = [str]
 
 _WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -34,9 +41,14 @@ class UsageError(FlowstoneError):
 
 def say(text: str) -> None:
     """One line on stderr, whatever the text holds."""
-    line = " ".join(text.split("\n")).rstrip()
+    line = _form[0](" ".join(text.split("\n")).rstrip())
     with suppress(OSError, ValueError):  # nobody may listen
         print(line.encode("utf-8", "replace").decode(), file=sys.stderr, flush=True)
+
+
+def write_lines_as(form: Callable[[str], str]) -> None:
+    """From now on `say` writes what `form` makes of a line, so that a log in JSON has no other lines among its own."""
+    _form[0] = form
 
 
 def fail(error: Exception) -> int:
@@ -67,11 +79,19 @@ def _is_usage(error: FlowstoneError) -> bool:
     from flowstone.history.files import NoSuchLog
     from flowstone.history.tables import UnknownColumn
     from flowstone.iproto.uri import UriError
+    from flowstone.observation.expulsion import NoSuchMember
     from flowstone.outside.network import TlsRefused
     from flowstone.xlog.errors import NotALogFile, UnsupportedFormat
 
-    options = (UsageError, UnknownSpace, UnknownColumn, UriError, FirstUserRefused, TlsRefused)
+    options = (UsageError, UnknownSpace, UnknownColumn, UriError, FirstUserRefused, TlsRefused, NoSuchMember)
     return isinstance(error, (*options, NoSuchLog, NotALogFile, UnsupportedFormat))
+
+
+def output() -> Console:
+    """stdout for tables and paragraphs; text of servers in them is shown as it is."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def silence(stream: TextIO | None) -> None:

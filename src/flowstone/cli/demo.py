@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -50,7 +51,9 @@ def demo(
 def _show_lake(directory: Path, seconds: float) -> int:
     from rich.console import Console
 
-    from flowstone.cli import event_loop
+    from flowstone.cli import event_loop, extras
+
+    extras.need("spark", "flowstone demo")
     from flowstone.cli.demo_lake import Scale, show_lake
     from flowstone.spark.session import check_java
 
@@ -61,8 +64,9 @@ def _show_lake(directory: Path, seconds: float) -> int:
 def _show_tour() -> None:
     _show_logs()
     _show_node()
-    _show_replica_set()
-    _show_elections()
+    with _quiet_log():  # it tells of peers that come and go, which is what is shown here
+        _show_replica_set()
+        _show_elections()
 
 
 @contextmanager
@@ -74,6 +78,17 @@ def _inside(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    log = logging.getLogger("flowstone")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _show_logs() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +11,12 @@ from flowstone.cli.demo_replication import LOGIN, NAMES, SECONDS, free_port
 if TYPE_CHECKING:
     import flowstone
 
-OPTIONS: dict[str, Any] = {"election_mode": "candidate", "replication_timeout": 0.25, "election_timeout": 1.0}
+OPTIONS: dict[str, Any] = {"election_mode": "candidate", "replication_timeout": 1.0, "election_timeout": 1.0}
 DEPOSITS = 20
 
 
 async def show_elections() -> str:
     """Runs it, and leaves the directories a, b and c; the name of the last leader."""
-    log = logging.getLogger("flowstone")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # it tells of a leader that is gone, which is what is shown here
     uris = {name: f"{LOGIN[0]}:{LOGIN[1]}@127.0.0.1:{free_port()}" for name in NAMES}
     print("  Three nodes that may all lead:")
     nodes = dict(zip(NAMES, await asyncio.gather(*(_start(name, uris) for name in NAMES)), strict=True))
@@ -43,7 +39,6 @@ async def show_elections() -> str:
     finally:
         for node in nodes.values():
             await node.stop()
-        log.setLevel(level)
 
 
 async def _start(name: str, uris: dict[str, str]) -> flowstone.Node:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,9 +17,6 @@ SECONDS = 30.0
 
 async def show_replica_set() -> str:
     """Runs it, and leaves the directories a, b and c; the name of the member that began."""
-    log = logging.getLogger("flowstone")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # it tells of peers that come and go, which is what is shown here
     uris = {name: f"{LOGIN[0]}:{LOGIN[1]}@127.0.0.1:{free_port()}" for name in NAMES}
     print("  Three nodes without data, each told of all three; together they find out who begins.")
     nodes = dict(zip(NAMES, await asyncio.gather(*(_start(name, uris) for name in NAMES)), strict=True))
@@ -49,7 +45,6 @@ async def show_replica_set() -> str:
     finally:
         for node in nodes.values():
             await node.stop()
-        log.setLevel(level)
 
 
 async def _follow(uri: str, master: flowstone.Node) -> None:

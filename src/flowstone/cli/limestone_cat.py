@@ -91,7 +91,9 @@ def cat(
     encoding: Annotated[
         Encoding, typer.Option("--encoding", help="How keys and values are written; text where they are text.")
     ] = Encoding.hex,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object per line (docs/limestone-tools.md).")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object per line (docs/reference/limestone-tools.md).")
+    ] = False,
 ) -> int:
     """Print the entries of log files as they stand there, with their places and the epochs of their sessions.
 

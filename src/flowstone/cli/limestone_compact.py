@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowstone.cli import extras
 from flowstone.cli import limestone_options as options
 from flowstone.cli.console import UsageError, note_compilation, say
 from flowstone.cli.spark_progress import Line, tasks_shown
@@ -56,6 +57,8 @@ def compact(
 
     if as_json and not (force or dry_run):
         raise UsageError("--json leaves no room for a question", hint="add --force, or --dry-run")
+    if on_spark:
+        extras.need("spark", "--spark")
     note_compilation()
     outside, path = production(), options.data_directory(directory)
     temporary = options.plain(working_dir) if working_dir is not None else f"{path}/{TEMPORARY}"

@@ -30,7 +30,7 @@ MakeBackup = Annotated[
         help="Keep the directory as it was beside it, as DIR.backup_XXXXXX; files that do not change are shared.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/limestone-tools.md).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/reference/limestone-tools.md).")]
 
 FINDINGS_SHOWN: Final = 20
 """Of each file."""

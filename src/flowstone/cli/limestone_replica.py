@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
 
 if TYPE_CHECKING:
     from flowstone.limestone.endpoint import Endpoint
@@ -26,6 +27,7 @@ is taken; 2 the command line, the environment or a path in them is wrong."""
 
 ENDPOINT_VARIABLE: Final = "TSURUGI_REPLICATION_ENDPOINT"
 SECRET_VARIABLE: Final = "FLOWSTONE_LIMESTONE_SECRET"
+LOGGER: Final = "flowstone.limestone"
 LISTEN: Final = "tcp://127.0.0.1:12346"
 LOOPBACK: Final = ("127.", "localhost", "::1")
 
@@ -89,8 +91,9 @@ def replica(
             "refused. Once: without it at the next start.",
         ),
     ] = False,
+    log_format: LogFormat = PLAIN,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/limestone.md).")
+        bool, typer.Option("--json", help="Print what happens as JSON, a line each (docs/reference/limestone.md).")
     ] = False,
 ) -> int:
     """Run a replica of a Tsurugi, or of a Limestone datastore of ours: it keeps every epoch that its master committed.
@@ -106,6 +109,7 @@ def replica(
     if os.path.exists(directory) and not os.path.isdir(directory):
         raise UsageError(f"{directory} is no directory", hint="name one, or one that is to be made")
     note_compilation()
+    set_format(log_format)
     endpoint = _endpoint(listen or os.environ.get(ENDPOINT_VARIABLE) or LISTEN)
     tls = _tls(endpoint, ssl_cert_file, ssl_key_file, ssl_ca_file, ssl_ciphers)
     secret = _secret(secret_file)
@@ -125,7 +129,7 @@ def replica(
         socket_options=SocketOptions(receive_buffer=receive_buffer),
         message_size_max=message_size_max,
         reseed=reseed,
-        on_event=_tell_json if as_json else _tell,
+        on_event=_tell_json if as_json else _log_json if log_format == JSON else _tell,
     )
     event_loop.run(_run(server))
     return OK
@@ -165,6 +169,10 @@ def _secret(path: str | None) -> str | None:
 
 def _tell(event: Event) -> None:
     say(f"flowstone: {event}")
+
+
+def _log_json(event: Event) -> None:
+    say_event(event, LOGGER)
 
 
 def _tell_json(event: Event) -> None:

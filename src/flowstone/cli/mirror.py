@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TextIO
 
 import typer
 
+from flowstone.cli import extras
 from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.http_options import HttpListen, HttpToken, place_of
+from flowstone.cli.http_options import Place as HttpPlace
+from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
 from flowstone.cli.options import advice
 from flowstone.cli.play import PASSWORD_HELP, USERNAME_VARIABLE, address
 
@@ -46,6 +50,7 @@ STOPPING: Final = b"flowstone: stopping behind the batch under way; once more to
 LINE_SECONDS: Final = 10.0
 """Between two lines about the progress where there is no terminal: they stay, in a log for months."""
 
+LOGGER: Final = "flowstone.mirror"
 SALT_VARIABLE: Final = "FLOWSTONE_MASK_SALT"
 
 
@@ -171,8 +176,11 @@ def mirror(
         str | None, typer.Option("--username", "-u", help=f"User to replicate as; else {USERNAME_VARIABLE} is asked.")
     ] = None,
     password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
+    http_listen: HttpListen = None,
+    http_token: HttpToken = None,
+    log_format: LogFormat = PLAIN,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/mirror.md).")
+        bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/reference/mirror.md).")
     ] = False,
 ) -> int:
     """Mirror Tarantool's spaces into Delta tables, exactly once: what is settled, and nothing that was rolled back.
@@ -180,6 +188,7 @@ def mirror(
     Begins with a snapshot, then follows the log, and goes on where it stopped. Tables follow the definitions of their
     spaces. Users of live sources need the role `replication`.
     """
+    extras.need("spark", "flowstone mirror")
     from flowstone.spark.masks import Masking
     from flowstone.spark.mirror import Mirror, MirrorOptions, Place
     from flowstone.spark.mirror_choice import Choice
@@ -187,6 +196,7 @@ def mirror(
     from flowstone.xlog.columns import ColumnOptions
 
     note_compilation()
+    place = place_of(http_listen, http_token)
     places: list[Source] = [_source(text, username, password) for text in sources]
     with _usage_errors():
         choice = Choice.parse(space or (), exclude or (), columns or ())
@@ -214,9 +224,11 @@ def mirror(
 
     with _usage_errors(), advice(force=False), ExitStack() as stack:
         checked = check_start(places, lake, options)
-        teller = stack.enter_context(_telling(as_json))
+        set_format(log_format)
+        teller = stack.enter_context(_telling(as_json, log_format))
+        tell = _watched(teller, place, lake, stack)
         spark = stack.enter_context(session("flowstone mirror", master=master, conf=settings))
-        job = Mirror(spark, checked, where, options, on_event=teller.tell)
+        job = Mirror(spark, checked, where, options, on_event=tell)
         stack.enter_context(stopped_by_signals(job))
         job.run()
     return OK
@@ -281,9 +293,26 @@ def stopped_by_signals(job: Mirror) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _watched(teller: Teller, place: HttpPlace | None, lake: str, stack: ExitStack) -> Callable[[Event], None]:
+    """What is to be told of events: the teller, and whoever asks by HTTP, from now on."""
+    if place is None:
+        return teller.tell
+    from flowstone.web.background import BackgroundServer
+    from flowstone.web.mirror_metrics import MirrorMetrics
+
+    metrics = MirrorMetrics(lake)
+    place.tell(stack.enter_context(BackgroundServer(lambda: place.server(metrics))).url)
+
+    def tell(event: Event) -> None:
+        metrics.note(event)
+        teller.tell(event)
+
+    return tell
+
+
 @contextmanager
-def _telling(as_json: bool) -> Iterator[Teller]:
-    teller = Teller(as_json)
+def _telling(as_json: bool, log_format: str) -> Iterator[Teller]:
+    teller = Teller(as_json, log_format)
     try:
         yield teller
     finally:
@@ -293,8 +322,15 @@ def _telling(as_json: bool) -> Iterator[Teller]:
 class Teller:
     """Events as JSON lines on stdout, or as sentences on stderr, with a table of figures that lives on a terminal."""
 
-    def __init__(self, as_json: bool, screen: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        as_json: bool,
+        log_format: str = PLAIN,
+        screen: TextIO | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._as_json = as_json
+        self._log_format = log_format
         self._now = now
         self._line_at = now()
         self._unsaid: Progress | None = None
@@ -315,6 +351,9 @@ class Teller:
             import msgspec
 
             print(msgspec.json.encode(event).decode(), flush=True)
+        elif self._log_format == JSON:
+            if not isinstance(event, Progress):
+                say_event(event, LOGGER)
         elif not isinstance(event, Progress):
             if isinstance(event, (CaughtUp, Stopped)):
                 self._say_progress()

@@ -59,8 +59,8 @@ def play(
 
     Stops at the first row that the server refuses, or whose space has another name there: everything before its
     transaction is applied, nothing from it on, and the message says where to resume with --from. Rows of system
-    spaces are left out unless --show-system or --space asks for them, so the spaces have to exist. --to and
-    --timestamp are exclusive bounds, as in `tt play`.
+    spaces are left out unless --show-system or --space asks for them, so the spaces have to exist. A snapshot is for
+    spaces that are empty. --to and --timestamp are exclusive bounds, as in `tt play`.
     """
     selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system, truncates=True)
     wanted = options.Wanted(paths, selection, settled, recursive, force)

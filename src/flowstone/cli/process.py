@@ -10,27 +10,16 @@ import gc
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from flowstone.cli import settings
+from flowstone.cli import service, settings
 from flowstone.cli.console import OK, note_compilation, say
+from flowstone.cli.log import PLAIN, set_format, set_level, start_log
+from flowstone.cli.node_web import NodeWeb
 from flowstone.errors import FlowstoneError
+from flowstone.node.configuration import OPTIONS
 from flowstone.node.node import Node
-from flowstone.node.option_checks import LOG_LEVELS
-
-SEVERITIES: Final = {
-    "fatal": logging.CRITICAL,
-    "syserror": logging.ERROR,
-    "error": logging.ERROR,
-    "crit": logging.ERROR,
-    "warn": logging.WARNING,
-    "info": logging.INFO,
-    "verbose": logging.INFO - 5,
-    "debug": logging.DEBUG,
-}
-
 
 GC_THRESHOLD: Final = 50_000
 """New objects between two collections; Python's 700 is a collection for every few requests in flight."""
@@ -53,23 +42,27 @@ class Process:
         return settings.read_settings(self._arguments, os.environ, self._defaults)
 
     async def run(self) -> int:
-        start_log()
+        start_log(self._settings.options.get("log_format", PLAIN))
         set_level(self._settings.options)
         note_compilation()
         for name in self._settings.strangers:
             self._log.warning("the environment variable %s is no option of a node", name)
         node = Node(**self._settings.options, user=self._settings.user, pid=os.getpid())
+        web = NodeWeb(node, self._settings.process, self._settings.user)
         self._listen_to_signals(node)
         try:
+            await web.start()
             await self._start_node(node)
             if not self._stopping.is_set():
                 _collect_seldom()
                 self._ready.set()
                 say("ready")
+                service.tell(service.READY)
             await self._stopping.wait()
         finally:
             for task in self._tasks:
                 task.cancel()
+            await web.stop()
             await node.stop()
         self._log.info("stopped")
         return OK
@@ -92,6 +85,7 @@ class Process:
 
     def _stop(self, number: signal.Signals) -> None:
         self._log.info("stopping: %s", number.name)
+        service.tell(service.STOPPING)
         self._stopping.set()
         if self._starting is not None:
             self._starting.cancel()
@@ -114,17 +108,28 @@ class Process:
         try:
             wanted = self._read()
             gone = {name: None for name in self._settings.options if name not in wanted.options}
-            changed = await node.reconfigure(**wanted.options, **gone)
+            changed = await node.reconfigure(**_news(node, {**wanted.options, **gone}))
         except (FlowstoneError, OSError) as error:
             place = settings.config_path(self._arguments, os.environ) or "the configuration"
             self._log.error("%s is not applied, all options stay as they were: %s", place, error)
             return
+        for name in wanted.process.differences(self._settings.process):
+            self._log.warning("%s changes with the next start only", name)
         self._settings = wanted
         set_level(wanted.options)
+        set_format(wanted.options.get("log_format", PLAIN))
         self._log.info("configuration read again; changed: %s", ", ".join(changed) or "nothing")
 
     async def _snapshot(self, node: Node) -> None:
         await node.snapshot()
+
+
+def _news(node: Node, options: dict[str, Any]) -> dict[str, Any]:
+    """Without `replication` where it is what it was: to set it connects anew, and is no time to write for a node that
+    has lost a peer."""
+    name = "replication"
+    is_old = name in options and OPTIONS[name].accept(options[name]) == node.configuration.replication
+    return {key: value for key, value in options.items() if key != name or not is_old}
 
 
 def _collect_seldom() -> None:
@@ -135,20 +140,3 @@ def _collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
-
-
-def start_log() -> None:
-    """The log goes to stderr, a line per event."""
-    handler = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
-    handler.setFormatter(formatter)
-    log = logging.getLogger("flowstone")
-    log.handlers = [handler]
-    log.propagate = False
-
-
-def set_level(options: Mapping[str, Any]) -> None:
-    """From now on what is less grave than `log_level` is not logged."""
-    level = options.get("log_level", "info")
-    name = LOG_LEVELS[int(level)] if level.isdecimal() else level
-    logging.getLogger("flowstone").setLevel(SEVERITIES[name])

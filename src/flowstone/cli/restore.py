@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from flowstone.cli import extras
 from flowstone.cli.console import OK, UsageError, note_compilation, say
 from flowstone.cli.spark_progress import Line, tasks_shown
 
 if TYPE_CHECKING:
+    from flowstone.replication.vclock import VClock
+    from flowstone.spark.archive_index import ArchiveIndex
     from flowstone.spark.options import AsOf
     from flowstone.spark.restore import Format, Restored
+
+NEWEST: Final = "newest"
 
 EXAMPLE = (
     "Example: `flowstone restore /backup/db1 --to 2026-05-01T12:00:00Z --out /restored/db1`, then `tarantool` with "
     "`box.cfg{}` in a copy of /restored/db1\n\n"
+    "The last state of all: `flowstone restore /backup/db1 --to newest --out /restored/db1`\n\n"
     "As tables: `flowstone restore /backup/db1 --to '{1: 500}' --format delta --out /lake/db1-at-500`\n\n"
     "A Limestone: `flowstone restore /var/lib/tsurugi/log --out /restored/log`"
 )
@@ -42,10 +49,10 @@ def restore(
         str | None,
         typer.Option(
             "--to",
-            metavar="TIME|VCLOCK|LSN|EPOCH",
+            metavar="TIME|VCLOCK|LSN|EPOCH|newest",
             help="The moment: a time with its zone (2026-05-01T12:00:00Z) or seconds since 1970 with a fraction, "
-            "a vclock ({1: 500}), or an LSN where one instance alone has written. Of a Limestone an epoch; the default "
-            "there is the durable one.",
+            "a vclock ({1: 500}), an LSN where one instance alone has written, or `newest`. Of a Limestone an epoch; "
+            "the default there is the durable one.",
             show_default=False,
         ),
     ] = None,
@@ -60,15 +67,17 @@ def restore(
     ] = None,
     master: Annotated[str, typer.Option("--master", metavar="URL", help="The Spark to run on.")] = "local[*]",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as one JSON object (docs/restore.md).")
+        bool, typer.Option("--json", help="Print what was written as one JSON object (docs/reference/restore.md).")
     ] = False,
 ) -> int:
     """Write the state of a settled moment: a snapshot that Tarantool starts from, or Delta or Parquet tables.
 
     Takes the newest snapshot before the moment and the changes up to it; what was rolled back is left out. A moment
-    inside a transaction, or where something still waits for its quorum, is refused, and the nearest are named.
-    The server that starts from it is the instance that was archived: do not let it join the living one.
+    inside a transaction, where something still waits for its quorum, or behind what the archive has, is refused, and
+    the nearest are named. The server that starts from it is the instance that was archived: do not let it join the
+    living one. Needs the extra `spark` and Java 17, whatever it writes.
     """
+    extras.need("spark", "flowstone restore")
     from flowstone.spark import restore as job
     from flowstone.spark.archive_index import NotSettled
     from flowstone.spark.limestone_index import EpochLost, NotDurable, is_limestone
@@ -101,14 +110,25 @@ def _restored_archive(
     from flowstone.spark.session import session
 
     if to is None:
-        raise UsageError("--to is missing", hint="say which moment: a time, a vclock or an LSN")
+        raise UsageError("--to is missing", hint=f"say which moment: a time, a vclock, an LSN or {NEWEST}")
     wanted, moment = _formats(formats, job.FORMATS), _moment(to)
     index = ArchiveIndex.open(production().disk, os.path.abspath(archive))
-    position = index.resolve(moment)
+    position = _position(index, moment)
     index.snapshot_at(position)
+    doubt = index.doubt(moment) if moment is not None else None
     line.tell("starting Spark")
     with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
-        return job.restore(spark, index, position, out, formats=wanted, tell=line.tell)
+        restored = job.restore(spark, index, position, out, formats=wanted, tell=line.tell)
+    return restored if doubt is None else replace(restored, notes=(doubt, *restored.notes))
+
+
+def _position(index: ArchiveIndex, moment: AsOf | None) -> VClock:
+    from flowstone.spark.archive_index import EndsEarlier
+
+    try:
+        return index.settled if moment is None else index.resolve(moment)
+    except EndsEarlier as error:
+        raise UsageError(error.message, hint=f"give that time, or --to {NEWEST} for its last state") from error
 
 
 def _restored_limestone(
@@ -120,8 +140,9 @@ def _restored_limestone(
     from flowstone.spark.session import session
 
     wanted = _formats(formats, job.FORMATS)
+    to = to if to != NEWEST else None
     if to is not None and not (to.isascii() and to.isdigit()):
-        raise UsageError(f"--to is {to!r}", hint="of a Limestone it is an epoch, a whole number")
+        raise UsageError(f"--to is {to!r}", hint=f"of a Limestone it is an epoch, a whole number, or {NEWEST}")
     index = LimestoneIndex.open(production().disk, directory)
     epoch = index.durable if to is None else int(to)
     index.check_state(epoch)
@@ -138,13 +159,16 @@ def _formats(given: list[str] | None, known: tuple[Format, ...]) -> tuple[Format
     return tuple(each for each in known if each in (given or known[:1]))
 
 
-def _moment(text: str) -> AsOf:
+def _moment(text: str) -> AsOf | None:
+    """None: the newest."""
     from flowstone.spark.options import parse_as_of
 
+    if text == NEWEST:
+        return None
     try:
         return parse_as_of(text)
     except ValueError as error:
-        raise UsageError(f"--to is {text!r}", hint=str(error)) from None
+        raise UsageError(f"--to is {text!r}", hint=f"{error}, or {NEWEST}") from None
 
 
 def _as_json(restored: Restored, out: str) -> str:

@@ -7,6 +7,7 @@ the process that runs the node in `process.py`.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -23,26 +24,39 @@ EXAMPLE = (
 DEFAULTS: Final = {"listen": "127.0.0.1:3301", "work_dir": "data"}
 """Where the command's defaults are not those of `box.cfg`: who starts it with no option gets a node on loopback."""
 
-METAVARS: Final = {"listen": "URI", "file": "FILE", "dir": "DIR", "uuid": "UUID", "mode": "MODE"}
-"""By the last word of an option's name."""
+METAVARS: Final = {
+    "http_listen": "HOST:PORT",
+    "listen": "URI",
+    "file": "FILE",
+    "dir": "DIR",
+    "uuid": "UUID",
+    "mode": "MODE",
+}
+"""By an option's name, or its last word."""
 
 NO: Final = "no_"
+CHECK: Final = "check"
 
 
 def serve(**arguments: Any) -> int:
     """Run a node that any Tarantool client can talk to.
 
     Options weigh more than the environment, that more than the file. The log goes to stderr and ends the start with
-    the line `ready`. SIGTERM and SIGINT stop the node, SIGHUP reads the file again and applies what may change at run
-    time, SIGUSR1 makes a snapshot.
+    the line `ready`. SIGTERM and SIGINT stop the node, SIGHUP reads the file again and applies what has changed, or
+    nothing where some of it needs a restart, SIGUSR1 makes a snapshot.
     """
-    from flowstone.cli import event_loop
-    from flowstone.cli.process import Process
-
+    wants_check = arguments.pop(CHECK, None)
     chosen = {name: value for name, value in arguments.items() if value is not None and not name.startswith(NO)}
     for name in arguments:
         if name.startswith(NO) and arguments[name]:
             chosen[name.removeprefix(NO)] = False
+    if wants_check:
+        from flowstone.cli.serve_check import check
+
+        return check(chosen, os.environ, DEFAULTS)
+    from flowstone.cli import event_loop
+    from flowstone.cli.process import Process
+
     return event_loop.run(Process(chosen, DEFAULTS).run())
 
 
@@ -60,9 +74,9 @@ def declare_options(*, every: bool) -> None:
     """Gives the command its options; who runs another one need not load what most of them are made from."""
     parameters = _first_parameters()
     if every:
-        from flowstone.node.configuration import OPTIONS
+        from flowstone.cli.settings import EVERY_OPTION
 
-        parameters += [parameter for option in OPTIONS.values() for parameter in _option_parameters(option)]
+        parameters += [parameter for option in EVERY_OPTION.values() for parameter in _option_parameters(option)]
     serve.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
 
 
@@ -74,7 +88,11 @@ def _first_parameters() -> list[inspect.Parameter]:
         help="First user, who may do everything; made with new data only. Better in FLOWSTONE_USER: "
         "command lines can be seen by others.",
     )
-    return [_parameter("config", str, config), _parameter("user", str, user)]
+    check = typer.Option(
+        "--check",
+        help="Say what a start would do with these options, and what would keep it from that; start and write nothing.",
+    )
+    return [_parameter("config", str, config), _parameter("user", str, user), _parameter(CHECK, bool, check)]
 
 
 def _option_parameters(option: Option) -> Iterator[inspect.Parameter]:
@@ -85,7 +103,8 @@ def _option_parameters(option: Option) -> Iterator[inspect.Parameter]:
         return
     default = DEFAULTS.get(option.name, option.default)
     text = option.help if default in (None, ()) else f"{option.help} Default: {_shown(default)}"
-    metavar = METAVARS.get(option.name.rpartition("_")[2], "NUMBER" if option.types == ("number",) else "TEXT")
+    other = "NUMBER" if option.types == ("number",) else "TEXT"
+    metavar = METAVARS.get(option.name) or METAVARS.get(option.name.rpartition("_")[2], other)
     yield _parameter(option.name, str, typer.Option(option.dashed, metavar=metavar, help=text))
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowstone.cli.console import UsageError
+from flowstone.cli.process_options import PROCESS_OPTIONS, ProcessOptions
 from flowstone.iproto.errors import TarantoolError
 from flowstone.node.configuration import OPTIONS, Option, configure
+
+EVERY_OPTION: Final = {**OPTIONS, **PROCESS_OPTIONS}
 
 PREFIX: Final = "FLOWSTONE_"
 USER: Final = "user"
@@ -33,6 +36,9 @@ class Settings:
     strangers: tuple[str, ...]
     """Environment variables that look like options and are none."""
 
+    process: ProcessOptions = field(default_factory=ProcessOptions)
+    """What is not the node's business."""
+
 
 def read_settings(
     arguments: Mapping[str, Any], environment: Mapping[str, str], defaults: Mapping[str, Any]
@@ -44,7 +50,7 @@ def read_settings(
     path = config_path(arguments, environment)
     file = read_file(path) if path else {}
     chosen: dict[str, Any] = {}
-    for name, option in OPTIONS.items():
+    for name, option in EVERY_OPTION.items():
         value, place = None, option.dashed
         if name in arguments:
             value = _parsed(option, arguments[name])
@@ -57,8 +63,9 @@ def read_settings(
         else:
             continue
         chosen[name] = _accepted(option, value, place)
-    _check_together(chosen)
-    return Settings(chosen, _user(arguments, environment, file, path), _strangers(environment))
+    options = {name: value for name, value in chosen.items() if name in OPTIONS}
+    process = _check_together(options, chosen)
+    return Settings(options, _user(arguments, environment, file, path), _strangers(environment), process)
 
 
 def config_path(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
@@ -74,13 +81,13 @@ def read_file(path: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}", hint="write it as TOML, an option per line: wal_mode = 'fsync'") from None
     for name in found:
-        if name not in OPTIONS and name != USER:
+        if name not in EVERY_OPTION and name != USER:
             raise UsageError(f"{path}: there is no option {name}", hint=_hint(name))
     return found
 
 
 def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name.replace("-", "_").lower(), [*OPTIONS, USER], 1)
+    near = difflib.get_close_matches(name.replace("-", "_").lower(), [*EVERY_OPTION, USER], 1)
     return f"did you mean {near[0]}?" if near else "flowstone serve --help lists them"
 
 
@@ -93,14 +100,15 @@ def _accepted(option: Option, value: Any, place: str) -> Any:
     try:
         return option.accept(value)
     except TarantoolError as error:
-        raise UsageError(f"{error.message} (given as {place})") from None
+        raise UsageError(f"{error.message} (given as {place})", hint=error.hint) from None
 
 
-def _check_together(chosen: Mapping[str, Any]) -> None:
+def _check_together(options: Mapping[str, Any], chosen: Mapping[str, Any]) -> ProcessOptions:
     try:
-        configure(chosen)
+        configure(options)
+        return ProcessOptions.of(chosen)
     except TarantoolError as error:
-        raise UsageError(error.message) from None
+        raise UsageError(error.message, hint=error.hint) from None
 
 
 def _user(
@@ -121,5 +129,5 @@ def _user(
 
 
 def _strangers(environment: Mapping[str, str]) -> tuple[str, ...]:
-    known = {option.variable for option in OPTIONS.values()} | OTHER_VARIABLES
+    known = {option.variable for option in EVERY_OPTION.values()} | OTHER_VARIABLES
     return tuple(sorted(name for name in environment if name.startswith(PREFIX) and name not in known))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from flowstone.cli import extras
 from flowstone.cli.console import INTERRUPTED, OK, USAGE, UsageError, note_compilation, say, silence
 from flowstone.cli.mirror import SALT_VARIABLE
 from flowstone.cli.play import PASSWORD_HELP, USERNAME_VARIABLE, address
@@ -82,7 +83,7 @@ def verify(
     ] = None,
     master: Annotated[str, typer.Option("--master", metavar="URL", help="The Spark to run on.")] = "local[*]",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object (docs/verify.md).")
+        bool, typer.Option("--json", help="Print the result as one JSON object (docs/reference/verify.md).")
     ] = False,
 ) -> int:
     """Find out whether two of live node, archive, log directory and lake hold the same.
@@ -94,6 +95,7 @@ def verify(
     note_compilation()
     teller = _Teller()
     try:
+        extras.need("spark", "flowstone verify")
         report = _verified(
             (a, b), _options(spaces, system, at, wait, limit), username, password, storage, master, teller
         )

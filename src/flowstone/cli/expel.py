@@ -1,0 +1,94 @@
+"""`flowstone expel`: takes a member out of its replica set."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowstone.cli.console import INTERRUPTED, OK, say
+from flowstone.cli.members import Json, OneUri, Password, Username, Yes, addresses, consent, member_at, surveyed
+from flowstone.errors import FlowstoneError
+
+if TYPE_CHECKING:
+    from flowstone.iproto.uri import Uri
+    from flowstone.observation.expulsion import Expulsion
+    from flowstone.observation.replica_set import Member
+
+EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone expel 127.0.0.1:3301 3`"
+
+
+def expel(
+    uri: OneUri,
+    member: Annotated[str, typer.Argument(metavar="MEMBER", help="Who is to go: its id, UUID, name or address.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Even the leader, or the member at URI itself, by the hand of another.")
+    ] = False,
+    yes: Yes = False,
+    username: Username = None,
+    password: Password = None,
+    as_json: Json = False,
+) -> int:
+    """Take a member out of its replica set: its row of `_cluster` is deleted, and no logs are kept for it any more.
+
+    Says before what it means: whether the member runs, which rows nobody else has, and whether a quorum is left. The
+    row is deleted on the leader, or on a member that can be written to, wherever URI points. The member's data stay
+    where they are; stop it, and delete them, before it is to join again.
+    """
+    from flowstone.cli import event_loop
+
+    (wanted,) = addresses([uri], username, password)
+    return event_loop.run(_expel(wanted, member, force, yes, as_json))
+
+
+async def _expel(uri: Uri, wanted: str, force: bool, yes: bool, as_json: bool) -> int:
+    from flowstone.box.system import CLUSTER_ID
+    from flowstone.observation.expulsion import plan
+    from flowstone.observation.queue_findings import lost_quorum
+
+    async with surveyed([uri]) as (survey, sets):
+        one, asked = member_at(sets, uri)
+        planned = plan(one, asked, wanted)
+        if planned.objections and not force:
+            raise FlowstoneError(" and ".join(planned.objections), hint="give --force to expel it all the same")
+        member = planned.member
+        for sentence in (f"{_name(member)}, {member.uuid}, is to leave {one.label}", *planned.consequences()):
+            say(f"flowstone: {sentence}")
+        if not consent(f"delete {_name(member)} from _cluster at {planned.by.label}?", yes=yes):
+            return INTERRUPTED
+        try:
+            await survey.asking(planned.by).delete(CLUSTER_ID, [member.id])
+        except FlowstoneError as error:
+            lost = lost_quorum(one)
+            error.hint = lost.advice if lost is not None else error.hint
+            raise
+    if as_json:
+        print(json.dumps(told(planned)))
+    else:
+        print(f"{_name(member)} is no member of {one.label} any more")
+    return OK
+
+
+def _name(member: Member) -> str:
+    """Where nobody knows an address, the id is all there is."""
+    number = f"replica {member.id}"
+    return number if member.label == number else f"{number} ({member.label})"
+
+
+def told(planned: Expulsion) -> dict[str, Any]:
+    """What `--json` prints."""
+    member = planned.member
+    return {
+        "id": member.id,
+        "uuid": member.uuid,
+        "name": member.name,
+        "address": member.address,
+        "was_alive": member.report is not None,
+        "vclock": member.vclock,
+        "lost": planned.alone,
+        "members_left": planned.members_left,
+        "alive_left": planned.alive_left,
+        "quorum_left": planned.quorum_left,
+        "deleted_at": planned.by.address,
+    }

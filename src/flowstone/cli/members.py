@@ -1,0 +1,72 @@
+"""What commands about live members share: their URIs, who asks, how they are found, and the consent to an effect."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowstone.cli.console import UsageError, say
+from flowstone.cli.play import PASSWORD_HELP, URI_HELP, USERNAME_VARIABLE, address
+from flowstone.errors import FlowstoneError
+
+if TYPE_CHECKING:
+    from flowstone.iproto.uri import Uri
+    from flowstone.observation.replica_set import Member, ReplicaSet
+    from flowstone.observation.survey import Survey
+
+OneUri = Annotated[str, typer.Argument(metavar="URI", help=URI_HELP)]
+Uris = Annotated[list[str], typer.Argument(metavar="URI...", help=URI_HELP, show_default=False)]
+Username = Annotated[
+    str | None, typer.Option("--username", "-u", help=f"User to ask as; else {USERNAME_VARIABLE} is asked.")
+]
+Password = Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+
+EXIT_CODES = """Exit codes: 0 done, or nothing was to be done; 1 a server refuses or does not answer; 2 the command line
+is wrong, or nobody is there to be asked; 130 the answer was no."""
+
+
+def addresses(uris: Sequence[str], username: str | None, password: str | None) -> list[Uri]:
+    return [address(uri, username, password) for uri in uris]
+
+
+def consent(question: str, *, yes: bool) -> bool:
+    """Whether it may be done: by --yes, or by an answer on the terminal. Who has neither is refused."""
+    if yes:
+        return True
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError("nobody is there to be asked", hint="give --yes to do it without a question")
+    print(f"{question} (y/N) ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    say("flowstone: nothing was changed")
+    return False
+
+
+@asynccontextmanager
+async def surveyed(uris: Sequence[Uri]) -> AsyncIterator[tuple[Survey, tuple[ReplicaSet, ...]]]:
+    """The replica sets of the servers, and what they can be asked more by."""
+    from flowstone.observation.survey import Survey
+    from flowstone.outside import production
+
+    survey = Survey(production(), uris)
+    try:
+        yield survey, await survey.look()
+    finally:
+        await survey.close()
+
+
+def member_at(sets: Sequence[ReplicaSet], uri: Uri) -> tuple[ReplicaSet, Member]:
+    """The member at `uri` and its set; an error where it did not answer."""
+    for one in sets:
+        for member in one.members:
+            if member.address == uri.address and member.report is not None:
+                return one, member
+            if member.address == uri.address and member.unreachable is not None:
+                raise FlowstoneError(member.unreachable.reason, hint=member.unreachable.hint)
+    raise FlowstoneError(f"{uri.address} does not tell which instance it is")

@@ -1,0 +1,77 @@
+"""What a served node offers by HTTP, for as long as its process runs: metrics, health, and a dashboard on request.
+
+It answers before the node has started and while it waits for peers: that is when probes want to know.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flowstone.cli.http_options import Place, place_of
+from flowstone.cli.process_options import ProcessOptions
+from flowstone.iproto.uri import Uri, parse_uri
+from flowstone.node.configuration import listen_uri
+from flowstone.node.node import Node
+from flowstone.observation import places
+from flowstone.outside import production
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+LOG = logging.getLogger("flowstone.web")
+
+
+class NodeWeb:
+    """The HTTP side of `node`. Does nothing where no address was asked for."""
+
+    def __init__(self, node: Node, options: ProcessOptions, user: tuple[str, str] | None) -> None:
+        self._node = node
+        self._options = options
+        self._user = user
+        self._stack = AsyncExitStack()
+        self._place = place_of(options.http_listen, options.http_token)
+
+    async def start(self) -> None:
+        """Returns when it answers; what keeps it from that is raised."""
+        if self._place is not None:
+            await self._start(self._place)
+
+    async def _start(self, place: Place) -> None:
+        from flowstone.web.node_metrics import NodeMetrics
+
+        options = self._options
+        page = await self._page() if options.dashboard else None
+        web = place.server(NodeMetrics(self._node), page, options.http_hosts)
+        await self._stack.enter_async_context(web)
+        LOG.info("metrics, health%s at %s", " and the dashboard" if options.dashboard else "", web.url)
+        place.tell_token(web.url)
+
+    async def _page(self) -> Starlette:
+        from flowstone.web.dashboard import page
+        from flowstone.web.feed import Feed
+        from flowstone.web.node_view import NodeView
+
+        outside = production()
+        feed = Feed(outside, NodeView(outside, self._node, self._members()))
+        await feed.start()
+        self._stack.push_async_callback(feed.stop)
+        return page(feed)
+
+    def _members(self) -> list[Uri]:
+        """Whom the node follows, and itself, as its first user, so that its log can be followed, too."""
+        configuration = self._node.configuration
+        uris = [parse_uri(uri) for uri in configuration.replication]
+        if self._user is None or configuration.listen is None:
+            return uris
+        name, password = self._user
+        encrypted = (("transport", "ssl"),) if configuration.ssl_cert_file is not None else ()
+        own = replace(listen_uri(configuration.listen), user=name, password=password, parameters=encrypted)
+        is_known = any(places.place_of(uri.address) == places.place_of(own.address) for uri in uris)
+        return uris if is_known or own.port == 0 else [*uris, own]
+
+    async def stop(self) -> None:
+        """Ends all of it; twice is harmless."""
+        await self._stack.aclose()

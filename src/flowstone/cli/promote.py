@@ -1,0 +1,124 @@
+"""`flowstone promote` and `flowstone demote`: who leads, by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from flowstone.cli.console import INTERRUPTED, OK
+from flowstone.cli.members import Json, OneUri, Password, Username, Yes, addresses, consent, member_at, surveyed
+from flowstone.errors import FlowstoneError
+
+if TYPE_CHECKING:
+    from flowstone.iproto.uri import Uri
+    from flowstone.observation.asking import Asking
+    from flowstone.observation.replica_set import Member, ReplicaSet
+    from flowstone.observation.report import Report
+
+PROMOTE_EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone promote 127.0.0.1:3302`"
+DEMOTE_EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone demote --yes 127.0.0.1:3302`"
+
+
+def promote(
+    uri: OneUri, yes: Yes = False, username: Username = None, password: Password = None, as_json: Json = False
+) -> int:
+    """Let a member lead: by an election, or, where elections are off, as owner of the synchronous queue.
+
+    It takes over what waits there, so it has to have it: the question says what it lacks of what others have. Who led
+    before becomes read-only. Needs a server that has terms (`box.ctl.promote`, since 2.8); 2.6 has none.
+    """
+    from flowstone.cli import event_loop
+
+    (wanted,) = addresses([uri], username, password)
+    return event_loop.run(_change(wanted, "promote", yes, as_json))
+
+
+def demote(
+    uri: OneUri, yes: Yes = False, username: Username = None, password: Password = None, as_json: Json = False
+) -> int:
+    """Let a member lead no more.
+
+    With elections another one is chosen, or the same again; without, nobody owns the synchronous queue any more. Needs
+    a server that has terms (`box.ctl.demote`, since 2.8); 2.6 has none.
+    """
+    from flowstone.cli import event_loop
+
+    (wanted,) = addresses([uri], username, password)
+    return event_loop.run(_change(wanted, "demote", yes, as_json))
+
+
+async def _change(uri: Uri, action: str, yes: bool, as_json: bool) -> int:
+    async with surveyed([uri]) as (survey, sets):
+        one, member = member_at(sets, uri)
+        asking, before = survey.asking(member), member.report
+        assert before is not None
+        if before.election is None:
+            raise _no_terms(before, action)
+        if leads(before) is (action == "promote"):
+            _tell(before, before, as_json)
+            return OK
+        if not consent(_question(one, member, action), yes=yes):
+            return INTERRUPTED
+        await _call(asking, before, action)
+        _tell(before, await asking.report(), as_json)
+    return OK
+
+
+async def _call(asking: Asking, report: Report, action: str) -> None:
+    from flowstone.iproto.errors import NoSuchProc
+
+    try:
+        await asking.call(f"box.ctl.{action}")
+    except NoSuchProc:
+        raise _no_terms(report, action) from None
+
+
+def _no_terms(report: Report, action: str) -> FlowstoneError:
+    hint = "make the old master read_only; then call box.ctl.clear_synchro_queue() on the one that is to write"
+    return FlowstoneError(
+        f"{report.address} cannot {action}: {report.package} {report.version} has no box.ctl.{action}", hint=hint
+    )
+
+
+def leads(report: Report) -> bool:
+    """By election, or, without, by owning the queue."""
+    by_election = report.election is not None and report.election.leader == report.id
+    owns_queue = report.queue is not None and report.queue.owner == report.id
+    return bool(report.id) and (by_election or (owns_queue and not report.ro))
+
+
+def _question(one: ReplicaSet, member: Member, action: str) -> str:
+    from flowstone.observation.replica_set import missing_rows
+    from flowstone.observation.wording import rows_text
+
+    if action == "demote":
+        return f"{member.label} is to lead no more; go on?"
+    leader = next((each.label for each in one.members if each.is_leader), None)
+    lacks = missing_rows(one.vclock, member.vclock)
+    instead = f" instead of {leader}" if leader is not None else ""
+    behind = f", and lacks {rows_text(lacks)} that others have" if lacks else ""
+    return f"{member.label} is to lead{instead}{behind}; go on?"
+
+
+def _tell(before: Report, after: Report, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(told(before, after)))
+        return
+    term = after.election.term if after.election is not None else 0
+    state = "leads" if leads(after) else "does not lead"
+    print(f"{after.address} {state} in term {term}" + ("" if before is not after else "; nothing was to be done"))
+
+
+def told(before: Report, after: Report) -> dict[str, Any]:
+    """What `--json` prints."""
+    assert after.election is not None
+    return {
+        "address": after.address,
+        "uuid": after.uuid,
+        "id": after.id,
+        "is_changed": before is not after,
+        "is_leader": leads(after),
+        "term": after.election.term,
+        "leader": after.election.leader,
+        "queue_owner": after.queue.owner if after.queue is not None else None,
+    }

@@ -1,0 +1,95 @@
+"""`flowstone snapshot`: lets live servers write a snapshot now."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from flowstone.cli.console import FAILED, INTERRUPTED, OK, say
+from flowstone.cli.members import Json, Password, Uris, Username, Yes, addresses, consent
+
+if TYPE_CHECKING:
+    from flowstone.iproto.uri import Uri
+    from flowstone.observation.asking import Asking
+    from flowstone.observation.report import VClock
+
+EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone snapshot --yes 127.0.0.1:3301`"
+
+TIMEOUT_SECONDS: Final = 3600.0
+
+
+def snapshot(
+    uris: Uris,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long one snapshot may take.")
+    ] = TIMEOUT_SECONDS,
+    yes: Yes = False,
+    username: Username = None,
+    password: Password = None,
+    as_json: Json = False,
+) -> int:
+    """Let servers write a snapshot of all their data, one after the other, as `box.snapshot()` does.
+
+    A new snapshot lets logs go that only an older one needs, and makes the next start quick. One that cannot write it
+    does not keep the others from it.
+    """
+    from flowstone.cli import event_loop
+
+    wanted = addresses(uris, username, password)
+    if not consent(f"write a snapshot at {', '.join(uri.address for uri in wanted)}?", yes=yes):
+        return INTERRUPTED
+    results = event_loop.run(_all(wanted, timeout))
+    if as_json:
+        print(json.dumps({"snapshots": results}))
+    else:
+        for result in results:
+            _tell(result)
+    return FAILED if any(result["error"] for result in results) else OK
+
+
+async def _all(uris: Sequence[Uri], timeout: float) -> list[dict[str, Any]]:
+    return [await _one(uri, timeout) for uri in uris]
+
+
+async def _one(uri: Uri, timeout: float) -> dict[str, Any]:
+    from flowstone.errors import FlowstoneError
+    from flowstone.observation.asking import Asking
+    from flowstone.outside import production
+
+    asking = Asking(production(), uri)
+    begun = time.monotonic()
+    vclock, error = None, None
+    try:
+        await asking.call("box.snapshot", timeout=timeout)
+        vclock = await _newest(asking)
+    except FlowstoneError as refusal:
+        error = str(refusal)
+    finally:
+        await asking.close()
+    return {"address": uri.address, "vclock": vclock, "seconds": round(time.monotonic() - begun, 3), "error": error}
+
+
+async def _newest(asking: Asking) -> VClock | None:
+    """The position of a server's newest snapshot; None where it does not tell: a user may have no right to ask."""
+    from flowstone.errors import FlowstoneError
+    from flowstone.observation.report import vclock_of
+
+    try:
+        gc = await asking.call("box.info.gc")
+    except FlowstoneError:
+        return None
+    return vclock_of(gc["checkpoints"][-1]["vclock"])
+
+
+def _tell(result: dict[str, Any]) -> None:
+    from flowstone.observation.wording import position
+
+    if result["error"]:
+        say(f"flowstone: no snapshot at {result['address']}: {result['error']}")
+    else:
+        where = f" at {position(result['vclock'])}" if result["vclock"] is not None else ""
+        print(f"{result['address']} has a snapshot{where}, written in {result['seconds']:.1f} s")

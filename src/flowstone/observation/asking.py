@@ -1,0 +1,151 @@
+"""Asks servers about themselves, over IPROTO, all at the same time, each within its own time.
+
+A connection is kept and used again, so that who looks every second does not authenticate every second. `box.info` is
+asked by CALL, which nodes and every real version answer; the options of a real server, which only EVAL shows, are asked
+where the user may, and missing otherwise. `ask` reads only; `call` and `delete` do what commands with effect want done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.errors import AccessDenied, CredsMismatch, NoSuchUser, TarantoolError
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.uri import Uri
+from flowstone.node import rights
+from flowstone.node.connection import REQUEST_SECONDS, Connection
+from flowstone.observation.report import Report, Unreachable, printable, report_of
+from flowstone.outside import Outside
+
+ASK_SECONDS: Final = 3.0
+"""A server that needs longer to say how it is, is not well."""
+
+_SHOWN_OPTIONS: Final = (
+    "read_only",
+    "wal_mode",
+    "election_mode",
+    "replication_timeout",
+    "replication_anon",
+    "replication_skip_conflict",
+    "replication_synchro_quorum",
+    "replication_synchro_timeout",
+    "replication_connect_quorum",
+    "checkpoint_interval",
+    "checkpoint_count",
+)
+"""Options that say how a member takes part, and can hold no secret (`replication` and `listen` can)."""
+
+_OPTIONS_LUA: Final = "local found = {} for _, name in ipairs({...}) do found[name] = box.cfg[name] end return found"
+"""Those that are named, and no others: what can hold a secret does not leave the server."""
+
+_NO_LOGIN: Final = (AccessDenied, NoSuchUser, CredsMismatch)
+
+
+class Asking:
+    """One server and the connection to it, made when it is first asked and again when it was lost."""
+
+    def __init__(self, outside: Outside, uri: Uri, *, timeout: float = ASK_SECONDS) -> None:
+        self.uri = uri
+        self._outside = outside
+        self._timeout = timeout
+        self._connection: Connection | None = None
+        self._turn = asyncio.Lock()
+
+    async def ask(self) -> Report | Unreachable:
+        """How the server is; errors are answers, too."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._ask()
+        except _NO_LOGIN as error:
+            return Unreachable(
+                address=self.uri.address,
+                reason=printable(error.message),
+                hint=_grant_hint(self.uri, error),
+                is_denied=True,
+            )
+        except TimeoutError:
+            await self.close()
+            return Unreachable(address=self.uri.address, reason=f"no answer within {self._timeout:g} s")
+        except FlowstoneError as error:
+            await self.close()
+            return Unreachable(address=self.uri.address, reason=printable(error.message), hint=error.hint)
+
+    async def report(self) -> Report:
+        """The same for who cannot go on without; its error is raised."""
+        answer = await self.ask()
+        if isinstance(answer, Unreachable):
+            raise FlowstoneError(answer.reason, hint=answer.hint)
+        return answer
+
+    async def _ask(self) -> Report:
+        info = await self.call("box.info")
+        if not isinstance(info, Mapping):
+            raise FlowstoneError(f"{self.uri.address} answers box.info with no table", hint="is it a Tarantool server?")
+        gc = await _if_allowed(self.call("box.info.gc"))
+        anonymous = await _if_allowed(self.call("box.info.replication_anon"))
+        cfg = await self._options(is_flowstone=info.get("package") == "Flowstone")
+        return report_of(self.uri.address, info, gc=gc, anonymous=anonymous, cfg=cfg)
+
+    async def _options(self, *, is_flowstone: bool) -> dict[str, Any] | None:
+        asked = self.call("box.cfg") if is_flowstone else self.evaluate(_OPTIONS_LUA, *_SHOWN_OPTIONS)
+        found = await _if_allowed(asked)
+        return {name: found[name] for name in _SHOWN_OPTIONS if name in found} if isinstance(found, Mapping) else None
+
+    async def call(self, function: str, *arguments: Any, timeout: float = REQUEST_SECONDS) -> Any:
+        """The first result of a function on the server; its error is raised."""
+        body = pack({Key.FUNCTION_NAME: function, Key.TUPLE: list(arguments)})
+        return await self._first(RequestType.CALL, body, timeout)
+
+    async def evaluate(self, expression: str, *arguments: Any) -> Any:
+        """The first result of an expression in Lua; real servers only."""
+        return await self._first(RequestType.EVAL, pack({Key.EXPR: expression, Key.TUPLE: list(arguments)}))
+
+    async def get(self, space_id: int, index_id: int, key: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The first tuple with this key of an index."""
+        body = {Key.SPACE_ID: space_id, Key.INDEX_ID: index_id, Key.LIMIT: 1, Key.OFFSET: 0, Key.ITERATOR: 0}
+        found = await self._first(RequestType.SELECT, pack(body | {Key.KEY: list(key)}))
+        return tuple(found) if isinstance(found, list | tuple) else None
+
+    async def delete(self, space_id: int, key: Sequence[Any]) -> Any:
+        """Deletes the tuple of a primary key; the tuple, None where there was none."""
+        body = pack({Key.SPACE_ID: space_id, Key.INDEX_ID: 0, Key.KEY: list(key)})
+        return await self._first(RequestType.DELETE, body)
+
+    async def _first(self, kind: RequestType, body: bytes, timeout: float = REQUEST_SECONDS) -> Any:
+        connection = await self._connected()
+        data = (await connection.request(kind, body, timeout=timeout)).get(Key.DATA)
+        return data[0] if isinstance(data, list | tuple) and data else None
+
+    async def _connected(self) -> Connection:
+        async with self._turn:
+            if self._connection is None or self._connection.is_lost:
+                self._connection = await Connection.open(self._outside, self.uri, timeout=self._timeout)
+            return self._connection
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(OSError):
+                await connection.close()
+
+
+async def ask_all(servers: Sequence[Asking]) -> list[Report | Unreachable]:
+    """All of them at once, in their order."""
+    return list(await asyncio.gather(*(server.ask() for server in servers)))
+
+
+async def _if_allowed(answer: Awaitable[Any]) -> Any:
+    """None where the user may not ask for it: some may call nothing but `box.info`."""
+    try:
+        return await answer
+    except TarantoolError:
+        return None
+
+
+def _grant_hint(uri: Uri, error: TarantoolError) -> str:
+    return rights.to_watch(uri.user) if isinstance(error, AccessDenied) else "check user and password of the URI"

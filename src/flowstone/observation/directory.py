@@ -1,0 +1,295 @@
+"""A directory of log files as it lies there: whose it is, how far it goes, and what of it can be read.
+
+Reads everything once, over damage and gaps, through `history`; changes nothing. A process that runs on the directory is
+noticed by its lock, which is tried and let go. What is wrong with what was seen is for `directory_findings.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.box.system import SCHEMA_ID, SCHEMA_SPACE_IDS
+from flowstone.errors import FlowstoneError, RemoteProtocolError
+from flowstone.history.files import NoSuchLog
+from flowstone.history.reading import Reading, Report
+from flowstone.history.selection import Selection
+from flowstone.history.settling import CONTROL
+from flowstone.iproto import scan
+from flowstone.iproto.constants import Key
+from flowstone.iproto.msgpack import unpack_body
+from flowstone.iproto.row import Row
+from flowstone.node.archive_definitions import definition_files
+from flowstone.node.archive_snapshot import REPLICASET_KEYS
+from flowstone.observation.fork import digests
+from flowstone.outside import Outside
+from flowstone.outside.disk import AlreadyLocked, Disk
+from flowstone.replication.synchro import Demote, Promote, RaftState, decode_control
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
+from flowstone.xlog.errors import XlogError
+from flowstone.xlog.reader import EndingKind, LogFile, Skipped
+from flowstone.xlog.transactions import Transaction, TransactionError, group
+
+
+@dataclass(frozen=True)
+class Directory:
+    """What was seen."""
+
+    path: str
+    listing: LogDirectory
+    is_in_use: bool
+    has_definitions: bool
+    """It is a spool, which begins in the middle of a log by design."""
+
+    free_space: int
+    instance_uuid: str | None
+    replicaset_uuid: str | None
+    foreign: tuple[tuple[ListedFile, str], ...]
+    """Files of other instances, with their UUIDs."""
+
+    unreadable: tuple[XlogError, ...]
+    """Files whose text header makes no sense."""
+
+    start: VClock
+    end_of_logs: VClock
+    """The last row in any log; the newest snapshot may be newer."""
+
+    report: Report
+    failure: FlowstoneError | None
+    """What ended the reading, where force did not help."""
+
+    term: int = 0
+    owner_id: int = 0
+
+    @property
+    def end(self) -> VClock:
+        """Of all that it has."""
+        newest = self.listing.newest_snapshot()
+        if newest is None or _uuid(newest) is None:
+            return self.end_of_logs
+        return self.end_of_logs.merged(VClock(newest.meta.vclock).without_zero())
+
+    @property
+    def logs(self) -> list[ListedFile]:
+        """Those of the instance itself that can be opened."""
+        return [log for log in self.listing.logs if _uuid(log) == self.instance_uuid]
+
+    def needed(self) -> frozenset[str]:
+        """Paths of what a server reads when it starts: the newest snapshot and the logs from there on."""
+        newest = self.listing.newest_snapshot()
+        if newest is None:
+            return frozenset(log.path for log in self.listing.logs)
+        first = max((log.signature for log in self.listing.logs if log.signature <= newest.signature), default=0)
+        return frozenset({newest.path, *(log.path for log in self.listing.logs if log.signature >= first)})
+
+
+def look_into(outside: Outside, path: str) -> Directory:
+    """Reads the directory; NoSuchLog where there is none, or no log in it."""
+    disk = outside.disk
+    if disk.kind(path) != "directory":
+        raise NoSuchLog(f"{path}: no such directory")
+    listing = scan_directory(disk, path)
+    if not (listing.logs or listing.snapshots or listing.leftovers):
+        raise NoSuchLog(f"{path}: no .xlog or .snap file in this directory", hint="check the path")
+    unreadable = tuple(error for file in (*listing.snapshots, *listing.logs) if (error := _header_error(file)))
+    instance_uuid = _owner(listing)
+    foreign = tuple(
+        (file, uuid)
+        for file in (*listing.snapshots, *listing.logs)
+        if (uuid := _uuid(file)) is not None and uuid != instance_uuid
+    )
+    health = _Health()
+    readable = [file for file in _history(listing) if _uuid(file) is not None and _uuid(file) == instance_uuid]
+    health.read(outside, [file.path for file in readable])
+    for file in listing.snapshots:
+        if _uuid(file) is not None:
+            health.check_snapshot(disk, file.path)
+    return Directory(
+        path=path,
+        listing=listing,
+        is_in_use=_is_in_use(disk, path),
+        has_definitions=bool(definition_files(disk, path)),
+        free_space=disk.free_space(path),
+        instance_uuid=instance_uuid,
+        replicaset_uuid=_replicaset_uuid(disk, listing),
+        foreign=foreign,
+        unreadable=unreadable,
+        start=VClock(readable[0].meta.vclock).without_zero() if readable else VClock(),
+        end_of_logs=_end(disk, readable),
+        report=health.report,
+        failure=health.failure,
+        term=health.term,
+        owner_id=health.owner_id,
+    )
+
+
+@dataclass
+class _Health:
+    """What a reading of everything meets."""
+
+    report: Report = field(default_factory=Report)
+    failure: FlowstoneError | None = None
+    term: int = 0
+    owner_id: int = 0
+
+    def read(self, outside: Outside, paths: list[str]) -> None:
+        reading = Reading(outside, paths, selection=Selection(show_system=True), settled=True, force=True, workers=0)
+        self.report = reading.report
+        try:
+            for piece in reading.pieces():
+                types = piece.slab.cells[scan.TYPE, piece.rows]
+                if np.isin(types, CONTROL).any():
+                    self._follow(piece.slab.rows(piece.rows[np.isin(types, CONTROL)]))
+        except FlowstoneError as error:
+            self.failure = error
+
+    def check_snapshot(self, disk: Disk, path: str) -> None:
+        """A snapshot is complete or worthless, whether the logs begin with it or not."""
+        known = set(self.report.skipped)
+        with LogFile.open(disk, path, force=True) as file:
+            for _ in file.slabs():
+                pass
+            skipped = list(file.skipped)
+            ending = self.report.endings.pop(path, file.ending)
+            if ending is not None and ending.kind is not EndingKind.COMPLETE:
+                why = f"it has no end marker, so it is not complete ({ending.what or 'it just stops'})"
+                skipped.append(Skipped(path, ending.offset, file.file.size(), why))
+        self.report.skipped += [one for one in skipped if one not in known]
+
+    def _follow(self, rows: Iterator[Row]) -> None:
+        for row in rows:
+            try:
+                body = decode_control(row.type, row.body)
+            except RemoteProtocolError:
+                continue
+            if isinstance(body, Promote | Demote):
+                self.term = max(self.term, body.term)
+                self.owner_id = row.replica_id or body.owner_id if isinstance(body, Promote) else 0
+            elif isinstance(body, RaftState):
+                self.term = max(self.term, body.term)
+
+
+# --- rows, for who compares ---
+
+
+def digests_of(outside: Outside, directory: Directory, *, after: VClock | None = None) -> dict[tuple[int, int], int]:
+    """Of all rows that the logs hold; those that `after` covers may be left out."""
+    logs = directory.logs
+    if after is not None:
+        covered = [number for number, log in enumerate(logs) if VClock(log.meta.vclock).without_zero() <= after]
+        logs = logs[covered[-1] :] if covered else logs
+    return digests(_transactions(outside.disk, logs))
+
+
+def transactions_behind(
+    outside: Outside, directory: Directory, point: VClock, limit: int
+) -> tuple[tuple[Transaction, ...], Schema, bool]:
+    """Those that `point` does not cover, at most `limit` of them; the schema at the end; whether that is all."""
+    tracker = SchemaTracker()
+    found: list[Transaction] = []
+    is_whole = True
+    if directory.listing.snapshots:
+        _learn(outside.disk, directory.listing.snapshots[0], tracker)
+    for transaction in _transactions(outside.disk, directory.logs):
+        for row in transaction.rows:
+            tracker.apply(row.type, row.body)
+        if any(row.replica_id and row.lsn > point.get(row.replica_id) for row in transaction.rows):
+            if len(found) < limit:
+                found.append(transaction)
+            else:
+                is_whole = False
+    return tuple(found), tracker.schema, is_whole
+
+
+def _transactions(disk: Disk, logs: Iterable[ListedFile]) -> Iterator[Transaction]:
+    for log in logs:
+        with LogFile.open(disk, log.path, force=True) as file:
+            for slab in file.slabs():
+                try:
+                    yield from group(slab.rows())
+                except TransactionError:
+                    continue  # damage has cut it; the health of the directory tells of that
+
+
+def _learn(disk: Disk, snapshot: ListedFile, tracker: SchemaTracker) -> None:
+    try:
+        with LogFile.open(disk, snapshot.path, force=True) as file:
+            for slab in file.slabs():
+                defining = np.flatnonzero(np.isin(slab.cells[scan.SPACE_ID], sorted(SCHEMA_SPACE_IDS)))
+                for row in slab.rows(defining):
+                    tracker.apply(row.type, row.body)
+    except XlogError:
+        return  # names are missing then
+
+
+# --- headers ---
+
+
+def _history(listing: LogDirectory) -> Iterator[ListedFile]:
+    """Every log, and the snapshot that they begin with."""
+    first = listing.logs[0].signature if listing.logs else None
+    bases = [file for file in listing.snapshots if first is None or file.signature <= first]
+    yield from bases[-1:]
+    yield from listing.logs
+
+
+def _header_error(file: ListedFile) -> XlogError | None:
+    try:
+        _ = file.meta
+    except XlogError as error:
+        return error
+    return None
+
+
+def _uuid(file: ListedFile) -> str | None:
+    return file.meta.instance_uuid if _header_error(file) is None else None
+
+
+def _owner(listing: LogDirectory) -> str | None:
+    files = (*reversed(listing.snapshots), *reversed(listing.logs))
+    return next((uuid for file in files if (uuid := _uuid(file)) is not None), None)
+
+
+def _end(disk: Disk, readable: list[ListedFile]) -> VClock:
+    """Where the last log begins, moved on by its rows."""
+    logs = [file for file in readable if file.path.endswith(".xlog")]
+    if not logs:
+        return VClock()
+    end = VClock(logs[-1].meta.vclock).without_zero()
+    with LogFile.open(disk, logs[-1].path, force=True) as log:
+        for slab in log.slabs():
+            end = end.merged(VClock(slab.newest()).without_zero())
+    return end
+
+
+def _replicaset_uuid(disk: Disk, listing: LogDirectory) -> str | None:
+    """What `_schema` says in the newest snapshot; its rows stand at the beginning."""
+    newest = listing.newest_snapshot()
+    if newest is None:
+        return None
+    try:
+        with LogFile.open(disk, newest.path, force=True) as file:
+            for slab in file.slabs():
+                for row in slab.rows(np.flatnonzero(slab.cells[scan.SPACE_ID] == SCHEMA_ID)):
+                    pair = unpack_body(row.body).get(Key.TUPLE)
+                    if isinstance(pair, tuple) and len(pair) > 1 and pair[0] in REPLICASET_KEYS:
+                        return str(pair[1])
+                if (slab.cells[scan.SPACE_ID] > SCHEMA_ID).any():
+                    return None
+    except (XlogError, RemoteProtocolError):
+        return None
+    return None
+
+
+def _is_in_use(disk: Disk, path: str) -> bool:
+    try:
+        disk.lock(path).release()
+    except AlreadyLocked:
+        return True
+    except OSError:
+        return False
+    return False

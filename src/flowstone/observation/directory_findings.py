@@ -1,0 +1,309 @@
+"""What is wrong with directories of log files, each for itself and compared with each other.
+
+Goes by what `directory.py` has seen. What keeps a server from starting is `stopped`; what costs a follower its history
+is a warning.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import Final
+
+from flowstone.observation.directory import Directory, digests_of, transactions_behind
+from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.fork import Alone, Fork, are_used_twice, common_point
+from flowstone.observation.link_causes import quoted
+from flowstone.observation.wording import bytes_text, position, rows_text
+from flowstone.outside import Outside
+from flowstone.xlog.errors import LogGap
+from flowstone.xlog.reader import EndingKind
+from flowstone.xlog.transactions import CONTROL_TYPES
+
+SPACE_MIN: Final = 16 << 20
+"""Below so many bytes a server is about to stop: a log is written in pieces, and a row may be large."""
+
+COMPARED_MAX: Final = 1000
+"""Transactions of each side behind the fork point that are read; all are counted on the way."""
+
+FORCE: Final = "`force_recovery = true` (`--force-recovery`) starts without what is damaged"
+
+
+def directory_findings(directory: Directory) -> list[Finding]:
+    """What is wrong with one."""
+    return [
+        *_damage(directory),
+        *_torn(directory),
+        *_gaps(directory),
+        *_snapshots(directory),
+        *_mixed(directory),
+        *_leftovers(directory),
+        *_space(directory),
+        *_undecided(directory),
+    ]
+
+
+def _make(
+    directory: Directory,
+    kind: Kind,
+    severity: Severity,
+    what: str,
+    why: str,
+    advice: str,
+    evidence: Iterable[str] = (),
+    *,
+    peer: str | None = None,
+) -> Finding:
+    return Finding(
+        kind=kind,
+        severity=severity,
+        member=directory.path,
+        label=directory.path,
+        what=what,
+        why=why,
+        advice=advice,
+        evidence=tuple(evidence),
+        replicaset=directory.replicaset_uuid,
+        peer=peer,
+    )
+
+
+def _rejoin(directory: Directory) -> str:
+    return f"`flowstone rebootstrap {directory.path} URI`, and start it"
+
+
+def _severity(directory: Directory, path: str) -> Severity:
+    """What a server needs to start is worse than what only a follower may ask for."""
+    return Severity.STOPPED if path in directory.needed() else Severity.WARNING
+
+
+def _damage(directory: Directory) -> Iterator[Finding]:
+    found: dict[str, list[str]] = {}
+    for error in directory.unreadable:
+        found.setdefault(error.path, []).append(f"byte {error.offset or 0}: {quoted(error.message)}")
+    for skipped in (*directory.report.skipped, *directory.report.unread):
+        found.setdefault(skipped.path, []).append(f"bytes {skipped.offset} to {skipped.end}: {quoted(skipped.why)}")
+    for path, places in found.items():
+        places = list(dict.fromkeys(places))
+        yield _make(
+            directory,
+            Kind.DAMAGED_LOG,
+            _severity(directory, path),
+            f"{posixpath.basename(path)} is damaged",
+            f"at {places[0]}" + (f", and in {len(places) - 1} places more" if len(places) > 1 else ""),
+            f"take the data from another member: {_rejoin(directory)}. If there is none: {FORCE}, and "
+            f"`flowstone cat --force` reads what is left",
+            [f"{path}: {place}" for place in places],
+        )
+    if directory.failure is not None and not found:
+        yield _make(
+            directory,
+            Kind.DAMAGED_LOG,
+            Severity.STOPPED,
+            "the log cannot be read to its end",
+            quoted(directory.failure.message),
+            directory.failure.hint or "take the data from another member",
+        )
+
+
+def _torn(directory: Directory) -> Iterator[Finding]:
+    """The end of what is being written right now is not torn, it is not there yet."""
+    newest = directory.logs[-1].path if directory.logs else None
+    for path, ending in directory.report.endings.items():
+        if ending.kind is not EndingKind.TORN or (path == newest and directory.is_in_use):
+            continue
+        is_last = path == newest
+        advice = (
+            "nothing, if a crash is known of: a server that starts here leaves the torn block out, and what was in it "
+            "was acknowledged to nobody unless wal_mode was `none` or the disk lied"
+            if is_last
+            else "the rows behind it are missing from this history: take them from another member"
+        )
+        yield _make(
+            directory,
+            Kind.TORN_LOG,
+            Severity.WARNING if is_last else _severity(directory, path),
+            f"{posixpath.basename(path)} ends in the middle of a block",
+            f"it is whole up to byte {ending.offset}, the {ending.lost} bytes behind that mean nothing: {ending.what}",
+            advice,
+            [f"{path}: torn at byte {ending.offset}, {ending.lost} bytes lost"],
+        )
+
+
+def _gaps(directory: Directory) -> Iterator[Finding]:
+    for gap in directory.report.gaps:
+        yield _make(
+            directory,
+            Kind.LOG_GAP,
+            _severity(directory, gap.path),
+            f"rows are missing before {posixpath.basename(gap.path)}",
+            f"the logs before it end at {position(gap.have)}, it begins at {position(gap.need)}: {_missing(gap)}",
+            f"bring the missing .xlog files back, or take the data from another member: {_rejoin(directory)}. {FORCE}",
+            [gap.message],
+        )
+
+
+def _missing(gap: LogGap) -> str:
+    count = sum(last - first + 1 for _, first, last in gap.missing)
+    ranges = ", ".join(f"{first}…{last} of replica {number}" for number, first, last in gap.missing)
+    return f"{rows_text(count)} ({ranges})" if gap.missing else "nobody knows how many"
+
+
+def _snapshots(directory: Directory) -> Iterator[Finding]:
+    newest = directory.listing.newest_snapshot()
+    if newest is None and not directory.has_definitions:
+        yield _make(
+            directory,
+            Kind.NO_SNAPSHOT,
+            Severity.STOPPED,
+            "there is no snapshot: no server can start from this directory",
+            f"its logs begin at {position(directory.start.to_mapping())}, and what was there before is in no file",
+            "bring the newest .snap file back (memtx_dir may be another directory than wal_dir), or let it join anew",
+        )
+    if newest is None or not directory.logs or newest.path in {error.path for error in directory.unreadable}:
+        return
+    at = {number: lsn for number, lsn in newest.meta.vclock.items() if number}
+    lacking = {number: lsn for number, lsn in at.items() if lsn > directory.end_of_logs.get(number)}
+    if lacking:
+        yield _make(
+            directory,
+            Kind.LOG_GAP,
+            Severity.WARNING,
+            "the newest snapshot is newer than all logs",
+            f"{posixpath.basename(newest.path)} is at {position(at)}, the logs end at "
+            f"{position(directory.end_of_logs.to_mapping())}: what was written in between is in no log here",
+            "a server starts from it, but members that need these rows must join anew; if logs were moved away, bring "
+            "them back",
+        )
+
+
+def _mixed(directory: Directory) -> Iterator[Finding]:
+    if directory.foreign:
+        files = ", ".join(posixpath.basename(file.path) for file, _ in directory.foreign[:5])
+        yield _make(
+            directory,
+            Kind.MIXED_DIRECTORY,
+            Severity.STOPPED,
+            "files of several instances are mixed in one directory",
+            f"it belongs to instance {directory.instance_uuid}; {files} is of {directory.foreign[0][1]}",
+            "move the foreign files away, each instance needs a directory of its own",
+            [f"{file.path}: written by instance {uuid}" for file, uuid in directory.foreign],
+        )
+
+
+def _leftovers(directory: Directory) -> Iterator[Finding]:
+    if directory.listing.leftovers and not directory.is_in_use:
+        names = ", ".join(posixpath.basename(path) for path in directory.listing.leftovers[:5])
+        yield _make(
+            directory,
+            Kind.LEFTOVER_FILES,
+            Severity.WARNING,
+            "files were left half written",
+            f"{names}: a process ended while it wrote a snapshot or began a log",
+            "no server reads them: they can be deleted",
+            directory.listing.leftovers,
+        )
+
+
+def _space(directory: Directory) -> Iterator[Finding]:
+    newest = directory.listing.newest_snapshot()
+    snapshot_size = newest.disk.size(newest.path) if newest is not None else 0
+    free = directory.free_space
+    if free >= max(SPACE_MIN, snapshot_size):
+        return
+    is_full = free < SPACE_MIN
+    yield _make(
+        directory,
+        Kind.DISK_FULL,
+        Severity.STOPPED if is_full else Severity.WARNING,
+        "the disk is full" if is_full else "the disk has no room for one snapshot more",
+        f"{bytes_text(free)} are free where {directory.path} is; the newest snapshot has {bytes_text(snapshot_size)}",
+        "free space there: see who keeps old logs (`flowstone explain URI`, finding `retention`), delete snapshots "
+        "before the newest two, or let it have a larger disk; then set `replication` again where it has stopped",
+        [f"free: {free} bytes"],
+    )
+
+
+def _undecided(directory: Directory) -> Iterator[Finding]:
+    """While a process runs on it, what waits is its business."""
+    first = directory.report.first_pending
+    if first is None or directory.is_in_use:
+        return
+    replica_id, lsn = first
+    yield _make(
+        directory,
+        Kind.UNDECIDED,
+        Severity.WARNING,
+        f"{rows_text(directory.report.rows_pending)} at the end of the log are without a verdict",
+        f"the synchronous transaction {replica_id}:{lsn} and what stands behind it is neither confirmed nor rolled "
+        f"back in this log; the queue belongs to replica {directory.owner_id or replica_id}, term {directory.term}",
+        "start the members: the owner, or whoever is promoted next, decides about it. Do not take it for committed",
+        [f"first without a verdict: {replica_id}:{lsn}"],
+    )
+
+
+# --- several ---
+
+
+def compare(outside: Outside, directories: Sequence[Directory]) -> list[Finding]:
+    """Where the histories of two directories part, for each two of them."""
+    found: list[Finding] = []
+    for ours, theirs in combinations(directories, 2):
+        if ours.replicaset_uuid and theirs.replicaset_uuid and ours.replicaset_uuid != theirs.replicaset_uuid:
+            found.append(_other_set(ours, theirs))
+        else:
+            found += _parted(outside, ours, theirs)
+    return found
+
+
+def fork_of(outside: Outside, ours: Directory, theirs: Directory) -> tuple[Fork, bool]:
+    """Where the two part, and whether the same number was given to different rows."""
+    first, second = digests_of(outside, ours), digests_of(outside, theirs)
+    point = common_point(ours.end, theirs.end, first, second)
+    sides = []
+    for directory in (ours, theirs):
+        transactions, schema, is_whole = transactions_behind(outside, directory, point, COMPARED_MAX)
+        sides.append(Alone(directory.path, transactions, schema, is_whole))
+    return Fork(point, (sides[0], sides[1])), are_used_twice(first, second)
+
+
+def _parted(outside: Outside, ours: Directory, theirs: Directory) -> Iterator[Finding]:
+    fork, is_twice = fork_of(outside, ours, theirs)
+    if not fork.is_fork:
+        return
+    decided = any(one.rows[0].type in CONTROL_TYPES for side in fork.sides for one in side.transactions)
+    is_contradiction = is_twice or decided
+    why = fork.sentence()
+    if is_twice:
+        why += (
+            ". The same numbers stand for different rows: one of them has lost rows and written others in their place"
+        )
+    advice = (
+        "decide which side to keep, save what only the other one has (`flowstone cat`), and let that one join anew: "
+        "`flowstone rebootstrap DIR URI`"
+        if is_contradiction
+        else "let the two follow each other: each takes what it lacks, if no keys collide"
+    )
+    yield _make(
+        ours,
+        Kind.SPLIT_BRAIN if is_contradiction else Kind.FORKED,
+        Severity.STOPPED if is_contradiction else Severity.WARNING,
+        f"the histories of {ours.path} and {theirs.path} part",
+        why,
+        advice,
+        fork.evidence(),
+        peer=theirs.path,
+    )
+
+
+def _other_set(ours: Directory, theirs: Directory) -> Finding:
+    return _make(
+        ours,
+        Kind.WRONG_CLUSTER,
+        Severity.WARNING,
+        f"{ours.path} and {theirs.path} are of different replica sets",
+        f"{ours.path} is of {ours.replicaset_uuid}, {theirs.path} of {theirs.replicaset_uuid}",
+        "one of them cannot follow the other; they have no common history",
+        peer=theirs.path,
+    )

@@ -1,0 +1,108 @@
+"""What it means to take a member out of its replica set: who does it, what is lost with it, and whether a quorum stays.
+
+Pure. The row of `_cluster` is deleted by somebody who can write; all others learn it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from flowstone.errors import FlowstoneError
+from flowstone.observation.queue_findings import lost_quorum
+from flowstone.observation.replica_set import Member, ReplicaSet, rows_alone
+from flowstone.observation.wording import position, rows_text
+
+
+class NoSuchMember(FlowstoneError):
+    """Nobody of the replica set is called so."""
+
+
+class Expulsion(msgspec.Struct, frozen=True, kw_only=True):
+    """A member that is to go, and what that means."""
+
+    member: Member
+    by: Member
+    """Who deletes its row."""
+
+    alone: dict[int, tuple[int, int]]
+    """What it has and nobody else that answered: by replica id the first and the last LSN."""
+
+    members_left: int
+    alive_left: int
+    quorum_left: int | None
+    """Of those that are left; None where no member shows how it is counted."""
+
+    objections: tuple[str, ...] = ()
+    """Why it should not be done without being forced."""
+
+    @property
+    def has_quorum(self) -> bool | None:
+        return None if self.quorum_left is None else self.alive_left >= self.quorum_left
+
+    def consequences(self) -> Iterator[str]:
+        """In words, a sentence each."""
+        if self.member.report is not None:
+            yield "it runs: it will follow nobody any more, and keeps its data until somebody deletes them"
+        else:
+            yield f"it does not answer; the others know that it was at {position(self.member.vclock)} at least"
+        yield f"only there: {alone_text(self.alone)}" if self.alone else "no other row is lost with it that is known of"
+        verdict = {None: "how many make a quorum is not known", True: "a quorum is left", False: "NO QUORUM IS LEFT"}
+        needed = "" if self.quorum_left is None else f", {self.quorum_left} are needed"
+        yield f"{self.alive_left} of {self.members_left} other members are alive{needed}: {verdict[self.has_quorum]}"
+
+
+def plan(one: ReplicaSet, asked: Member, wanted: str) -> Expulsion:
+    """For the member that `wanted` names, as seen from the one that was asked."""
+    member = one.find(wanted)
+    if member is None or not member.id:
+        known = ", ".join(f"{each.id} ({each.label})" for each in one.members if each.id)
+        raise NoSuchMember(f"{wanted} is no member of the replica set {one.label}", hint=f"there are {known}")
+    others = [each for each in one.members if each.id and each.uuid != member.uuid]
+    alive = [each for each in others if each.report is not None]
+    return Expulsion(
+        member=member,
+        by=_writer(one, member, asked, others),
+        alone=rows_alone(member.vclock, (each.vclock for each in alive)),
+        members_left=len(others),
+        alive_left=len(alive),
+        quorum_left=_quorum(alive, len(others)),
+        objections=tuple(_objections(member, asked)),
+    )
+
+
+def _writer(one: ReplicaSet, member: Member, asked: Member, others: list[Member]) -> Member:
+    """The leader; without one whoever was asked, or anybody, who can write. Nobody can delete the row of its own."""
+    writable = [each for each in others if each.mode == "rw"]
+    chosen = [*(each for each in writable if each.is_leader), *(each for each in writable if each == asked), *writable]
+    if chosen:
+        return chosen[0]
+    if member.mode == "rw":
+        hint = "promote another one, or make one writable: nobody can delete its own row"
+        raise FlowstoneError(f"no other member of {one.label} can be written to", hint=hint)
+    lost = lost_quorum(one)
+    why, hint = (f": {lost.what}", lost.advice) if lost is not None else ("", "promote one, or make one writable")
+    raise FlowstoneError(f"no member of {one.label} can be written to{why}", hint=hint)
+
+
+def _objections(member: Member, asked: Member) -> Iterator[str]:
+    if member.uuid == asked.uuid:
+        yield f"{member.label} is the member that was asked itself"
+    if member.is_leader:
+        yield f"{member.label} leads"
+
+
+def _quorum(alive: list[Member], count: int) -> int | None:
+    told = (each.report.quorum_of(count) for each in alive if each.report is not None)
+    return next((quorum for quorum in told if quorum is not None), None)
+
+
+def alone_text(alone: dict[int, tuple[int, int]]) -> str:
+    """`3 rows, 5..7 of replica 3`"""
+    count = sum(last - first + 1 for first, last in alone.values())
+    spans = (
+        f"{first}..{last} of replica {number}" if last > first else f"{first} of replica {number}"
+        for number, (first, last) in alone.items()
+    )
+    return f"{rows_text(count)}, {' and '.join(spans)}"

@@ -1,0 +1,146 @@
+"""Two histories that parted: where, and what each side has alone.
+
+Pure. The fork point is the vclock up to which both have the same rows: component by component the smaller position, or
+less where rows of the same number differ. A side is told in words, its first transactions and its verdicts with it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from flowstone.box.schema import Schema
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.row import Row
+from flowstone.observation.live_transaction import LiveTransaction, Status, described
+from flowstone.observation.wording import position, rows_text
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.transactions import CONTROL_TYPES, Transaction
+
+SHOWN_MAX: Final = 5
+"""Transactions of each side that are told: enough to know them again, and all verdicts besides."""
+
+VERDICTS_MAX: Final = 5
+LINE_MAX: Final = 200
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one side has and the other lacks."""
+
+    label: str
+    transactions: tuple[Transaction, ...]
+    schema: Schema
+    is_whole: bool = True
+
+    @property
+    def rows(self) -> int:
+        return sum(len(transaction.rows) for transaction in self.transactions)
+
+    @property
+    def first(self) -> Transaction | None:
+        return self.transactions[0] if self.transactions else None
+
+    def lines(self) -> list[str]:
+        """Its first transactions, and the verdicts behind them."""
+        shown = list(self.transactions[:SHOWN_MAX])
+        verdicts = [one for one in self.transactions[SHOWN_MAX:] if one.rows[0].type in CONTROL_TYPES]
+        shown += verdicts[:VERDICTS_MAX]
+        lines = [f"{self.label}: {transaction_text(one, self.schema)}" for one in shown]
+        more = len(self.transactions) - len(shown)
+        if more or not self.is_whole:
+            lines.append(f"{self.label}: and {more}{'' if self.is_whole else ' or more'} transactions more")
+        return lines
+
+    def summary(self) -> str:
+        """`7 rows, the first of them 1:12 INSERT plain [1]`"""
+        if self.first is None:
+            return "nothing"
+        many = rows_text(self.rows) if self.is_whole else f"{self.rows} rows or more"
+        return f"{many}, beginning with {transaction_text(self.first, self.schema)}"
+
+
+@dataclass(frozen=True)
+class Fork:
+    """`point`: what both sides have."""
+
+    point: VClock
+    sides: tuple[Alone, Alone]
+
+    @property
+    def is_fork(self) -> bool:
+        """Each side has something alone; else one is merely behind."""
+        return all(side.transactions for side in self.sides)
+
+    def sentence(self) -> str:
+        ours, theirs = self.sides
+        return (
+            f"both histories are the same up to {position(self.point.to_mapping())}; only {ours.label} has "
+            f"{ours.summary()}; only {theirs.label} has {theirs.summary()}"
+        )
+
+    def evidence(self) -> list[str]:
+        return [
+            f"fork point {position(self.point.to_mapping())}",
+            *(line for side in self.sides for line in side.lines()),
+        ]
+
+
+def behind(transactions: Iterable[Transaction], point: VClock) -> tuple[Transaction, ...]:
+    """Those with a row that `point` does not cover; local rows have no part in it."""
+    return tuple(
+        transaction
+        for transaction in transactions
+        if not transaction.is_local
+        and any(row.lsn > point.get(row.replica_id) for row in transaction.rows if row.replica_id)
+    )
+
+
+Digests = Mapping[tuple[int, int], int]
+"""Of rows by replica id and LSN, without their time, which every member stamps itself. That of a NOP is 0: it stands in
+the place of what was dropped."""
+
+NOP_DIGEST: Final = 0
+
+
+def digests(transactions: Iterable[Transaction]) -> dict[tuple[int, int], int]:
+    return {(row.replica_id, row.lsn): digest(row) for one in transactions for row in one.rows if row.replica_id}
+
+
+def digest(row: Row) -> int:
+    return zlib.crc32(row.body, row.type) or 1 if row.type != RequestType.NOP else NOP_DIGEST
+
+
+def common_point(ours: VClock, theirs: VClock, ours_rows: Digests, theirs_rows: Digests) -> VClock:
+    """Where both still are the same: below the first row of each origin that both have and that differs."""
+    common = ours.without_zero().common(theirs.without_zero()).to_mapping()
+    for replica_id, lsn in _differing(ours_rows, theirs_rows):
+        common[replica_id] = min(common.get(replica_id, 0), lsn - 1)
+    return VClock({replica_id: lsn for replica_id, lsn in common.items() if lsn})
+
+
+def are_used_twice(ours_rows: Digests, theirs_rows: Digests) -> bool:
+    """A number stands for one row on one side and for another one on the other; a row that was dropped is none."""
+    return bool(used_twice(ours_rows, theirs_rows))
+
+
+def used_twice(ours_rows: Digests, theirs_rows: Digests) -> list[tuple[int, int]]:
+    """The replica ids and LSNs of such rows."""
+    places = _differing(ours_rows, theirs_rows)
+    return [place for place in places if NOP_DIGEST not in (ours_rows[place], theirs_rows[place])]
+
+
+def _differing(ours_rows: Digests, theirs_rows: Digests) -> Iterator[tuple[int, int]]:
+    return (place for place, one in ours_rows.items() if theirs_rows.get(place, one) != one)
+
+
+def transaction_text(transaction: Transaction, schema: Schema) -> str:
+    """`1:12 INSERT plain [1]`, with how many rows more there are."""
+    shown: LiveTransaction = described(transaction, schema, Status.SETTLED)
+    row = shown.rows[0]
+    more = len(transaction.rows) - 1
+    text = " ".join(part for part in (row.type, row.space, row.data) if part)
+    text = text if len(text) <= LINE_MAX else f"{text[:LINE_MAX]}…"
+    return f"{shown.replica_id}:{shown.lsn} {text}" + (f" and {rows_text(more)} more" if more else "")

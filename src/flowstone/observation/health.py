@@ -1,0 +1,69 @@
+"""Whether a replica set is as it should be: everybody is there and follows, somebody leads, nobody is far behind.
+
+Pure, and short: what is not as it should be, a line each. Why, and what to do about it, is `explain`'s part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from flowstone.observation.replica_set import BEHIND_SECONDS, Link, Member, ReplicaSet, most_behind
+from flowstone.observation.report import Unreachable
+
+JOINING: Final = frozenset(
+    "connected auth ready register registered wait_snapshot fetch_snapshot fetched_snapshot final_join joined".split()
+)
+"""States of a link that is being made."""
+
+
+def complaints(replica_set: ReplicaSet) -> tuple[str, ...]:
+    """What is wrong with it, in one line each; nothing where all is well."""
+    return (*_of_set(replica_set), *_of_members(replica_set), *_of_links(replica_set))
+
+
+def _of_set(one: ReplicaSet) -> Iterator[str]:
+    if all(member.report is None for member in one.members):
+        return
+    if one.failover == "election" and not one.leader:
+        yield f"nobody leads in term {one.term}"
+    elif one.master == "no":
+        yield "nobody can be written to"
+    queue = one.queue
+    if queue is not None and queue.len and (queue.age or 0) > BEHIND_SECONDS:
+        yield f"{queue.len} synchronous transactions wait for a quorum, the first for {queue.age:.0f} s"
+
+
+def _of_members(one: ReplicaSet) -> Iterator[str]:
+    for member in one.members:
+        if member.unreachable is not None:
+            yield f"{member.label} {_silence(member.unreachable)}"
+        elif member.report is None:
+            if member.id and not _is_heard_of(one, member):
+                yield f"{member.label} is connected to nobody"
+        elif member.report.status != "running":
+            yield f"{member.label} is {member.report.status}, not running"
+
+
+def _silence(one: Unreachable) -> str:
+    verb = "does not let us look" if one.is_denied else "does not answer"
+    return f"{verb}: {one.reason.removeprefix(f'cannot connect to {one.address}: ')}"
+
+
+def _is_heard_of(one: ReplicaSet, member: Member) -> bool:
+    return any(link.is_following for link in one.links if member.uuid in (link.follower, link.master))
+
+
+def _of_links(one: ReplicaSet) -> Iterator[str]:
+    away = {member.uuid for member in one.members if member.report is None and not _is_heard_of(one, member)}
+    for link in one.links:
+        if not _goes_on(link) and not {link.follower, link.master} & away:  # said already
+            reason = f", {link.message}" if link.message else ""
+            yield f"{one.label_of(link.follower)} does not follow {one.label_of(link.master)}: {link.status}{reason}"
+    for link in most_behind(filter(_goes_on, one.links)):
+        far = f"{link.lag:.0f} s and {link.lag_lsn} rows"
+        yield f"{one.label_of(link.follower)} is {far} behind {one.label_of(link.master)}"
+
+
+def _goes_on(link: Link) -> bool:
+    return link.is_following or link.status in JOINING

@@ -1,0 +1,116 @@
+"""A section of a running server's log: the transactions behind a position, read once and then left alone.
+
+Reads as an anonymous replica does, for which the user needs the role `replication`. It acknowledges nothing but where
+it began, so it counts for no quorum. How much is read, and for how long, is bounded: this is for who wants to know what
+is in the way, not for who wants the data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from flowstone.box.dialect import from_greeting
+from flowstone.box.schema import Schema
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri
+from flowstone.node.applier import Applier
+from flowstone.node.archive_upstream import UpstreamFacts, ask_facts
+from flowstone.observation.anonymous_sink import AnonymousSink, schema_of, version_of
+from flowstone.outside import Outside
+from flowstone.replication.applier import FAILED, ApplierState
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.reader import Slab
+from flowstone.xlog.transactions import Transaction, group
+
+TRANSACTIONS_MAX: Final = 1000
+SECONDS_MAX: Final = 3.0
+
+
+class SectionUnread(FlowstoneError):
+    """The server does not let us read that part of its log."""
+
+
+@dataclass(frozen=True)
+class LogSection:
+    """Transactions in the order of the log, and the schema by which their names are told."""
+
+    transactions: tuple[Transaction, ...]
+    schema: Schema
+    is_whole: bool
+    """It goes up to where it was asked for; else it was too much, or took too long."""
+
+
+async def read_section(
+    outside: Outside,
+    uri: Uri,
+    after: VClock,
+    until: VClock,
+    *,
+    transactions_max: int = TRANSACTIONS_MAX,
+    seconds: float = SECONDS_MAX,
+) -> LogSection:
+    """What the server at `uri` has behind `after`, up to `until`; SectionUnread where it refuses."""
+    try:
+        async with asyncio.timeout(seconds):
+            facts = await ask_facts(outside, uri)
+    except TimeoutError as error:
+        raise SectionUnread(f"{uri.address} did not say what it has within {seconds:g} s") from error
+    except FlowstoneError as error:
+        raise SectionUnread(error.message, hint=error.hint) from error
+    sink = _SectionSink(outside.random.uuid(), facts, after, until, transactions_max)
+    if not sink.is_whole:
+        await _fill(outside, uri, sink, seconds)
+    return LogSection(tuple(sink.transactions), schema_of(facts).schema, sink.is_whole)
+
+
+async def _fill(outside: Outside, uri: Uri, sink: _SectionSink, seconds: float) -> None:
+    def state_changed(applier: Applier) -> None:
+        if applier.state in FAILED:
+            sink.done.set()
+
+    applier = Applier(outside, uri, sink, on_state=state_changed)
+    applier.start()
+    try:
+        async with asyncio.timeout(seconds):
+            await applier.resume_to(ApplierState.SYNC, is_patient=False)
+            applier.resume()
+            await sink.done.wait()
+    except TimeoutError:
+        return  # what came until now may tell enough
+    except FlowstoneError as error:
+        raise SectionUnread(error.message, hint=error.hint) from error
+    finally:
+        await applier.stop()
+    if applier.error is not None and not sink.transactions:
+        raise SectionUnread(applier.error.message, hint=applier.error.hint)
+
+
+class _SectionSink(AnonymousSink):
+    """`node.sink.Sink` that keeps what comes until it has enough."""
+
+    def __init__(self, uuid: UUID, facts: UpstreamFacts, after: VClock, until: VClock, transactions_max: int) -> None:
+        super().__init__(uuid)
+        self.replicaset_uuid = UUID(facts.replicaset_uuid)
+        self.version_id = from_greeting(version_of(facts)).version_id
+        self.vclock = after.without_zero()
+        self.done = asyncio.Event()
+        self.transactions: list[Transaction] = []
+        self._until = until.without_zero()
+        self._reached = self.vclock
+        self._transactions_max = transactions_max
+
+    @property
+    def is_whole(self) -> bool:
+        return self._until <= self._reached
+
+    async def apply(self, slab: Slab) -> None:
+        room = self._transactions_max - len(self.transactions)
+        come = list(group(slab.rows()))
+        self.transactions += come[:room]
+        if len(come) <= room:
+            self._reached = self._reached.merged(VClock(slab.newest()).without_zero())
+        if self.is_whole or len(come) >= room:
+            self.done.set()

@@ -1,0 +1,14 @@
+"""What a node in this process says of itself: the report that asking it over the network would give, without asking."""
+
+from __future__ import annotations
+
+from flowstone.node.node import Node
+from flowstone.observation.report import Report, report_of
+
+
+def own_report(node: Node) -> Report:
+    """How the node is now; `NotRunning` where it is not."""
+    info = node.info()
+    address = node.address or str(info["uuid"])
+    cfg = node.configuration.shown(node.box.dialect)
+    return report_of(address, info, gc=node.gc_info(), anonymous=node.replication_anon(), cfg=cfg)

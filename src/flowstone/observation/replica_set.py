@@ -1,0 +1,444 @@
+"""Reports of servers put together: who is in a replica set, who follows whom, and how far behind.
+
+Pure. Members are found in what the servers that answered say of each other, so one that did not answer is there, too,
+with what the others know of it. How far somebody is behind is told twice, in seconds and in rows: the seconds that a
+server reports are those of the last row it got, and say nothing where nothing is written, or nothing comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from flowstone.observation.places import place_of, seen_from
+from flowstone.observation.report import Downstream, Peer, Queue, Report, Unreachable, Upstream, VClock
+
+FOLLOWING = ("follow", "sync")
+"""States of a link by which rows come."""
+
+BEHIND_SECONDS: Final = 5.0
+"""Who lacks rows for longer is behind, for everybody who says so. Below that they may be on their way: a connection
+that is lost is noticed after 4 × `replication_timeout`, which is 1 s unless told otherwise."""
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """`follower` gets its rows from `master`; both are UUIDs."""
+
+    follower: str
+    master: str
+    status: str
+    """The follower's word for it (`follow`, `sync`, `stopped`, `disconnected`, …), or the master's where only that one
+    answered."""
+
+    downstream: str | None = None
+    """The master's word for it (`follow`, `stopped`); None where it has none, or did not answer."""
+
+    lag: float | None = None
+    """Seconds that the follower is behind: 0 where it has every row, however long ago the last one came."""
+
+    lag_lsn: int | None = None
+    """Rows that the master has and the follower lacks; None where one of both positions is unknown."""
+
+    idle: float | None = None
+    message: str | None = None
+
+    @property
+    def is_following(self) -> bool:
+        return self.status in FOLLOWING
+
+    @property
+    def is_behind(self) -> bool:
+        """Rows are missing, and for long. Seconds alone say nothing."""
+        return bool(self.lag_lsn) and (self.lag or 0.0) > BEHIND_SECONDS
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One member, or somebody who follows anonymously (id 0)."""
+
+    uuid: str
+    id: int
+    name: str | None = None
+    address: str | None = None
+    report: Report | None = None
+    unreachable: Unreachable | None = None
+    vclock: VClock = {}
+    """Its position by its own word; of one that is silent, what the others know that it has."""
+
+    is_leader: bool = False
+
+    @property
+    def mode(self) -> str:
+        """As `tt replicaset status` has it: rw, read or unknown."""
+        if self.report is None:
+            return "unknown"
+        return "read" if self.report.ro else "rw"
+
+    @property
+    def label(self) -> str:
+        """How it is called where there is room for one word."""
+        return self.name or self.address or (f"replica {self.id}" if self.id else f"anonymous {self.uuid[:8]}")
+
+
+class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica set at one moment."""
+
+    uuid: str | None
+    name: str | None = None
+    members: tuple[Member, ...] = ()
+    links: tuple[Link, ...] = ()
+    term: int | None = None
+    leader: int = 0
+    """The replica id of who leads by election and is there, 0 where nobody does or there are no elections."""
+
+    queue: Queue | None = None
+    """The queue of synchronous transactions, as its owner shows it."""
+
+    vclock: VClock = {}
+    """The furthest position of any member, by component."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.uuid or "unknown"
+
+    @property
+    def failover(self) -> str:
+        """As `tt replicaset status` has it: `election` where anybody takes part in one, else `off`."""
+        reports = [member.report for member in self.members if member.report is not None]
+        if any(_takes_part(report) for report in reports):
+            return "election"
+        is_known = any(report.cfg is not None or report.election is None for report in reports)
+        return "off" if is_known else "unknown"
+
+    @property
+    def master(self) -> str:
+        """As `tt replicaset status` has it: how many can be written to; single, multi or no."""
+        count = sum(member.mode == "rw" for member in self.members)
+        return "no" if not count else "single" if count == 1 else "multi"
+
+    def role(self, member: Member) -> str:
+        """leader, candidate or follower of an election; master or replica without; anonymous for no member."""
+        if member.report is None:
+            return "unknown"
+        if not member.id:
+            return "anonymous"
+        if self.failover == "election" and member.report.election is not None:
+            return member.report.election.state
+        return "replica" if member.report.ro else "master"
+
+    def member(self, uuid: str) -> Member | None:
+        return next((member for member in self.members if member.uuid == uuid), None)
+
+    def find(self, text: str) -> Member | None:
+        """Whom an operator means by an id, a UUID, a name or an address."""
+        if text.isdecimal() and int(text):
+            return next((member for member in self.members if member.id == int(text)), None)
+        return next((member for member in self.members if text in (member.uuid, member.name, member.address)), None)
+
+    def label_of(self, uuid: str) -> str:
+        """The member's label; its UUID where nobody knows more."""
+        member = self.member(uuid)
+        return member.label if member is not None else uuid
+
+    def links_to(self, uuid: str) -> tuple[Link, ...]:
+        """Those by which a member gets its rows."""
+        return tuple(link for link in self.links if link.follower == uuid)
+
+    def gets_rows_of(self, uuid: str, origin: str) -> bool:
+        """Whether what `origin` writes comes to a member, by whichever way; one that has stopped may go on."""
+        reached, new = {origin}, [origin]
+        while new:
+            masters, new = new, []
+            for link in self.links:
+                if link.master in masters and link.follower not in reached:
+                    reached.add(link.follower)
+                    new.append(link.follower)
+        return uuid in reached
+
+
+def replica_sets(answers: Sequence[Report | Unreachable]) -> tuple[ReplicaSet, ...]:
+    """The replica sets that the servers belong to, in the order in which they were named.
+
+    A server that did not answer belongs to the set in which somebody follows it by that address, to the only one there
+    is, or to a set of its own whose UUID is unknown. One that was asked by two names is there once.
+    """
+    first: dict[str, Report] = {}
+    for answer in answers:
+        if isinstance(answer, Report):
+            first.setdefault(answer.uuid, answer)
+    reports = list(first.values())
+    lost = [answer for answer in answers if isinstance(answer, Unreachable)]
+    uuids = list(dict.fromkeys(report.replicaset_uuid for report in reports))
+    groups = {uuid: [report for report in reports if report.replicaset_uuid == uuid] for uuid in uuids}
+    strays: list[Unreachable] = []
+    found: dict[str | None, list[Unreachable]] = {uuid: [] for uuid in uuids}
+    for one in lost:
+        home = [uuid for uuid in uuids if _uuid_at(one.address, groups[uuid]) is not None]
+        if home or len(uuids) == 1:
+            found[(home or uuids)[0]].append(one)
+        else:
+            strays.append(one)
+    sets = [_replica_set(uuid, groups[uuid], found[uuid]) for uuid in uuids]
+    if strays:
+        sets.append(ReplicaSet(uuid=None, members=tuple(map(_stray, strays))))
+    return tuple(sets)
+
+
+def missing_rows(ahead: VClock, behind: VClock) -> int:
+    """How many rows of `ahead` are not in `behind`."""
+    return sum(max(0, lsn - behind.get(replica_id, 0)) for replica_id, lsn in ahead.items())
+
+
+def most_behind(links: Iterable[Link]) -> list[Link]:
+    """Of the links that are behind, for each follower the one that lacks most: one that is slow is so towards all."""
+    worst: dict[str, Link] = {}
+    for link in links:
+        known = worst.get(link.follower)
+        if link.is_behind and (known is None or _behind_by(link) > _behind_by(known)):
+            worst[link.follower] = link
+    return list(worst.values())
+
+
+def _behind_by(link: Link) -> tuple[int, float]:
+    return link.lag_lsn or 0, link.lag or 0.0
+
+
+def furthest(positions: Iterable[VClock]) -> VClock:
+    """Where somebody is who has everything that any of them has."""
+    found: VClock = {}
+    for vclock in positions:
+        for replica_id, lsn in vclock.items():
+            found[replica_id] = max(lsn, found.get(replica_id, 0))
+    return {replica_id: found[replica_id] for replica_id in sorted(found)}
+
+
+def rows_alone(own: VClock, others: Iterable[VClock]) -> dict[int, tuple[int, int]]:
+    """The first and the last LSN, by replica id, of what is in `own` and in none of the others."""
+    elsewhere = furthest(others)
+    return {
+        replica_id: (elsewhere.get(replica_id, 0) + 1, lsn)
+        for replica_id, lsn in own.items()
+        if lsn > elsewhere.get(replica_id, 0)
+    }
+
+
+def document(replica_set: ReplicaSet) -> dict[str, Any]:
+    """A replica set for JSON, with what is concluded from its fields among them."""
+    found: dict[str, Any] = msgspec.to_builtins(replica_set, str_keys=True)
+    found |= {"label": replica_set.label, "failover": replica_set.failover, "master": replica_set.master}
+    for member, shown in zip(replica_set.members, found["members"], strict=True):
+        why = member.report.why_read_only if member.report is not None else None
+        role = replica_set.role(member)
+        shown |= {"label": member.label, "mode": member.mode, "role": role, "why_read_only": why}
+    return found
+
+
+def _replica_set(uuid: str | None, reports: Sequence[Report], lost: Sequence[Unreachable]) -> ReplicaSet:
+    term = max((report.election.term for report in reports if report.election is not None), default=None)
+    leader = _leader(reports, term)
+    members = _members(reports, lost, leader)
+    links = _links(reports, members)
+    if leader and not any(member.is_leader and _is_there(member, links) for member in members):
+        leader, members = 0, tuple(msgspec.structs.replace(member, is_leader=False) for member in members)
+    return ReplicaSet(
+        uuid=uuid,
+        name=next((report.replicaset_name for report in reports if report.replicaset_name), None),
+        members=members,
+        links=links,
+        term=term,
+        leader=leader,
+        queue=_queue(reports),
+        vclock=furthest(report.vclock for report in reports),
+    )
+
+
+def _is_there(member: Member, links: Iterable[Link]) -> bool:
+    """It answers, or somebody hears it. Who has no quorum begins no new term, and names a dead leader for ever."""
+    return member.report is not None or any(link.master == member.uuid and link.is_following for link in links)
+
+
+def _takes_part(report: Report) -> bool:
+    """In elections; of who does not show its options, because it knows a leader."""
+    has_leader = report.election is not None and bool(report.election.leader)
+    return has_leader or (report.cfg or {}).get("election_mode", "off") != "off"
+
+
+def _leader(reports: Sequence[Report], term: int | None) -> int:
+    """Whom the newest term has made the leader, by the word of anybody who knows."""
+    elections = [report.election for report in reports if report.election is not None]
+    return next((election.leader for election in elections if election.term == term and election.leader), 0)
+
+
+def _queue(reports: Sequence[Report]) -> Queue | None:
+    """The owner knows best; of others the fullest."""
+    shown = [(report.id, report.queue) for report in reports if report.queue is not None]
+    owners = [queue for replica_id, queue in shown if queue.owner == replica_id]
+    queues = owners or [queue for _, queue in shown]
+    return max(queues, key=lambda queue: (queue.term, queue.len), default=None)
+
+
+# --- members ---
+
+
+def _members(reports: Sequence[Report], lost: Sequence[Unreachable], leader: int) -> tuple[Member, ...]:
+    own = {report.uuid: report for report in reports}
+    seen: dict[str, list[Peer]] = {report.uuid: [] for report in reports}
+    for report in reports:
+        for peer in (*report.replication, *report.anonymous):
+            seen.setdefault(peer.uuid, []).append(peer)
+    addresses = {uuid: place for place, uuid in _followed(reports)}
+    places, strays = _silent(seen, own, reports, lost)
+    members = [
+        _answered(own[uuid], peers, leader)
+        if uuid in own
+        else _unheard(uuid, peers, places.get(uuid), addresses.get(uuid), leader, _kept_for(uuid, reports))
+        for uuid, peers in seen.items()
+    ]
+    members += map(_stray, strays)
+    return tuple(sorted(members, key=lambda member: (member.id == 0, member.id, member.address or "", member.uuid)))
+
+
+def _silent(
+    seen: dict[str, list[Peer]], own: dict[str, Report], reports: Sequence[Report], lost: Sequence[Unreachable]
+) -> tuple[dict[str, Unreachable], list[Unreachable]]:
+    """Who of the members did not answer where, and at which addresses nobody did that is known.
+
+    A member that is followed by nobody, or by another name, is found by elimination: where one member is silent and
+    one address, they are the same.
+    """
+    places: dict[str, Unreachable] = {}
+    strays: list[Unreachable] = []
+    for one in lost:
+        uuid = _uuid_at(one.address, reports)
+        if uuid is None:
+            strays.append(one)
+        else:
+            places.setdefault(uuid, one)
+    silent = [uuid for uuid, peers in seen.items() if uuid not in own and uuid not in places and peers[0].id]
+    if len(strays) == len(silent) == 1:
+        places[silent[0]] = strays.pop()
+    return places, strays
+
+
+def _answered(report: Report, peers: Sequence[Peer], leader: int) -> Member:
+    return Member(
+        uuid=report.uuid,
+        id=report.id,
+        name=report.name or _name(peers),
+        address=report.address,
+        report=report,
+        vclock=report.vclock,
+        is_leader=bool(report.id) and report.id == leader,
+    )
+
+
+def _unheard(
+    uuid: str,
+    peers: Sequence[Peer],
+    unreachable: Unreachable | None,
+    address: str | None,
+    leader: int,
+    kept: Iterable[VClock],
+) -> Member:
+    """One that only others tell of. It has what it acknowledged, the rows that others got from it, and what came before
+    the logs that are kept for it."""
+    replica_id = peers[0].id
+    acknowledged = [peer.downstream.vclock for peer in peers if peer.downstream is not None]
+    own = [{replica_id: peer.lsn} for peer in peers if replica_id and peer.lsn]
+    return Member(
+        uuid=uuid,
+        id=replica_id,
+        name=_name(peers),
+        address=unreachable.address if unreachable is not None else address,
+        unreachable=unreachable,
+        vclock=furthest((*acknowledged, *own, *kept)),
+        is_leader=bool(replica_id) and replica_id == leader,
+    )
+
+
+def _name(peers: Iterable[Peer]) -> str | None:
+    """Members of 3.x know names of others, too."""
+    return next((peer.name for peer in peers if peer.name), None)
+
+
+def _kept_for(uuid: str, reports: Iterable[Report]) -> Iterator[VClock]:
+    """From where on others keep their logs for this member: it has everything before."""
+    for report in reports:
+        for consumer in report.gc.consumers if report.gc is not None else ():
+            if consumer.replica_uuid == uuid:
+                yield consumer.vclock
+
+
+def _stray(one: Unreachable) -> Member:
+    return Member(uuid=one.address, id=0, address=one.address, unreachable=one)
+
+
+def _uuid_at(address: str, reports: Iterable[Report]) -> str | None:
+    """Who is followed by this address, in the eyes of those that answered."""
+    return next((uuid for place, uuid in _followed(reports) if place == place_of(address)), None)
+
+
+def _followed(reports: Iterable[Report]) -> Iterator[tuple[str, str]]:
+    """Each place that somebody follows, and who is there."""
+    for report in reports:
+        for peer in report.replication:
+            if peer.upstream is not None and peer.upstream.peer:
+                yield seen_from(report.address, peer.upstream.peer), peer.uuid
+
+
+# --- links ---
+
+
+def _links(reports: Sequence[Report], members: Sequence[Member]) -> tuple[Link, ...]:
+    """In the order of the members, first by who follows."""
+    order = {member.uuid: number for number, member in enumerate(members)}
+    links = _told_links(reports, {member.uuid: member.vclock for member in members})
+    return tuple(sorted(links, key=lambda link: (order[link.follower], order[link.master])))
+
+
+def _told_links(reports: Sequence[Report], positions: Mapping[str, VClock]) -> Iterator[Link]:
+    answered = {report.uuid for report in reports}
+    downstreams = {
+        (peer.uuid, report.uuid): peer.downstream
+        for report in reports
+        for peer in (*report.replication, *report.anonymous)
+        if peer.downstream is not None and peer.uuid != report.uuid
+    }
+    for report in reports:
+        for peer in report.replication:
+            if peer.upstream is not None and peer.uuid != report.uuid:
+                downstream = downstreams.pop((report.uuid, peer.uuid), None)
+                missing = missing_rows(positions[peer.uuid], report.vclock)
+                # Who did not answer may have more than others know of.
+                is_known = missing or peer.uuid in answered
+                yield _link(report.uuid, peer.uuid, peer.upstream, downstream, missing if is_known else None)
+    for (follower, master), side in downstreams.items():
+        if follower in answered and side.status != "follow":
+            continue  # it was told to follow somebody else: what the master remembers is the end of that
+        missing = missing_rows(positions[master], side.vclock)
+        yield _link(follower, master, side, side, missing if side.vclock else None)
+
+
+def _link(
+    follower: str, master: str, side: Upstream | Downstream, downstream: Downstream | None, missing: int | None
+) -> Link:
+    return Link(
+        follower=follower,
+        master=master,
+        status=side.status,
+        downstream=downstream.status if downstream is not None else None,
+        lag=_lag(side, missing),
+        lag_lsn=missing,
+        idle=side.idle,
+        message="; ".join(filter(None, (side.message, side.system_message))) or None,
+    )
+
+
+def _lag(side: Upstream | Downstream, missing: int | None) -> float | None:
+    """Who lacks nothing is not behind. Who lacks something is so at least since it last heard anything."""
+    if missing == 0:
+        return 0.0
+    if missing:
+        return max(side.lag or 0.0, side.idle or 0.0)
+    return side.lag if side.status in FOLLOWING else None

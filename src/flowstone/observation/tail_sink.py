@@ -1,0 +1,345 @@
+"""Where the live tail of a log ends up: counted whole, decoded in samples, kept in a ring of bounded length.
+
+A `node.sink.Sink` that has no data. An applier feeds it as an anonymous replica, from a position at which the server
+was when the tail began. It acknowledges only what is settled: it keeps nothing durable, and Tarantool 2.6 counts
+anonymous replicas for a quorum. Rows are counted by the table that the scanner made of their headers; of the
+transactions a few each second are decoded, and `skipped` counts the others. Which of them wait for a verdict is known
+of all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import numpy as np
+
+from flowstone.box.dialect import Dialect, from_greeting
+from flowstone.box.schema import SchemaTracker
+from flowstone.box.system import SCHEMA_SPACE_IDS
+from flowstone.history.reading import FLAGS_SINCE
+from flowstone.history.selection import Mask
+from flowstone.history.settling import CONTROL, WAIT_ACK
+from flowstone.iproto import scan
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.row import Row
+from flowstone.iproto.scan import Cells
+from flowstone.observation.anonymous_sink import AnonymousSink
+from flowstone.observation.live_transaction import LiveTransaction, Status, WaitingRow, described, waiting_rows
+from flowstone.outside import Clock
+from flowstone.replication.applier import ConnectionLost
+from flowstone.replication.settled import Decision, SettledTracker, Tracked, is_nop
+from flowstone.replication.synchro import Demote, Promote, decode_control
+from flowstone.replication.vclock import VClock, VClockBuilder
+from flowstone.xlog.reader import Slab
+from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group
+
+KEPT_MAX: Final = 5000
+"""Transactions in the ring."""
+
+DECODED_PER_SECOND: Final = 100
+"""Transactions that are decoded; nobody reads more, and decoding is what costs."""
+
+WAITING_MAX: Final = 100
+"""Transactions without a verdict that are shown."""
+
+PENDING_MAX: Final = 10_000
+PENDING_SIZE_MAX: Final = 64 * 1024 * 1024
+"""Transactions, and bytes of them, that are remembered because they wait, or stand behind one that does."""
+
+TURN_SIZE: Final = 200
+"""Transactions that are looked at one by one before others have their turn: some milliseconds."""
+
+_PROMOTE: Final = (RequestType.RAFT_PROMOTE.value, RequestType.RAFT_DEMOTE.value)
+
+
+class TooMuchWaits(ConnectionLost):
+    """What waits for a verdict is more than can be remembered; the tail has to begin anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen(Tracked):
+    """A transaction, what is shown of it if anything, and whether the schema makes it synchronous."""
+
+    shown: LiveTransaction | None
+    touches_synchronous: bool
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction without a verdict; `age` in seconds."""
+
+    replica_id: int
+    lsn: int
+    age: float
+    rows: tuple[WaitingRow, ...]
+
+
+class TailSink(AnonymousSink):
+    """`node.sink.Sink` of a tail, over all the connections that it ever has.
+
+    `on_shown` is told of every transaction that comes into the ring, and again when its status changes; `on_leader` of
+    those who took over the queue of synchronous transactions: term, replica id (0: nobody), time.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        uuid: UUID,
+        *,
+        on_shown: Callable[[LiveTransaction], None] = lambda transaction: None,
+        on_leader: Callable[[int, int, float], None] = lambda term, replica_id, at: None,
+    ) -> None:
+        super().__init__(uuid)
+        self.ring: deque[LiveTransaction] = deque(maxlen=KEPT_MAX)
+        self.rows_seen = self.transactions_seen = self.skipped = 0
+        """Rows are those that were written since the tail began."""
+        self._clock = clock
+        self._on_shown = on_shown
+        self._on_leader = on_leader
+        self._budget = _Budget(clock, DECODED_PER_SECOND)
+        self._replicaset_uuid: UUID | None = None
+        self._dialect = Dialect.V2_11
+        self._has_flags = True
+        self._schema = SchemaTracker()
+        self._tracker: SettledTracker[_Seen] | None = None
+        self._seen = VClockBuilder()
+        self._live_from = VClock()
+        self._undecided: dict[tuple[int, int], LiveTransaction] = {}
+
+    # --- where it stands ---
+
+    @property
+    def replicaset_uuid(self) -> UUID | None:
+        """None while no position is known: the applier then asks for a snapshot, which says one."""
+        return self._replicaset_uuid if self._tracker is not None else None
+
+    @property
+    def version_id(self) -> int:
+        return self._dialect.version_id
+
+    @property
+    def vclock(self) -> VClock:
+        return self._tracker.vclock if self._tracker is not None else VClock()
+
+    @property
+    def has_position(self) -> bool:
+        return self._tracker is not None
+
+    def meet(self, replicaset_uuid: UUID, version: tuple[int, int, int], schema: SchemaTracker) -> None:
+        """A connection to a server of this age, with these definitions, is about to be made."""
+        self._replicaset_uuid = replicaset_uuid
+        self._dialect, self._has_flags = from_greeting(version), version >= FLAGS_SINCE
+        self._schema = schema
+        if self._tracker is not None:
+            # What waited comes again, if this server has it.
+            self._begin(self._tracker.vclock)
+
+    def start_at(self, vclock: VClock, *, live_from: VClock | None = None) -> None:
+        """Everything up to `vclock` is passed by; what comes up to `live_from` was written before we came."""
+        self._begin(vclock.without_zero())
+        self._seen = VClockBuilder(vclock.without_zero())
+        self._live_from = (live_from if live_from is not None else vclock).without_zero()
+
+    def pass_gap(self) -> None:
+        """The server lacks what was asked for: if that was written before we came, the rest is enough."""
+        if self._tracker is not None and not self._live_from <= self._tracker.vclock:
+            self.start_at(self._live_from)
+        else:
+            self.forget_position()
+
+    def forget_position(self) -> None:
+        """The next server is asked for what comes from then on; what waited stays without a verdict."""
+        self._tracker = None
+        self._undecided.clear()
+
+    def _begin(self, vclock: VClock) -> None:
+        self._tracker = SettledTracker(is_synchronous=None if self._has_flags else _touches_synchronous)
+        self._tracker.start(vclock)
+
+    def waiting(self) -> list[Waiting]:
+        """The transactions without a verdict, in log order, WAITING_MAX of them at most."""
+        if self._tracker is None or self._tracker.is_quiet:
+            return []
+        schema, now = self._schema.schema, self._clock.wall()
+        pending = [seen for seen in self._tracker.pending if seen.rows[0].type not in CONTROL_TYPES]
+        return [
+            Waiting(
+                replica_id=seen.replica_id,
+                lsn=seen.lsn,
+                age=max(0.0, now - seen.transaction.timestamp),
+                rows=waiting_rows(seen.transaction, schema),
+            )
+            for seen in pending[:WAITING_MAX]
+        ]
+
+    # --- a snapshot is asked for its position only ---
+
+    async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
+        """A server answers when all that waited at `vclock` has its verdict."""
+        self.start_at(vclock)
+        raise ConnectionLost("the position is known, and the snapshot is not wanted")
+
+    # --- the log ---
+
+    async def apply(self, slab: Slab) -> None:
+        tracker = self._tracker
+        assert tracker is not None, "there is a position before there is a subscription"
+        before = tracker.vclock
+        self._count(slab)
+        if tracker.is_quiet and not self._needs_a_look(slab.cells):
+            self._sample(slab)
+            tracker.skip_to(before.merged(VClock(slab.newest())))
+        else:
+            await self._each(tracker, slab)
+            _check_pending(tracker)
+        if tracker.vclock is not before:
+            for tell in tuple(self.on_written):
+                tell()
+
+    def _needs_a_look(self, cells: Cells) -> bool:
+        """Whether something in it is synchronous, speaks about the log, or defines spaces."""
+        if (cells[scan.FLAGS] & WAIT_ACK).any() or np.isin(cells[scan.TYPE], CONTROL).any():
+            return True
+        looked_for = SCHEMA_SPACE_IDS if self._has_flags else SCHEMA_SPACE_IDS | self._schema.schema.synchronous
+        return bool(np.isin(cells[scan.SPACE_ID], sorted(looked_for)).any())
+
+    def _count(self, slab: Slab) -> None:
+        """What a second server sends again of what the first one sent is counted once."""
+        is_new, is_live = self._later_than(slab, self._seen), self._later_than(slab, self._live_from)
+        self.rows_seen += int((is_new & is_live).sum())
+        self.transactions_seen += int((is_new & _commits(slab)).sum())
+        for replica_id, lsn in slab.newest().items():
+            if lsn > self._seen.get(replica_id):
+                self._seen.follow(replica_id, lsn)
+
+    @staticmethod
+    def _later_than(slab: Slab, vclock: VClock | VClockBuilder) -> Mask:
+        """Which rows are behind a position."""
+        replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
+        found: Mask = np.zeros(len(slab), np.bool_)
+        for replica_id in np.unique(replica_ids).tolist():
+            found |= (replica_ids == replica_id) & (lsns > vclock.get(replica_id))
+        return found
+
+    def _sample(self, slab: Slab) -> None:
+        """The newest transactions of a slab in which nothing waits: whoever looks for a write of just now finds it."""
+        ends = np.flatnonzero(_commits(slab)) + 1
+        count = self._budget.take(len(ends))
+        passed_by = ends[: len(ends) - count] - 1
+        self.skipped += int(self._later_than(slab, self._live_from)[passed_by].sum())
+        starts = np.concatenate(([0], ends[:-1]))
+        for first, end in zip(starts[-count:].tolist(), ends[-count:].tolist(), strict=True) if count else ():
+            transaction = Transaction(tuple(slab.rows(np.arange(first, end))))
+            self._add(self._described(transaction, Status.SETTLED))
+
+    async def _each(self, tracker: SettledTracker[_Seen], slab: Slab) -> None:
+        """One transaction after the other, where some of them wait or define something."""
+        space_ids, first = slab.cells[scan.SPACE_ID].tolist(), 0
+        for number, transaction in enumerate(group(slab.rows()), 1):
+            if number % TURN_SIZE == 0:
+                await self._clock.sleep(0)
+            of_rows, first = space_ids[first : first + len(transaction.rows)], first + len(transaction.rows)
+            schema = self._schema.schema
+            touches = not self._has_flags and not schema.synchronous.isdisjoint(of_rows)
+            seen = _Seen(transaction, self._shown(transaction), touches)
+            for row, space_id in zip(transaction.rows, of_rows, strict=True):
+                if space_id in SCHEMA_SPACE_IDS:
+                    self._schema.apply(row.type, row.body)
+            decided = tracker.push(seen)
+            if seen.shown is not None and not any(decision.transaction is seen for decision in decided):
+                self._wait(seen.shown)
+            for decision in decided:
+                self._settle(decision)
+            if transaction.rows[0].type in _PROMOTE:
+                self._change_leader(tracker, transaction.rows[0])
+
+    def _shown(self, transaction: Transaction) -> LiveTransaction | None:
+        """The same as before where a server sends it again."""
+        shown = self._undecided.get((transaction.replica_id, transaction.lsn))
+        if shown is None and self._budget.take(1):
+            shown = self._described(transaction, Status.WAITING)
+            self.ring.append(shown)
+        elif shown is None and transaction.lsn > self._live_from.get(transaction.replica_id):
+            self.skipped += 1
+        return shown
+
+    def _described(self, transaction: Transaction, status: Status) -> LiveTransaction:
+        return described(transaction, self._schema.schema, status, replicaset_uuid=str(self._replicaset_uuid))
+
+    def _wait(self, shown: LiveTransaction) -> None:
+        self._undecided[shown.replica_id, shown.lsn] = shown
+        if len(self._undecided) > KEPT_MAX:
+            del self._undecided[next(iter(self._undecided))]
+        self._on_shown(shown)
+
+    def _settle(self, decision: Decision[_Seen]) -> None:
+        seen, status = decision.transaction, Status.SETTLED if decision.kept else Status.ROLLED_BACK
+        self._undecided.pop((seen.replica_id, seen.lsn), None)
+        if seen.shown is not None:
+            # In place of what was rolled back a new leader sends rows that do nothing, under the same numbers.
+            seen.shown.status = Status.ROLLED_BACK if is_nop(seen) and not _has_nop(seen.shown) else status
+            self._on_shown(seen.shown)
+        elif status is Status.ROLLED_BACK and self._budget.take(1):
+            # Nobody wants to miss one that was taken back, although it was passed by before.
+            self._add(self._described(seen.transaction, status))
+
+    def _change_leader(self, tracker: SettledTracker[_Seen], row: Row) -> None:
+        """Who takes the queue over has settled all that waited: what it did not send again, it never had."""
+        body = decode_control(row.type, row.body)
+        assert isinstance(body, Promote | Demote)
+        self._on_leader(body.term, row.replica_id if isinstance(body, Promote) else 0, row.timestamp)
+        pending = {(seen.replica_id, seen.lsn) for seen in tracker.pending}
+        for place in [place for place in self._undecided if place not in pending]:
+            lost = self._undecided.pop(place)
+            lost.status = Status.ROLLED_BACK
+            self._on_shown(lost)
+
+    def _add(self, transaction: LiveTransaction) -> None:
+        self.ring.append(transaction)
+        self._on_shown(transaction)
+
+
+class _Budget:
+    """So many each second, and at most those of one second at once."""
+
+    def __init__(self, clock: Clock, per_second: int) -> None:
+        self._clock = clock
+        self._per_second = per_second
+        self._left = float(per_second)
+        self._at = clock.monotonic()
+
+    def take(self, wanted: int) -> int:
+        """As many of `wanted` as may be had."""
+        now = self._clock.monotonic()
+        self._left = min(self._per_second, self._left + (now - self._at) * self._per_second)
+        self._at = now
+        given = min(wanted, int(self._left))
+        self._left -= given
+        return given
+
+
+def _check_pending(tracker: SettledTracker[_Seen]) -> None:
+    if tracker.is_quiet:
+        return
+    pending = tracker.pending
+    size = sum(len(row.body) for seen in pending for row in seen.rows)
+    if len(pending) > PENDING_MAX or size > PENDING_SIZE_MAX:
+        raise TooMuchWaits(f"{len(pending):,} transactions, {size:,} bytes, wait for a quorum or behind one that does")
+
+
+def _commits(slab: Slab) -> Mask:
+    """The last rows of transactions."""
+    found: Mask = slab.cells[scan.FLAGS] & scan.COMMIT != 0
+    return found
+
+
+def _touches_synchronous(seen: _Seen) -> bool:
+    return seen.touches_synchronous
+
+
+def _has_nop(shown: LiveTransaction) -> bool:
+    return any(row.type == RequestType.NOP.name for row in shown.rows)

@@ -1,0 +1,260 @@
+"""One replica set in the dashboard's feed: rates, history and elections from one look to the next, and its tail.
+
+Bounded in everything: so many points of history, so many elections, so many transactions until they are told.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from flowstone.iproto.uri import Uri
+from flowstone.observation.live_transaction import LiveTransaction
+from flowstone.observation.places import place_of
+from flowstone.observation.replica_set import Link, Member, ReplicaSet
+from flowstone.observation.report import VClock
+from flowstone.observation.tail import Tail, TailStatus
+from flowstone.outside import Outside
+from flowstone.web.feed_state import (
+    ElectionEvent,
+    History,
+    HistoryLink,
+    HistoryPoint,
+    SetState,
+    TailState,
+    TransactionBatch,
+    link_state,
+    member_state,
+    to_json,
+)
+
+RATE_SECONDS: Final = 3.0
+"""Rates are those of about so many seconds."""
+
+HISTORY_SECONDS: Final = 15 * 60
+POINTS_MAX: Final = HISTORY_SECONDS
+POINT_LINKS_MAX: Final = 200
+"""Links of one point: of a set that has more, those that are the furthest behind."""
+
+ELECTIONS_MAX: Final = 200
+BATCH_MAX: Final = 100
+"""Transactions that are told at once; older ones are counted."""
+
+
+class _Sample(msgspec.Struct, frozen=True):
+    """Where everybody was at a moment of the monotonic clock."""
+
+    at: float
+    vclocks: dict[str, VClock]
+    tail_rows: int
+
+
+class WatchedSet:
+    """What is remembered of a replica set. `look` takes it as it is now, `state` gives what the feed says of it."""
+
+    def __init__(self, outside: Outside, uuid: str | None, on_change: Callable[[], None]) -> None:
+        self.uuid = uuid
+        self.tail: Tail | None = None
+        self._outside = outside
+        self._on_change = on_change
+        self._members: list[Uri] = []
+        self._now = ReplicaSet(uuid=uuid)
+        self._samples: deque[_Sample] = deque()
+        self._points: deque[msgspec.Raw] = deque(maxlen=POINTS_MAX)
+        self._elections: list[ElectionEvent] = []
+        self._leader: tuple[int, int] | None = None
+        self._batch: dict[int, LiveTransaction] = {}
+        self._untold = 0
+        self._skipped_told = 0
+
+    # --- the tail ---
+
+    def follow(self) -> None:
+        """Begins to follow the log."""
+        self.tail = Tail(self._outside, lambda: self._members, on_shown=self._shown, on_leader=self._note_leader)
+        self.tail.start()
+
+    async def stop(self) -> None:
+        if self.tail is not None:
+            await self.tail.stop()
+
+    def _shown(self, transaction: LiveTransaction) -> None:
+        self._batch[id(transaction)] = transaction
+        if len(self._batch) > BATCH_MAX:
+            del self._batch[next(iter(self._batch))]
+            self._untold += 1
+        self._on_change()
+
+    def take_batch(self) -> TransactionBatch | None:
+        """What has come since the last time; None where nothing has."""
+        if self.tail is None:
+            return None
+        passed_by = self.tail.sink.skipped
+        skipped = self._untold + max(0, passed_by - self._skipped_told)
+        if not self._batch and not skipped:
+            return None
+        batch, self._batch = tuple(self._batch.values()), {}
+        self._untold, self._skipped_told = 0, passed_by
+        return TransactionBatch(replicaset_uuid=self.uuid or "", transactions=batch, skipped=skipped)
+
+    # --- looks ---
+
+    def look(self, replica_set: ReplicaSet, members: Sequence[Uri], asked_at: float) -> None:
+        """`members` can be followed, the best first; empty where nobody answers, and those of before are tried.
+        `asked_at` is when the servers were asked, in seconds since 1970: some take seconds to answer.
+        """
+        self._now = replica_set
+        self._members = list(members) or self._members
+        now = self._outside.clock.monotonic()
+        vclocks = {member.uuid: member.vclock for member in replica_set.members}
+        tail_rows = self.tail.sink.rows_seen if self.tail is not None else 0
+        self._samples.append(_Sample(now, vclocks, tail_rows))
+        while len(self._samples) > 2 and self._samples[1].at <= now - RATE_SECONDS:
+            self._samples.popleft()
+        self._note_election(replica_set, asked_at)
+        self._note_point(replica_set)
+        if self._is_followed_one_stuck():
+            assert self.tail is not None
+            self.tail.move()
+
+    def _is_followed_one_stuck(self) -> bool:
+        """Whether the member whose log is followed gets no more of what others have, while there is a better one."""
+        tail, first, last = self.tail, self._samples[0], self._samples[-1]
+        if tail is None or tail.status is not TailStatus.FOLLOWING or last.at - first.at < RATE_SECONDS:
+            return False
+        followed = next((one for one in self._now.members if _is_at(one, tail.followed)), None)
+        if followed is None or not self._members or self._members[0] == tail.followed:
+            return False
+        before = first.vclocks.get(followed.uuid, {})
+        return any(
+            lsn > followed.vclock.get(number, 0) == before.get(number, 0) and followed.report is not None
+            for number, lsn in self._now.vclock.items()
+        )
+
+    def _note_election(self, one: ReplicaSet, at: float) -> None:
+        """Who knew of no leader did so before the log tells of one that came while others were asked."""
+        if one.term is None:
+            return
+        before, self._leader = self._leader, (one.term, one.leader)
+        if before == self._leader:
+            return
+        if one.leader:
+            self._note_leader(one.term, one.leader, at)
+        elif before is not None and before[1]:
+            self._add_event("no_leader", one.term, 0, at)
+        elif before is None or before[0] != one.term:
+            self._add_event("term", one.term, 0, at)
+
+    def _note_leader(self, term: int, replica_id: int, at: float) -> None:
+        """Told by the log and by the members; the log knows since when."""
+        kind: Literal["leader", "no_leader"] = "leader" if replica_id else "no_leader"
+        for event in list(self._elections):
+            is_same = (event.kind, event.term, event.leader) == (kind, term, replica_id)
+            if not is_same or self._had_no_leader(event.at, at):
+                continue
+            if event.at <= at:
+                return
+            self._elections.remove(event)
+        self._add_event(kind, term, replica_id, at)
+
+    def _had_no_leader(self, one: float, other: float) -> bool:
+        """Between two moments: who leads after that has come back, in the same term."""
+        first, last = min(one, other), max(one, other)
+        return any(event.kind == "no_leader" and first < event.at <= last for event in self._elections)
+
+    def _add_event(self, kind: Literal["leader", "no_leader", "term"], term: int, leader: int, at: float) -> None:
+        """In the order of time: the log may tell what happened before the first look."""
+        label = next((member.label for member in self._now.members if leader and member.id == leader), None)
+        insort(
+            self._elections,
+            ElectionEvent(at=at, term=term, leader=leader, leader_label=label, kind=kind),
+            key=lambda event: event.at,
+        )
+        del self._elections[:-ELECTIONS_MAX]
+        self._on_change()
+
+    def _note_point(self, one: ReplicaSet) -> None:
+        links = sorted(one.links, key=lambda link: -(link.lag_lsn or 0))[:POINT_LINKS_MAX]
+        point = HistoryPoint(
+            at=self._outside.clock.wall(),
+            links=tuple(
+                HistoryLink(follower=link.follower, master=link.master, lag=link.lag, lag_lsn=link.lag_lsn)
+                for link in links
+            ),
+            rows=self._rates(),
+        )
+        self._points.append(msgspec.Raw(to_json(point)))
+
+    # --- what is said of it ---
+
+    def history(self) -> History:
+        return History(points=tuple(self._points))
+
+    def state(self) -> SetState:
+        one = self._now
+        return SetState(
+            uuid=one.uuid,
+            name=one.name,
+            label=one.label,
+            term=one.term,
+            leader=one.leader,
+            vclock=one.vclock,
+            queue=one.queue,
+            members=tuple(map(member_state, one.members)),
+            links=tuple(link_state(link, self._link_rate(link)) for link in one.links),
+            rows_per_second=self._rates(),
+            waiting=tuple(self.tail.sink.waiting()) if self.tail is not None else (),
+            tail=self._tail_state(),
+            elections=tuple(self._elections),
+        )
+
+    def _tail_state(self) -> TailState:
+        tail = self.tail
+        if tail is None:
+            return TailState(status="off")
+        first, last = self._samples[0], self._samples[-1]
+        return TailState(
+            status=tail.status.value,
+            address=tail.followed.address if tail.followed is not None else None,
+            message=tail.message,
+            rows_per_second=_rate(last.tail_rows - first.tail_rows, first, last),
+            seen=tail.sink.transactions_seen,
+        )
+
+    def _rates(self) -> dict[str, float]:
+        """Rows per second by which each member moves on, its own and those that it gets."""
+        first, last = self._samples[0], self._samples[-1]
+        return {
+            uuid: _rate(sum(vclock.values()) - sum(first.vclocks[uuid].values()), first, last)
+            for uuid, vclock in last.vclocks.items()
+            if uuid in first.vclocks
+        }
+
+    def _link_rate(self, link: Link) -> float | None:
+        """Rows per second that come by the link: those of its master, and of all whom the follower does not follow."""
+        first, last = self._samples[0], self._samples[-1]
+        before, after = first.vclocks.get(link.follower), last.vclocks.get(link.follower)
+        follower, master = self._now.member(link.follower), self._now.member(link.master)
+        if before is None or after is None or follower is None or master is None:
+            return None
+        others = {self._id_of(each.master) for each in self._now.links_to(link.follower) if each.is_following}
+        elsewhere = (others | {follower.id}) - {master.id}
+        rows = sum(lsn - before.get(number, 0) for number, lsn in after.items() if number not in elsewhere)
+        return _rate(rows, first, last) if link.is_following else 0.0
+
+    def _id_of(self, uuid: str) -> int:
+        member = self._now.member(uuid)
+        return member.id if member is not None else 0
+
+
+def _is_at(member: Member, uri: Uri | None) -> bool:
+    return uri is not None and member.address is not None and place_of(member.address) == place_of(uri.address)
+
+
+def _rate(rows: int, first: _Sample, last: _Sample) -> float:
+    seconds = last.at - first.at
+    return round(max(0, rows) / seconds, 1) if seconds > 0 else 0.0

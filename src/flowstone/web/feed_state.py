@@ -1,0 +1,173 @@
+"""What the dashboard's feed says, as its JSON has it: `docs/reference/dashboard.md` is the contract.
+
+Values only. Sets, members and links are those of `observation/`, with rates and what the tail of the log shows beside
+them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Literal
+
+import msgspec
+
+from flowstone.observation.finding import Finding
+from flowstone.observation.live_transaction import LiveTransaction
+from flowstone.observation.replica_set import Link, Member
+from flowstone.observation.report import Queue, Report, Unreachable, VClock
+from flowstone.observation.tail_sink import Waiting
+
+
+class MemberState(msgspec.Struct, frozen=True, kw_only=True):
+    uuid: str
+    id: int
+    name: str | None
+    label: str
+    address: str | None
+    mode: str
+    is_leader: bool
+    vclock: VClock
+    unreachable: Unreachable | None
+    report: Report | None
+
+
+class LinkState(msgspec.Struct, frozen=True, kw_only=True):
+    follower: str
+    master: str
+    status: str
+    lag: float | None
+    lag_lsn: int | None
+    is_behind: bool
+    idle: float | None
+    message: str | None
+    rows_per_second: float | None
+
+
+class TailState(msgspec.Struct, frozen=True, kw_only=True):
+    """`seen` counts transactions; `address` is that of the member whose log is followed, or was last."""
+
+    status: str
+    address: str | None = msgspec.field(name="from", default=None)
+    message: str | None = None
+    rows_per_second: float = 0.0
+    seen: int = 0
+
+
+class ElectionEvent(msgspec.Struct, frozen=True, kw_only=True):
+    at: float
+    term: int
+    leader: int
+    leader_label: str | None
+    kind: Literal["leader", "no_leader", "term"]
+
+
+class SetState(msgspec.Struct, frozen=True, kw_only=True):
+    uuid: str | None
+    name: str | None
+    label: str
+    term: int | None
+    leader: int
+    vclock: VClock
+    queue: Queue | None
+    members: tuple[MemberState, ...]
+    links: tuple[LinkState, ...]
+    rows_per_second: dict[str, float]
+    waiting: tuple[Waiting, ...]
+    tail: TailState
+    elections: tuple[ElectionEvent, ...]
+
+
+class PipelineTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of a lake that `flowstone mirror` keeps. `age_seconds`: how old its newest settled change is."""
+
+    lake: str
+    table: str
+    space: str | None = None
+    rows: int | None = None
+    version: int | None = None
+    position: dict[str, VClock] = {}
+    settled_at: float | None = None
+    age_seconds: float | None = None
+    status: str
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    now: float
+    version: str
+    sets: tuple[SetState, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    pipeline: tuple[PipelineTable, ...] = ()
+
+
+class HistoryLink(msgspec.Struct, frozen=True, kw_only=True):
+    follower: str
+    master: str
+    lag: float | None
+    lag_lsn: int | None
+
+
+class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
+    at: float
+    links: tuple[HistoryLink, ...]
+    rows: dict[str, float]
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """Points are kept as JSON: quarters of an hour of them are asked for more often than any one is looked into."""
+
+    points: tuple[msgspec.Raw, ...]
+
+
+class TransactionBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Transactions that are new, or whose status is, and how many more there were."""
+
+    replicaset_uuid: str = msgspec.field(name="set")
+    transactions: tuple[LiveTransaction, ...]
+    skipped: int
+
+
+class TransactionList(msgspec.Struct, frozen=True, kw_only=True):
+    transactions: tuple[LiveTransaction, ...]
+    kept: int
+    seen: int
+
+
+def to_json(value: object) -> bytes:
+    """The JSON of any of these. Of servers anything may come: bytes that are no text, and values that JSON lacks."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=str)
+        return json.dumps(plain).encode()
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=str)
+
+
+def member_state(member: Member) -> MemberState:
+    return MemberState(
+        uuid=member.uuid,
+        id=member.id,
+        name=member.name,
+        label=member.label,
+        address=member.address,
+        mode=member.mode,
+        is_leader=member.is_leader,
+        vclock=member.vclock,
+        unreachable=member.unreachable,
+        report=member.report,
+    )
+
+
+def link_state(link: Link, rows_per_second: float | None) -> LinkState:
+    return LinkState(
+        follower=link.follower,
+        master=link.master,
+        status=link.status,
+        lag=link.lag,
+        lag_lsn=link.lag_lsn,
+        is_behind=link.is_behind,
+        idle=link.idle,
+        message=link.message,
+        rows_per_second=rows_per_second,
+    )

@@ -1,0 +1,84 @@
+"""Whether a process is well, for probes and for people: ready or not, and every reason why not.
+
+Pure. `is_ready` is about this process: it serves what it is there for. `reasons` name more: what will keep it from that
+soon, or keeps others from following it. A peer that is away is none, unless it leads: its own probe tells that.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from flowstone.node.statistics import DiskUsage, Statistics
+from flowstone.observation.replica_set import FOLLOWING
+from flowstone.observation.report import Report
+
+FREE_BYTES_MIN: Final = 256 * 1024 * 1024
+"""One log of the usual `wal_max_size`: with less room than that there may be none for the next."""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """`state` is the status of a node, or of a job's connection."""
+
+    state: str
+    is_ready: bool
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def is_well(self) -> bool:
+        return self.is_ready and not self.reasons
+
+
+STARTING: Final = Health(state="starting", is_ready=False, reasons=("the node has not started yet",))
+
+
+def node_health(report: Report, statistics: Statistics, usage: DiskUsage) -> Health:
+    """That of a node, by what it knows of itself."""
+    wal = statistics.wal.failure
+    reasons = [
+        *_of_status(report),
+        *_of_leader(report),
+        *_of_upstreams(report),
+        *([f"the log cannot be written: {wal}"] if wal is not None else []),
+        *_of_disk(usage),
+    ]
+    is_ready = report.status == "running" and wal is None
+    return Health(state=report.status, is_ready=is_ready, reasons=tuple(reasons))
+
+
+def _of_status(report: Report) -> list[str]:
+    if report.status == "orphan":
+        return ["orphan: it has not caught up with enough of its peers, and takes no writes"]
+    return [] if report.status == "running" else [f"the node is {report.status}"]
+
+
+def _of_leader(report: Report) -> list[str]:
+    """Who has no quorum begins no new term, and names a dead leader for ever: it must be heard, too."""
+    mode, election = (report.cfg or {}).get("election_mode", "off"), report.election
+    if election is None or mode == "off":
+        return []
+    if not election.leader:
+        return [f"no leader in term {election.term}"]
+    sides = [peer.upstream for peer in report.replication if peer.id == election.leader]
+    is_heard = election.leader == report.id or any(side and side.status in FOLLOWING for side in sides)
+    return [] if is_heard else [f"the leader of term {election.term}, replica {election.leader}, is not heard"]
+
+
+def _of_upstreams(report: Report) -> list[str]:
+    """Only those that will not go on by themselves."""
+    sides = [(peer.id, peer.upstream) for peer in report.replication if peer.upstream is not None]
+    return [
+        f"does not follow replica {replica_id}: {side.message or side.status}"
+        for replica_id, side in sides
+        if side.status == "stopped"
+    ]
+
+
+def _of_disk(usage: DiskUsage) -> list[str]:
+    free = {"wal_dir": usage.wal_free_bytes, "memtx_dir": usage.memtx_free_bytes}
+    return [
+        f"the disk of {name} is nearly full: {room // 1024**2} MiB are left"
+        for name, room in free.items()
+        if room < FREE_BYTES_MIN
+    ]

@@ -1,0 +1,221 @@
+"""Metrics in the text that Prometheus reads: of servers by their reports, under the names of Tarantool's own module.
+
+`tnt_…` are those of `tarantool/metrics`, label for label, so that its Grafana boards and alerts work; `flowstone_…` are
+ours. A report is enough for all that is here: a node about itself, and whoever watches others, show the same. What a
+server does not tell is left out, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from prometheus_client import core
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from flowstone.node.statistics import Durations
+from flowstone.observation.replica_set import replica_sets
+from flowstone.observation.report import Peer, Report, Unreachable
+
+ELECTION_STATES: Final = {"follower": 0, "candidate": 1, "leader": 2}
+STATUSES: Final = ("loading", "hot_standby", "orphan", "running")
+FOLLOW: Final = "follow"
+
+
+class Families(Collector):
+    """Metrics as they are put together: a family has one help, one kind, and samples that differ in their labels."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, core.Metric] = {}
+
+    def gauge(self, name: str, text: str, value: float | None, /, **labels: str | int) -> None:
+        """Something that goes up and down; None is not shown."""
+        if value is not None:
+            self._family(name, text, "gauge").add_sample(name, _texts(labels), value)
+
+    def counter(self, name: str, text: str, value: float | None, /, **labels: str | int) -> None:
+        """Something that only grows; its name ends in _total. None is not shown."""
+        if value is not None:
+            assert name.endswith("_total"), name
+            self._family(name.removesuffix("_total"), text, "counter").add_sample(name, _texts(labels), value)
+
+    def histogram(self, name: str, text: str, values: Durations, /, **labels: str | int) -> None:
+        family, given = self._family(name, text, "histogram"), _texts(labels)
+        below = 0
+        for bound, count in zip((*values.bounds, float("inf")), values.counts, strict=True):
+            below += count
+            family.add_sample(f"{name}_bucket", given | {"le": _bound(bound)}, below)
+        family.add_sample(f"{name}_count", given, values.count)
+        family.add_sample(f"{name}_sum", given, values.sum)
+
+    def info(self, name: str, text: str, /, **labels: str | int) -> None:
+        """Words about something, in labels; its name ends in _info."""
+        self._family(name.removesuffix("_info"), text, "info").add_sample(name, _texts(labels), 1)
+
+    def _family(self, name: str, text: str, kind: str) -> core.Metric:
+        family = self._found.get(name)
+        if family is None:
+            family = self._found[name] = core.Metric(name, text, kind)
+        assert family.type == kind, name
+        return family
+
+    def collect(self) -> Iterable[core.Metric]:
+        return self._found.values()
+
+
+def encode(families: Families, accept: str) -> tuple[bytes, str]:
+    """The text and its content type: Prometheus', or OpenMetrics where the Accept header asks for it."""
+    encoder, content_type = choose_encoder(accept)
+    return encoder(families), content_type
+
+
+def _bound(value: float) -> str:
+    """A bound of a histogram as both formats want it."""
+    return "+Inf" if value == float("inf") else repr(float(value))
+
+
+def _texts(labels: Mapping[str, str | int]) -> dict[str, str]:
+    return {name: str(value) for name, value in labels.items()}
+
+
+# --- of reports ---
+
+
+def add_reports(families: Families, answers: Sequence[Report | Unreachable]) -> None:
+    """All that the answers of servers tell; each is told apart by `alias`."""
+    for alias, answer in _by_alias(answers):
+        is_there = isinstance(answer, Report)
+        families.gauge("flowstone_server_up", "Whether the server answers", int(is_there), alias=alias)
+        if isinstance(answer, Report):
+            _add_info(families, alias, answer)
+            _add_replication(families, alias, answer)
+            _add_replication_lsn(families, alias, answer)
+            _add_synchro(families, alias, answer)
+            _add_election(families, alias, answer)
+            _add_retention(families, alias, answer)
+    _add_links(families, answers)
+
+
+def _by_alias(answers: Sequence[Report | Unreachable]) -> Iterator[tuple[str, Report | Unreachable]]:
+    """Servers by their names, by their addresses where a name is missing or taken; each once."""
+    taken: dict[str, None] = {}
+    for answer in answers:
+        names = [answer.name, answer.address] if isinstance(answer, Report) else [answer.address]
+        alias = next((name for name in names if name and name not in taken), None)
+        if alias is not None:
+            taken[alias] = None
+            yield alias, answer
+
+
+def _add_info(families: Families, alias: str, report: Report) -> None:
+    families.gauge("tnt_info_lsn", "Tarantool lsn", report.lsn, alias=alias)
+    families.gauge("tnt_info_uptime", "Tarantool uptime", report.uptime, alias=alias)
+    for replica_id, lsn in report.vclock.items():
+        families.gauge("tnt_info_vclock", "VClock", lsn, alias=alias, id=replica_id)
+    families.gauge("tnt_read_only", "Is instance read only", int(report.ro), alias=alias)
+    families.info(
+        "flowstone_instance_info",
+        "Who the server is",
+        alias=alias,
+        package=report.package,
+        version=report.version,
+        id=report.id,
+        uuid=report.uuid,
+        replicaset=report.replicaset_uuid or "",
+    )
+    for status in STATUSES:
+        text = "Whether the server has this status"
+        families.gauge("flowstone_status", text, int(report.status == status), alias=alias, status=status)
+
+
+def _add_replication(families: Families, alias: str, report: Report) -> None:
+    for peer in _others(report):
+        for stream, side in (("upstream", peer.upstream), ("downstream", peer.downstream)):
+            if side is not None:
+                of: dict[str, str | int] = {"alias": alias, "id": peer.id, "stream": stream}
+                families.gauge("tnt_replication_lag", "Replication lag", side.lag, **of)
+                families.gauge("tnt_replication_status", "Replication status", int(side.status == FOLLOW), **of)
+
+
+def _add_replication_lsn(families: Families, alias: str, report: Report) -> None:
+    """As Tarantool's module has it: on a master how many of its rows a replica lacks, on a replica always 0."""
+    name, text = "tnt_replication_lsn", "lsn for instance"
+    for peer in report.replication:
+        if report.ro:
+            lsn = report.vclock.get(peer.id)
+            missing = None if lsn is None else peer.lsn - lsn
+            families.gauge(name, text, missing, alias=alias, id=peer.id, type="replica")
+        elif peer.downstream is not None and report.id in peer.downstream.vclock:
+            missing = report.lsn - peer.downstream.vclock[report.id]
+            families.gauge(name, text, missing, alias=alias, id=peer.id, type="master")
+
+
+def _others(report: Report) -> Iterator[Peer]:
+    return (peer for peer in report.replication if peer.id != report.id)
+
+
+def _add_synchro(families: Families, alias: str, report: Report) -> None:
+    queue = report.queue
+    if queue is None:
+        return
+    families.gauge("tnt_synchro_queue_owner", "Synchro queue owner", queue.owner, alias=alias)
+    families.gauge("tnt_synchro_queue_term", "Synchro queue term", queue.term, alias=alias)
+    text = "Amount of transactions are collecting confirmations now"
+    families.gauge("tnt_synchro_queue_len", text, queue.len, alias=alias)
+    families.gauge("tnt_synchro_queue_busy", "Is synchro queue busy", int(queue.busy), alias=alias)
+    text = "Bytes of transactions that wait for a quorum"
+    families.gauge("tnt_synchro_queue_size", text, queue.size, alias=alias)
+    text = "Seconds for which the first transaction has waited"
+    families.gauge("tnt_synchro_queue_age", text, queue.age, alias=alias)
+    text = "Seconds that the last transaction has waited for its quorum"
+    families.gauge("tnt_synchro_queue_confirm_lag", text, queue.confirm_lag, alias=alias)
+    text = "Members that must have a synchronous transaction before it is committed"
+    families.gauge("flowstone_synchro_quorum", text, queue.quorum, alias=alias)
+    text = "Synchronous transactions, and those behind them, that were rolled back"
+    families.counter("flowstone_synchro_rollbacks_total", text, queue.rollback_count, alias=alias)
+
+
+def _add_election(families: Families, alias: str, report: Report) -> None:
+    election = report.election
+    if election is None:
+        return
+    state = ELECTION_STATES.get(election.state)
+    families.gauge("tnt_election_state", "Election state of the node", state, alias=alias)
+    families.gauge("tnt_election_vote", "ID of a node the current node votes for", election.vote, alias=alias)
+    families.gauge("tnt_election_leader", "Leader node ID in the current term", election.leader, alias=alias)
+    families.gauge("tnt_election_term", "Current election term", election.term, alias=alias)
+    idle = election.leader_idle
+    families.gauge("tnt_election_leader_idle", "Current idle for elected leader", idle, alias=alias)
+
+
+def _add_retention(families: Families, alias: str, report: Report) -> None:
+    gc = report.gc
+    if gc is None:
+        return
+    families.gauge("flowstone_gc_checkpoints", "Snapshots that are kept", len(gc.checkpoints), alias=alias)
+    text = "Whether no file is deleted until all members are back"
+    families.gauge("flowstone_gc_paused", text, int(gc.is_paused), alias=alias)
+    behind: dict[str, int] = {}
+    for consumer in gc.consumers:
+        rows = max(0, report.signature - sum(consumer.vclock.values()))
+        behind[consumer.name] = max(rows, behind.get(consumer.name, 0))
+    for name, rows in behind.items():
+        text = "Rows of the log that are kept for this consumer"
+        families.gauge("flowstone_gc_consumer_lag_rows", text, rows, alias=alias, consumer=name)
+
+
+def _add_links(families: Families, answers: Sequence[Report | Unreachable]) -> None:
+    for replica_set in replica_sets(answers):
+        ids = {member.uuid: member.id for member in replica_set.members}
+        for link in replica_set.links:
+            of: dict[str, str | int] = {
+                "replicaset": replica_set.uuid or "",
+                "id": ids.get(link.follower, 0),
+                "uuid": link.follower,
+                "master": ids.get(link.master, 0),
+            }
+            text = "Rows that the master has and the follower lacks"
+            families.gauge("flowstone_replication_lag_rows", text, link.lag_lsn, **of)
+            text = "Seconds that the follower is behind; 0 where it lacks nothing, however long ago the last row came"
+            families.gauge("flowstone_replication_lag_seconds", text, link.lag, **of)

@@ -1,0 +1,120 @@
+"""Metrics and health of the node in this process: what its report tells, and what only it can know.
+
+`tnt_…` names that are here have Tarantool's meaning; those of its allocators, fibers and Lua have none in a node, and
+are missing.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from typing import Final
+
+from flowstone.node.node import Node, NotRunning
+from flowstone.node.statistics import DiskUsage, Statistics
+from flowstone.observation.own_report import own_report
+from flowstone.observation.report import Report
+from flowstone.web.health import STARTING, Health, node_health
+from flowstone.web.metrics import Families, add_reports
+
+_STATM: Final = "/proc/self/statm"
+
+
+class NodeMetrics:
+    """What `monitoring.py` serves about `node`, from before it has started until after it has stopped."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def metrics(self) -> Families:
+        families = Families()
+        try:
+            report, statistics, usage = await self._look()
+        except NotRunning:
+            return families
+        add_reports(families, [report])
+        alias = report.name or report.address
+        add_process(families, alias)
+        add_statistics(families, alias, statistics)
+        add_usage(families, alias, report, usage)
+        return families
+
+    async def health(self) -> Health:
+        try:
+            return node_health(*await self._look())
+        except NotRunning:
+            return STARTING
+
+    async def _look(self) -> tuple[Report, Statistics, DiskUsage]:
+        usage = await self._node.disk_usage()
+        return own_report(self._node), self._node.statistics(), usage
+
+
+def add_process(families: Families, alias: str) -> None:
+    """Time and memory of the process, as Tarantool's module names them."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    families.gauge("tnt_cpu_user_time", "CPU user time usage", used.ru_utime, alias=alias)
+    families.gauge("tnt_cpu_system_time", "CPU system time usage", used.ru_stime, alias=alias)
+    families.gauge("tnt_cfg_current_time", "Tarantool cfg time", time.time(), alias=alias)
+    sizes = _memory()
+    if sizes is not None:
+        families.gauge("tnt_memory", "Tarantool instance memory usage", sizes[1], alias=alias)
+        families.gauge("tnt_memory_virt", "Tarantool instance virtual memory usage", sizes[0], alias=alias)
+
+
+def _memory() -> tuple[int, int] | None:
+    """Bytes of address space and of memory; None where the system does not tell it like Linux."""
+    try:
+        with open(_STATM, encoding="ascii") as file:
+            virtual, resident, *_ = map(int, file.read().split())
+    except OSError:
+        return None
+    page = os.sysconf("SC_PAGE_SIZE")
+    return virtual * page, resident * page
+
+
+def add_statistics(families: Families, alias: str, seen: Statistics) -> None:
+    families.counter("tnt_net_sent_total", "Totally sent in bytes", seen.sent_bytes, alias=alias)
+    families.counter("tnt_net_received_total", "Totally received in bytes", seen.received_bytes, alias=alias)
+    families.counter("tnt_net_connections_total", "Connections total amount", seen.connections_total, alias=alias)
+    families.gauge("tnt_net_connections_current", "Current connections amount", seen.connections, alias=alias)
+    families.counter("tnt_net_requests_total", "Requests total amount", seen.requests, alias=alias)
+    families.gauge("tnt_net_requests_current", "Pending requests", seen.requests_in_progress, alias=alias)
+    for name, total in {**seen.operations, "ERROR": seen.errors}.items():
+        text = "Total amount of operations"
+        families.counter("tnt_stats_op_total", text, total, alias=alias, operation=name.lower())
+    for space in seen.spaces:
+        families.gauge("tnt_space_len", "Space length", space.len, alias=alias, name=space.name, engine=space.engine)
+    _add_wal(families, alias, seen)
+    for follower in seen.followers:
+        of: dict[str, str | int] = {"alias": alias, "id": follower.id, "uuid": follower.uuid}
+        families.counter("flowstone_relay_rows_total", "Rows that this replica was sent", follower.rows, **of)
+        families.counter("flowstone_relay_bytes_total", "Bytes of rows that it was sent", follower.bytes, **of)
+
+
+def _add_wal(families: Families, alias: str, seen: Statistics) -> None:
+    wal = seen.wal
+    families.counter("flowstone_wal_rows_total", "Rows written to the log", wal.rows, alias=alias)
+    families.counter("flowstone_wal_bytes_total", "Bytes written to the log", wal.bytes, alias=alias)
+    families.counter("flowstone_wal_rotations_total", "Logs that were ended for the next", wal.rotations, alias=alias)
+    families.counter("flowstone_wal_failures_total", "Writes that failed", wal.failures, alias=alias)
+    families.gauge("flowstone_wal_failing", "Whether the last write failed", int(wal.failure is not None), alias=alias)
+    text = "Seconds that writes to the log took: without a sync (write), and with it (fsync)"
+    families.histogram("flowstone_wal_write_seconds", text, wal.write_seconds, alias=alias, mode="write")
+    families.histogram("flowstone_wal_write_seconds", text, wal.synced_seconds, alias=alias, mode="fsync")
+
+
+def add_usage(families: Families, alias: str, report: Report, usage: DiskUsage) -> None:
+    families.gauge("flowstone_wal_files", "Logs on disk", len(usage.logs), alias=alias)
+    families.gauge("flowstone_wal_files_bytes", "Bytes of logs on disk", sum(b for _, b in usage.logs), alias=alias)
+    families.gauge("flowstone_snapshots_bytes", "Bytes of snapshots on disk", usage.snapshots_bytes, alias=alias)
+    for directory, room in (("wal_dir", usage.wal_free_bytes), ("memtx_dir", usage.memtx_free_bytes)):
+        text = "Bytes that the file system can still take"
+        families.gauge("flowstone_disk_free_bytes", text, room, alias=alias, directory=directory)
+    held: dict[str, int] = {}
+    for consumer in report.gc.consumers if report.gc is not None else ():
+        held[consumer.name] = max(held.get(consumer.name, 0), usage.held_from(consumer.signature))
+    for name, size in held.items():
+        text = "Bytes of logs that this consumer has not read to their end"
+        families.gauge("flowstone_gc_held_bytes", text, size, alias=alias, consumer=name)

@@ -1,0 +1,54 @@
+"""A replica set as one of its nodes sees it, for the dashboard inside `flowstone serve`.
+
+The node is asked in this process, so there is a dashboard before there is a user who may ask. Its peers are asked by
+the URIs that it follows them by, whose users may know less; what they do not say, the node's own report tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flowstone.iproto.uri import Uri
+from flowstone.node.node import Node, NotRunning
+from flowstone.observation.asking import Asking, ask_all
+from flowstone.observation.own_report import own_report
+from flowstone.observation.places import place_of
+from flowstone.observation.replica_set import Member, ReplicaSet, replica_sets
+from flowstone.observation.report import Report, Unreachable
+from flowstone.outside import Outside
+
+
+class NodeView:
+    """`feed.Observed` of a node and the members at `uris`, itself among them or not."""
+
+    def __init__(self, outside: Outside, node: Node, uris: Sequence[Uri]) -> None:
+        self._node = node
+        self._askings = [Asking(outside, uri) for uri in uris]
+
+    async def look(self) -> tuple[ReplicaSet, ...]:
+        own = self._own_report()
+        answers = await ask_all(self._askings)
+        others = [answer for answer in answers if own is None or not _is_about(own, answer)]
+        return replica_sets([own, *others] if own is not None else others)
+
+    def _own_report(self) -> Report | None:
+        """None while the node starts or stops."""
+        try:
+            return own_report(self._node)
+        except NotRunning:
+            return None
+
+    def asking(self, member: Member) -> Asking | None:
+        places = [place_of(member.address)] if member.address is not None else []
+        return next((asking for asking in self._askings if place_of(asking.uri.address) in places), None)
+
+    async def close(self) -> None:
+        for asking in self._askings:
+            await asking.close()
+
+
+def _is_about(own: Report, answer: Report | Unreachable) -> bool:
+    """Whether the node was asked by the network, too; it knows better itself."""
+    if isinstance(answer, Report):
+        return answer.uuid == own.uuid
+    return place_of(answer.address) == place_of(own.address)

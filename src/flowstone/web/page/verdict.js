@@ -1,0 +1,82 @@
+// How everything is, in one sentence. Pure: a state in, words and a kind (well, busy or bad) out.
+
+import { counted, listed } from "./words.js";
+
+const PHRASES_MAX = 3;
+const WAITING_SECONDS = 5;
+
+const FOLLOWING = new Set(["follow", "sync"]);
+const BROKEN = new Set(["stopped", "disconnected"]);
+
+/** What a link's status means for who looks: well, busy (on its way) or bad. */
+export function linkKind(link) {
+  if (BROKEN.has(link.status)) return "bad";
+  if (!FOLLOWING.has(link.status)) return "busy";
+  return link.is_behind ? "busy" : "well";
+}
+
+export function hasElections(set) {
+  const modes = set.members.map((member) => member.report?.cfg?.election_mode);
+  return modes.some((mode) => mode && mode !== "off");
+}
+
+/** Members that the dashboard could not ask. */
+export function unreachable(set) {
+  return set.members.filter((member) => member.unreachable);
+}
+
+export function verdict(state) {
+  const bad = state.sets.flatMap((set) => broken(set, state));
+  const busy = [...state.sets.flatMap(slow), ...staleTables(state.pipeline ?? [])];
+  // What has no words of its own here is told by the findings below.
+  if (!bad.length) bad.push(...attention(state, "stopped"));
+  if (!bad.length && !busy.length) busy.push(...attention(state, "behind"));
+  const told = [...bad, ...busy];
+  if (!told.length) return { kind: "well", text: allIsWell(state) };
+  const rest = told.length - PHRASES_MAX + 1;
+  const shown = rest > 1 ? [...told.slice(0, PHRASES_MAX - 1), `${rest} more`] : told;
+  return { kind: bad.length ? "bad" : "busy", text: listed(shown) };
+}
+
+function attention(state, severity) {
+  const found = (state.findings ?? []).filter((finding) => finding.severity === severity);
+  return found.length ? [`${counted(found.length, "thing needs", "things need")} attention`] : [];
+}
+
+function broken(set, state) {
+  const lost = unreachable(set);
+  const gone = new Set(lost.map((member) => member.uuid));
+  const where = state.sets.length > 1 ? ` in ${set.label}` : "";
+  // Who is gone is told once, not once for each of its links.
+  const links = set.links.filter((link) => !gone.has(link.follower));
+  const stopped = new Set(links.filter((link) => link.status === "stopped").map((link) => link.follower));
+  const cut = links.filter((link) => link.status === "disconnected" && !gone.has(link.master));
+  const phrases = [];
+  if (stopped.size) phrases.push(`${counted(stopped.size, "replica is", "replicas are")} stopped${where}`);
+  if (lost.length) phrases.push(`${counted(lost.length, "member")} cannot be reached${where}`);
+  if (cut.length) phrases.push(`${counted(cut.length, "link is", "links are")} cut${where}`);
+  if (!set.leader && hasElections(set)) phrases.push(`nobody leads${where || " the set"}`);
+  return phrases;
+}
+
+function slow(set) {
+  const behind = new Set(set.links.filter((link) => linkKind(link) === "busy").map((link) => link.follower));
+  const phrases = [];
+  if (behind.size) phrases.push(`${counted(behind.size, "replica is", "replicas are")} behind`);
+  if (set.queue?.len && set.queue.age > WAITING_SECONDS) {
+    phrases.push(`${counted(set.queue.len, "transaction waits", "transactions wait")} for a quorum`);
+  }
+  return phrases;
+}
+
+function staleTables(tables) {
+  const stale = tables.filter(({ status }) => ["behind", "damaged"].includes(status));
+  return stale.length ? [`${counted(stale.length, "table is", "tables are")} not current`] : [];
+}
+
+function allIsWell(state) {
+  const members = state.sets.reduce((sum, set) => sum + set.members.length, 0);
+  if (!members) return "No members are known yet";
+  const following = state.sets.some((set) => set.links.length) ? "all follow" : "all answer";
+  return `${counted(state.sets.length, "set")}, ${counted(members, "member")}, ${following}`;
+}

@@ -1,0 +1,118 @@
+"""The tables of lakes that `flowstone mirror` keeps: how far each has come, and how fresh that is.
+
+Reads the tables' logs with deltalake, no Spark and no data. What a table holds is told by its position; whether that is
+all there is, only the replica set itself can say, so the positions of those that are watched are given. Calls block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from deltalake.exceptions import DeltaError
+
+from flowstone.errors import FlowstoneError
+from flowstone.observation.replica_set import missing_rows
+from flowstone.observation.report import VClock as Lsns
+from flowstone.replication.vclock import VClock
+from flowstone.spark.lake import Lake, Progress, is_living
+from flowstone.spark.lake_table_embedded import EmbeddedTable
+from flowstone.web.feed_state import PipelineTable
+
+TABLES_MAX: Final = 500
+"""Tables of a lake that are shown."""
+
+FRESH_SECONDS: Final = 10.0
+"""Who lacks only what is newer is as good as current: rows are on their way all the time."""
+
+
+class Pipeline:
+    """Some lakes, whose tables stay open from one look to the next."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._lakes = [_WatchedLake(path) for path in paths]
+
+    def look(self, now: float, positions: Mapping[str, Lsns]) -> tuple[PipelineTable, ...]:
+        """All tables as they are; `positions` are those of the replica sets that are watched, by UUID."""
+        return tuple(table for lake in self._lakes for table in lake.look(now, positions))
+
+
+class _WatchedLake:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lake = Lake.open(path, engine="deltalake")
+        self._tables: dict[str, EmbeddedTable] = {}
+
+    def look(self, now: float, positions: Mapping[str, Lsns]) -> list[PipelineTable]:
+        try:
+            progress, names = self._lake.progress, self._lake.directories()[:TABLES_MAX]
+        except (FlowstoneError, DeltaError, OSError, ValueError):
+            return [PipelineTable(lake=self._path, table="", status="damaged")]
+        for gone in [name for name in self._tables if name not in names]:
+            del self._tables[gone]
+        found = [self._table(name, progress, now, positions) for name in names]
+        return [table for table in found if table is not None]
+
+    def _table(
+        self, name: str, progress: Mapping[str, Progress], now: float, positions: Mapping[str, Lsns]
+    ) -> PipelineTable | None:
+        """None where the directory is no table, or that of a space that is gone."""
+        try:
+            table = self._opened(name)
+            return None if table is None else self._told(name, table, progress, now, positions)
+        except (FlowstoneError, DeltaError, OSError, ValueError):
+            self._tables.pop(name, None)
+            return PipelineTable(lake=self._path, table=name, status="damaged")
+
+    def _opened(self, name: str) -> EmbeddedTable | None:
+        table = self._tables.get(name)
+        if table is not None:
+            table.refresh()
+        else:
+            table = EmbeddedTable.open(f"{self._lake.path}/{name}", {})
+            if table is not None:
+                self._tables[name] = table
+        return table if table is not None and is_living(table.schema) else None
+
+    def _told(
+        self,
+        name: str,
+        table: EmbeddedTable,
+        progress: Mapping[str, Progress],
+        now: float,
+        positions: Mapping[str, Lsns],
+    ) -> PipelineTable:
+        # The lake's progress may be ahead: a table is written only where its space has changed.
+        reached = {
+            uuid: own.merged(progress[uuid].position) if uuid in progress else own
+            for uuid, own in table.positions.items()
+        }
+        stamps = [progress[uuid].stamp / 1e6 for uuid in reached if uuid in progress and progress[uuid].stamp]
+        settled_at = min(stamps, default=None)
+        is_whole = _is_whole(reached, positions)
+        age = None if settled_at is None else max(0.0, now - settled_at)
+        age = 0.0 if is_whole else age
+        return PipelineTable(
+            lake=self._path,
+            table=name,
+            space=table.schema.space.name,
+            rows=table.row_count,
+            version=table.version,
+            position={uuid: vclock.to_mapping() for uuid, vclock in reached.items()},
+            settled_at=settled_at,
+            age_seconds=age,
+            status=_status(is_whole, age),
+        )
+
+
+def _is_whole(reached: Mapping[str, VClock], positions: Mapping[str, Lsns]) -> bool | None:
+    """Whether nothing of the logs is missing; None where a set is not watched."""
+    if not reached or any(uuid not in positions for uuid in reached):
+        return None
+    return all(missing_rows(positions[uuid], vclock.to_mapping()) == 0 for uuid, vclock in reached.items())
+
+
+def _status(is_whole: bool | None, age: float | None) -> str:
+    if is_whole is None:
+        return "unknown"
+    return "current" if is_whole or (age is not None and age < FRESH_SECONDS) else "behind"

@@ -1,0 +1,183 @@
+"""Serves an ASGI application over HTTP in the loop that is running, and stops when it is told to.
+
+uvicorn without what a program of its own would want: no signals, no access log, no configuration of logging. Everything
+goes through `request_log.py` and `guard.py`. Background work of an application is its maker's: there is no lifespan.
+What a client may take of the server is bounded: header size, connections, the time to ask and to take an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final, Self
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri
+from flowstone.web.address import check_token, http_address
+from flowstone.web.guard import Guard
+from flowstone.web.request_log import RequestLog
+
+HEADER_SIZE_MAX: Final = 16 * 1024
+CONNECTIONS_MAX: Final = 256
+REQUEST_SECONDS: Final = 30.0
+"""What a connection may take until its first request is there, between two, and until it reads on."""
+
+STOP_SECONDS: Final = 1
+"""What answers may take to end when the server stops; event streams never do."""
+
+
+class CannotListen(FlowstoneError):
+    """The address is taken, not ours, or none."""
+
+
+class WebServer:
+    """`application` at `listen` (`HOST:PORT`, a port of loopback, port 0 for any): `async with WebServer(…) as server`.
+
+    Elsewhere than on loopback a `token` is needed (`address.new_token`); where one is given it is asked for, but not at
+    `open_paths`. `hosts` are names that loopback may be asked by, where a proxy stands in front of it. `option` is how
+    whoever runs it gives the address, for advice where that cannot be had.
+    """
+
+    def __init__(
+        self,
+        application: ASGIApp,
+        listen: str,
+        *,
+        token: str | None = None,
+        hosts: Iterable[str] = (),
+        open_paths: Collection[str] = (),
+        option: str = "listen",
+    ) -> None:
+        self._place = http_address(listen)
+        self._option = option
+        check_token(self._place, token)
+        guarded = RequestLog(Guard(application, token=token, hosts=hosts, open_paths=open_paths))
+        self._server = _Server(
+            uvicorn.Config(
+                guarded,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=CONNECTIONS_MAX,
+                timeout_keep_alive=int(REQUEST_SECONDS),
+                timeout_graceful_shutdown=STOP_SECONDS,
+                h11_max_incomplete_event_size=HEADER_SIZE_MAX,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """`HOST:PORT`, with the port that was chosen for port 0."""
+        assert self._socket is not None, "the server is not started"
+        return Uri(self._place.host, self._socket.getsockname()[1]).address
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}/"
+
+    async def start(self) -> None:
+        """Returns when it answers; CannotListen where it cannot."""
+        self._socket = await _bound(self._place, self._option)
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
+        await self._server.is_answering.wait()
+
+    async def stop(self) -> None:
+        """Ends all connections, those of event streams after STOP_SECONDS."""
+        self._server.should_exit = True
+        task, self._task = self._task, None
+        if task is not None:
+            await task
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+async def _bound(place: Uri, option: str) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    try:
+        family, kind, protocol, _, address = (
+            await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        message = f"cannot serve HTTP at {place.address}: {error.strerror or error}"
+        raise CannotListen(message, hint=f"give another {option}, or port 0 for any that is free") from error
+    return bound
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_answering = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_answering.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """They are the process's own business."""
+        yield
+
+
+def _let_go_of_who_takes_nothing(transport: asyncio.Transport) -> None:
+    """Has the kernel end it: closing waits for what was not sent, and that has no end where nobody reads."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(REQUEST_SECONDS * 1000))
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's patience ends with the first byte of a request; here it ends with the last one of its headers."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _let_go_of_who_takes_nothing(transport)
+        self._wait_for_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _wait_for_request(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.conn.their_state is h11.IDLE:
+            self.transport.close()

@@ -1,0 +1,114 @@
+"""`flowstone explain` tells people and programs what is wrong, and its exit code says whether anything is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flowstone
+from flowstone.cli import run
+from flowstone.cli.explain import is_path
+from tests import real_tarantool
+from tests.observation.directories import leave
+from tests.real_tarantool import Server, free_port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with real_tarantool.serve(tmp_path_factory.mktemp("explain") / "server") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return leave("real", tmp_path_factory.mktemp("explain") / "data")
+
+
+def test_a_server_that_is_well_is_said_to_be(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", server.uri]) == 0
+    shown = capsys.readouterr()
+    assert "nothing is wrong" in shown.out
+    assert f"1 of 1 members answered: {server.uri} (rw, " in shown.out
+    assert shown.err == ""
+
+
+def test_a_finding_is_a_headline_a_reason_and_what_to_do(
+    server: Server, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(directory, damaged)
+    log = min(damaged.glob("*.xlog"))
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    log.write_bytes(data)
+    assert run(["explain", server.uri, str(damaged)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"! {log.name} is damaged  [damaged_log]"
+    assert lines[1].startswith("  why: at bytes ")
+    assert lines[2].startswith("  what to do: ")
+    assert f"looked at {damaged}: instance" in lines[-1]
+    assert run(["explain", "--evidence", str(damaged)]) == 1
+    assert f"  seen: {log}: bytes " in capsys.readouterr().out
+
+
+def test_json_has_the_findings_and_what_was_looked_at(
+    server: Server, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = f"127.0.0.1:{free_port()}"
+    assert run(["explain", "--json", server.uri, gone, str(directory)]) == 1
+    told = json.loads(capsys.readouterr().out)
+    (finding,) = told["findings"]
+    assert (finding["kind"], finding["severity"], finding["label"]) == ("unreachable", "stopped", gone)
+    assert all(finding[key] for key in ("what", "why", "advice", "evidence"))
+    assert [member["answered"] for one in told["replicasets"] for member in one["members"]] == [True, False]
+    (seen,) = told["directories"]
+    assert (seen["path"], seen["is_in_use"]) == (str(directory), False)
+    assert seen["end"]["1"] > 60
+
+
+def test_two_directories_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def write(path: Path, *keys: int) -> None:
+        async with flowstone.Node(str(path)) as node:
+            space = await node.create_space("things", format=[("id", "unsigned")], if_not_exists=True)
+            await space.create_index("pk", if_not_exists=True)
+            for key in keys:
+                await space.insert((key,))
+
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    asyncio.run(write(ours, 1))
+    shutil.copytree(ours, theirs)
+    asyncio.run(write(ours, 2))
+    asyncio.run(write(theirs, 3))
+    assert run(["explain", str(ours), str(theirs)]) == 1
+    shown = capsys.readouterr().out
+    assert f"✗ the histories of {ours} and {theirs} part  [split_brain]" in shown
+    assert f"only {ours} has 1 row, beginning with 1:" in shown
+    assert "INSERT things {id: 2}" in shown
+
+
+def test_who_is_refused_is_told_without_the_password(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "-u", "admin", "-p", "geheim", server.uri]) == 1
+    shown = capsys.readouterr()
+    assert "[wrong_password]" in shown.out
+    assert "geheim" not in shown.out + shown.err
+
+
+@pytest.mark.parametrize("where", ["nowhere/at/all", "no such place", "127.0.0.1:"])
+def test_what_is_neither_a_server_nor_a_directory_is_a_wrong_command_line(
+    where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["explain", where]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_directories_are_told_from_addresses(tmp_path: Path) -> None:
+    assert is_path(str(tmp_path))
+    assert is_path("data/a")
+    assert not is_path("127.0.0.1:3301")
+    assert not is_path("unix/:/run/tarantool.sock")
+    assert not is_path("admin:secret@unix/:/run/tarantool.sock")

@@ -1,0 +1,60 @@
+"""Where a command serves HTTP, and with which token."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from flowstone.cli.console import UsageError
+from flowstone.cli.http_options import TOKEN_VARIABLE, Place, place_of
+
+TOKEN = "a-token-of-sixteen-and-more"
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+
+
+def test_nobody_has_to_serve_http() -> None:
+    assert place_of(None, None) is None
+
+
+def test_on_loopback_no_token_is_needed() -> None:
+    place = Place("127.0.0.1:0", None)
+    assert (place.token, place.is_new) == (None, False)
+
+
+def test_elsewhere_one_is_made_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    place = Place("*:0", None)
+    assert place.is_new
+    place.tell("http://10.0.0.1:80/")
+    where, token = capsys.readouterr().err.splitlines()
+    assert where == "flowstone: metrics and health at http://10.0.0.1:80/"
+    assert token.endswith(f"http://10.0.0.1:80/?token={place.token}")
+
+
+def test_one_that_is_given_is_not_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    place = Place("*:0", None)
+    assert (place.token, place.is_new) == (TOKEN, False)
+    place.tell("http://10.0.0.1:80/")
+    assert TOKEN not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("token", ["correct+horse&battery staple", "100%25-sure-of-this#1", 'a=b;c/d?e:f@g,"h"~'])
+def test_a_link_takes_any_token_to_where_it_is_asked_for(token: str) -> None:
+    link = urlsplit(Place("127.0.0.1:0", token).link("http://127.0.0.1:80/"))
+    assert (link.netloc, link.path, link.fragment) == ("127.0.0.1:80", "/", "")
+    assert parse_qsl(link.query) == [("token", token)]
+
+
+def test_without_a_token_a_link_is_the_address() -> None:
+    assert Place("127.0.0.1:0", None).link("http://127.0.0.1:80/") == "http://127.0.0.1:80/"
+
+
+@pytest.mark.parametrize(("listen", "token"), [("nowhere", None), ("unix/:/x", None), ("127.0.0.1:0", "short")])
+def test_what_cannot_be_is_a_mistake_of_the_command_line(listen: str, token: str | None) -> None:
+    with pytest.raises(UsageError):
+        Place(listen, token)

@@ -1,0 +1,153 @@
+"""The log of a long-running command: plain lines, JSON lines, and neither forged by what peers say."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from flowstone.cli import console, mirror
+from flowstone.cli.log import JSON, SEVERITIES, escaped, say_event, set_format, set_level, start_log
+from flowstone.limestone.replica_events import Connected
+from flowstone.node.option_checks import LOG_LEVELS
+from flowstone.spark.mirror_progress import Lost, Opened, Progress
+
+NODE = logging.getLogger("flowstone.node")
+FORGED = "peer\n2026-01-01 00:00:00.000 INFO all is well\r\x1b[2J\u2028x"
+
+
+@pytest.fixture(autouse=True)
+def logger() -> Iterator[logging.Logger]:
+    """The logger of the package, put back as it was."""
+    log = logging.getLogger("flowstone")
+    before = log.level, list(log.handlers), log.propagate
+    yield log
+    log.level, log.handlers, log.propagate = before
+    log.setLevel(before[0])
+    console.write_lines_as(str)
+
+
+def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    return capfd.readouterr().err.splitlines()
+
+
+def objects(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines(capfd)]
+
+
+def test_a_line_has_a_time_a_level_and_a_text(capfd: pytest.CaptureFixture[str]) -> None:
+    start_log()
+    set_level({})
+    NODE.info("listening on %s", "here")
+    [line] = lines(capfd)
+    date, time, level, text = line.split(" ", 3)
+    assert (len(date), len(time), level, text) == (10, 12, "INFO", "listening on here")
+
+
+@pytest.mark.parametrize(("level", "shown"), [("error", False), ("2", False), ("warn", True), ("5", True), (7, True)])
+def test_what_is_less_grave_than_the_level_is_left_out(
+    capfd: pytest.CaptureFixture[str], level: str | int, shown: bool
+) -> None:
+    start_log()
+    set_level({"log_level": str(level)})
+    NODE.warning("careful")
+    assert bool(lines(capfd)) is shown
+
+
+def test_every_level_of_tarantool_has_a_severity() -> None:
+    assert list(SEVERITIES) == list(LOG_LEVELS)
+
+
+def test_an_event_is_one_line_whatever_a_peer_says(capfd: pytest.CaptureFixture[str]) -> None:
+    start_log()
+    NODE.warning("%s is refused", FORGED)
+    [line] = lines(capfd)
+    assert line.endswith("peer\\n2026-01-01 00:00:00.000 INFO all is well\\r\\x1b[2J\\u2028x is refused")
+
+
+def test_no_line_of_a_trace_looks_like_an_event(capfd: pytest.CaptureFixture[str]) -> None:
+    start_log()
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        NODE.exception("a bug")
+    first, *rest = lines(capfd)
+    assert first.endswith("ERROR a bug")
+    assert rest
+    assert all(line.startswith("    ") for line in rest)
+    assert "\x1b" not in "".join(rest)
+
+
+def test_json_has_tarantools_fields_and_what_the_event_brings(capfd: pytest.CaptureFixture[str]) -> None:
+    start_log(JSON)
+    NODE.warning("%s is slow", "a", extra={"peer": "127.0.0.1:5000", "connection": 7, "request_id": "7-42"})
+    [told] = objects(capfd)
+    assert datetime.fromisoformat(told["time"]).tzinfo is not None
+    assert isinstance(told["pid"], int)
+    assert isinstance(told["line"], int)
+    wanted = {
+        "level": "WARN",
+        "message": "a is slow",
+        "logger": "flowstone.node",
+        "cord_name": "main",
+        "file": "test_log.py",
+        "peer": "127.0.0.1:5000",
+        "connection": 7,
+        "request_id": "7-42",
+    }
+    assert told.items() >= wanted.items()
+    assert told.keys() == wanted.keys() | {"time", "pid", "line"}
+
+
+def test_json_is_one_line_whatever_a_peer_says(capfd: pytest.CaptureFixture[str]) -> None:
+    start_log(JSON)
+    NODE.warning("%s", FORGED)
+    [told] = objects(capfd)
+    assert told["message"] == FORGED
+
+
+def test_json_has_the_trace_of_a_bug(capfd: pytest.CaptureFixture[str]) -> None:
+    start_log(JSON)
+    try:
+        raise ValueError("what")
+    except ValueError:
+        NODE.exception("a bug", extra={"what": object})
+    [told] = objects(capfd)
+    assert told["exception"].endswith("ValueError: what")
+
+
+def test_what_a_command_says_beside_its_log_has_the_same_form(capfd: pytest.CaptureFixture[str]) -> None:
+    start_log(JSON)
+    console.say("ready")
+    set_format("plain")
+    console.say("ready")
+    first, second = lines(capfd)
+    assert json.loads(first)["message"] == "ready"
+    assert second == "ready"
+
+
+def test_text_in_other_scripts_is_left_alone() -> None:
+    assert escaped("Grüße\t☃") == "Grüße\t☃"
+
+
+def test_an_event_of_a_job_is_a_line_with_what_it_holds(capfd: pytest.CaptureFixture[str]) -> None:
+    say_event(Connected("127.0.0.1:5000\n"), "flowstone.limestone")
+    say_event(Lost("uuid", "rows are gone"), "flowstone.mirror")
+    first, second = objects(capfd)
+    assert first["message"] == "master 127.0.0.1:5000\n connected"
+    assert (first["level"], first["logger"]) == ("INFO", "flowstone.limestone")
+    assert first["event"] == {"event": "connected", "peer": "127.0.0.1:5000\n"}
+    assert (second["level"], second["event"]["event"]) == ("WARN", "data_loss")
+
+
+def test_a_mirror_logs_what_happens_and_leaves_figures_to_its_metrics(capfd: pytest.CaptureFixture[str]) -> None:
+    teller = mirror.Teller(as_json=False, log_format=JSON)
+    teller.tell(Opened("lake", {}, []))
+    teller.tell(Progress({}, 5, 1.0, None, 0, {}))
+    teller.close()
+    [told] = objects(capfd)
+    assert (told["message"], told["logger"]) == ("new lake in lake", "flowstone.mirror")

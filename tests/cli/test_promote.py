@@ -1,0 +1,76 @@
+"""`flowstone promote` and `demote`: leaders by hand, and servers that know of no such thing."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.cli.conftest import Command, Terminal
+from tests.interop.cluster import Cluster, not_for_stand_ins
+from tests.interop.mesh import Mesh, election, queue
+from tests.interop.versions import fits
+
+
+@not_for_stand_ins
+def test_a_member_leads_when_it_is_promoted_and_no_more_when_it_is_demoted(
+    nodes: Cluster, flowstone: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = Mesh(nodes, ("ours",) * 2, direct=True)
+    mesh.set_modes("manual")
+    one, two = mesh.members
+    assert flowstone("promote", "--yes", one.address).text == f"{one.address} leads in term 2\n"
+    assert mesh.wait_leader() is one
+
+    again = flowstone("promote", one.address)
+    assert (again.code, again.text) == (0, f"{one.address} leads in term 2; nothing was to be done\n")
+
+    shown = json.loads(flowstone("promote", "--yes", "--json", two.address).text)
+    assert (shown["id"], shown["leader"], shown["queue_owner"]) == (two.id, two.id, two.id)
+    assert (shown["is_changed"], shown["is_leader"], shown["term"]) == (True, True, election(two)["term"])
+    assert mesh.wait_leader() is two
+
+    monkeypatch.setattr(sys, "stdin", Terminal("no\n"))
+    refused = flowstone("promote", one.address)
+    assert (refused.code, refused.text) == (130, "")
+    assert refused.errors == [
+        f"{one.address} is to lead instead of {two.address}; go on? (y/N) flowstone: nothing was changed"
+    ]
+    assert mesh.wait_leader() is two
+
+    found = flowstone("demote", "--yes", two.address)
+    assert found.code == 0
+    assert found.text.startswith(f"{two.address} does not lead in term ")
+    assert election(two)["state"] != "leader"
+
+
+@not_for_stand_ins
+def test_without_elections_the_queue_changes_hands(nodes: Cluster, flowstone: Command) -> None:
+    node = nodes.ours("a")
+    assert flowstone("demote", node.address).text.endswith("; nothing was to be done\n")
+    assert flowstone("promote", "--yes", node.address).code == 0
+    assert queue(node)["owner"] == 1
+    assert flowstone("demote", "--yes", node.address).code == 0
+    assert queue(node)["owner"] == 0
+
+
+@not_for_stand_ins
+def test_nothing_is_done_where_nobody_can_be_asked(nodes: Cluster, flowstone: Command) -> None:
+    node = nodes.ours("a")
+    found = flowstone("promote", node.address)
+    assert (found.code, found.text) == (2, "")
+    assert found.complaints == ["flowstone: nobody is there to be asked; give --yes to do it without a question"]
+    assert queue(node)["owner"] == 0
+
+
+@fits("2.6")
+def test_2_6_is_told_to_know_no_promotion(cluster: Cluster, flowstone: Command) -> None:
+    real, node = cluster.real("real"), cluster.ours("node")
+    for action in ("promote", "demote"):
+        for member, package in ((real, "Tarantool"), (node, "Flowstone")):
+            found = flowstone(action, "--yes", member.address)
+            assert found.code == 1
+            (line,) = found.complaints
+            assert line.startswith(f"flowstone: {member.address} cannot {action}: {package} 2.6.0")
+            assert "box.ctl.clear_synchro_queue()" in line

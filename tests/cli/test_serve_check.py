@@ -1,0 +1,171 @@
+"""`flowstone serve --check`: what it shows, what it complains of, and that it leaves everything as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from flowstone import Node
+from flowstone.iproto import errors
+from tests.cli.conftest import Command
+
+ROOT = Path(__file__).parents[2]
+
+
+def state(directory: Path) -> list[tuple[str, int, float]]:
+    """All that is below a directory, with its size and time."""
+    found = [(str(path), path.stat()) for path in sorted(directory.rglob("*"))]
+    return [(path, seen.st_size, seen.st_mtime_ns) for path, seen in found]
+
+
+def make_data(directory: Path) -> None:
+    async def make() -> None:
+        async with Node(directory):
+            pass
+
+    asyncio.run(make())
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("FLOWSTONE_")]:
+        monkeypatch.delenv(name)
+
+
+def test_it_shows_the_options_as_a_file_could_have_them_and_writes_nothing(flowstone: Command, tmp_path: Path) -> None:
+    import tomllib
+
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--wal-mode=fsync", "--http-listen=127.0.0.1:0")
+    assert (answer.code, answer.complaints) == (0, [])
+    shown = tomllib.loads(answer.text)
+    assert shown == {"listen": "127.0.0.1:0", "work_dir": "data", "wal_mode": "fsync", "http_listen": "127.0.0.1:0"}
+    assert "# data is not there, and would be made" in answer.text
+    assert state(tmp_path) == []
+
+
+def test_the_example_configuration_is_accepted(flowstone: Command) -> None:
+    answer = flowstone("serve", "--check", f"--config={ROOT / 'packaging' / 'node.toml'}", "--listen=127.0.0.1:0")
+    assert (answer.code, answer.complaints) == (0, [])
+
+
+def test_secrets_are_not_shown(flowstone: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {"FLOWSTONE_USER": "app:hunter2hunter2", "FLOWSTONE_HTTP_TOKEN": "hunter2hunter2hunter2"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    replication = "--replication=app:hunter2@127.0.0.1:1"
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", replication)
+    assert answer.code == 0
+    assert "hunter2" not in answer.text + "".join(answer.complaints)
+    assert 'replication = ["app@127.0.0.1:1"]' in answer.text
+    assert "# http_token is given, and not shown" in answer.text
+
+
+def test_data_is_looked_at_and_left_alone(flowstone: Command, tmp_path: Path) -> None:
+    make_data(tmp_path / "data")
+    before = state(tmp_path)
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--user=app:secret")
+    assert (answer.code, answer.complaints) == (0, [])
+    assert "# there is data in data: 1 snapshots and 0 logs, of instance " in answer.text
+    assert "# the user is not created: that is done for new data only" in answer.text
+    assert state(tmp_path) == before
+
+
+def test_a_running_node_is_no_problem_nor_are_its_addresses(flowstone: Command, tmp_path: Path) -> None:
+    """Before a reload that is how it is."""
+
+    async def with_node() -> tuple[int, str, list[str]]:
+        async with Node(tmp_path / "data", listen="127.0.0.1:0") as node:
+            answer = await asyncio.to_thread(flowstone, "serve", "--check", f"--listen={node.address}")
+            return answer.code, answer.text, answer.complaints
+
+    code, text, complaints = asyncio.run(with_node())
+    assert (code, complaints) == (0, [])
+    assert "# a node is running in data: these options are for its next start, or for SIGHUP" in text
+    assert "# SIGHUP applies all that has changed, or nothing: where one of work_dir, " in text
+
+
+def test_what_needs_a_restart_is_said_beside_a_running_node_only(flowstone: Command, tmp_path: Path) -> None:
+    """Every option that a reload refuses is named, also where the file no longer has it."""
+
+    async def with_node() -> str:
+        async with Node(tmp_path / "data") as node:
+            refused = {"wal_mode": "fsync", "wal_max_size": 1 << 20, "memtx_dir": "elsewhere", "dialect": "2.6"}
+            for name, value in refused.items():
+                with pytest.raises(errors.ReloadCfg, match=f"restart the node to change {name}$"):
+                    await node.reconfigure(**{name: value})
+            return (await asyncio.to_thread(flowstone, "serve", "--check", "--listen=127.0.0.1:0")).text
+
+    [line] = [line for line in asyncio.run(with_node()).splitlines() if "restart" in line]
+    assert {"wal_mode", "wal_max_size", "memtx_dir", "dialect"} < set(line.replace(",", "").split())
+    assert not {"listen", "checkpoint_interval", "replication"} & set(line.replace(",", "").split())
+    assert "restart" not in flowstone("serve", "--check", "--listen=127.0.0.1:0").text
+
+
+def test_without_one_a_taken_address_is_a_problem(flowstone: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for option in ("--listen", "--http-listen"):
+            answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", f"{option}={address}")
+            assert answer.code == 2
+            [complaint] = answer.complaints
+            assert complaint.startswith(
+                f"flowstone: cannot listen on {address}: Address already in use; see who has it"
+            )
+
+
+def test_every_problem_is_a_line(flowstone: Command, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "00000000000000000005.snap").write_bytes(b"JUNK")
+    tls = ("--ssl-cert-file=nowhere.pem", "--ssl-key-file=nowhere.pem")
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", *tls)
+    assert answer.code == 2
+    assert len(answer.complaints) == 2
+    assert "not a log file" in answer.complaints[0]
+    assert answer.complaints[1].startswith("flowstone: ssl_cert_file nowhere.pem cannot be read")
+
+
+def test_logs_without_their_snapshot_are_a_problem(flowstone: Command, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "00000000000000000005.xlog").write_bytes(b"JUNK")
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0")
+    assert answer.code == 2
+    assert answer.complaints == [
+        "flowstone: no snapshot in data, but 1 logs; bring the .snap file back that they start from"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--dialect=2.6", "dialect is 2.6, the data in data has dialect 2.11"),
+        ("--instance-uuid=11111111-1111-4111-8111-111111111111", "the data in data is another's"),
+    ],
+)
+def test_data_of_another_kind_is_a_problem(flowstone: Command, tmp_path: Path, option: str, problem: str) -> None:
+    make_data(tmp_path / "data")
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", option)
+    assert answer.code == 2
+    assert problem in answer.complaints[0]
+
+
+def test_a_file_where_a_directory_should_be_is_a_problem(flowstone: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--work-dir=file/below")
+    assert answer.code == 2
+    assert "file is no directory" in answer.complaints[0]
+
+
+def test_a_wrong_value_is_a_problem(flowstone: Command) -> None:
+    answer = flowstone("serve", "--check", "--wal-mode=sometimes")
+    assert (answer.code, len(answer.complaints)) == (2, 1)
+
+
+def test_who_can_be_reached_by_others_is_told_of_the_token(flowstone: Command) -> None:
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--http-listen=*:0")
+    assert answer.code == 0
+    assert "a token would be made" in answer.text

@@ -1,0 +1,55 @@
+"""`flowstone snapshot`: real servers and nodes write one, and one that cannot does not stop the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests import real_tarantool
+from tests.cli.conftest import Command
+from tests.interop.cluster import Cluster
+from tests.interop.versions import fits
+from tests.real_tarantool import free_port
+
+
+@fits("2.6")
+def test_snapshots_are_written_one_after_the_other(cluster: Cluster, flowstone: Command) -> None:
+    members = [cluster.real("real"), cluster.ours("ours")]
+    before = [len(member.files("snap")) for member in members]
+    nobody = f"127.0.0.1:{free_port()}"
+    found = flowstone("snapshot", "--yes", "--json", members[0].address, nobody, members[1].address)
+    assert found.code == 1
+    first, missing, second = json.loads(found.text)["snapshots"]
+    for shown, member, count in zip((first, second), members, before, strict=True):
+        assert (shown["address"], shown["error"]) == (member.address, None)
+        assert shown["vclock"] == {str(number): lsn for number, lsn in member.vclock().items()}
+        assert len(member.files("snap")) == count + 1
+    assert missing["vclock"] is None
+    assert "connection refused" in missing["error"]
+
+    again = flowstone("snapshot", "--yes", members[1].address)
+    assert (again.code, again.errors) == (0, [])
+    assert again.text.startswith(f"{members[1].address} has a snapshot at {{1: ")
+
+    refused = flowstone("snapshot", members[1].address)
+    assert (refused.code, refused.text) == (2, "")
+
+
+ONLY_SNAPSHOTS = """
+box.schema.user.create('backup', {password = 'secret'})
+box.schema.func.create('box.snapshot')
+box.schema.user.grant('backup', 'execute', 'function', 'box.snapshot')
+"""
+
+
+def test_one_that_was_written_is_told_to_who_may_not_ask_for_its_position(
+    tarantool: object, tmp_path: Path, flowstone: Command
+) -> None:
+    with real_tarantool.serve(tmp_path, setup=ONLY_SNAPSHOTS) as server:
+        before = len(list(tmp_path.glob("*.snap")))
+        found = flowstone("snapshot", "--yes", f"backup:secret@{server.uri}")
+        assert len(list(tmp_path.glob("*.snap"))) == before + 1
+        assert (found.code, found.errors) == (0, [])
+        assert found.text.startswith(f"{server.uri} has a snapshot, written in ")
+        told = flowstone("snapshot", "--yes", "--json", f"backup:secret@{server.uri}")
+        assert [(each["vclock"], each["error"]) for each in json.loads(told.text)["snapshots"]] == [(None, None)]

@@ -1,0 +1,117 @@
+"""Replica sets in trouble, made for real: processes of Flowstone and of real Tarantool servers, and what is said of it.
+
+`explained` is what `flowstone explain` would find of the members; each maker leaves a set in one situation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from functools import partial
+
+from flowstone.iproto.uri import parse_uri
+from flowstone.observation.finding import Finding, Kind
+from flowstone.observation.investigation import Investigation
+from flowstone.observation.survey import Survey
+from flowstone.outside import production
+from tests.interop import ledger
+from tests.interop.cluster import Cluster
+from tests.interop.member import Member, eventually
+
+
+def explained(*members: Member | str) -> tuple[Finding, ...]:
+    """By members, asked as guests, or by URIs."""
+    uris = [parse_uri(one if isinstance(one, str) else one.address) for one in members]
+
+    async def look() -> tuple[Finding, ...]:
+        outside = production()
+        survey = Survey(outside, uris)
+        try:
+            return await Investigation(outside, survey).findings(await survey.look())
+        finally:
+            await survey.close()
+
+    return asyncio.run(look())
+
+
+def found(kind: Kind, *members: Member | str) -> Finding:
+    """The finding of this kind, when it comes; it takes a moment until trouble shows."""
+    last: tuple[Finding, ...] = ()
+
+    def look() -> Finding | None:
+        nonlocal last
+        last = explained(*members)
+        return next((finding for finding in last if finding.kind is kind), None)
+
+    try:
+        finding: Finding = eventually(f"{kind.value} is found", look)
+    except AssertionError as error:
+        raise AssertionError(f"no {kind.value} among {last}") from error
+    return finding
+
+
+def assert_well(*members: Member | str) -> None:
+    """Nothing is found, at the latest when all have come to rest."""
+    last: tuple[Finding, ...] = ()
+
+    def look() -> bool:
+        nonlocal last
+        last = explained(*members)
+        return not last
+
+    try:
+        eventually("nothing is wrong", look)
+    except AssertionError as error:
+        raise AssertionError(f"found {last}") from error
+
+
+def make(cluster: Cluster, kind: str, name: str, **options: object) -> Member:
+    """A member of a kind, `real` or `ours`."""
+    member: Member = getattr(cluster, kind)(name, **options)
+    return member
+
+
+def pair(cluster: Cluster, master_kind: str, replica_kind: str, **options: object) -> tuple[Member, Member]:
+    """A master with a space, and who follows it."""
+    master = make(cluster, master_kind, "master", **options)
+    ledger.define(master)
+    replica = make(cluster, replica_kind, "replica", replication=[master.uri])
+    replica.wait_follow(master)
+    replica.catch_up(master)
+    return master, replica
+
+
+def write(member: Member, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        member.client.replace(ledger.LEDGER, number, 1, "x" * 100)
+
+
+def lose_rows(cluster: Cluster, master: Member, replica: Member, written: int, kept: Sequence[int] = ()) -> None:
+    """So many rows of the master, which the replica has; the master comes back without them, from an old backup, and
+    writes the rows `kept`. The replica stands still meanwhile, as if it could not reach it."""
+    master.stop()
+    saved = cluster.directory / "saved"
+    shutil.copytree(master.directory, saved)
+    master.start()
+    write(master, range(1, written + 1))
+    replica.catch_up(master)
+    replica.pause()
+    master.kill()
+    for path in (*master.files("xlog"), *master.files("snap")):
+        path.unlink()
+    for path in (*saved.glob("*.xlog"), *saved.glob("*.snap")):
+        shutil.copy(path, master.directory)
+    master.start()
+    for number in kept:
+        master.client.replace(ledger.LEDGER, number, 1, "written since")
+    replica.resume()
+
+
+def status_is(member: Member, of: int, *statuses: str) -> None:
+    """Until the upstream is in one of these states."""
+    eventually(f"{member} is {statuses}", partial(_is_in, member, of, statuses))
+
+
+def _is_in(member: Member, of: int, statuses: tuple[str, ...]) -> bool:
+    return member.upstream(of).get("status") in statuses

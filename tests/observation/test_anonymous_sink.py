@@ -1,0 +1,34 @@
+"""Who only looks at a log takes no snapshot and joins nobody, and begins with the definitions that a server tells."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from flowstone.iproto.row import Row
+from flowstone.node.archive_upstream import UpstreamFacts
+from flowstone.observation.anonymous_sink import AnonymousSink, schema_of, version_of
+from flowstone.replication.messages import Ballot
+from flowstone.replication.vclock import VClock
+
+NOBODY = UUID(int=1)
+FACTS = UpstreamFacts(UUID(int=2), "2.11.9", str(UUID(int=3)), Ballot(vclock=VClock({0: 3, 1: 7})), ())
+
+
+async def test_neither_a_snapshot_nor_a_join_is_taken() -> None:
+    sink = AnonymousSink(NOBODY)
+    for taken in (sink.begin_snapshot(VClock(), (2, 6, 0)), sink.begin_final(VClock()), sink.end_join(VClock())):
+        with pytest.raises(AssertionError):
+            await taken
+
+
+def test_it_is_nobody_and_votes_for_nobody() -> None:
+    sink = AnonymousSink(NOBODY)
+    sink.raft(1, Row(type=30, body=b""))
+    assert (sink.instance_uuid, sink.replica_id, sink.is_anonymous, sink.term) == (NOBODY, 0, True, 1)
+
+
+def test_a_server_tells_its_age_and_its_definitions() -> None:
+    assert version_of(FACTS) == (2, 11, 9)
+    assert schema_of(FACTS).schema.get(280) is not None

@@ -1,0 +1,108 @@
+"""What it means to expel a member: who does it, what is lost, whether a quorum is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flowstone.errors import FlowstoneError
+from flowstone.observation.expulsion import Expulsion, NoSuchMember, alone_text, plan
+from flowstone.observation.replica_set import replica_sets
+from flowstone.observation.report import Report, Unreachable
+from tests.observation.reports import address, downstream, report, upstream, uuid
+
+
+def planned(wanted: str, *answers: Report | Unreachable, asked: int = 1) -> Expulsion:
+    (one,) = replica_sets(answers)
+    member = one.member(uuid(asked))
+    assert member is not None
+    return plan(one, member, wanted)
+
+
+def led(number: int, vclock: dict[int, int] | None = None, **more: Any) -> Report:
+    """A member of three that the second leads."""
+    election = {"state": "leader" if number == 2 else "follower", "term": 5, "leader": 2, "vote": 2}
+    cfg = {"election_mode": "candidate", "replication_synchro_quorum": "N / 2 + 1"}
+    peers = {other: {"upstream": upstream(other)} for other in (1, 2, 3) if other != number}
+    return report(number, vclock or {1: 9}, peers, election=election, ro=number != 2, cfg=cfg, **more)
+
+
+def silent(number: int) -> Unreachable:
+    return Unreachable(address=address(number), reason="connection refused")
+
+
+@pytest.mark.parametrize("wanted", ["3", uuid(3), "db3:3301", "storage-c"])
+def test_a_member_is_named_by_id_uuid_address_or_name(wanted: str) -> None:
+    found = planned(wanted, led(1), led(2), led(3, name="storage-c"))
+    assert (found.member.id, found.by.id, found.objections) == (3, 2, ())
+
+
+@pytest.mark.parametrize("wanted", ["4", "0", "storage", uuid(7)])
+def test_who_is_no_member_cannot_be_expelled(wanted: str) -> None:
+    with pytest.raises(NoSuchMember, match=r"no member of the replica set .*; there are 1 \(db1:3301\), 2 "):
+        planned(wanted, led(1), led(2))
+
+
+def test_rows_that_only_it_has_are_named() -> None:
+    found = planned("3", led(1, {1: 9, 3: 4}), led(2, {1: 8, 3: 5}), led(3, {1: 9, 3: 7}))
+    assert found.alone == {3: (6, 7)}
+    assert "only there: 2 rows, 6..7 of replica 3" in list(found.consequences())
+
+
+def test_of_a_silent_member_is_told_what_the_others_know() -> None:
+    found = planned("3", led(1, {1: 9, 3: 4}), led(2), silent(3))
+    first, second, third = found.consequences()
+    assert first == "it does not answer; the others know that it was at {3: 4} at least"
+    assert second == "no other row is lost with it that is known of"
+    assert third == "2 of 2 other members are alive, 2 are needed: a quorum is left"
+
+
+def test_the_quorum_is_that_of_who_is_left() -> None:
+    assert planned("3", led(1), led(2), led(3)).has_quorum
+    without = planned("1", led(1), led(2), silent(3))
+    assert (without.members_left, without.alive_left, without.quorum_left, without.has_quorum) == (2, 1, 2, False)
+    assert list(without.consequences())[-1] == "1 of 2 other members are alive, 2 are needed: NO QUORUM IS LEFT"
+
+
+def test_without_the_options_of_a_member_the_quorum_is_not_known() -> None:
+    found = planned("2", report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}}))
+    assert (found.quorum_left, found.has_quorum) == (None, None)
+    assert list(found.consequences())[-1] == "1 of 1 other members are alive: how many make a quorum is not known"
+
+
+def test_the_leader_and_who_was_asked_are_not_expelled_lightly() -> None:
+    assert planned("1", led(1), led(2), led(3)).objections == ("db1:3301 is the member that was asked itself",)
+    with pytest.raises(FlowstoneError, match=r"can be written to; promote another one.*delete its own row"):
+        planned("2", led(1), led(2), led(3))
+    both = planned("2", led(1), led(2), report(3, {1: 9}))
+    assert (both.objections, both.by.id) == (("db2:3301 leads",), 3)
+
+
+def test_where_nobody_can_be_written_to_only_a_lost_quorum_is_to_be_lowered() -> None:
+    config = report(1, {1: 5}, {3: {"downstream": downstream({1: 5})}}, ro=True, ro_reason="config")
+    with pytest.raises(FlowstoneError) as caught:
+        planned("3", config)
+    assert caught.value.hint == "promote one, or make one writable"
+
+    election = {"state": "follower", "term": 5, "leader": 0, "vote": 2}
+    cfg = {"election_mode": "candidate", "replication_synchro_quorum": "N / 2 + 1"}
+    alone = report(1, {1: 9}, {2: {"upstream": upstream(2)}}, election=election, ro=True, cfg=cfg)
+    with pytest.raises(FlowstoneError, match=r"can be written to: db1:3301 has lost its quorum") as caught:
+        planned("2", alone, silent(2))
+    assert caught.value.hint is not None
+    assert (
+        "lower the quorum to what is left, on db1:3301: `box.cfg{replication_synchro_quorum = 1}`" in caught.value.hint
+    )
+    assert "its own row" not in caught.value.hint
+
+
+def test_without_a_leader_who_was_asked_does_it_if_it_can() -> None:
+    answers = (report(1, {1: 5}, {3: {}}), report(2, {1: 5}))
+    assert planned("3", *answers, asked=2).by.id == 2
+    assert planned("3", *answers).by.id == 1
+
+
+def test_spans_of_one_row_and_of_several_members() -> None:
+    assert alone_text({3: (5, 5)}) == "1 row, 5 of replica 3"
+    assert alone_text({1: (9, 10), 3: (5, 5)}) == "3 rows, 9..10 of replica 1 and 5 of replica 3"

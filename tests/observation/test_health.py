@@ -1,0 +1,98 @@
+"""What makes a replica set one to look after, and what does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowstone.observation.explanation import explain
+from flowstone.observation.finding import Kind
+from flowstone.observation.health import complaints
+from flowstone.observation.replica_set import replica_sets
+from flowstone.observation.report import Report, Unreachable
+from tests.observation.reports import address, downstream, pair, report, upstream, uuid
+
+
+def of(*answers: Report | Unreachable) -> tuple[str, ...]:
+    (found,) = replica_sets(answers)
+    return complaints(found)
+
+
+def test_a_set_in_which_everybody_follows_gives_no_reason_to_complain() -> None:
+    assert of(*pair({1: 5}, {1: 5}, {})) == ()
+    assert of(*pair({1: 9}, {1: 5}, {"lag": 0.2})) == ()
+
+
+def test_who_does_not_answer_is_named_once_and_not_with_every_link() -> None:
+    lost = Unreachable(address=address(2), reason=f"cannot connect to {address(2)}: connection refused")
+    master = report(1, {1: 5}, {2: {"upstream": upstream(2, "disconnected"), "downstream": {"status": "stopped"}}})
+    assert of(master, lost) == ("db2:3301 does not answer: connection refused",)
+
+
+def test_who_may_not_look_is_told_so() -> None:
+    denied = Unreachable(address=address(1), reason="Execute access is denied", is_denied=True)
+    assert of(denied) == ("db1:3301 does not let us look: Execute access is denied",)
+
+
+def test_a_stopped_link_is_told_with_its_message() -> None:
+    found = of(*pair({1: 9}, {1: 5}, {"status": "stopped", "message": "Duplicate key"}))
+    assert found == ("db2:3301 does not follow db1:3301: stopped, Duplicate key",)
+
+
+def test_a_link_that_is_being_made_is_no_reason_to_complain() -> None:
+    assert of(*pair({1: 9}, {}, {"status": "wait_snapshot", "lag": None})) == ()
+
+
+def test_who_is_far_behind_is_named_with_seconds_and_rows() -> None:
+    assert of(*pair({1: 900}, {1: 5}, {"lag": 34.4})) == ("db2:3301 is 34 s and 895 rows behind db1:3301",)
+
+
+def test_explain_and_status_call_the_same_behind_and_once_for_each_follower() -> None:
+    """One that is slow is so towards everybody."""
+    for lag, count in ((4.0, 0), (7.0, 1)):
+        slow = {1: 10, 2: 5}
+        masters = [
+            report(n, {1: 1000, 2: 5 + n}, {4: {"downstream": downstream(slow)}} | _followed(*{1, 2, 3} - {n}))
+            for n in (1, 2, 3)
+        ]
+        sides = {n: {"upstream": upstream(n, lag=lag)} for n in (1, 2, 3)}
+        sets = replica_sets([*masters, report(4, slow, sides, ro=True)])
+        found = [one for one in explain(sets) if one.kind is Kind.BEHIND]
+        assert [(one.member, one.peer) for one in found] == [(uuid(4), uuid(3))] * count
+        said = [line for line in complaints(sets[0]) if "behind" in line]
+        assert said == ["db4:3301 is 7 s and 993 rows behind db3:3301"] * count
+
+
+def _followed(*numbers: int) -> dict[int, dict[str, Any]]:
+    return {number: {"upstream": upstream(number), "downstream": downstream({})} for number in numbers}
+
+
+def test_a_member_that_only_others_know_has_to_be_connected() -> None:
+    assert of(report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}})) == ()
+    assert of(report(1, {1: 5}, {2: {}})) == ("replica 2 is connected to nobody",)
+    stopped = {"status": "stopped", "message": "unexpected EOF when reading from socket"}
+    assert of(report(1, {1: 5}, {2: {"downstream": stopped}})) == ("replica 2 is connected to nobody",)
+
+
+def test_an_orphan_is_not_running() -> None:
+    (text,) = of(report(1, {1: 5}, status="orphan"))
+    assert text == "db1:3301 is orphan, not running"
+
+
+def test_somebody_has_to_be_writable() -> None:
+    assert of(report(1, {1: 5}, ro=True)) == ("nobody can be written to",)
+
+
+def test_an_election_has_to_have_a_leader() -> None:
+    election = {"state": "follower", "term": 7, "leader": 0, "vote": 1}
+    found = of(report(1, {1: 5}, election=election, ro=True, cfg={"election_mode": "candidate"}))
+    assert found == ("nobody leads in term 7",)
+
+
+def test_a_queue_that_stands_still_is_told() -> None:
+    def waiting(age: float) -> dict[str, Any]:
+        return {"synchro": {"queue": {"len": 3, "owner": 1, "age": age}}}
+
+    assert of(report(1, {1: 5}, **waiting(2.0))) == ()
+    assert of(report(1, {1: 5}, **waiting(33.3))) == (
+        "3 synchronous transactions wait for a quorum, the first for 33 s",
+    )

@@ -1,0 +1,618 @@
+"""Every situation that is explained, made for real with nodes and servers of 2.6, and what is found of it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flowstone
+from flowstone.cli import run
+from flowstone.iproto.msgpack import unpack
+from flowstone.iproto.uri import parse_uri
+from flowstone.observation.explanation import explain
+from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.survey import Survey
+from flowstone.outside import production
+from flowstone.outside.clock import SystemClock
+from tests import real_tarantool
+from tests.chaos.small_disk import SmallDisk, small_disk
+from tests.interop import ledger
+from tests.interop.cluster import Cluster
+from tests.interop.ledger import LEDGER
+from tests.interop.member import SECONDS, Member, eventually
+from tests.interop.mesh import PLAIN, Mesh, Pending, keys, promote, queue
+from tests.interop.mesh import write as write_synchronous
+from tests.interop.proxy import Way
+from tests.interop.test_split_brain import NEVER
+from tests.observation.situations import assert_well, explained, found, lose_rows, make, pair, status_is, write
+from tests.real_tarantool import free_port
+
+CLUSTER, PRIVILEGES, REPLICATION_ROLE = 320, 312, 3
+SPACE, INDEX = 280, 288
+VSPACE_SEQUENCE: tuple[Any, ...] = (341, 1, "_vspace_sequence", "sysview", 0, {}, [])
+
+BOTH_WAYS = pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
+EITHER = pytest.mark.parametrize("kind", ["real", "ours"])
+
+
+@BOTH_WAYS
+def test_a_set_that_is_well_has_no_findings(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind)
+    assert_well(master, replica)
+    assert_well(replica)
+
+
+@BOTH_WAYS
+def test_a_duplicate_key_is_shown_with_the_row_that_comes_and_the_tuple_that_is_there(
+    cluster: Cluster, master_kind: str, replica_kind: str
+) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind)
+    replica.wait_writable()
+    replica.client.insert(LEDGER, 7, 1, "mine")
+    master.client.insert(LEDGER, 6, 1, "fine")
+    master.client.insert(LEDGER, 7, 1, "theirs")
+    lsn = master.vclock()[1]
+    finding = found(Kind.DUPLICATE_KEY, master, replica)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
+    assert f"row 1:{lsn} " in finding.why
+    assert 'INSERT [7, 1, "theirs"] in space' in finding.why
+    assert "index 'pk'" in finding.why
+    assert '[7, 1, "mine"]' in finding.why
+    assert "box.space['ledger']:delete({7, 1})" in finding.advice
+
+
+def test_the_advice_on_a_duplicate_key_in_a_mesh_leaves_everybody_with_the_right_tuple(nodes: Cluster) -> None:
+    """By one key and by another one, among members that get each other's deletes."""
+    mesh = Mesh(nodes, ("ours", "ours", "ours"))
+    one, two, _ = mesh.members
+    one.call("box.space.plain:create_index", "text", {"parts": [2, "string"]})
+    mesh.wait_same(one)
+    for tuples in (((7, "right"), (7, "wrong")), ((8, "same"), (9, "same"))):
+        mesh.isolate(one)
+        for member, fields in zip((one, two), tuples, strict=True):
+            write_new(member, *fields)
+        mesh.rejoin(one)
+        status_is(two, one.id, "stopped")
+        status_is(one, two.id, "stopped")
+        finding = found(Kind.DUPLICATE_KEY, *mesh)
+        assert ":delete" not in finding.advice
+        assert "delete neither yet" in finding.advice
+        stopped = [member for member in mesh if member.address in finding.advice.partition(" On ")[2]]
+        assert {one, two} <= set(stopped)
+        for member in stopped:
+            member.configure(replication_skip_conflict=True)
+            member.configure(replication=[])
+            member.configure(replication=member.options["replication"])
+        for member in mesh:
+            member.wait_follow(*mesh.others(member))
+        for member in stopped:
+            member.configure(replication_skip_conflict=False)
+        right, wrong = tuples
+        with two.connect() as client:
+            if right[0] != wrong[0]:
+                client.delete(PLAIN, wrong[0])
+            client.replace(PLAIN, *right)
+        mesh.wait_same(*mesh)
+    for member in mesh:
+        assert list(map(unpack, member.tuples(PLAIN))) == [(7, "right"), (8, "same")]
+    assert_well(*mesh)
+
+
+def write_new(member: Member, *fields: Any) -> None:
+    with member.connect() as client:
+        client.insert(PLAIN, *fields)
+
+
+@BOTH_WAYS
+def test_a_log_gap_is_told_from_where_to_where(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    master = make(cluster, master_kind, "master", checkpoint_count=1)
+    ledger.define(master)
+    wire = cluster.proxy(master)
+    replica = make(cluster, replica_kind, "replica", replication=[wire.uri])
+    replica.wait_follow(master)
+    replica.catch_up(master)
+    stopped_at = replica.vclock()
+    wire.cut()
+    master.restart(**({"wal_cleanup_delay": 0} if master_kind == "ours" else {}))
+    oldest = min(path.name for path in master.files("xlog"))
+    for number in range(1, 4):
+        write(master, range(number * 10, number * 10 + 5))
+        master.snapshot()
+    eventually("the old logs go", lambda: oldest not in [path.name for path in master.files("xlog")])
+    write(master, [100])
+    wire.mend()
+    finding = found(Kind.LOG_GAP, master, replica)
+    assert finding.member == replica.uuid
+    have = "{" + ", ".join(f"{number}: {lsn}" for number, lsn in stopped_at.items()) + "}"
+    assert f"up to {have}" in finding.why
+    assert "rows lie between" in finding.why
+    assert "No other member" in finding.why
+
+
+def test_a_split_brain_shows_both_histories_and_where_they_part(nodes: Cluster) -> None:
+    mesh = Mesh(nodes, ("ours", "ours"), replication_synchro_quorum=1, replication_synchro_timeout=60)
+    owner, other = mesh.members
+    other.configure(replication_synchro_timeout=0.1)
+    promote(owner)
+    mesh.wait_owner(owner)
+    write_synchronous(owner, 0)
+    mesh.wait_same(owner, other)
+    both = owner.vclock()
+    mesh.isolate(owner)
+    promote(other)
+    write_synchronous(owner, 1, "of the old owner")
+    write_synchronous(other, 2, "of the new owner")
+    finding = found(Kind.TWO_OWNERS, owner, other)
+    assert "newer term" in finding.why
+    mesh.rejoin(owner)
+    finding = found(Kind.SPLIT_BRAIN, owner, other)
+    assert finding.severity is Severity.STOPPED
+    point = "{" + ", ".join(f"{number}: {lsn}" for number, lsn in both.items()) + "}"
+    assert f"the same up to {point}" in finding.why
+    assert f"1:{both[1] + 1} REPLACE synchronous" in finding.why
+    told = "\n".join(finding.evidence)
+    assert "PROMOTE" in told
+    assert "of the old owner" in told
+    assert "of the new owner" in told
+    assert "replica 1 owns the queue since term" in told
+    assert "replica 2 owns the queue since term" in told
+
+
+@EITHER
+def test_a_server_of_another_set_is_named_with_both_uuids(cluster: Cluster, kind: str) -> None:
+    other_kind = "ours" if kind == "real" else "real"
+    mine, other = make(cluster, kind, "mine"), make(cluster, other_kind, "other")
+    mine.configure(replication_connect_timeout=1)
+    mine.configure(replication_connect_quorum=0)
+    mine.configure(replication=[other.uri])
+    finding = found(Kind.WRONG_CLUSTER, mine)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, mine.uuid)
+    for member in (mine, other):
+        info = member.info()
+        assert info["cluster"]["uuid"] in finding.why
+
+
+@BOTH_WAYS
+def test_a_missing_right_is_named_with_the_grant(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind)
+    revoke(master)
+    wire = master.uri
+    replica.configure(replication=[])
+    replica.configure(replication_connect_quorum=0)
+    replica.configure(replication_connect_timeout=0.5)
+    replica.configure(replication=[wire])
+    finding = found(Kind.NO_RIGHTS, master, replica)
+    assert finding.member == replica.uuid
+    assert "'replicator'" in finding.why
+    assert "box.schema.user.grant('replicator', 'replication')" in finding.advice
+
+
+def revoke(master: Member) -> None:
+    """Takes the role from who replicates."""
+    for raw in master.tuples(PRIVILEGES):
+        _, grantee, kind, number, *_ = unpack(raw)
+        if (kind, number) == ("role", REPLICATION_ROLE):
+            master.client.delete(PRIVILEGES, grantee, kind, number)
+
+
+@BOTH_WAYS
+def test_a_wrong_password_is_named(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind)
+    replica.configure(replication=[])
+    replica.configure(replication_connect_quorum=0)
+    replica.configure(replication_connect_timeout=0.5)
+    replica.configure(replication=[f"replicator:wrong@{master.address}"])
+    finding = found(Kind.WRONG_PASSWORD, master, replica)
+    assert finding.member == replica.uuid
+    assert "wrong" not in str(finding).replace("wrong_password", "")
+
+
+@EITHER
+def test_a_login_that_is_refused_to_us_is_told_from_a_dead_server(cluster: Cluster, kind: str) -> None:
+    member = make(cluster, kind, "one")
+    finding = found(Kind.WRONG_PASSWORD, f"replicator:nonsense@{member.address}")
+    assert finding.severity is Severity.WARNING
+    assert "nonsense" not in str(finding)
+    finding = found(Kind.NO_RIGHTS, f"replicator:secret@{member.address}")
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_lost_quorum_names_who_is_missing_and_how_long_the_queue_waits(nodes: Cluster) -> None:
+    mesh = Mesh(nodes, ("ours", "ours", "ours"), direct=True, replication_synchro_quorum=2)
+    owner, *others = mesh.members
+    owner.configure(replication_synchro_timeout=60)
+    promote(owner)
+    mesh.wait_owner(owner)
+    for other in others:
+        other.stop()
+    pending = Pending(owner, 1).wait_on(owner)
+    finding = found(Kind.QUORUM_LOST, owner)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, owner.uuid)
+    assert "1 transaction waits" in finding.what
+    assert "2 members must have a row" in finding.why
+    assert all(other.address in finding.why for other in others)
+    owner.configure(replication_synchro_quorum=1)
+    assert pending.outcome() == 0
+    assert Kind.QUORUM_LOST not in [one.kind for one in explained(owner)]
+
+
+@BOTH_WAYS
+def test_a_lost_quorum_of_2_6_is_known_by_its_option(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind, replication_synchro_quorum=2)
+    assert_well(master, replica)
+    replica.stop()
+    finding = found(Kind.QUORUM_LOST, master)
+    assert "2 members must have a row before it counts, and only 1 of them can" in finding.why
+
+
+@pytest.fixture
+def disk(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
+    log = tmp_path / "replica" / "member.log"
+    made = small_disk(tmp_path / "disk", lambda: cluster.members[-1].pid, log)
+    yield made
+    cluster.members[-1].kill()
+    made.close()
+
+
+@BOTH_WAYS
+def test_a_full_disk_is_named_by_whom_it_stops(
+    cluster: Cluster, disk: SmallDisk, master_kind: str, replica_kind: str
+) -> None:
+    master = make(cluster, master_kind, "master")
+    ledger.define(master)
+    place = str(disk.directory)
+    more = {"vinyl_dir": place} if replica_kind == "real" else {}
+    replica = make(cluster, replica_kind, "replica", replication=[master.uri], wal_dir=place, memtx_dir=place, **more)
+    replica.wait_follow(master)
+    write(master, range(1000))
+    replica.catch_up(master)
+    assert disk.fill()
+    for number in range(80):  # a real server has a megabyte of its log in store, and packs what can be packed
+        master.client.replace(LEDGER, number, 2, secrets.token_hex(25_000))
+    finding = found(Kind.DISK_FULL, master, replica)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
+    assert "free space" in finding.advice
+    if replica_kind == "ours":  # a real server says nothing at all
+        told = "\n".join(finding.evidence)
+        assert "cannot write at byte" in told
+        assert "No space left" in told or "File too large" in told
+    disk.empty()
+
+
+@EITHER
+def test_an_orphan_says_whom_it_waits_for(cluster: Cluster, kind: str) -> None:
+    master, replica = pair(cluster, "ours" if kind == "real" else "real", kind)
+    master.stop()
+    replica.restart(replication_connect_timeout=0.5)
+    finding = found(Kind.ORPHAN, replica)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
+    assert master.address in str(explained(replica))
+
+
+@BOTH_WAYS
+def test_a_dead_master_is_one_finding(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind)
+    uuid = master.uuid
+    master.kill()
+    status_is(replica, 1, "disconnected", "connect")
+    finding = found(Kind.UNREACHABLE, replica, master)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, uuid)
+    assert [one.kind for one in explained(replica, master)].count(Kind.UNREACHABLE) == 1
+
+
+@BOTH_WAYS
+def test_who_is_behind_is_told_how_fast_it_catches_up(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    master = make(cluster, master_kind, "master", replication_timeout=10)
+    ledger.define(master)
+    wire = cluster.proxy(master)
+    replica = make(cluster, replica_kind, "replica", replication=[wire.uri], replication_timeout=10)
+    replica.wait_follow(master)
+    wire.clog(2_000)
+    write(master, range(2000))
+    finding = found(Kind.BEHIND, master, replica)
+    assert (finding.severity, finding.member) == (Severity.BEHIND, replica.uuid)
+    assert "rows/s while" in finding.why
+    assert "rows are left" in finding.why
+    wire.heal()
+
+
+def test_one_that_is_slow_is_told_once_however_many_it_follows(nodes: Cluster) -> None:
+    mesh = Mesh(nodes, ("ours", "ours", "ours"), replication_timeout=10)
+    master, _, slow = mesh.members
+    wires = [mesh.wire(slow, other) for other in mesh.others(slow)]
+    for wire in wires:
+        wire.clog(2_000)
+    for number in range(2000):
+        master.client.replace(PLAIN, number, "x" * 100)
+    found(Kind.BEHIND, *mesh)
+    behind = [one.member for one in explained(*mesh) if one.kind is Kind.BEHIND]
+    assert behind == [slow.uuid]
+    for wire in wires:
+        wire.heal()
+
+
+@EITHER
+def test_logs_kept_for_a_dead_member_are_a_warning_that_says_whom_to_expel(cluster: Cluster, kind: str) -> None:
+    master, replica = pair(cluster, kind, "ours" if kind == "real" else "real")
+    number = replica.id
+    replica.stop()
+    master.snapshot()
+    write(master, range(50))
+    finding = found(Kind.RETENTION, master)
+    assert (finding.severity, finding.member) == (Severity.WARNING, master.uuid)
+    assert "50 rows" in finding.why
+    assert f"`flowstone expel {master.address} {number}`" in finding.advice
+
+
+def test_a_queue_whose_owner_died_is_abandoned(nodes: Cluster) -> None:
+    mesh = Mesh(nodes, ("ours", "ours"), direct=True, replication_synchro_quorum=2)
+    owner, other = mesh.members
+    owner.configure(replication_synchro_timeout=60, replication_synchro_quorum=NEVER)
+    promote(owner)
+    mesh.wait_owner(owner)
+    Pending(owner, 1).wait_on(owner, other)
+    owner.kill()
+    finding = found(Kind.QUEUE_ABANDONED, other, owner)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, other.uuid)
+    assert queue(other)["len"] == 1
+
+
+def test_of_an_abandoned_queue_who_has_most_is_to_be_promoted_and_not_who_waits_for_most(nodes: Cluster) -> None:
+    mesh = Mesh(nodes, ("ours",) * 3, replication_synchro_quorum=2)
+    owner, lagging, ahead = mesh.members
+    for member in mesh:
+        member.configure(replication_synchro_timeout=60)
+    owner.configure(replication_synchro_quorum=NEVER)
+    promote(owner)
+    mesh.wait_owner(owner)
+    first = [Pending(owner, number) for number in (1, 2, 3)]
+    eventually("all wait", lambda: [queue(member)["len"] for member in mesh] == [3, 3, 3])
+    mesh.isolate(lagging)
+    owner.configure(replication_synchro_quorum=2)
+    assert [one.outcome() for one in first] == [0, 0, 0]
+    eventually("the verdict comes", lambda: queue(ahead)["len"] == 0)
+    owner.configure(replication_synchro_quorum=NEVER)
+    Pending(owner, 4).wait_on(owner, ahead)
+    owner.kill()
+    finding = found(Kind.QUEUE_ABANDONED, lagging, ahead)
+    assert finding.member == ahead.uuid
+    assert f"promote who has most: `flowstone promote {ahead.address}`" in finding.advice
+    mesh.rejoin(lagging)
+    lagging.wait_follow(ahead)
+    lagging.catch_up(ahead)
+    ahead.configure(replication_synchro_timeout=0.1)  # for so long it waits for the old owner
+    assert run(["promote", "--yes", ahead.address]) == 0
+    mesh.wait_owner(ahead, ahead, lagging)
+    eventually("both decide alike", lambda: keys(ahead) == keys(lagging) == [1, 2, 3, 4])
+
+
+def test_a_server_in_replication_that_nobody_ever_reached_is_named(cluster: Cluster) -> None:
+    member = make(cluster, "real", "one", replication_connect_timeout=0.5, replication_connect_quorum=0)
+    place = f"127.0.0.1:{free_port()}"
+    member.configure(replication=[f"replicator:secret@{place}"])
+    finding = found(Kind.UNREACHABLE, member)
+    assert place in finding.what
+    assert "secret" not in str(finding)
+
+
+@BOTH_WAYS
+def test_an_expelled_member_is_told_that_it_is_not_known(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind)
+    number = replica.id
+    replica.configure(replication=[])
+    eventually("it is let go", lambda: master.downstream(number).get("status") != "follow")
+    master.client.delete(CLUSTER, number)
+    replica.configure(replication_connect_quorum=0, replication_connect_timeout=0.5)
+    replica.configure(replication=[master.uri])
+    finding = found(Kind.NOT_REGISTERED, replica, master)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
+    assert f"flowstone rebootstrap DIR {master.address}" in finding.advice
+
+
+@BOTH_WAYS
+def test_a_space_that_only_one_side_has_is_a_mismatch_of_schemas(
+    cluster: Cluster, master_kind: str, replica_kind: str
+) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind)
+    replica.wait_writable()
+    replica.call("box.space.ledger:drop")
+    write(master, [1])
+    finding = found(Kind.SCHEMA_MISMATCH, master, replica)
+    assert finding.member == replica.uuid
+    assert "does not exist" in finding.why
+
+
+def test_rows_that_a_master_has_lost_are_named(cluster: Cluster) -> None:
+    master, replica = pair(cluster, "real", "ours")
+    lose_rows(cluster, master, replica, 3)
+    kept, lost = master.vclock()[1], replica.vclock()[1]
+    assert lost == kept + 3
+    finding = found(Kind.LOST_ROWS, master, replica)
+    assert finding.member == replica.uuid
+    assert f"lost its rows {kept + 1}…{lost}" in finding.why
+
+
+@EITHER
+def test_the_advice_on_lost_rows_brings_them_back_where_none_were_written_since(cluster: Cluster, kind: str) -> None:
+    master, replica = pair(cluster, kind, "ours")
+    lose_rows(cluster, master, replica, 3)
+    finding = found(Kind.LOST_ROWS, master, replica)
+    assert finding.advice.startswith(f"send no writes to {master.address} from now on")
+    assert f"put {replica.address} into its `replication` and restart it" in finding.advice
+    master.restart(replication=[replica.uri])
+    master.catch_up(replica)
+    replica.wait_follow(master)
+    assert master.tuples(LEDGER) == replica.tuples(LEDGER)
+    assert_well(master, replica)
+
+
+@EITHER
+def test_the_advice_on_lost_rows_leaves_both_with_the_same_where_others_have_their_numbers(
+    cluster: Cluster, kind: str
+) -> None:
+    master, replica = pair(cluster, kind, "ours")
+    uuid = master.uuid
+    lose_rows(cluster, master, replica, 3, [100])
+    finding = found(Kind.LOST_ROWS, master, replica)
+    assert "numbers of lost rows, which are more than are named here" in finding.why
+    assert f"`flowstone rebootstrap DIR {replica.address}`" in finding.advice
+    master.stop()
+    options = ["--yes", str(master.directory), replica.address]
+    assert run(["rebootstrap", *options]) == 1
+    assert run(["rebootstrap", "--force", *options]) == 0
+    master.start(instance_uuid=uuid, replication=[replica.uri])
+    master.catch_up(replica)
+    replica.wait_follow(master)
+    assert master.tuples(LEDGER) == replica.tuples(LEDGER)
+    master.wait_writable()
+    write(master, [100])
+    replica.catch_up(master)
+    assert master.tuples(LEDGER) == replica.tuples(LEDGER)
+    assert_well(master, replica)
+
+
+def test_two_masters_of_2_6_that_both_write_synchronously_are_told_apart(cluster: Cluster) -> None:
+    mesh = Mesh(cluster, ("real", "ours"), replication_synchro_quorum=1, replication_synchro_timeout=60)
+    real, ours = mesh.members
+    write_synchronous(real, 0)
+    mesh.wait_same(real)
+    both = real.vclock()
+    mesh.isolate(real)
+    write_synchronous(real, 1, "of the real one")
+    mesh.configure(ours, replication_synchro_quorum=NEVER)
+    Pending(ours, 2, "of ours")
+    eventually("it is written", lambda: ours.vclock().get(2, 0) > both.get(2, 0))
+    mesh.rejoin(real)
+    finding = found(Kind.FOREIGN_QUEUE, real, ours)
+    assert finding.severity is Severity.STOPPED
+    told = "\n".join(finding.evidence)
+    assert "of the real one" in told
+    assert "of ours" in told
+
+
+def test_a_set_without_a_candidate_has_no_leader(nodes: Cluster) -> None:
+    mesh = Mesh(nodes, ("ours", "ours"), direct=True)
+    mesh.set_modes("voter")
+    finding = found(Kind.NO_LEADER, *mesh)
+    assert (finding.severity, finding.replicaset) == (Severity.STOPPED, mesh.members[0].info()["cluster"]["uuid"])
+    assert "election_mode is `candidate` nowhere" in finding.why
+    (leader,) = [member for member in mesh if f"`election_mode` to candidate on {member.address}" in finding.advice]
+    mesh.configure(leader, election_mode="candidate")
+    assert mesh.wait_leader() is leader
+
+
+@EITHER
+def test_a_set_that_nobody_can_write_to_says_why(cluster: Cluster, kind: str) -> None:
+    member = make(cluster, kind, "one")
+    assert_well(member)
+    member.configure(read_only=True)
+    finding = found(Kind.READ_ONLY, member)
+    assert "`read_only` is set on every member" in finding.why
+
+
+def test_a_queue_that_waits_although_its_quorum_is_there_is_behind(nodes: Cluster) -> None:
+    mesh = Mesh(
+        nodes, ("ours", "ours"), replication_synchro_quorum=2, replication_synchro_timeout=60, replication_timeout=10
+    )
+    owner, other = mesh.members
+    promote(owner)
+    mesh.wait_owner(owner)
+    wire = mesh.wire(other, owner)
+    wire.hold(Way.THERE)
+    pending = Pending(owner, 1).wait_on(owner)
+    finding = found(Kind.QUEUE_WAITS, owner, other)
+    assert (finding.severity, finding.member) == (Severity.BEHIND, owner.uuid)
+    assert "1 transaction waits" in finding.what
+    wire.release()
+    assert pending.outcome() == 0
+
+
+class _Late(SystemClock):
+    """A clock that is slow; not so much that a real server would not start (`replication_sync_lag`)."""
+
+    @staticmethod
+    def wall() -> float:
+        return time.time() - 6.0
+
+
+def test_clocks_that_differ_are_told_from_lag(tmp_path: Path) -> None:
+    """A node lives in this process, where its clock can be another one; a real server follows it."""
+
+    async def look() -> Finding:
+        late = dataclasses.replace(production(), clock=_Late())
+        user = ("admin", "secret")
+        async with flowstone.Node(
+            tmp_path / "late", listen="127.0.0.1:0", user=user, dialect="2.6", replication_timeout=0.2, outside=late
+        ) as node:
+            uri = f"admin:secret@{node.address}"
+            serving = real_tarantool.serve(tmp_path / "real", cfg=f"replication = '{uri}', replication_timeout = 0.2")
+            server = await asyncio.to_thread(serving.__enter__)
+            try:
+                survey = Survey(production(), [parse_uri(f"admin:secret@{server.uri}"), parse_uri(uri)])
+                for _ in range(100):
+                    findings = explain(await survey.look())
+                    if findings:
+                        return findings[0]
+                    await asyncio.sleep(0.05)
+                raise AssertionError("nothing was found")
+            finally:
+                await survey.close()
+                await asyncio.to_thread(serving.__exit__, None, None, None)
+
+    finding = asyncio.run(look())
+    assert (finding.kind, finding.severity) == (Kind.CLOCK_SKEW, Severity.WARNING)
+    assert "carries a time 6." in finding.why
+
+
+@EITHER
+def test_a_server_of_another_set_at_a_masters_address_is_named_with_both_sets(cluster: Cluster, kind: str) -> None:
+    master, replica = pair(cluster, kind, "real")
+    mine = master.info()["cluster"]["uuid"]
+    master.stop()
+    other = make(cluster, kind, "other", start=False)
+    other.port = master.port
+    other.start()
+    finding = found(Kind.WRONG_CLUSTER, replica)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
+    assert mine in finding.why
+    assert other.info()["cluster"]["uuid"] in finding.why
+
+
+@BOTH_WAYS
+def test_a_master_that_is_still_starting_is_no_error(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+    """It listens already, and waits for somebody who is in its `replication` and not there."""
+    master, replica = pair(cluster, master_kind, replica_kind)
+    master.stop()
+    nobody = f"replicator:secret@127.0.0.1:{free_port()}"
+    master.launch(replication=[nobody], replication_connect_timeout=SECONDS)
+    finding = found(Kind.STARTING, replica)
+    assert finding.severity is Severity.WARNING
+    assert "wait" in finding.advice
+
+
+def test_a_schema_that_is_too_new_for_a_member_is_a_mismatch_of_versions(cluster: Cluster) -> None:
+    """What `box.schema.upgrade()` of a newer release writes, before all members are of that release."""
+    master, replica = pair(cluster, "ours", "real")
+    master.client.insert(SPACE, *VSPACE_SEQUENCE)
+    master.client.insert(INDEX, VSPACE_SEQUENCE[0], 0, "primary", "tree", {"unique": True}, [[0, "unsigned"]])
+    finding = found(Kind.VERSION_MISMATCH, master, replica)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
+    assert "unknown space for system view" in finding.why
+    assert "Upgrade" in finding.advice
+
+
+def test_what_no_rule_knows_is_told_in_the_servers_own_words(cluster: Cluster) -> None:
+    master, replica = pair(cluster, "ours", "real")
+    replica.call("interop.refuse", "ledger", "the fuse has blown")
+    write(master, [1])
+    finding = found(Kind.REPLICATION_STOPPED, master, replica)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
+    assert "the fuse has blown" in finding.why
+    assert "see the log of" in finding.advice

@@ -1,0 +1,99 @@
+"""The words in which servers of all versions say why they do not follow a peer are understood."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowstone.observation.finding import Kind
+from flowstone.observation.link_causes import QUOTED_MAX, Between, cause_of, quoted
+
+BETWEEN = Between("b", "a")
+OURS, THEIRS = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
+ACCESS = "Read access to universe '' is denied for user 'replicator'"
+
+WORDS = [
+    ("Duplicate key exists in unique index 'pk' in space 'ledger'", Kind.DUPLICATE_KEY),
+    (
+        'Duplicate key exists in unique index "pk" in space "t" with old tuple - [1, "a"] and new tuple - [1, "b"]',
+        Kind.DUPLICATE_KEY,
+    ),
+    ("Missing .xlog file between LSN 5 {1: 5} and 10 {1: 9, 2: 1}", Kind.LOG_GAP),
+    ("Split-Brain discovered: got a request with lsn from an already processed range", Kind.SPLIT_BRAIN),
+    (f"Replica set UUID mismatch: expected {OURS}, got {THEIRS}", Kind.WRONG_CLUSTER),
+    (f"Replica {OURS} is not registered with replica set {THEIRS}", Kind.NOT_REGISTERED),
+    (
+        (
+            f"Replica {OURS} is not registered with replica set {THEIRS}; "
+            f"that is another replica set ({THEIRS}, ours is {OURS}): correct the URI"
+        ),
+        Kind.WRONG_CLUSTER,
+    ),
+    ("Can't subscribe non-anonymous replica x until join is done", Kind.NOT_REGISTERED),
+    (ACCESS, Kind.NO_RIGHTS),
+    ("Write access to space '_cluster' is denied for user 'replicator'", Kind.NO_RIGHTS),
+    ("Incorrect password supplied for user 'replicator'", Kind.WRONG_PASSWORD),
+    ("User not found or supplied credentials are invalid", Kind.WRONG_PASSWORD),
+    ("User 'replicator' is not found", Kind.WRONG_PASSWORD),
+    ("Unknown request type 31", Kind.VERSION_MISMATCH),
+    ("Failed to write to disk", Kind.DISK_FULL),
+    ("The synchronous transaction queue doesn't belong to any instance", Kind.FOREIGN_QUEUE),
+    ("CONFIRM message arrived for an unknown master id 2, expected 1", Kind.FOREIGN_QUEUE),
+    ("Space '512' does not exist", Kind.SCHEMA_MISMATCH),
+    ("Instance bootstrap hasn't finished yet", Kind.STARTING),
+    ("unexpected EOF when reading from socket, called on fd 20, aka 127.0.0.1:5000", Kind.UNREACHABLE),
+    ("timed out", Kind.UNREACHABLE),
+    ("connection to db1:3301 is lost: connection refused", Kind.UNREACHABLE),
+    ("db1:3301 has lost its rows 5…7: its vclock is {1: 4}, ours {1: 7}", Kind.LOST_ROWS),
+    ("something that nobody has ever said", Kind.REPLICATION_STOPPED),
+]
+
+
+@pytest.mark.parametrize(("message", "kind"), WORDS, ids=lambda value: str(value)[:40])
+def test_what_a_server_says_is_understood(message: str, kind: Kind) -> None:
+    cause = cause_of(message, BETWEEN)
+    assert cause.kind is kind
+    assert cause.why
+    assert cause.advice
+
+
+def test_who_is_not_registered_with_another_set_is_at_the_wrong_address() -> None:
+    words = f"Replica {OURS} is not registered with replica set {THEIRS}"
+    assert cause_of(words, BETWEEN._replace(replicaset=OURS)).kind is Kind.WRONG_CLUSTER
+    assert cause_of(words, BETWEEN._replace(replicaset=THEIRS)).kind is Kind.NOT_REGISTERED
+
+
+def test_what_the_operating_system_said_counts_too() -> None:
+    cause = cause_of("connect, called on fd 12, aka 127.0.0.1:40000", BETWEEN, "Connection refused")
+    assert cause.kind is Kind.UNREACHABLE
+    assert cause.why.startswith("b cannot reach a: connect, ")
+    assert cause.why.endswith(": Connection refused")
+
+
+def test_the_names_and_positions_in_the_words_are_told() -> None:
+    assert "'ledger'" in cause_of(WORDS[0][0], BETWEEN).why
+    assert 'new tuple - [1, "b"]' in cause_of(WORDS[1][0], BETWEEN).why
+    gap = cause_of(WORDS[2][0], BETWEEN).why
+    assert "up to {1: 5}" in gap
+    assert "begins at {1: 9, 2: 1}" in gap
+    assert f"{OURS} here, {THEIRS} there" in cause_of(WORDS[4][0], BETWEEN).why
+    assert "grant('replicator', 'replication')" in cause_of(ACCESS, BETWEEN).advice
+
+
+def test_of_a_guest_who_is_refused_a_user_is_asked_for_and_no_right_for_guests() -> None:
+    cause = cause_of(ACCESS.replace("replicator", "guest"), BETWEEN)
+    assert cause.kind is Kind.NO_RIGHTS
+    assert "write user:password@… before that address in `replication` of b" in cause.advice
+    assert "grant" not in cause.advice
+
+
+@given(st.text(max_size=2000), st.none() | st.text(max_size=100))
+def test_any_text_has_a_cause(message: str, system_message: str | None) -> None:
+    cause = cause_of(message, BETWEEN, system_message)
+    assert cause.kind in Kind
+
+
+def test_long_words_are_cut_off_and_stay_on_one_line() -> None:
+    assert quoted("a\nb") == "a b"
+    assert len(quoted("x" * 10_000)) == QUOTED_MAX + 1

@@ -1,0 +1,36 @@
+"""A node's report of itself is what asking it over the network gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowstone import Node
+from flowstone.iproto.uri import parse_uri
+from flowstone.node.node import NotRunning
+from flowstone.observation.asking import Asking
+from flowstone.observation.own_report import own_report
+from flowstone.observation.report import Report
+from flowstone.outside import production
+
+
+async def test_it_is_the_one_that_others_are_given(tmp_path: Path) -> None:
+    async with Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
+        asking = Asking(production(), parse_uri(f"app:secret@{node.address}"))
+        asked = await asking.ask()
+        await asking.close()
+        own = own_report(node)
+    assert isinstance(asked, Report)
+    changing = {"cfg", "queue", "uptime"}
+    for name in (field for field in Report.__struct_fields__ if field not in changing):
+        assert getattr(own, name) == getattr(asked, name), name
+    assert own.cfg is not None
+    assert asked.cfg is not None
+    assert own.cfg.items() >= asked.cfg.items()
+    assert "secret" not in repr(own)
+
+
+def test_a_node_that_does_not_run_has_none(tmp_path: Path) -> None:
+    with pytest.raises(NotRunning):
+        own_report(Node(tmp_path))

@@ -1,0 +1,254 @@
+"""The live tail of real servers of 2.6 and of nodes: what is written, with its names, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flowstone
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.uri import Uri, parse_uri
+from flowstone.node.connection import Connection
+from flowstone.observation.asking import Asking
+from flowstone.observation.live_transaction import LiveTransaction, Status
+from flowstone.observation.report import Report
+from flowstone.observation.tail import Tail, TailStatus
+from flowstone.outside import production
+from tests import real_tarantool
+from tests.node.upstream import Upstream
+
+SECONDS = 30.0
+
+ORDERS = """
+local orders = box.schema.space.create('orders', {id = 600, format = {{'id', 'unsigned'}, {'who', 'string'}}})
+orders:create_index('pk')
+local sure = box.schema.space.create('sure', {id = 601, is_sync = true, format = {{'id', 'unsigned'}}})
+sure:create_index('pk')
+"""
+
+
+async def until(what: str, condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come within {SECONDS:g} s"
+        await asyncio.sleep(0.01)
+    return found
+
+
+@asynccontextmanager
+async def tailing(*uris: str, **options: Any) -> AsyncIterator[Tail]:
+    """A tail that follows one of `uris`."""
+    members: Sequence[Uri] = [parse_uri(uri) for uri in uris]
+    tail = Tail(production(), lambda: members, **options)
+    tail.start()
+    try:
+        yield tail
+    finally:
+        await tail.stop()
+
+
+async def following(tail: Tail) -> None:
+    await until("a connection", lambda: tail.status is TailStatus.FOLLOWING)
+
+
+def lines(tail: Tail) -> list[tuple[str, str | None, str]]:
+    """Type, space and data of all rows that are kept."""
+    return [(row.type, row.space, row.data) for transaction in tail.sink.ring for row in transaction.rows]
+
+
+def of(tail: Tail, data: str) -> LiveTransaction | None:
+    """The transaction with a row that shows this."""
+    return next((each for each in tail.sink.ring if any(row.data == data for row in each.rows)), None)
+
+
+async def evaluate(connection: Connection, expression: str) -> None:
+    await connection.request(RequestType.EVAL, pack({Key.EXPR.value: expression, Key.TUPLE.value: ()}))
+
+
+async def heartbeats_are_answered(uri: Uri) -> None:
+    """Three acknowledgements of the only anonymous replica have come in since."""
+    asking, acks, idle = Asking(production(), uri), 0, 0.0
+    deadline = time.monotonic() + SECONDS
+    while acks < 3:
+        assert time.monotonic() < deadline, f"{acks} heartbeats answered within {SECONDS:g} s"
+        report = await asking.ask()
+        assert isinstance(report, Report)
+        downstream = report.anonymous[0].downstream
+        assert downstream is not None
+        assert downstream.idle is not None
+        acks, idle = acks + (downstream.idle < idle), downstream.idle
+    await asking.close()
+
+
+async def test_a_real_server_shows_what_is_written_with_its_names(tarantool: object, tmp_path: Path) -> None:
+    with real_tarantool.serve(tmp_path, setup=ORDERS) as server:
+        async with await Connection.open(production(), parse_uri(server.uri)) as client, tailing(server.uri) as tail:
+            await following(tail)
+            await evaluate(client, "box.space.orders:insert{1, 'Ada'}")
+            await evaluate(client, "box.space.orders:update(1, {{'=', 'who', 'Grace'}})")
+            await evaluate(
+                client, "box.begin() box.space.orders:insert{2, 'x'} box.space.orders:delete(1) box.commit()"
+            )
+            await until("the last row", lambda: tail.sink.transactions_seen >= 3)
+            assert lines(tail) == [
+                ("INSERT", "orders", '{id: 1, who: "Ada"}'),
+                ("UPDATE", "orders", '{id: 1} [["=", "who", "Grace"]]'),
+                ("INSERT", "orders", '{id: 2, who: "x"}'),
+                ("DELETE", "orders", "{id: 1}"),
+            ]
+            assert [len(each.rows) for each in tail.sink.ring] == [1, 1, 2]
+            assert all(each.status is Status.SETTLED for each in tail.sink.ring)
+            assert tail.sink.rows_seen == 4
+            assert tail.sink.skipped == 0
+
+
+async def test_a_space_that_is_made_meanwhile_is_shown_by_its_name(tmp_path: Path) -> None:
+    upstream = Upstream(tmp_path / "upstream", dialect="2.11")
+    await upstream.start()
+    try:
+        async with tailing(upstream.uri) as tail:
+            await following(tail)
+            herbs = await upstream.node.create_space("herbs", format=[("id", "unsigned")])
+            await herbs.create_index("primary")
+            await herbs.insert((7,))
+            await until("the row", lambda: ("INSERT", "herbs", "{id: 7}") in lines(tail))
+    finally:
+        await upstream.stop()
+
+
+async def test_a_password_is_not_shown(tmp_path: Path) -> None:
+    upstream = Upstream(tmp_path / "upstream", dialect="2.11")
+    await upstream.start()
+    try:
+        async with tailing(upstream.uri) as tail:
+            await following(tail)
+            await upstream.node.create_user("eve", "open sesame")
+            found = await until("the user", lambda: [line for line in lines(tail) if line[1] == "_user"])
+            assert "eve" in found[0][2]
+            assert "<hidden>" in found[0][2]
+    finally:
+        await upstream.stop()
+
+
+async def test_a_synchronous_transaction_of_2_6_waits_until_its_verdict(tarantool: object, tmp_path: Path) -> None:
+    """And the tail's own acknowledgements do not make the quorum, although 2.6 counts those of anonymous replicas."""
+    quorum = "replication_synchro_quorum = 2, replication_synchro_timeout = 1000, replication_timeout = 0.1"
+    with real_tarantool.serve(tmp_path, setup=ORDERS, cfg=quorum) as server:
+        async with await Connection.open(production(), parse_uri(server.uri)) as client, tailing(server.uri) as tail:
+            await following(tail)
+            insert = asyncio.create_task(evaluate(client, "box.space.sure:insert{1}"))
+            waiting = await until("the row", tail.sink.waiting)
+            assert [(each.rows[0].space, each.rows[0].key) for each in waiting] == [("sure", "{id: 1}")]
+            shown = of(tail, "{id: 1}")
+            assert shown is not None
+            assert shown.status is Status.WAITING
+            await heartbeats_are_answered(parse_uri(server.uri))
+            assert not insert.done()
+            async with await Connection.open(production(), parse_uri(server.uri)) as second:
+                await evaluate(second, "box.cfg{replication_synchro_quorum = 1}")
+            await until("the verdict", lambda: shown.status is Status.SETTLED)
+            await insert
+            assert tail.sink.waiting() == []
+            assert [line for line in lines(tail) if line[0] == "CONFIRM"]
+
+
+async def test_what_is_rolled_back_is_shown_as_such(tarantool: object, tmp_path: Path) -> None:
+    quorum = "replication_synchro_quorum = 2, replication_synchro_timeout = 0.2"
+    with real_tarantool.serve(tmp_path, setup=ORDERS, cfg=quorum) as server:
+        async with await Connection.open(production(), parse_uri(server.uri)) as client, tailing(server.uri) as tail:
+            await following(tail)
+            with pytest.raises(TarantoolError):
+                await evaluate(client, "box.space.sure:insert{1}")
+            shown = await until("the row", lambda: of(tail, "{id: 1}"))
+            await until("the verdict", lambda: shown.status is Status.ROLLED_BACK)
+            assert tail.sink.waiting() == []
+
+
+async def test_a_user_without_rights_is_told_what_to_grant(tarantool: object, tmp_path: Path) -> None:
+    with real_tarantool.serve(tmp_path, setup="box.schema.user.create('eve', {password = 'x'})") as server:
+        async with tailing(f"eve:x@{server.uri}") as tail:
+            await until("the refusal", lambda: tail.status is TailStatus.REFUSED)
+            assert tail.message is not None
+            assert "box.schema.user.grant('eve', 'replication')" in tail.message
+        async with tailing(f"eve:wrong-secret@{server.uri}") as tail:
+            await until("the refusal", lambda: tail.status is TailStatus.REFUSED)
+            assert tail.message is not None
+            assert "wrong-secret" not in tail.message
+
+
+async def test_when_a_member_is_gone_another_one_goes_on(tmp_path: Path) -> None:
+    first = Upstream(tmp_path / "first", dialect="2.11", replication_timeout=0.2)
+    await first.start()
+    second = flowstone.Node(tmp_path / "second", listen="127.0.0.1:0", replication=[first.uri], replication_timeout=0.2)
+    await second.start()
+    try:
+        other = f"replicator:secret@{second.address}"
+        async with tailing(first.uri, other) as tail:
+            await following(tail)
+            await first.fruit.insert((1, "fig"))
+            await until("the row", lambda: of(tail, '{id: 1, name: "fig"}'))
+            await first.stop()
+            await until("another member", lambda: tail.followed == parse_uri(other))
+            await following(tail)
+            await second.space("fruit").insert((2, "plum"))
+            await until("the row", lambda: of(tail, '{id: 2, name: "plum"}'))
+            assert tail.sink.transactions_seen == len(tail.sink.ring)
+    finally:
+        await second.stop()
+        await first.stop()
+
+
+async def test_nobody_to_follow_is_no_error(tmp_path: Path) -> None:
+    async with tailing(f"127.0.0.1:{real_tarantool.free_port()}") as tail:
+        await until("the end of the attempt", lambda: tail.status is TailStatus.LOST)
+        assert tail.message is not None
+        assert "connection refused" in tail.message
+    assert tail.status is TailStatus.OFF
+
+
+async def test_what_waited_before_the_tail_began_is_seen(tmp_path: Path) -> None:
+    """Who opens a dashboard does so because something is stuck already."""
+    upstream = Upstream(tmp_path / "upstream", dialect="2.11", replication_synchro_timeout=1000.0)
+    await upstream.start()
+    try:
+        sure = await upstream.node.create_space("sure", is_sync=True, format=[("id", "unsigned")])
+        await sure.create_index("primary")
+        await upstream.node.promote()
+        await sure.insert((1,))
+        await upstream.node.reconfigure(replication_synchro_quorum=3)
+        writing = asyncio.create_task(sure.insert((2,)))
+        await until("it waits", lambda: upstream.node.info()["synchro"]["queue"]["len"])
+        async with tailing(upstream.uri) as tail:
+            waiting = await until("the row", tail.sink.waiting)
+            assert [each.rows[0].key for each in waiting] == ["{id: 2}"]
+            before = of(tail, "{id: 1}")
+            assert before is not None
+            assert before.status is Status.SETTLED
+            assert tail.sink.rows_seen == 0
+            await upstream.node.reconfigure(replication_synchro_quorum=1)
+            await writing
+            await until("the verdict", lambda: not tail.sink.waiting())
+            assert tail.sink.rows_seen == 1
+    finally:
+        await upstream.stop()
+
+
+async def test_a_server_without_the_logs_of_before_is_followed_from_where_it_is(tmp_path: Path) -> None:
+    upstream = Upstream(tmp_path / "upstream", dialect="2.11")
+    await upstream.start()
+    try:
+        await upstream.lose_logs()
+        async with tailing(upstream.uri) as tail:
+            await following(tail)
+            await upstream.fruit.insert((7, "fig"))
+            await until("the row", lambda: of(tail, '{id: 7, name: "fig"}'))
+    finally:
+        await upstream.stop()

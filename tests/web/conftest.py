@@ -1,0 +1,39 @@
+"""Fixtures for tests of web pages in a real browser."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.web import browser as chromium
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, for one module. Absent: a failure where CI=true, else a skip that says so."""
+    if chromium.installed() is None:
+        message = "Chromium is not installed (Debian package `chromium`)"
+        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+    with chromium.launched() as launched:
+        yield launched
+
+
+@pytest.fixture
+def watch() -> chromium.Watch:
+    """What the test's page asks for and complains of."""
+    return chromium.Watch()
+
+
+@pytest.fixture
+def page(browser: Browser, watch: chromium.Watch) -> Iterator[Page]:
+    """An empty page with no past. The test fails where it asked another host, or anything is left in its console."""
+    context = browser.new_context()
+    context.set_default_timeout(10_000)
+    page = context.new_page()
+    watch.of(page)
+    yield page
+    context.close()
+    watch.check()

@@ -1,0 +1,107 @@
+"""Two live replica sets and a dashboard over them: three nodes with elections, and a real Tarantool 2.6 with two nodes.
+
+All are processes. Every member follows every other; guests may do everything.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.interop.cluster import Cluster
+from tests.interop.member import Member, eventually
+from tests.interop.mesh import Mesh
+from tests.interop.versions import Binary, binaries
+from tests.real_tarantool import free_port
+
+NODES: Final = Binary("no server", (2, 11, 0))
+START_SECONDS: Final = 60.0
+
+
+@dataclass
+class Dashboard:
+    """`flowstone dashboard` as a process; started again, it is at the same address."""
+
+    log: Path
+    members: list[Member]
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        addresses = [member.address for member in self.members]
+        command = [sys.executable, "-m", "flowstone.cli", "dashboard", f"--listen=127.0.0.1:{self.port}", *addresses]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        eventually("the dashboard is up", self._is_up, seconds=START_SECONDS)
+
+    def _is_up(self) -> bool:
+        assert self.process is not None
+        text = self.log.read_text(errors="replace")
+        assert self.process.poll() is None, f"the dashboard ended:\n{text[-3000:]}"
+        return self.url in text
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(20)
+
+
+@dataclass
+class LiveSets:
+    """`elections` and `mixed`, whose first member is the real server, and what shows them."""
+
+    elections: Mesh
+    mixed: Mesh
+    dashboard: Dashboard
+
+    @property
+    def leader(self) -> Member:
+        return self.elections.wait_leader()
+
+
+@contextmanager
+def live_sets(directory: Path) -> Iterator[LiveSets]:
+    """Both sets at the same time: each waits for its processes most of the while."""
+    real = next(binary for binary in binaries() if binary.dialect == "2.6")
+    clusters = [Cluster(directory / "elections", NODES), Cluster(directory / "mixed", real)]
+    made: dict[int, Mesh] = {}
+
+    def make(number: int, kinds: list[str], **options: Any) -> None:
+        made[number] = Mesh(clusters[number], kinds, direct=True, **options)
+
+    threads = [
+        threading.Thread(target=make, args=(0, ["ours", "ours", "ours"])),
+        threading.Thread(target=make, args=(1, ["real", "ours", "ours"])),
+    ]
+    dashboard: Dashboard | None = None
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(made) == 2, "\n".join(cluster.logs() for cluster in clusters)
+        made[0].set_modes("candidate")
+        made[0].wait_leader()
+        dashboard = Dashboard(directory / "dashboard.log", [*made[0], *made[1]], free_port())
+        dashboard.start()
+        yield LiveSets(made[0], made[1], dashboard)
+    finally:
+        if dashboard is not None:
+            dashboard.stop()
+        for cluster in clusters:
+            cluster.close()

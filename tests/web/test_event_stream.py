@@ -1,0 +1,128 @@
+"""Events for many listeners: one that reads nothing costs the others nothing, and a bounded amount of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from flowstone.web import event_stream, server
+from flowstone.web.event_stream import BATCHES_MAX, LISTENERS_MAX, EventStream
+from flowstone.web.server import WebServer
+from tests.web.http_client import SECONDS, connect, get, listen
+
+
+async def until(what: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {SECONDS:g} s"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(stream: EventStream) -> AsyncIterator[WebServer]:
+    async with WebServer(stream.handle, "127.0.0.1:0") as web:
+        yield web
+
+
+def batch(number: int, size: int = 10) -> bytes:
+    return msgspec.json.encode({"set": "s", "transactions": [number], "skipped": 0, "filler": "x" * size})
+
+
+async def test_who_comes_gets_the_newest_state_at_once_and_then_what_changes() -> None:
+    stream = EventStream()
+    stream.put_state(b'{"now":1}')
+    stream.put_state(b'{"now":2}')
+    async with serving(stream) as web:
+        events = await listen(web)
+        assert await events.next("state") == {"now": 2}
+        stream.put_batch("s", 1, batch(7))
+        assert (await events.next("transactions"))["transactions"] == [7]
+        stream.put_state(b'{"now":3}')
+        assert await events.next("state") == {"now": 3}
+        events.close()
+        await until("the listener is gone", lambda: stream.listeners == 0)
+
+
+async def test_of_states_that_were_not_sent_only_the_newest_is() -> None:
+    stream = EventStream()
+    async with serving(stream) as web:
+        events = await listen(web)
+        await until("somebody listens", lambda: stream.listeners == 1)
+        for now in range(100):
+            stream.put_state(b'{"now":%d}' % now)
+        assert await events.next("state") == {"now": 99}
+        events.close()
+
+
+async def test_a_slow_listener_is_told_how_much_it_missed_and_delays_nobody() -> None:
+    stream, size, rounds = EventStream(), 1024 * 1024, 60
+    async with serving(stream) as web:
+        slow, quick = await listen(web), await listen(web)
+        await until("both listen", lambda: stream.listeners == 2)
+        got: list[int] = []
+        for number in range(rounds):
+            stream.put_batch("s", 1, batch(number, size))
+            while not got or got[-1] != number:
+                got += (await quick.next("transactions"))["transactions"]
+        assert got == list(range(rounds))
+        waiting = max(sum(len(each[2]) for each in one.batches) for one in stream._listeners)
+        assert waiting <= BATCHES_MAX * (size + 100)
+        missed, last = 0, -1
+        while last != rounds - 1:
+            event = await slow.next("transactions")
+            missed += event["skipped"]
+            last = event["transactions"][-1] if event["transactions"] else last
+        assert 0 < missed < rounds
+        for events in (slow, quick):
+            events.close()
+
+
+async def test_who_reads_nothing_for_too_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "SEND_SECONDS", 0.2)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.5)
+    stream = EventStream()
+    async with serving(stream) as web:
+        _, writer = await connect(web, "/api/events")
+        await until("somebody listens", lambda: stream.listeners == 1)
+        deadline = time.monotonic() + SECONDS
+        while stream.listeners:
+            assert time.monotonic() < deadline
+            stream.put_batch("s", 1, batch(0, 1024 * 1024))
+            await asyncio.sleep(0.01)
+        # What was not sent would hold the connection, which is one of few, and the memory.
+        await until("its connection is gone", lambda: not web._server.server_state.connections)
+        writer.close()
+
+
+async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
+    stream = EventStream()
+    async with serving(stream) as web:
+        events = await listen(web)
+        reading = asyncio.create_task(events.next("state"))
+        await until("three signs of life", lambda: events.comments >= 3)
+        stream.put_state(b'{"now":1}')
+        assert await reading == {"now": 1}
+        events.close()
+
+
+async def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "LISTENERS_MAX", 2)
+    assert LISTENERS_MAX > 2
+    stream = EventStream()
+    async with serving(stream) as web:
+        first, second = await listen(web), await listen(web)
+        await until("both listen", lambda: stream.listeners == 2)
+        refused = await get(web, "/api/events")
+        assert refused.status == 503
+        assert "retry-after" in refused.headers
+        first.close()
+        await until("one is gone", lambda: stream.listeners == 1)
+        third = await listen(web)
+        for events in (second, third):
+            events.close()

@@ -1,0 +1,55 @@
+"""The feed's values as JSON: the names of the contract, and nothing that is only ours."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flowstone.observation.live_transaction import LiveRow, LiveTransaction, Status
+from flowstone.observation.replica_set import Link, Member
+from flowstone.observation.report import Unreachable
+from flowstone.web.feed_state import TailState, TransactionBatch, link_state, member_state, to_json
+
+
+def test_a_member_has_its_label_and_mode_and_what_was_said_instead_of_a_report() -> None:
+    silent = Member(uuid="a", id=1, address="db:3301", unreachable=Unreachable(address="db:3301", reason="refused"))
+    shown = msgspec.to_builtins(member_state(silent))
+    assert (shown["label"], shown["mode"], shown["report"]) == ("db:3301", "unknown", None)
+    assert shown["unreachable"]["reason"] == "refused"
+
+
+def test_a_link_has_its_rate() -> None:
+    shown = msgspec.to_builtins(link_state(Link(follower="a", master="b", status="follow", lag=0.5), 12.0))
+    assert (shown["lag"], shown["rows_per_second"]) == (0.5, 12.0)
+
+
+def test_names_that_are_words_of_python_are_those_of_the_contract() -> None:
+    assert msgspec.to_builtins(TailState(status="following", address="db:3301"))["from"] == "db:3301"
+    row = LiveRow(type="INSERT", space="orders", space_id=512, lsn=7, data="{id: 1}")
+    one = LiveTransaction(
+        replicaset_uuid="s", replica_id=1, lsn=7, tsn=7, at=1.5, status=Status.ROLLED_BACK, rows=(row,)
+    )
+    batch = TransactionBatch(replicaset_uuid="s", transactions=(one,), skipped=3)
+    assert msgspec.json.decode(msgspec.json.encode(batch)) == {
+        "set": "s",
+        "transactions": [
+            {
+                "set": "s",
+                "replica_id": 1,
+                "lsn": 7,
+                "tsn": 7,
+                "at": 1.5,
+                "status": "rolled_back",
+                "rows": [{"type": "INSERT", "space": "orders", "space_id": 512, "lsn": 7, "data": "{id: 1}"}],
+                "more_rows": 0,
+            }
+        ],
+        "skipped": 3,
+    }
+
+
+def test_whatever_a_server_says_there_is_json() -> None:
+    strange = Member(uuid="a", id=1, name="x\udcffy", vclock={1: 2})
+    text = to_json(member_state(strange))
+    assert msgspec.json.decode(text.replace(b"\\udcff", b"?"))["name"] == "x?y"
+    assert msgspec.json.decode(text.replace(b"\\udcff", b"?"))["vclock"] == {"1": 2}
+    assert to_json({"cfg": {"odd": object}}).startswith(b'{"cfg":{"odd":"<class')

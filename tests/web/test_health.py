@@ -1,0 +1,143 @@
+"""When a node is well, when it is ready, and the reasons why it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowstone.iproto.uri import parse_uri
+from flowstone.node.statistics import DiskUsage, Durations, Statistics, Wal
+from flowstone.observation.asking import Asking
+from flowstone.observation.report import Election, Peer, Report, Upstream
+from flowstone.outside import production
+from flowstone.web.health import FREE_BYTES_MIN, node_health
+from tests.interop.cluster import Cluster
+from tests.interop.member import Member, eventually
+from tests.interop.mesh import Mesh, election
+from tests.web.live_sets import NODES
+
+GIB = 1024**3
+
+
+def report(**changed: Any) -> Report:
+    facts: dict[str, Any] = {
+        "address": "a:1",
+        "package": "Flowstone",
+        "version": "2.11.9",
+        "id": 1,
+        "uuid": "u",
+        "status": "running",
+        "ro": False,
+        "cfg": {"election_mode": "candidate"},
+        "election": Election(state="leader", term=3, leader=1),
+        "replication": (Peer(id=2, uuid="v", upstream=Upstream(status="disconnected", message="no route")),),
+    }
+    return Report(**(facts | changed))
+
+
+def statistics(failure: str | None = None) -> Statistics:
+    nothing = Durations((), (0,), 0.0)
+    wal = Wal(rows=0, bytes=0, rotations=0, failures=0, failure=failure, write_seconds=nothing, synced_seconds=nothing)
+    return Statistics(
+        operations={},
+        requests=0,
+        errors=0,
+        received_bytes=0,
+        sent_bytes=0,
+        connections=0,
+        connections_total=0,
+        requests_in_progress=0,
+        wal=wal,
+        followers=(),
+        spaces=(),
+    )
+
+
+def usage(wal_free: int = GIB, memtx_free: int = GIB) -> DiskUsage:
+    return DiskUsage(
+        wal_dir="w", memtx_dir="m", wal_free_bytes=wal_free, memtx_free_bytes=memtx_free, logs=(), snapshots_bytes=0
+    )
+
+
+def test_a_running_node_is_well_whoever_else_is_away() -> None:
+    found = node_health(report(), statistics(), usage())
+    assert (found.is_well, found.is_ready, found.reasons) == (True, True, ())
+
+
+@pytest.mark.parametrize(
+    ("node", "is_ready", "reason"),
+    [
+        (report(status="orphan", ro=True), False, "orphan: it has not caught up"),
+        (report(status="loading", ro=True), False, "the node is loading"),
+        (report(election=Election(state="follower", term=7)), True, "no leader in term 7"),
+        (
+            report(replication=(Peer(id=2, uuid="v", upstream=Upstream(status="stopped", message="Duplicate key")),)),
+            True,
+            "does not follow replica 2: Duplicate key",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_node_is_said(node: Report, is_ready: bool, reason: str) -> None:
+    found = node_health(node, statistics(), usage())
+    assert not found.is_well
+    assert found.is_ready is is_ready
+    assert len(found.reasons) == 1
+    assert found.reasons[0].startswith(reason)
+
+
+@pytest.mark.parametrize("status", ["follow", "sync"])
+def test_a_leader_is_one_who_is_heard(status: str) -> None:
+    election = Election(state="follower", term=3, leader=2)
+    follows = report(election=election, replication=(Peer(id=2, uuid="v", upstream=Upstream(status=status)),))
+    assert node_health(follows, statistics(), usage()).is_well
+    found = node_health(report(election=election), statistics(), usage())
+    assert found.reasons == ("the leader of term 3, replica 2, is not heard",)
+    assert found.is_ready
+
+
+def test_who_is_left_alone_by_its_leader_says_so(tmp_path: Path) -> None:
+    nodes = Cluster(tmp_path, NODES)
+    try:
+        mesh = Mesh(nodes, ("ours", "ours"), direct=True)
+        mesh.set_modes("candidate")
+        leader = mesh.wait_leader()
+        (survivor,) = mesh.others(leader)
+        number = leader.id
+        assert node_health(asked(survivor), statistics(), usage()).is_well
+        leader.kill()
+        found = eventually("it is missed", lambda: node_health(asked(survivor), statistics(), usage()).reasons)
+        assert found == (f"the leader of term {election(survivor)['term']}, replica {number}, is not heard",)
+        idle = election(survivor)["leader_idle"]
+        eventually("its silence is measured", lambda: election(survivor)["leader_idle"] > idle)
+    finally:
+        nodes.close()
+
+
+def asked(member: Member) -> Report:
+    async def ask() -> Report:
+        asking = Asking(production(), parse_uri(member.address))
+        try:
+            return await asking.report()
+        finally:
+            await asking.close()
+
+    return asyncio.run(ask())
+
+
+def test_without_elections_nobody_has_to_lead() -> None:
+    quiet = report(cfg={"election_mode": "off"}, election=Election(state="follower", term=1))
+    assert node_health(quiet, statistics(), usage()).is_well
+
+
+def test_a_log_that_cannot_be_written_makes_it_unready() -> None:
+    found = node_health(report(), statistics(failure="x.xlog: No space left on device"), usage())
+    assert (found.is_ready, found.reasons) == (False, ("the log cannot be written: x.xlog: No space left on device",))
+
+
+def test_a_disk_that_is_nearly_full_is_a_warning() -> None:
+    found = node_health(report(), statistics(), usage(wal_free=FREE_BYTES_MIN - 1))
+    assert found.is_ready
+    assert found.reasons == ("the disk of wal_dir is nearly full: 255 MiB are left",)

@@ -1,0 +1,80 @@
+"""What a node tells Prometheus about itself: its own work, its files, its process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from flowstone import Node
+from flowstone.iproto.uri import parse_uri
+from flowstone.node.connection import Connection
+from flowstone.outside import production
+from flowstone.web.metrics import encode
+from flowstone.web.node_metrics import NodeMetrics
+from tests.web.exposition import Exposition, checked
+
+OURS: Final = {
+    "tnt_net_sent_total": {"alias"},
+    "tnt_net_received_total": {"alias"},
+    "tnt_net_connections_total": {"alias"},
+    "tnt_net_connections_current": {"alias"},
+    "tnt_net_requests_total": {"alias"},
+    "tnt_net_requests_current": {"alias"},
+    "tnt_stats_op_total": {"alias", "operation"},
+    "tnt_space_len": {"alias", "name", "engine"},
+    "tnt_cpu_user_time": {"alias"},
+    "tnt_cpu_system_time": {"alias"},
+    "tnt_memory": {"alias"},
+    "tnt_memory_virt": {"alias"},
+    "tnt_cfg_current_time": {"alias"},
+}
+"""Names of `tarantool/metrics` beyond replication that a node has, with their labels."""
+
+
+async def shown(node: Node) -> Exposition:
+    return checked(encode(await NodeMetrics(node).metrics(), "")[0].decode())
+
+
+async def test_a_node_shows_what_it_has_done(tmp_path: Path) -> None:
+    async with Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
+        space = await node.create_space("orders")
+        await space.create_index("pk")
+        await space.insert([1])
+        before = await shown(node)
+        async with await Connection.open(production(), parse_uri(f"app:secret@{node.address}")):
+            found = await shown(node)
+        for name, labels in OURS.items():
+            assert all(given.keys() == labels for given in found.labels(name)), name
+            assert found.labels(name), name
+        assert found.value("tnt_space_len", name="orders", engine="memtx") == 1
+        assert found.value("tnt_stats_op_total", operation="auth") == 1
+        assert found.value("tnt_net_connections_current") == 1
+        assert before.value("tnt_net_connections_current") == 0
+        assert found.value("flowstone_wal_rows_total") == node.info()["lsn"]
+        writes = sum(found.value("flowstone_wal_write_seconds_count", mode=mode) for mode in ("write", "fsync"))
+        assert writes >= 3
+        assert found.value("flowstone_wal_files") == 1
+        assert found.value("flowstone_wal_failing") == 0
+        assert found.value("flowstone_disk_free_bytes", directory="wal_dir") > 0
+        assert found.labels("tnt_info_lsn") == [{"alias": node.address}]
+        assert (await NodeMetrics(node).health()).is_ready
+
+
+async def test_who_holds_logs_and_what_it_was_sent_is_shown(tmp_path: Path) -> None:
+    async with (
+        Node(tmp_path / "a", listen="127.0.0.1:0", user=("app", "secret")) as master,
+        Node(tmp_path / "b", replication=[f"app:secret@{master.address}"]) as replica,
+    ):
+        await replica.wait_rw(10)
+        uuid = replica.info()["uuid"]
+        found = await shown(master)
+        assert found.value("flowstone_relay_bytes_total", id="2", uuid=uuid) >= 0
+        assert found.value("flowstone_gc_held_bytes", consumer=f"replica {uuid}") > 0
+        assert found.value("flowstone_replication_lag_rows", id="2", master="1") >= 0
+
+
+async def test_before_its_start_a_node_tells_nothing_and_is_not_ready(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    assert list((await NodeMetrics(node).metrics()).collect()) == []
+    health = await NodeMetrics(node).health()
+    assert (health.state, health.is_ready) == ("starting", False)

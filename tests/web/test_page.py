@@ -1,0 +1,70 @@
+"""The files of the dashboard's page: complete, of this machine only, and with no way from text to markup."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import flowstone.web
+
+PAGE: Final = Path(flowstone.web.__file__).parent / "page"
+SCRIPTS: Final = sorted(PAGE.glob("*.js"))
+FILES: Final = [PAGE / "index.html", PAGE / "dashboard.css", *SCRIPTS]
+
+FORBIDDEN: Final = {
+    "markup from text": r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment",
+    "code from text": r"\beval\(|new Function|set(?:Timeout|Interval)\(\s*[\"'`]",
+    "what the policy forbids": r"setAttribute\(\s*\"style\"|\sstyle=|\son\w+=\"",
+    "another machine": r"https?://(?!www\.w3\.org/2000/svg)|[\"'(]//\w",
+    "what is unfinished": r"\bTO" + r"DO\b|\bFIX" + r"ME\b|console\.\w+\(",
+}
+LINE_LENGTH_MAX: Final = 120
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_file_has_what_is_forbidden(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert {what: re.findall(pattern, text) for what, pattern in FORBIDDEN.items() if re.search(pattern, text)} == {}
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("markup from text", "node.innerHTML = text"),
+        ("code from text", "setTimeout('go()', 1)"),
+        ("what the policy forbids", '<p onclick="go()">'),
+        ("what the policy forbids", '<p style="color: red">'),
+        ("another machine", 'import "https://example.com/chart.js"'),
+        ("another machine", 'fetch("//example.com")'),
+        ("what is unfinished", "console.log(state)"),
+    ],
+)
+def test_what_is_forbidden_is_found(what: str, text: str) -> None:
+    assert re.search(FORBIDDEN[what], text)
+
+
+def test_whatever_a_file_needs_is_there() -> None:
+    wanted = {name for path in SCRIPTS for name in re.findall(r'from "\./([\w.]+)"', path.read_text("utf-8"))}
+    wanted |= set(re.findall(r'(?:src|href)="assets/([\w.]+)"', (PAGE / "index.html").read_text("utf-8")))
+    assert wanted == {path.name for path in FILES} - {"index.html"}
+
+
+def test_every_element_that_a_script_looks_up_is_in_the_page() -> None:
+    markup = (PAGE / "index.html").read_text("utf-8")
+    looked_up = {
+        name
+        for path in SCRIPTS
+        for name in re.findall(r'(?:byId|getElementById)\("([\w-]+)"\)', path.read_text("utf-8"))
+        if not name.startswith("filter-")
+    }
+    assert [name for name in sorted(looked_up) if f'id="{name}"' not in markup] == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_says_what_it_is_and_fits_a_screen(path: Path) -> None:
+    lines = path.read_text("utf-8").splitlines()
+    assert lines[0].startswith("// ")
+    assert [number for number, line in enumerate(lines, 1) if len(line) > LINE_LENGTH_MAX] == []

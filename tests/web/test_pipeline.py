@@ -1,0 +1,64 @@
+"""Tables of a lake on the dashboard: read without Spark, and compared with where the replica set is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowstone.spark.lake import Lake, Progress
+from flowstone.web.feed_state import PipelineTable
+from flowstone.web.pipeline import FRESH_SECONDS, Pipeline
+from tests.spark.lake_rows_given import ORDERS, UUID, at, folded, packed, space
+
+NOW = 2000.0
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake.open(str(tmp_path / "lake"), engine="deltalake")
+
+
+def look(lake: Lake, lsn: int, now: float = NOW) -> dict[str, PipelineTable]:
+    return {table.table: table for table in Pipeline([lake.path]).look(now, {UUID: {1: lsn}})}
+
+
+def test_a_table_is_current_where_it_has_all_there_is(lake: Lake) -> None:
+    table = lake.create(ORDERS, UUID, at(5))
+    table.merge(folded({1: packed(1, "x", 0.5), 2: packed(2, "y", 1.5)}), ORDERS, at(7), UUID)
+    lake.save(Progress(UUID, at(9), stamp=int((NOW - 100) * 1e6)))
+    shown = look(lake, 9)["orders"]
+    assert (shown.space, shown.rows, shown.version, shown.status) == ("orders", 2, 1, "current")
+    assert shown.position == {UUID: {1: 9}}
+    assert (shown.settled_at, shown.age_seconds) == (NOW - 100, 0.0)
+
+
+def test_a_table_is_behind_when_rows_are_missing_for_long(lake: Lake) -> None:
+    lake.create(ORDERS, UUID, at(5))
+    lake.save(Progress(UUID, at(5), stamp=int((NOW - 100) * 1e6)))
+    assert (look(lake, 6)["orders"].status, look(lake, 6)["orders"].age_seconds) == ("behind", 100.0)
+    assert look(lake, 6, NOW - 100 + FRESH_SECONDS / 2)["orders"].status == "current"
+
+
+def test_of_a_set_that_is_not_watched_nobody_knows(lake: Lake) -> None:
+    lake.create(ORDERS, UUID, at(5))
+    shown = Pipeline([lake.path]).look(NOW, {})[0]
+    assert (shown.status, shown.age_seconds) == ("unknown", None)
+
+
+def test_what_is_written_later_is_seen_at_the_next_look(lake: Lake) -> None:
+    pipeline = Pipeline([lake.path])
+    assert pipeline.look(NOW, {}) == ()
+    table = lake.create(ORDERS, UUID, at(5))
+    assert [one.rows for one in pipeline.look(NOW, {})] == [0]
+    table.merge(folded({1: packed(1, "x", 0.5)}), ORDERS, at(6), UUID)
+    lake.create(space(("id", "unsigned"), name="users", number=513), UUID, at(6))
+    assert [(one.table, one.rows) for one in pipeline.look(NOW, {})] == [("orders", 1), ("users", 0)]
+
+
+def test_a_directory_that_is_no_table_of_ours_is_passed_over_and_a_broken_one_is_told(lake: Lake) -> None:
+    lake.create(ORDERS, UUID, at(5))
+    (Path(lake.path) / "notes").mkdir()
+    log = Path(lake.path) / "orders" / "_delta_log" / "00000000000000000000.json"
+    log.write_text("no JSON")
+    assert {name: table.status for name, table in look(lake, 5).items()} == {"orders": "damaged"}

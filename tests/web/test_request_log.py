@@ -1,0 +1,87 @@
+"""Ids of HTTP requests: whose they are, where they appear, and what the log never shows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+from flowstone.web.request_log import HEADER
+from flowstone.web.server import WebServer
+from tests.web.test_server import ask
+
+
+async def _hello(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+async def _fail(request: Request) -> PlainTextResponse:
+    raise RuntimeError("a bug")
+
+
+async def _fail_later(request: Request) -> StreamingResponse:
+    async def body() -> AsyncIterator[str]:
+        yield "half"
+        raise RuntimeError("a later bug")
+
+    return StreamingResponse(body())
+
+
+APPLICATION: Final = Starlette(
+    routes=[Route("/", _hello), Route("/fail", _fail), Route("/later", _fail_later)],
+)
+
+
+async def answered(path: str, *headers: str) -> tuple[str, dict[str, str]]:
+    """Status line and headers of the answer."""
+    lines = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *headers, "", ""]
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        head = (await ask(web, "\r\n".join(lines).encode())).partition(b"\r\n\r\n")[0].decode()
+    first, *rest = head.split("\r\n")
+    return first, dict(line.split(": ", 1) for line in rest)
+
+
+async def test_every_answer_has_an_id() -> None:
+    ids = [(await answered("/"))[1][HEADER] for _ in range(2)]
+    assert ids[0] != ids[1]
+    assert all(len(each) == 16 for each in ids)
+    assert HEADER in (await answered("/nowhere"))[1]
+
+
+async def test_a_client_keeps_the_id_it_has() -> None:
+    assert (await answered("/", "X-Request-Id: proxy-1:2.a"))[1][HEADER] == "proxy-1:2.a"
+
+
+@pytest.mark.parametrize("given", ["x" * 65, "a b", "<script>", 'x"y', ""])
+async def test_an_id_that_is_none_is_replaced(given: str) -> None:
+    assert (await answered("/", f"X-Request-Id: {given}"))[1][HEADER] != given
+
+
+async def test_a_failure_is_logged_with_its_id_and_answered(caplog: pytest.LogCaptureFixture) -> None:
+    status, headers = await answered("/fail?token=secret", "X-Request-Id: r1")
+    assert status == "HTTP/1.1 500 Internal Server Error"
+    assert headers[HEADER] == "r1"
+    record = next(record for record in caplog.records if record.levelno == logging.ERROR)
+    assert (record.getMessage(), record.request_id) == ("GET '/fail' failed", "r1")  # type: ignore[attr-defined]
+    assert "secret" not in caplog.text
+
+
+async def test_a_failure_in_the_middle_of_an_answer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    await answered("/later", "X-Request-Id: r2")
+    assert "a later bug" in caplog.text
+
+
+async def test_requests_are_logged_without_what_may_be_secret(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "flowstone.web"):
+        await answered("/%0Aforged?token=secret", "X-Request-Id: r3")
+    [record] = [record for record in caplog.records if record.name == "flowstone.web"]
+    assert record.getMessage() == "GET '/\\nforged': 404"
+    assert record.levelno == logging.INFO
+    assert record.request_id == "r3"  # type: ignore[attr-defined]
+    assert record.peer.startswith("127.0.0.1:")  # type: ignore[attr-defined]

@@ -1,0 +1,136 @@
+"""The HTTP server: where it listens, what it bounds, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from typing import Final
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+from flowstone.web import server
+from flowstone.web.address import TokenNeeded, new_token
+from flowstone.web.server import CannotListen, WebServer
+
+
+async def _hello(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+async def _endless(request: Request) -> StreamingResponse:
+    async def events() -> AsyncIterator[str]:
+        yield "data: 1\n\n"
+        await asyncio.Event().wait()
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+APPLICATION: Final = Starlette(routes=[Route("/", _hello), Route("/endless", _endless)])
+
+
+async def send(web: WebServer, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = web.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    writer.write(request)
+    return reader, writer
+
+
+async def ask(web: WebServer, request: bytes) -> bytes:
+    """All that is answered until the connection ends."""
+    reader, writer = await send(web, request)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def get(path: str = "/") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+
+
+async def test_it_answers_at_the_port_it_chose() -> None:
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        assert web.url == f"http://{web.address}/"
+        assert not web.address.endswith(":0")
+        answer = await ask(web, get())
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.endswith(b"hello")
+    assert b"content-security-policy" in answer
+    assert b"\r\nserver:" not in answer
+
+
+async def test_it_leaves_signals_alone() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    async with WebServer(APPLICATION, "127.0.0.1:0"):
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+async def test_it_says_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        await ask(web, get())
+        await ask(web, b"no HTTP at all\r\n\r\n")
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_it_stops_in_time_with_an_event_stream_open() -> None:
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        reader, writer = await send(web, get("/endless"))
+        await reader.readuntil(b"data: 1")
+        async with asyncio.timeout(server.STOP_SECONDS + 2):
+            await web.stop()
+        async with asyncio.timeout(5):
+            await reader.read()  # the connection is at its end
+        writer.close()
+
+
+async def test_an_address_that_is_taken_is_named() -> None:
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        with pytest.raises(CannotListen, match=f"cannot serve HTTP at {web.address}: Address already in use"):
+            await WebServer(APPLICATION, web.address).start()
+
+
+async def test_a_server_that_never_started_can_be_stopped() -> None:
+    await WebServer(APPLICATION, "127.0.0.1:0").stop()
+
+
+async def test_long_headers_are_refused() -> None:
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        answer = await ask(web, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 2 * server.HEADER_SIZE_MAX)
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+async def test_who_does_not_finish_asking_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.1)
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        assert await ask(web, b"") == b""
+        assert await ask(web, b"GET / HTTP/1.1\r\nHost: ") == b""
+        answer = await ask(web, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET / HTTP/1.1\r\n")
+        assert answer.count(b"hello") == 1
+
+
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        streams = [await send(web, get("/endless")) for _ in range(2)]
+        await streams[0][0].readuntil(b"data: 1")
+        assert (await ask(web, get())).startswith(b"HTTP/1.1 503")
+        for _, writer in streams:
+            writer.close()
+
+
+async def test_elsewhere_than_on_loopback_a_token_is_needed() -> None:
+    with pytest.raises(TokenNeeded, match=r"0\.0\.0\.0:8081 can be reached by others; give a token"):
+        WebServer(APPLICATION, "*:8081")
+    async with WebServer(APPLICATION, "0.0.0.0:0", token=new_token()) as web:
+        assert (await ask(web, get())).startswith(b"HTTP/1.1 401")
+
+
+def test_a_token_that_can_be_guessed_is_refused_and_not_shown() -> None:
+    with pytest.raises(TokenNeeded) as refused:
+        WebServer(APPLICATION, "127.0.0.1:0", token="hunter2")
+    assert "hunter2" not in str(refused.value)
