@@ -1,4 +1,4 @@
-"""`make bench`: measures, prints the table and puts it into the README between its markers."""
+"""`make bench`: measures, prints the table and puts it into the documentation, and its headlines into the README."""
 
 from __future__ import annotations
 
@@ -27,18 +27,32 @@ PARTS = (
 SHORT_ROWS, SHORT_SECONDS = 200_000, 20.0
 """Of the parts about Spark with --short: enough to see that they run, not to judge by."""
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGE, README = ROOT / "docs" / "reference" / "performance.md", ROOT / "README.md"
+HEADLINES = (
+    "decode `.xlog`, 100 rows",
+    "`cat --format json`",
+    "REPLACE, one connection",
+    "SELECT by key, one connection",
+    "rows of a real master applied",
+    "synchronous INSERT with quorum 2, 500 in flight, one",
+    "commits of three members",
+    "Limestone: recovery",
+    "Spark: changes of a live Tarantool into a noop sink, 2 cores in all, while",
+    "a `.snap` of 2 M rows mirrored",
+)
+"""How the lines begin that the README shows, too."""
 MARKERS = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--only", choices=PARTS, help="measure one part, and leave the README alone")
+    parser.add_argument("--only", choices=PARTS, help="measure one part, and leave the pages alone")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows per log (default: %(default)s)")
     parser.add_argument(
-        "--short", action="store_true", help="little data for the parts about Spark; implies --no-readme"
+        "--short", action="store_true", help="little data for the parts about Spark; implies --no-pages"
     )
-    parser.add_argument("--no-readme", action="store_true", help="leave the README alone")
+    parser.add_argument("--no-pages", action="store_true", help="leave the pages alone")
     options = parser.parse_args()
     if options.only != "limestone" and not real_tarantool.available():
         sys.exit("bench: the real Tarantool (Debian package tarantool) is missing, so there is nothing to compare with")
@@ -56,12 +70,9 @@ def main() -> None:
             for result in runs[part](Path(work) / part):
                 print(line(result), flush=True)
                 results.append(result)
-    table = "\n".join([*HEAD, *(line(result) for result in results)]) + "\n"
-    if not (options.no_readme or options.only or options.short):
-        text, count = MARKERS.subn(lambda match: match[1] + table + match[2], README.read_text())
-        if count != 1:
-            sys.exit("bench: the README has no place for the table (<!-- bench --> … <!-- /bench -->)")
-        README.write_text(text)
+    if not (options.no_pages or options.only or options.short):
+        write_table(PAGE, results)
+        write_table(README, [result for result in results if result.what.startswith(HEADLINES)])
     broken = [result.what for result in results if not result.holds]
     if broken:
         sys.exit("bench: below what is promised: " + "; ".join(broken))
@@ -79,6 +90,14 @@ def spark_parts(is_short: bool) -> dict[str, Callable[[Path], Iterator[Result]]]
         "spark_streaming": partial(spark_streaming.run, seconds=SHORT_SECONDS, backlog=SHORT_ROWS),
         "spark_mirror": partial(spark_mirror.run, rows=SHORT_ROWS, steady_seconds=SHORT_SECONDS),
     }
+
+
+def write_table(page: Path, results: list[Result]) -> None:
+    table = "\n".join([*HEAD, *(line(result) for result in results)]) + "\n"
+    text, count = MARKERS.subn(lambda match: match[1] + table + match[2], page.read_text())
+    if count != 1:
+        sys.exit(f"bench: {page.name} has no place for the table (<!-- bench --> … <!-- /bench -->)")
+    page.write_text(text)
 
 
 HEAD = ["| what | Flowstone | beside it | ratio | promised |", "|---|---|---|---|---|"]

@@ -1,0 +1,282 @@
+"""Writes the pages of reference that are made from the code: commands, errors, the library's names.
+
+`make docs` does it before the site is built; tests/docs/test_reference.py fails where a page is another than it writes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import flowstone
+from flowstone.errors import FlowstoneError
+
+DIRECTORY: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
+MADE: Final = "<!-- made by scripts/reference.py from the code itself: change that -->"
+
+
+# --- commands --------------------------------------------------------------------------------------------
+
+
+COMMANDS: Final = f"""# Commands
+
+{MADE}
+
+Every command has `--help`, with an example. Output goes to stdout, everything else to stderr, an error as one line.
+`--json`, where there is one, is for programs: [JSON output](json-output.md) says what they may rely on.
+`flowstone completion` prints a script for shells.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | done (also when the reader of a pipe has seen enough; of what runs for ever: stopped by a signal) |
+| 1 | the log is damaged or unreadable, or a server refused a row or is gone; `serve` cannot start |
+| 2 | the command line or a path on it is wrong: an option, a missing file, a file of another kind, an unknown space |
+| 3 | done with `--force`, but something was skipped |
+| 130 | interrupted (what runs for ever ends with 0 then) |
+
+Where a command differs, it says so below: of `verify`, 1 means that the sides are not the same, and whatever kept it
+from finding out is 2; the tools of `limestone` have the codes of `tglogutil`.
+"""
+
+
+def commands() -> str:
+    from typer.main import get_command
+
+    from flowstone.cli import app, serve
+
+    serve.declare_options(every=True)
+    root: Any = get_command(app)
+    return "\n".join([COMMANDS, *_group(root, "flowstone")])
+
+
+def _group(group: Any, name: str) -> Iterator[str]:
+    for command_name, command in group.commands.items():
+        full = f"{name} {command_name}"
+        if hasattr(command, "commands"):
+            yield from _group(command, full)
+        elif not command.hidden:
+            yield _command(command, full)
+
+
+def _command(command: Any, name: str) -> str:
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    options = [
+        parameter for parameter in command.params if parameter.param_type_name == "option" and not parameter.hidden
+    ]
+    usage = " ".join([name, "[OPTIONS]", *(_argument(argument) for argument in arguments)])
+    parts = [f"## `{name}`", _paragraphs(command.help or ""), f"Usage: `{usage}`"]
+    parts += [_paragraphs(command.epilog)] if command.epilog else []
+    rows = [(_argument(argument), argument) for argument in arguments if argument.help]
+    rows += [(_flags(option), option) for option in options if option.name != "help"]
+    if rows:
+        table = [f"| {_code(shown)} | {_cell(_help(parameter))} |" for shown, parameter in rows]
+        parts.append("\n".join(["| option | what |", "|---|---|", *table]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _argument(argument: Any) -> str:
+    shown: str = argument.make_metavar(None) if _takes_context(argument) else argument.make_metavar()
+    return shown
+
+
+def _takes_context(parameter: Any) -> bool:
+    return bool(inspect.signature(parameter.make_metavar).parameters)
+
+
+def _flags(option: Any) -> str:
+    names = ", ".join(option.opts)
+    if option.is_flag:
+        return names + "".join(f" / {name}" for name in option.secondary_opts)
+    metavar = option.make_metavar(None) if _takes_context(option) else option.make_metavar()
+    return f"{names} {metavar}"
+
+
+def _help(parameter: Any) -> str:
+    text = " ".join((parameter.help or "").split())
+    default = parameter.default
+    if getattr(default, "value", None) is not None:
+        default = default.value
+    shown = default not in (None, False, True, ...) and default != () and not callable(default)
+    if shown and "efault" not in text and getattr(parameter, "show_default", False):
+        text += f" Default: {default}."
+    environment = getattr(parameter, "envvar", None)
+    if environment and str(environment) not in text:
+        text += f" Environment: {environment}."
+    return text
+
+
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", inspect.cleandoc(text)) if part.strip())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "&#124;")
+
+
+def _code(text: str) -> str:
+    """In a cell of a table: renderers differ about a bar between backticks."""
+    return f"<code>{_cell(escape(text, quote=False))}</code>" if "|" in text else f"`{text}`"
+
+
+# --- errors --------------------------------------------------------------------------------------------------
+
+
+ERRORS: Final = f"""# Errors
+
+{MADE}
+
+Every error that Flowstone raises on purpose is a `flowstone.FlowstoneError`: `message` says what happened and to what,
+`hint`, where there is one, what to do about it; as text it is both. Commands print it as one line on stderr.
+
+Errors with a Tarantool code are `flowstone.TarantoolError`, with `code`, `name` and, from a server, `stack`. There is a
+class for each code, in `flowstone.iproto.errors`:
+
+```python
+from flowstone import TarantoolError
+from flowstone.iproto.errors import TupleFound
+
+print(issubclass(TupleFound, TarantoolError), TupleFound.code, TupleFound.name)
+```
+
+```text
+True 3 ER_TUPLE_FOUND
+```
+"""
+
+
+def errors() -> str:
+    from flowstone.iproto.error_codes import HINTS
+    from flowstone.iproto.errors import CLASSES
+
+    own = [f"| `{name}` | {_cell(text)} |" for name, text in sorted(_own_errors())]
+    known = [
+        f"| {code} | `{kind.name}` | `{kind.__name__}` | {_cell(HINTS.get(code, ''))} |"
+        for code, kind in CLASSES.items()
+    ]
+    return "\n".join(
+        [
+            ERRORS,
+            "## Flowstone's own\n",
+            "| class | what |",
+            "|---|---|",
+            *own,
+            "\n## By Tarantool's code\n",
+            "What to do is said where an error means something to an operator; its text is the server's own.\n",
+            "| code | name | class | what to do |",
+            "|---|---|---|---|",
+            *known,
+            "",
+        ]
+    )
+
+
+def _own_errors() -> Iterator[tuple[str, str]]:
+    """The classes that a user of the library can meet, from the rooms that need no extra."""
+    from importlib import import_module
+    from pkgutil import walk_packages
+
+    from flowstone import box, history, iproto, limestone, node, outside, replication, xlog
+    from flowstone.iproto.errors import TarantoolError
+
+    for room in (box, history, iproto, limestone, node, outside, replication, xlog):
+        for module in walk_packages(room.__path__, f"{room.__name__}."):
+            for name, kind in vars(import_module(module.name)).items():
+                if not isinstance(kind, type) or kind.__module__ != module.name or name.startswith("_"):
+                    continue
+                if issubclass(kind, FlowstoneError) and not issubclass(kind, TarantoolError):
+                    yield f"{module.name}.{name}", _first_sentence(kind)
+    for kind in (FlowstoneError, *FlowstoneError.__subclasses__()):
+        if kind.__module__ == "flowstone.errors":
+            yield f"flowstone.errors.{kind.__name__}", _first_sentence(kind)
+
+
+def _first_sentence(thing: object) -> str:
+    text = " ".join((inspect.getdoc(thing) or "").split())
+    return re.split(r"(?<=\.) (?=[A-Z`])", text)[0].rstrip(":")
+
+
+# --- the library --------------------------------------------------------------------------------------------
+
+
+LIBRARY: Final = f"""# The library
+
+{MADE}
+
+The names of `import flowstone`. Everything below it may move. What is awaited is marked `async`.
+"""
+
+
+def library() -> str:
+    parts = [LIBRARY]
+    for name in sorted(flowstone.__all__, key=str.lower):
+        thing = getattr(flowstone, name)
+        if inspect.ismodule(thing):
+            parts.append(f"## `flowstone.{name}`\n\n{_text(thing)}\n")
+            parts += [_function(f"flowstone.{name}.{inner}", getattr(thing, inner), "###") for inner in thing.__all__]
+        elif isinstance(thing, type):
+            parts.append(_class(name, thing))
+        elif callable(thing):
+            parts.append(_function(f"flowstone.{name}", thing, "##"))
+    return "\n".join(parts)
+
+
+def _class(name: str, kind: type) -> str:
+    rows = [f"| {_code(shown)} | {_cell(text)} |" for shown, text in _members(kind)]
+    head = f"## `flowstone.{name}`\n\n{_text(kind)}\n"
+    return head + ("\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else "")
+
+
+def _members(kind: type) -> Iterator[tuple[str, str]]:
+    for member in dict.fromkeys(
+        name for base in kind.__mro__ if base.__module__.startswith("flowstone") for name in vars(base)
+    ):
+        value = inspect.getattr_static(kind, member)
+        if member.startswith("_") or isinstance(value, type):
+            continue
+        if isinstance(value, property):
+            yield member, _first_sentence(value.fget)
+        elif isinstance(value, staticmethod | classmethod):
+            yield f"{member}{_signature(value.__func__)}", _first_sentence(value.__func__)
+        elif inspect.isfunction(value):
+            marker = "async " if inspect.iscoroutinefunction(value) else ""
+            yield f"{marker}{member}{_signature(value)}", _first_sentence(value)
+        elif inspect.ismemberdescriptor(value):
+            yield member, ""
+
+
+def _function(name: str, function: Callable[..., Any], heading: str) -> str:
+    return f"{heading} `{name}`\n\n`{name.rpartition('.')[2]}{_signature(function)}`\n\n{_text(function)}\n"
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """Without annotations: they are in the code, for editors and type checkers."""
+    signature = inspect.signature(function)
+    plain = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for name, parameter in signature.parameters.items()
+        if name not in {"self", "cls"}
+    ]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
+def _text(thing: object) -> str:
+    return inspect.getdoc(thing) or ""
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {"commands.md": commands, "errors.md": errors, "library.md": library}
+
+
+def main(directory: Path = DIRECTORY) -> None:
+    for name, page in PAGES.items():
+        (directory / name).write_text(page())
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""Whether something was printed as a page shows it.
+
+A page's text is taken literally, but for what no two runs have in common: points in time, durations (`4.1 s`), UUIDs
+and hashes stand for any of their kind, `…` for anything within a line, and a line of `…` alone for any number of lines.
+Several spaces are as good as one, for columns are as wide as what is in them, and ports have more digits here. Spaces
+at the end of a line do not count, nor do empty lines at the end, nor what is said of compiling, which is done once on a
+machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+ANY: Final = "…"
+COMPILING: Final = "flowstone: compiling "
+
+_KINDS: Final = (
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?",
+    r"\d+(?:\.\d+)? m?s\b",
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    r"\b[0-9a-f]{64}\b",
+)
+_VARYING: Final = re.compile("|".join([f"({kind})" for kind in _KINDS] + [f"({ANY})"]))
+
+
+def differs(shown: str, printed: str) -> str | None:
+    """None if it was printed so, else a sentence about the first line that was not."""
+    expected = [_narrow(line) for line in shown.rstrip().splitlines()]
+    lines = [_narrow(line) for line in printed.rstrip().splitlines() if not line.startswith(COMPILING)]
+    got = "".join(f"{line}\n" for line in lines)
+    if re.fullmatch(_pattern(expected), got):
+        return None
+    matched = 0
+    while matched < len(expected) and re.match(_pattern(expected[: matched + 1]), got):
+        matched += 1
+    line = expected[matched] if matched < len(expected) else "nothing more"
+    return f"the page shows {line!r}, but what was printed is\n{printed.rstrip() or '(nothing)'}"
+
+
+def says_something(shown: str) -> bool:
+    """False where it would take anything for what it shows."""
+    return any(line.strip() not in {"", ANY} for line in shown.splitlines())
+
+
+def lacks(shown: str, printed: str) -> str | None:
+    """None if everything in these JSON texts was printed, too, else a sentence about what was not.
+
+    Texts are one object, or one per line. An object on the page has keys that the printed one must have, with values of
+    the same type: numbers, times and names may be others, and `null` stands for anything."""
+    try:
+        examples, found = _documents(shown), _documents(printed)
+    except ValueError as error:
+        return f"no JSON: {error}"
+    for example in examples:
+        reasons = [_lacking(example, candidate, "") for candidate in found]
+        if all(reasons):
+            return reasons[0]
+        if not found:
+            return "nothing was printed"
+    return None
+
+
+def _narrow(line: str) -> str:
+    return re.sub(r" +", " ", line.rstrip())
+
+
+def _pattern(lines: list[str]) -> str:
+    return "".join(r"(?:.*\n)*?" if line.strip() == ANY else _line(line) + r"\n" for line in lines)
+
+
+def _line(text: str) -> str:
+    pattern, place = "", 0
+    for found in _VARYING.finditer(text):
+        kind = _KINDS[found.lastindex - 1] if found.lastindex and found[0] != ANY else ".*"
+        pattern += re.escape(text[place : found.start()]) + kind
+        place = found.end()
+    return pattern + re.escape(text[place:])
+
+
+def _documents(text: str) -> list[Any]:
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _lacking(example: Any, found: Any, path: str) -> str | None:
+    if isinstance(example, dict) and isinstance(found, dict):
+        for key, value in example.items():
+            if key not in found:
+                return f"{path}.{key} was not printed: {json.dumps(found)[:500]}"
+            if reason := _lacking(value, found[key], f"{path}.{key}"):
+                return reason
+        return None
+    if isinstance(example, list) and isinstance(found, list):
+        if example and not found:
+            return f"{path} was empty"
+        return _lacking(example[0], found[0], f"{path}[0]") if example else None
+    numbers = (int, float)
+    alike = isinstance(found, type(example)) or (isinstance(example, numbers) and isinstance(found, numbers))
+    return None if example is None or alike else f"{path} was {found!r}, which is no {type(example).__name__}"

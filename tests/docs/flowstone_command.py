@@ -1,0 +1,58 @@
+"""`flowstone`, as the documentation's shell finds it: the command itself, but for those that need Spark.
+
+They run in the process that has a session (`interpreter.py`): a JVM for each of them would take most of the time that
+the documentation may take. What runs for ever stays a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+SPARK: Final = "DOCS_SPARK"
+"""The socket of a process with Spark, where the page has one."""
+LISTEN: Final = "DOCS_LISTEN"
+"""What stands for the default address of a node, which no example names."""
+
+
+def needs_spark(arguments: Sequence[str]) -> bool:
+    command = arguments[0] if arguments else ""
+    return (
+        command in {"restore", "verify"}
+        or (command == "mirror" and "--once" in arguments)
+        or (command == "limestone" and "--spark" in arguments)
+    ) and "--help" not in arguments
+
+
+def listens_by_default(arguments: Sequence[str]) -> bool:
+    named = any(argument.startswith(("--listen", "--config", "--help", "--check")) for argument in arguments)
+    return arguments[:1] == ["serve"] and not named and not {"FLOWSTONE_LISTEN", "FLOWSTONE_CONFIG"} & set(os.environ)
+
+
+def ask(path: str, request: dict[str, object], output: int, errors: int) -> int:
+    """Has a request done by an interpreter; its exit code."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        socket.send_fds(connection, [json.dumps(request).encode()], [output, errors])
+        answer = connection.recv(100)
+    if not answer:
+        raise RuntimeError("the interpreter has ended")
+    return int(answer)
+
+
+def main(arguments: Sequence[str]) -> int:
+    # How the tests are run is not for the commands to see.
+    path, address = os.environ.pop(SPARK, None), os.environ.pop(LISTEN)
+    if path is None or not needs_spark(arguments):
+        given = ["--listen", address] if listens_by_default(arguments) else []
+        os.execv(sys.executable, [sys.executable, "-m", "flowstone.cli", *arguments, *given])
+    environment = dict(os.environ)
+    return ask(path, {"command": list(arguments), "directory": os.getcwd(), "environment": environment}, 1, 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""Links between pages lead somewhere: to a file that is there, and to a heading that it has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Final
+
+import pytest
+
+from tests.docs.blocks import ROOT, paths
+
+MORE: Final = ("CONTRIBUTING.md", "CHANGELOG.md", "packaging/README.md")
+LINK: Final = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+FENCED: Final = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+HEADING: Final = re.compile(r"^#+ (?P<text>.*)$", re.MULTILINE)
+MENTION: Final = re.compile(r"\bdocs/[a-z/-]+\.md\b")
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings; that the site has the same, its strict build sees."""
+    headings = (found["text"].lower() for found in HEADING.finditer(FENCED.sub("", text)))
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in headings}
+
+
+def broken(path: str, text: str) -> list[str]:
+    """Links of the page that lead nowhere."""
+    found = []
+    for link in LINK.finditer(FENCED.sub("", text)):
+        target, _, anchor = link["target"].partition("#")
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        aim = (ROOT / PurePosixPath(path).parent / target).resolve() if target else ROOT / path
+        if not aim.exists():
+            found.append(f"{link['target']}: no such file")
+        elif anchor and anchor not in anchors(aim.read_text()):
+            found.append(f"{link['target']}: no such heading")
+        elif path.startswith("docs/") and not aim.is_relative_to(ROOT / "docs"):
+            found.append(f"{link['target']}: the site has nothing outside of docs/")
+    return found
+
+
+@pytest.mark.parametrize("path", [*paths(), *MORE])
+def test_links_lead_somewhere(path: str) -> None:
+    assert broken(path, (ROOT / path).read_text()) == []
+
+
+def test_a_link_that_leads_nowhere_is_found() -> None:
+    page = "docs/reference/mirror.md"
+    assert broken(page, "[a](nowhere.md) [b](lake.md#nothing) [c](../../README.md)\n```text\n[d](gone.md)\n```\n") == [
+        "nowhere.md: no such file",
+        "lake.md#nothing: no such heading",
+        "../../README.md: the site has nothing outside of docs/",
+    ]
+    assert broken(page, "[a](lake.md#columns) [b](#limestone) [c](https://example.org/x)\n## Limestone\n") == []
+
+
+def test_pages_that_the_code_mentions_are_there() -> None:
+    modules = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    mentioned = {name for path in modules if path.parent.name != "docs" for name in MENTION.findall(path.read_text())}
+    assert mentioned
+    assert sorted(name for name in mentioned if not (ROOT / name).exists()) == []

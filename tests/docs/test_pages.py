@@ -1,0 +1,19 @@
+"""Every page of the documentation that needs no Spark does what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, needs_of, page_at, paths
+from tests.docs.running import interpreter, run_page
+
+PATHS = [path for path in paths() if "spark" not in needs_of((ROOT / path).read_text())]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_page_does_what_it_says(path: str, tmp_path: Path, tarantool: object) -> None:
+    (tmp_path / "page").mkdir()
+    with interpreter(tmp_path) as python:
+        run_page(page_at(path), tmp_path / "page", python)

@@ -1,0 +1,24 @@
+"""Every page of the documentation that needs Spark does what it says; they share one session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, needs_of, page_at, paths
+from tests.docs.running import interpreter, run_page
+
+PATHS = [path for path in paths() if "spark" in needs_of((ROOT / path).read_text())]
+
+
+@pytest.fixture(scope="module")
+def python(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with interpreter(tmp_path_factory.mktemp("spark"), spark=True) as socket:
+        yield socket
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_page_does_what_it_says(path: str, tmp_path: Path, tarantool: object, python: Path) -> None:
+    run_page(page_at(path), tmp_path, python)

@@ -1,0 +1,20 @@
+"""The wheel, built once for all that look at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.building import built, copied
+
+
+@pytest.fixture(scope="package")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of all that is packed, as it is now."""
+    return copied(tmp_path_factory.mktemp("tree") / "flowstone")
+
+
+@pytest.fixture(scope="package")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tree, "wheel", tmp_path_factory.mktemp("wheel"))

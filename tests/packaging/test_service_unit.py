@@ -1,0 +1,97 @@
+"""The systemd unit and the example of a configuration: the real command takes what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from flowstone.node.configuration import OPTIONS
+from tests.packaging.building import ROOT
+from tests.real_tarantool import free_port
+
+PACKAGING: Final = ROOT / "packaging"
+UNIT: Final = PACKAGING / "flowstone@.service"
+INSTALLED: Final = "/usr/local/bin/flowstone"
+INSTANCE: Final = "orders"
+PORT, HTTP_PORT = 3301, 8080
+
+
+def commands(kind: str) -> list[str]:
+    """The command lines of the unit for one instance."""
+    lines = re.findall(rf"^{kind}=(.*)$", UNIT.read_text(), re.MULTILINE)
+    return [line.replace("%i", INSTANCE) for line in lines]
+
+
+def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLOWSTONE_")}
+    return subprocess.run(
+        command, cwd=directory, env=inherited, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def copied_example(directory: Path) -> Path:
+    """The example, with addresses that nobody has here: whether they are free is looked at, too."""
+    text = (PACKAGING / "node.toml").read_text()
+    for port in (PORT, HTTP_PORT):
+        assert f'127.0.0.1:{port}"' in text
+        text = text.replace(f'127.0.0.1:{port}"', f'127.0.0.1:{free_port()}"')
+    path = directory / "node.toml"
+    path.write_text(text)
+    return path
+
+
+def check(arguments: list[str], directory: Path) -> None:
+    done = run([sys.executable, "-m", "flowstone.cli", *arguments], directory)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_example_of_a_configuration_is_accepted(tmp_path: Path) -> None:
+    example = copied_example(tmp_path)
+    check(["serve", "--check", "--config", str(example)], tmp_path)
+    assert list(tmp_path.iterdir()) == [example]
+
+
+def test_so_it_is_with_the_lines_that_are_commented_out(tmp_path: Path) -> None:
+    example = copied_example(tmp_path)
+    text, count = re.subn(r"^# (\w+ = )", r"\1", example.read_text(), flags=re.MULTILINE)
+    assert count
+    example.write_text(text)
+    check(["serve", "--check", "--config", str(example)], tmp_path)
+
+
+def test_what_the_unit_checks_before_a_reload_is_what_it_starts(tmp_path: Path) -> None:
+    (start,) = commands("ExecStart")
+    before, hang_up = commands("ExecReload")
+    assert hang_up == "kill -HUP $MAINPID"
+    assert before.replace(" --check", "") == start
+    program, *arguments = shlex.split(before)
+    assert program == INSTALLED
+    example = str(copied_example(tmp_path))
+    check([example if each == f"/etc/flowstone/{INSTANCE}.toml" else each for each in arguments], tmp_path)
+
+
+def test_what_the_unit_sets_are_options() -> None:
+    (environment,) = commands("Environment")
+    variables = {each.partition("=")[0] for each in environment.split()}
+    assert variables - {"FLOWSTONE_KERNEL_CACHE"} == {OPTIONS["work_dir"].variable}
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """Where there is no systemd, every line has to look like one of a unit."""
+    text = UNIT.read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"\[(Unit|Service|Install)\]|[A-Z]\w+=.*", line) for line in lines)
+    analyze = shutil.which("systemd-analyze")
+    if analyze is not None:
+        unit = tmp_path / "flowstone@.service"
+        unit.write_text(text.replace(INSTALLED, sys.executable))
+        done = run([analyze, "verify", str(unit)], tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        rated = run([analyze, "security", "--offline=yes", "--threshold=20", "--no-pager", str(unit)], tmp_path)
+        assert rated.returncode == 0, rated.stdout

@@ -1,0 +1,71 @@
+"""The wheel: the same bytes wherever and whenever it is built, and all of the package in it."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+from tests.packaging.building import built, copied
+
+ELSEWHERE = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
+LATER = 1_900_000_000
+EPOCH = {"SOURCE_DATE_EPOCH": str(LATER)}
+
+
+def made_unlike(directory: Path) -> None:
+    """Gives a tree everything that may differ between two machines: times, modes, and what programs left there."""
+    left = directory / "src" / "flowstone" / "__pycache__" / "left.cpython-311.pyc"
+    left.parent.mkdir()
+    left.write_bytes(b"over")
+    for path in directory.rglob("*"):
+        os.utime(path, (LATER, LATER))
+        path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def test_two_builds_are_the_same_whatever_the_place_time_modes_umask_and_locale(
+    tree: Path, wheel: Path, tmp_path: Path
+) -> None:
+    elsewhere = copied(tmp_path / "a place" / "of another name", tree)
+    made_unlike(elsewhere)
+    again = built(elsewhere, "wheel", tmp_path / "out", umask=0o077, environment=ELSEWHERE)
+    assert again.name == wheel.name
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_times_in_it_are_what_its_builder_asks_for(tree: Path, tmp_path: Path) -> None:
+    first = built(tree, "wheel", tmp_path / "1", environment=EPOCH)
+    second = built(tree, "wheel", tmp_path / "2", environment=EPOCH | ELSEWHERE)
+    with zipfile.ZipFile(first) as archive:
+        assert {member.date_time for member in archive.infolist()} == {(2030, 3, 17, 17, 46, 40)}
+    assert second.read_bytes() == first.read_bytes()
+
+
+def test_it_has_every_file_of_the_package_and_nothing_else(tree: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == files(tree / "src")
+    assert {
+        "flowstone/py.typed",
+        "flowstone/box/bootstrap-2.6.json",
+        "flowstone/box/bootstrap-2.11.json",
+        "flowstone/web/page/index.html",
+        "flowstone/web/page/dashboard.css",
+        "flowstone/web/page/dashboard.js",
+    } <= names
+
+
+def test_the_source_distribution_has_all_of_it_and_builds_the_same_wheel(
+    tree: Path, wheel: Path, tmp_path: Path
+) -> None:
+    source = built(tree, "sdist", tmp_path / "out")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert files(unpacked) == files(tree) | {"PKG-INFO"}
+    assert built(unpacked, "wheel", tmp_path / "again").read_bytes() == wheel.read_bytes()
+
+
+def files(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
