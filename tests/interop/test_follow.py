@@ -211,10 +211,12 @@ def test_a_synchronous_transaction_that_is_rolled_back_is_never_seen(cluster: Cl
     with flowstone.follow(master.uri) as replica:
         replica.on_change(lambda changes: told.extend((one.space, one.new) for one in changes))
         master.configure(replication_synchro_quorum=2, replication_synchro_timeout=600)
-        master.eval(LATER.format("sure", 1))
-        _wait_until_held(replica, 1)
+        # Both are written before the first times out: what is being written then, 2.6.0 rolls back behind its ROLLBACK,
+        # where its own log, and whoever reads that, has it confirmed with the next one.
+        for number in (1, 2):
+            master.eval(LATER.format("sure", number))
+        _wait_until_held(replica, 2)
         master.configure(replication_synchro_timeout=0.01)
-        master.eval("pcall(box.space.sure.insert, box.space.sure, {2})")
         eventually("it is rolled back", lambda: master.eval("return box.space.sure:count()") == 0)
         master.configure(replication_synchro_quorum=1)
         master.eval("box.space.sure:insert{3}")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from flowstone.iproto.uri import parse_uri
 from flowstone.observation.finding import Finding, Kind
 from flowstone.observation.investigation import Investigation
+from flowstone.observation.replica_set import ReplicaSet
 from flowstone.observation.survey import Survey
 from flowstone.outside import production
 from tests.interop import ledger
@@ -20,15 +21,17 @@ from tests.interop.cluster import Cluster
 from tests.interop.member import Member, eventually
 
 
-def explained(*members: Member | str) -> tuple[Finding, ...]:
-    """By members, asked as guests, or by URIs."""
+def explained(
+    *members: Member | str, seen_as: Callable[[ReplicaSet], ReplicaSet] = lambda one: one
+) -> tuple[Finding, ...]:
+    """By members, asked as guests, or by URIs; `seen_as` changes what they said before it is looked into."""
     uris = [parse_uri(one if isinstance(one, str) else one.address) for one in members]
 
     async def look() -> tuple[Finding, ...]:
         outside = production()
         survey = Survey(outside, uris)
         try:
-            return await Investigation(outside, survey).findings(await survey.look())
+            return await Investigation(outside, survey).findings([seen_as(one) for one in await survey.look()])
         finally:
             await survey.close()
 

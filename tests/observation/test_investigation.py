@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import flowstone
@@ -18,6 +19,7 @@ from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.uri import parse_uri
 from flowstone.observation.explanation import explain
 from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.replica_set import ReplicaSet
 from flowstone.observation.survey import Survey
 from flowstone.outside import production
 from flowstone.outside.clock import SystemClock
@@ -66,6 +68,32 @@ def test_a_duplicate_key_is_shown_with_the_row_that_comes_and_the_tuple_that_is_
     assert "index 'pk'" in finding.why
     assert '[7, 1, "mine"]' in finding.why
     assert "box.space['ledger']:delete({7, 1})" in finding.advice
+
+
+@BOTH_WAYS
+def test_a_row_that_was_written_since_the_follower_was_asked_is_in_nobodys_way(
+    cluster: Cluster, master_kind: str, replica_kind: str
+) -> None:
+    """A server that has just taken a row shows the tuple before it counts the row."""
+    master, replica = pair(cluster, master_kind, replica_kind)
+    replica.wait_writable()
+    replica.client.insert(LEDGER, 7, 1, "mine")
+    for number, what in ((5, "fine"), (6, "fine"), (7, "theirs")):
+        master.client.insert(LEDGER, number, 1, what)
+    status_is(replica, 1, "stopped")
+
+    def two_rows_ago(replica_set: ReplicaSet) -> ReplicaSet:
+        lsn = master.vclock()[1] - 3
+        members = tuple(
+            msgspec.structs.replace(one, vclock=one.vclock | {1: lsn}) if one.uuid == replica.uuid else one
+            for one in replica_set.members
+        )
+        return msgspec.structs.replace(replica_set, members=members)
+
+    findings = explained(master, replica, seen_as=two_rows_ago)
+    (finding,) = [one for one in findings if one.kind is Kind.DUPLICATE_KEY]
+    assert f"row 1:{master.vclock()[1]} " in finding.why
+    assert '[7, 1, "mine"]' in finding.why
 
 
 def test_the_advice_on_a_duplicate_key_in_a_mesh_leaves_everybody_with_the_right_tuple(nodes: Cluster) -> None:

@@ -30,10 +30,15 @@ TEXT_MAX: Final = 300
 class Conflict(NamedTuple):
     """A row and what is in its way, in words; `remove` is a call in Lua that takes the latter away."""
 
-    row: str
+    replica_id: int
+    lsn: int
     comes: str
     there: str
     remove: str
+
+    @property
+    def row(self) -> str:
+        return f"{self.replica_id}:{self.lsn}"
 
 
 async def find_conflict(follower: Asking, section: LogSection, space_name: str, index_name: str) -> Conflict | None:
@@ -92,7 +97,8 @@ def _told(space: SpaceDefinition, row: Row, values: tuple[Any, ...], there: tupl
     except NoLuaForm:
         remove = ""
     return Conflict(
-        row=f"{row.replica_id}:{row.lsn}",
+        replica_id=row.replica_id,
+        lsn=row.lsn,
         comes=f"{type_name(row.type)} {_text(values)}",
         there=_text(there),
         remove=remove,

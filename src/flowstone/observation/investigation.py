@@ -19,7 +19,7 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.uri import Uri, UriError, parse_uri
 from flowstone.node.connection import greeting_of
 from flowstone.observation.asking import Asking
-from flowstone.observation.conflict import find_conflict
+from flowstone.observation.conflict import Conflict, find_conflict
 from flowstone.observation.explanation import between_of, explain, in_order
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.fork import Alone, Fork, behind, common_point, digests
@@ -90,11 +90,10 @@ class Investigation:
         named = conflict_in(link.message or "") if link is not None else None
         if named is None or follower.report is None:
             return finding
-        index, space = named
-        section = await self._section(master, VClock(follower.vclock))
-        conflict = await find_conflict(self._survey.asking(follower), section, space, index)
+        conflict = await self._conflict(follower, master, *named)
         if conflict is None:
             return _with(finding, ["the row in question is not among those that come next"])
+        index, space = named
         why = (
             f"row {conflict.row} that comes from {master.label}, {conflict.comes} in space {space!r}, has the same key "
             f"in index {index!r} as the tuple that {follower.label} has, {conflict.there}: both sides have written it"
@@ -102,6 +101,16 @@ class Investigation:
         advice = conflict_advice(between_of(replica_set, follower, master), conflict.remove)
         lines = [f"comes: {conflict.row} {conflict.comes}", f"is there: {conflict.there}"]
         return _with(finding, lines, why=why, advice=advice)
+
+    async def _conflict(self, follower: Member, master: Member, index: str, space: str) -> Conflict | None:
+        asking, have = self._survey.asking(follower), follower.vclock
+        while True:
+            section = await self._section(master, VClock(have))
+            conflict = await find_conflict(asking, section, space, index)
+            have = await _position(asking)
+            # What it has by now it had not yet written when it was asked: the tuple that is there is the row itself.
+            if conflict is None or have.get(conflict.replica_id, 0) < conflict.lsn:
+                return conflict
 
     # --- split brain: the two histories ---
 
