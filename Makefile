@@ -23,6 +23,7 @@ soak: setup ## simulated runs for SECONDS (default 3600): whole replica sets und
 	$(PYTHON_BIN) -m tests.simulation --soak $(or $(SECONDS),3600) --first $(or $(FIRST),0)
 
 test-full: check ## the same tests at full scale (under 4 hours)
+	$(PYTHON_BIN) -m tests.simulation --runs 2000
 	FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200 $(PYTEST_ARGS)
 
 check: setup ## lint, formatting, types, import rules, and the rules of the house (tests/test_tidy.py)
