@@ -7,8 +7,9 @@ import pytest
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto.errors import error_of
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
-from flowstone.replication.applier import ENDED, TRANSITIONS, ApplierState, ConnectionLost, reaction
+from flowstone.replication.applier import ENDED, TRANSITIONS, ApplierState, ConnectionLost, lacks_rows, reaction
 from flowstone.replication.received_rows import OwnRowRefused
+from flowstone.replication.vclock import VClock
 
 State = ApplierState
 
@@ -84,3 +85,11 @@ def test_an_applier_can_always_be_stopped_and_started_again() -> None:
         assert state is State.OFF or State.OFF in TRANSITIONS[state]
     for state in ENDED:
         assert State.CONNECT in TRANSITIONS[state]
+
+
+def test_a_peer_may_not_know_us_yet_while_it_lacks_rows_that_others_gave_us() -> None:
+    ours = VClock({0: 9, 1: 5, 2: 7})
+    assert lacks_rows(VClock({1: 4, 2: 7}), ours, besides=2)
+    assert lacks_rows(VClock(), ours, besides=2)
+    assert not lacks_rows(VClock({1: 5}), ours, besides=2)  # rows of our own it may lack for ever
+    assert not lacks_rows(VClock({1: 6, 3: 1}), ours, besides=2)

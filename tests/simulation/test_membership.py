@@ -76,6 +76,27 @@ async def test_replicas_join_a_master_that_writes_while_all_of_them_die(sim: Sim
     assert sorted(sim.node("a").info()["replication"]) == [1, 2, 3]
 
 
+@DIALECTS
+@simulated(seeds=range(3))
+async def test_a_new_member_follows_those_who_hear_of_it_late(sim: Simulation, dialect: str) -> None:
+    """While others cannot hear whoever has taken it in, they do not know it, however often it asks them."""
+    await start_set(sim, dialect=dialect, replication_timeout=0.5)
+    await sim.until(lambda: all_follow_all(sim), what="all follow all")
+    await make_space(sim, "a")  # else all are where a new one is, which then may begin a set of its own
+    await converge(sim)
+    for name in "bc":
+        sim.cut("a", name)
+    replication = [sim.uri(name) for name in "abcd"]
+    await sim.start("d", replication=replication, replication_timeout=0.5, replication_connect_timeout=3)
+    await sim.sleep(30)
+    for name in "bc":
+        sim.heal("a", name)
+    await converge(sim, "abcd")
+    for name in "abc":
+        await sim.on(name, sim.node(name).reconfigure(replication=replication))
+    await sim.until(lambda: all_follow_all(sim, "abcd"), what="all follow all")
+
+
 @simulated(seeds=range(5))
 async def test_who_waits_for_a_join_from_a_machine_without_power_gives_up(sim: Simulation) -> None:
     await sim.start("a", wal_mode="fsync")

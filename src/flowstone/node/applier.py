@@ -28,11 +28,13 @@ from flowstone.replication.applier import (
     ON_ITS_WAY,
     REMOVED,
     TRANSITIONS,
+    UNKNOWN_MAX,
     ApplierState,
     ConnectionLost,
     code_of,
     doing,
     is_ordinary,
+    lacks_rows,
     other_replica_set,
     reaction,
     shortened,
@@ -79,9 +81,6 @@ RETRY_SECONDS_MAX: Final = 5.0
 
 LOSSES_MAX: Final = 10
 """How often a peer that has lost rows of its own is asked again, although it does not follow us: it may be about to."""
-
-UNKNOWN_MAX: Final = 10
-"""How often a peer is asked again that does not know us: the row that registered us may be on its way to it."""
 
 _LAST_2_6: Final = 2 << 16 | 6 << 8
 
@@ -277,7 +276,9 @@ class Applier:
         if other is not None:
             error.hint = other
         elif isinstance(error, DOES_NOT_KNOW_US) and self.state is ApplierState.READY and self._sink.replica_id:
-            self._times_unknown += 1
+            number, ballot = self._sink.replica_id, self.ballot
+            if ballot is None or not lacks_rows(ballot.vclock, self._sink.vclock, besides=number):
+                self._times_unknown += 1
             error.hint = ON_ITS_WAY if self._times_unknown <= UNKNOWN_MAX else REMOVED
             if self._times_unknown <= UNKNOWN_MAX:
                 return ApplierState.LOADING

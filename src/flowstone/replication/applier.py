@@ -16,6 +16,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
 from flowstone.replication.lost_tail import TailLost
 from flowstone.replication.received_rows import OwnRowRefused
+from flowstone.replication.vclock import VClock
 
 
 class ApplierState(Enum):
@@ -140,6 +141,18 @@ REMOVED: Final = (
     "it does not know us (any more): if this instance was removed from the replica set, "
     "delete its data and let it join again"
 )
+
+UNKNOWN_MAX: Final = 10
+"""How often a peer is asked again that does not know us, although it has all that others gave us."""
+
+
+def lacks_rows(theirs: VClock, ours: VClock, *, besides: int) -> bool:
+    """Whether a peer lacks rows that others gave us: of whoever may not know us yet, the one that registers us.
+
+    Rows of our own, those of `besides`, it may lack for ever: nobody has them of a member that was removed.
+    """
+    return any(lsn > theirs.get(number) for number, lsn in ours if number not in (0, besides))
+
 
 DUPLICATE: Final = "duplicate connection with the same replica UUID"
 DUPLICATE_MAX: Final = 10
