@@ -204,7 +204,26 @@ async def replace_member(replica_set: ReplicaSet, rng: Random, name: str) -> Non
     fails when it is registered and before it has the data, there is no quorum any more (seed 1114).
     """
     await remove_member(replica_set, name)
+    await _drop_who_is_ahead(replica_set)
     await add_member(replica_set, rng)
+
+
+async def _drop_who_is_ahead(replica_set: ReplicaSet) -> None:
+    """Rows that only a lost member had are lost; who only follows, and has got one of them, can follow nobody any more:
+    the next one with that member's id gives their numbers to others (seed 1489).
+    """
+    sim = replica_set.sim
+    for name in list(replica_set.anonymous):
+        async with asyncio.timeout(CHANGE_SECONDS):
+            while not (sim.is_ready(name) and replica_set.ready()):
+                await sim.sleep(RETRY_SECONDS)
+        nodes = [sim.node(member) for member in replica_set.ready()]
+        ids = _registered(nodes[0]).values()
+        left = {number: lsn for number, lsn in sim.node(name)._instance.vclock if number not in (0, *ids)}
+        if any(lsn > max(node._instance.vclock.get(number) for node in nodes) for number, lsn in left.items()):
+            sim.kill(name)
+            replica_set.anonymous.remove(name)
+            replica_set.departed.append(name)
 
 
 def is_spare(replica_set: ReplicaSet, name: str) -> bool:
@@ -260,8 +279,8 @@ async def remove_member(replica_set: ReplicaSet, name: str, *, is_alive: bool = 
                 sim.kill(name)
         replica_set.members.remove(name)
         replica_set.departed.append(name)
-        await _settle(replica_set)
-        await _strike_off(replica_set, uuid)
+        await _settle(replica_set, leaving=name)
+        await _strike_off(replica_set, name, uuid)
         await _tell_all(replica_set)
         await _settle(replica_set)
         await _adjust_quorum(replica_set)
@@ -281,14 +300,21 @@ async def _spare(replica_set: ReplicaSet, name: str) -> None:
         await sim.sleep(RETRY_SECONDS)
 
 
-async def _strike_off(replica_set: ReplicaSet, uuid: str) -> None:
+async def _strike_off(replica_set: ReplicaSet, leaving: str, uuid: str) -> None:
     """Again, until nobody has it: a leader that was replaced meanwhile has not struck it off."""
     sim = replica_set.sim
     while not all(sim.is_ready(name) and uuid not in _registered(sim.node(name)) for name in replica_set.members):
         leader = replica_set.leader()
         if leader is not None and uuid in _registered(sim.node(leader)):
             await _ask(replica_set, leader, _delete_member(sim.node(leader), uuid))
+        await _let_another_lead(replica_set, leaving)
         await sim.sleep(RETRY_SECONDS)
+
+
+async def _let_another_lead(replica_set: ReplicaSet, leaving: str) -> None:
+    """Who is to go and still runs may have been elected meanwhile: then nobody else can strike it off (seed 1595)."""
+    if replica_set.leader() is None and replica_set.leads(leaving):
+        await _ask(replica_set, leaving, replica_set.sim.node(leaving).demote())
 
 
 async def _delete_member(node: Node, uuid: str) -> None:
@@ -305,10 +331,12 @@ def _registered(node: Node) -> dict[str, int]:
     return {row[1]: row[0] for row in node.space(CLUSTER_ID).select()}
 
 
-async def _settle(replica_set: ReplicaSet) -> None:
+async def _settle(replica_set: ReplicaSet, *, leaving: str | None = None) -> None:
     """Waits until a majority has what the leader has now."""
     sim = replica_set.sim
     while (leader := replica_set.leader()) is None:
+        if leaving is not None:
+            await _let_another_lead(replica_set, leaving)
         await sim.sleep(RETRY_SECONDS)
     goal = sim.node(leader)._instance.vclock.without_zero()
     while sum(goal <= sim.node(name)._instance.vclock for name in replica_set.ready()) < replica_set.majority:

@@ -98,6 +98,10 @@ class ReplicaSet:
         leading = [(term, name) for name in possible if (term := self._term_led(name)) is not None]
         return max(leading)[1] if leading else None
 
+    def leads(self, name: str) -> bool:
+        """Whether this node, a member or one that was, takes writes."""
+        return self._term_led(name) is not None
+
     def deposed(self) -> list[str]:
         """Members that take writes, although another leads in a newer term."""
         leader = self.leader() if self.plan.has_elections else None
