@@ -51,7 +51,10 @@ def test_a_bar_appears_when_work_takes_long(
     assert "a.xlog" in capsys.readouterr().err
 
 
-def test_no_bar_appears_off_a_terminal_or_for_short_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_appears_off_a_terminal_or_for_short_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "SHOW_AFTER_SECONDS", 3600.0)
     with console.progress_bar(100) as bar:
         bar.advance(100, "a.xlog")
     short = console.Bar(100, wanted=True)

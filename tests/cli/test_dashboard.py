@@ -21,6 +21,7 @@ from flowstone.cli.http_options import TOKEN_VARIABLE
 from flowstone.cli.process_options import PROCESS_OPTIONS
 from tests import real_tarantool, served_node
 from tests.cli.conftest import Command
+from tests.interop.member import eventually
 from tests.real_tarantool import free_port
 
 SECONDS = 30
@@ -48,6 +49,17 @@ def state_at(page: str, **headers: str) -> dict[str, Any]:
         return json.loads(answer.read())
 
 
+def answered(page: str) -> dict[str, Any]:
+    """The state, as soon as the first server has told of itself; it may be too slow for the first look."""
+
+    def look() -> dict[str, Any] | None:
+        state = state_at(page)
+        return state if state["sets"][0]["members"][0]["report"] else None
+
+    state: dict[str, Any] = eventually("the server answers", look)
+    return state
+
+
 def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
     text = flowstone("dashboard", "--help").text
     assert "Example:" in text
@@ -60,7 +72,7 @@ def test_it_prints_the_address_of_a_page_and_runs_until_a_signal(tmp_path: Path)
         for number in (signal.SIGTERM, signal.SIGINT):
             with running("--listen", "127.0.0.1:0", f"127.0.0.1:{node.port}", **login) as (process, page):
                 assert page.startswith("http://127.0.0.1:")
-                state = state_at(page)
+                state = answered(page)
                 assert state["sets"][0]["members"][0]["mode"] == "rw"
                 assert state["findings"] == []
                 with urllib.request.urlopen(page, timeout=SECONDS) as answer:
@@ -74,7 +86,7 @@ def test_a_real_server_is_watched_too(tarantool: object, tmp_path: Path) -> None
         real_tarantool.serve(tmp_path) as server,
         running("--listen", "127.0.0.1:0", server.uri) as (_, page),
     ):
-        assert state_at(page)["sets"][0]["members"][0]["report"]["package"] == "Tarantool"
+        assert answered(page)["sets"][0]["members"][0]["report"]["package"] == "Tarantool"
 
 
 def test_where_others_can_come_a_token_is_needed(tmp_path: Path) -> None:

@@ -112,3 +112,23 @@ def test_directories_are_told_from_addresses(tmp_path: Path) -> None:
     assert not is_path("127.0.0.1:3301")
     assert not is_path("unix/:/run/tarantool.sock")
     assert not is_path("admin:secret@unix/:/run/tarantool.sock")
+    assert not is_path("db1:3301?transport=ssl&ssl_ca_file=/etc/ca.pem")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "admin:geheim@127.0.0.1:PORT?transport=ssl&ssl_ca_file=/nowhere/ca.pem",
+        "admin:geh/eim@127.0.0.1:PORT",
+        "admin:geheim@nowhere/at/all",
+        "127.0.0.1:PORT?transport=ssl&ssl_ca_file=/nowhere/ca.pem&ssl_password=geheim",
+        "127.0.0.1:PORT/?transport=ssl&ssl_password=geheim",
+    ],
+)
+def test_an_address_with_a_path_in_it_is_no_directory_and_shows_no_password(
+    where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["explain", where.replace("PORT", str(free_port()))]) in (1, 2)
+    shown = capsys.readouterr()
+    assert "no such directory" not in shown.err
+    assert not any(part in shown.out + shown.err for part in ("geh", "eim"))

@@ -26,6 +26,7 @@ PROGRESS = Progress(
         (["/nowhere/archive", "LAKE"], "/nowhere/archive: there is no such directory; name an archive"),
         (["nosuch", "LAKE"], "'nosuch' is neither a directory that is there nor an address (host:port)"),
         (["user:secret@nosuch", "LAKE"], "'nosuch' is no address"),
+        (["db1?transport=ssl&ssl_ca_file=/etc/ca.pem&ssl_password=secret", "LAKE"], "'db1' is no address"),
         (["127.0.0.1:1", "s3a://bucket/lake"], "s3a://bucket/lake is no local path, so --spool is needed"),
         (["--mask=users.email", "127.0.0.1:1", "LAKE"], "'users.email' is no mask; write it as SPACE.FIELD=KIND"),
         (["--mask=users.email=md5", "127.0.0.1:1", "LAKE"], "no mask is called 'md5'"),
@@ -47,7 +48,9 @@ def test_what_is_wrong_is_said_before_anything_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["mirror", *arguments]) == 2
-    assert message in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "secret" not in shown
     assert list(tmp_path.iterdir()) == []
 
 

@@ -64,7 +64,7 @@ def test_a_fifo_is_written_into(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()))
     reader.start()
     write(fifo)
-    reader.join(10)
+    reader.join(60)
     assert read == [b"new"]
     assert stat.S_ISFIFO(fifo.stat().st_mode)
 

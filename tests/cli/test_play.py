@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,9 +17,14 @@ import pytest
 
 from tests.cli.conftest import Command
 from tests.history.logs import Log
+from tests.interop.member import eventually
+from tests.interop.proxy import Proxy
 from tests.real_tarantool import Server
 
 pytestmark = pytest.mark.real
+
+BYTES_PER_SECOND = 200_000
+"""So few that what is interrupted is far from its end, however late the interrupt comes."""
 
 SETUP = """
 local t = box.schema.space.create('t', {id=512})
@@ -211,13 +215,15 @@ def test_an_interrupt_says_how_far_it_came(server: Server, tmp_path: Path, as_js
         for start in range(0, 240_000, 1000):
             rows: Any = [(3, {0x10: 512, 0x21: (start + number,)}) for number in range(1000)]
             log.write(*rows)
-    command = [sys.executable, "-m", "flowstone.cli", "play", *(["--json"] if as_json else []), server.uri, log.path]
+    wire = Proxy(server.port)
+    wire.clog(BYTES_PER_SECOND)
+    uri = f"127.0.0.1:{wire.port}"
+    command = [sys.executable, "-m", "flowstone.cli", "play", *(["--json"] if as_json else []), uri, log.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not ids(server) and time.monotonic() < deadline:
-            pass
+        eventually("it has begun", lambda: ids(server))
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=60)
+    wire.close()
     assert process.returncode == 130
     applied = len(ids(server))
     assert 0 < applied < 240_000

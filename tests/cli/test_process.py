@@ -1,18 +1,33 @@
 """Reading the configuration again: what the process itself takes from it, and what has to wait for the next start.
+And being stopped while HTTP is started.
 
-Signals are tested on real processes in test_serve.py, HTTP in test_node_web.py, the log in test_log.py.
+Other signals are tested on real processes in test_serve.py, HTTP in test_node_web.py, the log in test_log.py.
 """
 
 from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
 
-from tests.cli.test_serve import Serve, serve
+from tests.cli.test_serve import SECONDS, Serve, serve
 from tests.real_tarantool import free_port
 
 __all__ = ["serve"]
+
+
+def test_one_that_is_stopped_while_its_dashboard_waits_for_a_peer_does_not_start(serve: Serve, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as peer:
+        peer.settimeout(SECONDS)
+        address = f"127.0.0.1:{peer.getsockname()[1]}"
+        served = serve("--http-listen=127.0.0.1:0", "--dashboard", f"--replication={address}")
+        asked, _ = peer.accept()  # by the dashboard, which comes first; it is never answered
+        with asked:
+            assert served.end() == 0
+    assert not any("connecting" in line for line in served.lines)
+    assert served.lines[-1].endswith("stopped")
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_reload_changes_the_form_of_the_log_and_names_what_waits_for_the_next_start(

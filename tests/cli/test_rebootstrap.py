@@ -39,8 +39,10 @@ def test_members_join_anew_with_their_ids_after_their_rows_are_known_to_be_elsew
     for replica in (cluster.ours("ours", replication=[master.uri]), cluster.real("real", replication=[master.uri])):
         replica.wait_follow(master)
         master.configure(replication=[replica.uri])
+        replica.wait_writable()
         write(replica, 10 * replica.id)
         master.catch_up(replica)
+        replica.catch_up(master)  # its position is that at which it is stopped
         number, uuid, position = replica.id, replica.uuid, replica.vclock()
 
         running = flowstone("rebootstrap", "--yes", replica.directory, master.address)
@@ -75,6 +77,7 @@ def test_rows_that_nobody_else_has_are_named_and_only_lost_by_force(cluster: Clu
     master.eval("box.schema.space.create('s', {id = 512}):create_index('pk')")
     replica = cluster.ours("replica", replication=[master.uri])
     replica.catch_up(master)
+    replica.wait_writable()
     for key in range(3):
         write(replica, key)
     replica.stop()
@@ -153,6 +156,7 @@ def test_logs_and_vinyl_files_in_directories_of_their_own_go_with_the_snapshots(
     logs.mkdir()
     replica = cluster.real("replica", replication=[master.uri], wal_dir=str(logs))
     replica.catch_up(master)
+    replica.wait_writable()
     replica.eval("box.schema.space.create('v', {id = 600, engine = 'vinyl', is_local = true}):create_index('pk')")
     master.configure(replication=[replica.uri])
     replica.eval("box.space.v:insert{1} box.snapshot()")

@@ -38,11 +38,11 @@ class Served:
     def lines(self) -> list[str]:
         return self._log.read_text().splitlines()
 
-    def wait_for(self, text: str) -> str:
-        """The line that ends in `text`."""
+    def wait_for(self, text: str, *, after: int = 0) -> str:
+        """The line that ends in `text`, behind so many others."""
         deadline = time.monotonic() + SECONDS
         while True:
-            found = [line for line in self.lines if line.endswith(text)]
+            found = [line for line in self.lines[after:] if line.endswith(text)]
             if found:
                 return found[0]
             assert self.process.poll() is None, self.lines
@@ -176,9 +176,10 @@ def test_hup_reads_the_file_again(serve: Serve, tmp_path: Path) -> None:
     file.write_text("checkpoint_count = 4\nread_only = true\n")
     served.tell(signal.SIGHUP)
     served.wait_for("configuration read again; changed: checkpoint_count, read_only")
+    said = len(served.lines)
     file.write_text("")
     served.tell(signal.SIGHUP)
-    served.wait_for("configuration read again; changed: checkpoint_count, read_only")
+    served.wait_for("configuration read again; changed: checkpoint_count, read_only", after=said)
     file.write_text('wal_mode = "fsync"\n')
     served.tell(signal.SIGHUP)
     served.wait_for(f"{UNCHANGED} {NOT_WHILE_IT_RUNS}")
@@ -233,7 +234,7 @@ def assert_stops_at_once(served: Served, number: signal.Signals) -> None:
     """Well before the 30 s for which peers are waited for."""
     begun = time.monotonic()
     assert served.end(number) == 0
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 20
     assert served.lines[-1].endswith("stopped")
     assert "ready" not in served.lines
 

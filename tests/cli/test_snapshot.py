@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests import real_tarantool
 from tests.cli.conftest import Command
 from tests.interop.cluster import Cluster
@@ -53,3 +55,14 @@ def test_one_that_was_written_is_told_to_who_may_not_ask_for_its_position(
         assert found.text.startswith(f"{server.uri} has a snapshot, written in ")
         told = flowstone("snapshot", "--yes", "--json", f"backup:secret@{server.uri}")
         assert [(each["vclock"], each["error"]) for each in json.loads(told.text)["snapshots"]] == [(None, None)]
+
+
+@pytest.mark.parametrize("answer", ["7", "{}", "{checkpoints = {}}", "{checkpoints = {{}}}", "{checkpoints = {1}}"])
+def test_one_that_was_written_is_told_whatever_the_server_says_of_its_position(
+    tarantool: object, tmp_path: Path, flowstone: Command, answer: str
+) -> None:
+    setup = f"rawset(box.info, 'gc', function() return {answer} end)"
+    with real_tarantool.serve(tmp_path, setup=setup) as server:
+        found = flowstone("snapshot", "--yes", server.uri)
+        assert (found.code, found.errors) == (0, [])
+        assert found.text.startswith(f"{server.uri} has a snapshot, written in ")

@@ -51,5 +51,5 @@ def test_tasks_are_counted_while_the_block_runs() -> None:
     told: list[str] = []
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=Tracker))
     with tasks_shown(spark, Told(io.StringIO())):
-        assert asked.wait(10)
+        assert asked.wait(60)
     assert " (1 of 10 tasks)" in told

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from flowstone.cli import run
 from tests.cli.conftest import Command
@@ -25,12 +25,16 @@ COMMAND = (sys.executable, "-m", "flowstone.cli", "status")
 
 @fits("2.6")
 def test_a_replica_set_of_real_servers_and_a_node(cluster: Cluster, flowstone: Command) -> None:
-    master = cluster.real("master")
-    node = cluster.ours("node", replication=[master.uri])
-    replica = cluster.real("replica", replication=[master.uri], read_only=True)
+    patient: dict[str, Any] = {"replication_timeout": 2}  # nobody is to be taken for dead while the machine is busy
+    master = cluster.real("master", **patient)
+    node = cluster.ours("node", replication=[master.uri], **patient)
+    replica = cluster.real("replica", replication=[master.uri], read_only=True, **patient)
     node.catch_up(master)
     replica.configure(replication=[master.uri, node.uri])
+    node.wait_follow(master)
     replica.wait_follow(master, node)
+    for member in (node, replica):
+        member.catch_up(master)
     found = flowstone("status", replica.address)
     assert (found.code, found.complaints) == (0, [])
     rows = [line.split() for line in found.text.splitlines()]
@@ -52,9 +56,12 @@ def _vclock(member: Member) -> list[str]:
 
 @not_for_stand_ins
 def test_nodes_with_elections_as_json_and_live(nodes: Cluster, flowstone: Command) -> None:
-    mesh = Mesh(nodes, ("ours",) * 3, direct=True)
+    mesh = Mesh(nodes, ("ours",) * 3, direct=True, replication_timeout=1.5)  # nobody is to be taken for dead
     mesh.set_modes("candidate")
     leader = mesh.wait_leader()
+    mesh.wait_same(leader)
+    for member in mesh:
+        member.wait_follow(*mesh.others(member))
     others = [one for one in mesh if one is not leader]
     found = flowstone("status", "--json", others[0].address)
     assert (found.code, found.errors) == (0, [])
@@ -115,17 +122,28 @@ def _check_json_lines(member: Member) -> None:
 
 def _check_screen(member: Member) -> None:
     """On a terminal the tables stay in their place, and Ctrl-C ends it."""
+    assert member.address.encode() in _watched(member.address)
+
+
+def _watched(address: str, *, lines: int = 25) -> bytes:
+    """What a terminal gets before it is drawn again."""
     screen, terminal = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
-    command = [*COMMAND, "--watch", "--interval=0.1", member.address]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": str(lines)}
+    command = [*COMMAND, "--watch", "--interval=0.1", address]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
         os.close(terminal)
         with open(screen, "rb", buffering=0) as shown:
             seen = _read_until(shown, b"\x1b[1A")  # up, to draw again over what was there
-            assert member.address.encode() in seen
             process.send_signal(signal.SIGINT)
             _read_until(shown, None)
         assert process.wait(30) == 0
+    return seen
+
+
+def test_lines_that_a_terminal_has_no_room_for_are_counted(flowstone: Command) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    needed = len(flowstone("status", address).text.splitlines())
+    assert f"… {needed - 4} more lines: make the terminal higher, ".encode() in _watched(address, lines=5)
 
 
 def _read_until(screen: IO[bytes], text: bytes | None) -> bytes:
@@ -159,6 +177,12 @@ def test_a_user_who_may_not_look_is_told_so_and_no_password_is_shown(cluster: Cl
     assert lost["unreachable"]["is_denied"]
     assert "grant('replicator'" in lost["unreachable"]["hint"]
     assert "secret" not in found.text
+
+
+def test_an_interval_without_watch_is_a_wrong_command_line(flowstone: Command) -> None:
+    found = flowstone("status", "--interval=1", f"127.0.0.1:{free_port()}")
+    assert (found.code, found.text) == (2, "")
+    assert found.errors == ["flowstone: --interval is for --watch alone; give --watch, too, or leave --interval out"]
 
 
 def test_a_uri_that_is_none_is_a_wrong_command_line() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flowstone.cli.status_board import board
+from flowstone.cli.status_board import Window, board
 from flowstone.observation.replica_set import replica_sets
 from flowstone.observation.report import Report, Unreachable
 from tests.observation.reports import downstream, report, upstream, uuid
@@ -108,3 +108,18 @@ def test_markup_and_control_codes_of_a_server_are_text() -> None:
     text = "\n".join(lines(report(1, {1: 5}, name="[red]x[/red]", status="\x1b[2Jgone")))
     assert "[red]x[/red]" in text
     assert "\x1b" not in text
+
+
+def test_a_terminal_that_is_too_low_is_told_how_much_is_missing() -> None:
+    whole = lines(*three())
+
+    def shown(height: int) -> list[str]:
+        console = Console(file=io.StringIO(), width=80, height=height, highlight=False, markup=False)
+        window = Window(board(replica_sets(three()), explained="db1:3301"))
+        return ["".join(each.text for each in line).rstrip() for line in console.render_lines(window, pad=False)]
+
+    assert shown(len(whole)) == whole
+    assert shown(len(whole) - 1) == [
+        *whole[:-2],
+        "… 2 more lines: make the terminal higher, or leave out --watch",
+    ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.iproto.uri import Uri, UriError, parse_uri
+from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_uri
 
 
 @pytest.mark.parametrize(
@@ -111,3 +111,22 @@ def test_a_uri_is_shown_with_its_parameters_but_without_secrets() -> None:
     uri = parse_uri("bob:hidden@db1:1?transport=ssl&ssl_password=hidden&ssl_ca_file=/ca.pem")
     assert uri.shown == "bob@db1:1?transport=ssl&ssl_ca_file=/ca.pem"
     assert parse_uri("db1:1").shown == "db1:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("/var/lib/a", True),
+        ("data/a", True),
+        ("data/db?", True),
+        ("data", False),
+        ("db1:3301", False),
+        ("unix/:/run/a.sock", False),
+        ("bob@unix/:/run/a.sock", False),
+        ("bob:a/b@db1:3301", False),
+        ("db1:3301?transport=ssl&ssl_ca_file=/ca.pem", False),
+        ("db1:3301/?transport=ssl&ssl_password=a", False),
+    ],
+)
+def test_only_what_can_be_no_address_and_hold_no_secret_is_meant_as_a_path(text: str, is_one: bool) -> None:
+    assert means_a_path(text) is is_one

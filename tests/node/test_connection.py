@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -204,6 +205,23 @@ async def test_features_are_learned_from_servers_that_have_them() -> None:
     async with peer(answering(Streaming(), (2, 11, 9))) as uri, await connect(uri) as connection:
         assert connection.has(Feature.STREAMS, Feature.TRANSACTIONS)
         assert not connection.has(Feature.INSERT_ARROW)
+
+
+async def test_another_instance_than_the_one_that_is_meant_gets_no_login() -> None:
+    seen = []
+
+    def answer(row: Any) -> tuple[int, bytes]:
+        seen.append(row.type)
+        return OK
+
+    there, meant = (str(UUID(int=number)) for number in (1, 2))
+    async with peer(answering(answer, (2, 11, 9))) as address:
+        uri = parse_uri(f"bob:hidden@{address}")
+        with pytest.raises(ConnectionFailed, match=f"^another instance answers there, {there}; it should be {meant}$"):
+            await Connection.open(production(), uri, instance=meant)
+        assert seen == []
+        async with await Connection.open(production(), uri, instance=there):
+            assert seen == [RequestType.ID, RequestType.AUTH]
 
 
 async def test_servers_before_the_id_request_are_not_asked() -> None:

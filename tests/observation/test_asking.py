@@ -17,15 +17,20 @@ from flowstone.observation.asking import Asking, ask_all
 from flowstone.observation.report import Report, Unreachable
 from flowstone.outside import production
 from tests.interop.cluster import Cluster
-from tests.interop.member import REPLICATOR, Member
+from tests.interop.member import REPLICATOR, SECONDS, Member, eventually
 from tests.interop.versions import fits
 from tests.node.fake_server import answering, peer
 from tests.real_tarantool import free_port
 from tests.simulation.simulation import Simulation, simulated
 
 
-def asking(member: Member, *, login: str = "", timeout: float = 3.0) -> Asking:
-    return Asking(production(), parse_uri(f"{login}{member.address}"), timeout=timeout)
+def asking(member: Member, *, login: str = "") -> Asking:
+    return asking_at(f"{login}{member.address}")
+
+
+def asking_at(uri: str) -> Asking:
+    """With patience: what a busy machine is slow to answer is an answer, too."""
+    return Asking(production(), parse_uri(uri), timeout=SECONDS)
 
 
 async def once(server: Asking) -> Report | Unreachable:
@@ -56,11 +61,18 @@ async def test_a_real_server_tells_all_but_what_its_version_does_not_have(cluste
     assert report.cfg["wal_mode"] == "fsync"
 
 
+def _has_followers(master: Member, replica: Member) -> bool:
+    """The replica, and one that has no name."""
+    is_followed = master.downstream(replica).get("status") == "follow" and replica.upstream(master)
+    return bool(is_followed and master.info()["replication_anon"]["count"] == 1)
+
+
 @fits("2.6")
 async def test_replicas_and_an_anonymous_one_are_told_by_their_master(cluster: Cluster) -> None:
     master = cluster.real("master")
     replica = cluster.ours("replica", replication=[master.uri])
     anonymous = cluster.real("anonymous", replication=[master.uri], replication_anon=True, read_only=True)
+    eventually("all follow", lambda: _has_followers(master, replica))
     told, own, nameless = await all_once(*map(asking, (master, replica, anonymous)))
     assert isinstance(told, Report)
     assert isinstance(own, Report)
@@ -105,7 +117,7 @@ async def test_a_user_without_rights_is_told_which_one_it_lacks(cluster: Cluster
 
 async def test_who_gave_no_user_is_told_to_and_guests_are_granted_nothing(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path, listen="127.0.0.1:0") as node:
-        found = await once(Asking(production(), parse_uri(str(node.address))))
+        found = await once(asking_at(str(node.address)))
     assert isinstance(found, Unreachable)
     assert "denied for user 'guest'" in found.reason
     assert found.hint is not None
@@ -128,7 +140,7 @@ async def test_who_may_call_nothing_but_box_info_sees_what_that_shows(cluster: C
 @pytest.mark.parametrize("body", [{}, {Key.DATA: 5}, {Key.DATA: ()}, {Key.DATA: ("x",)}, {Key.DATA: ((1, 2),)}])
 async def test_who_answers_something_else_is_no_server_of_ours(body: dict[int, Any]) -> None:
     async with peer(answering(lambda request: (0, pack(body)), (2, 6, 0))) as address:
-        found = await once(Asking(production(), parse_uri(address)))
+        found = await once(asking_at(address))
     assert isinstance(found, Unreachable)
     assert found.reason == f"{address} answers box.info with no table"
 
@@ -147,7 +159,7 @@ async def test_a_wrong_login_is_told_without_the_password(cluster: Cluster, logi
 
 async def test_where_nobody_listens_is_told() -> None:
     port = free_port()
-    found = await once(Asking(production(), parse_uri(f"127.0.0.1:{port}")))
+    found = await once(asking_at(f"127.0.0.1:{port}"))
     reason = f"cannot connect to 127.0.0.1:{port}: connection refused"
     assert found == Unreachable(address=f"127.0.0.1:{port}", reason=reason)
 

@@ -14,7 +14,7 @@ from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from tests.interop import workload
 from tests.interop.cluster import Cluster
-from tests.interop.member import Member
+from tests.interop.member import SECONDS, Member
 from tests.observation.situations import make
 
 PEOPLE = 710
@@ -35,8 +35,9 @@ def _define(member: Member) -> VClock:
 def _conflict(master: Member, follower: Member, after: VClock, index: str) -> Conflict | None:
     async def look() -> Conflict | None:
         outside = production()
-        section = await read_section(outside, parse_uri(master.address), after, VClock(master.vclock()))
-        asking = Asking(outside, parse_uri(follower.address))
+        end = VClock(master.vclock())
+        section = await read_section(outside, parse_uri(master.address), after, end, seconds=SECONDS)
+        asking = Asking(outside, parse_uri(follower.address), timeout=SECONDS)
         try:
             return await find_conflict(asking, section, "people", index)
         finally:

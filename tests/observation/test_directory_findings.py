@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from flowstone.outside import production
 from tests.chaos.small_disk import MountedDisk
 from tests.interop.cluster import Cluster
 from tests.interop.ledger import LEDGER
+from tests.interop.member import SECONDS
+from tests.node.test_applier import until
 from tests.observation.directories import LOGS, ROWS, leave
 from tests.observation.situations import pair, write
 
@@ -173,13 +176,22 @@ async def _life(path: Path, *steps: tuple[str, Any], **options: Any) -> None:
                 await space.create_index("pk")
             elif step == "promote":
                 await node.promote()
-                await node.wait_rw(timeout=10)
+                await node.wait_rw(timeout=SECONDS)
             elif step == "write":
                 await node.space("sure").replace((value,))
             else:
                 await node.reconfigure(replication_synchro_quorum=31, replication_synchro_timeout=1000)
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(node.space("sure").replace((value,)), 0.2)
+                before = node.info()["lsn"]
+                writing = asyncio.create_task(node.space("sure").replace((value,)))
+                await until(partial(_has_written, node, before), SECONDS)
+                writing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await writing
+
+
+def _has_written(node: flowstone.Node, since: int) -> bool:
+    lsn: int = node.info()["lsn"]
+    return lsn > since
 
 
 def test_transactions_without_a_verdict_are_told_from_which_on(tmp_path: Path) -> None:

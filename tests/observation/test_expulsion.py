@@ -35,7 +35,7 @@ def silent(number: int) -> Unreachable:
 @pytest.mark.parametrize("wanted", ["3", uuid(3), "db3:3301", "storage-c"])
 def test_a_member_is_named_by_id_uuid_address_or_name(wanted: str) -> None:
     found = planned(wanted, led(1), led(2), led(3, name="storage-c"))
-    assert (found.member.id, found.by.id, found.objections) == (3, 2, ())
+    assert (found.member.id, found.by.id, list(found.objections())) == (3, 2, [])
 
 
 @pytest.mark.parametrize("wanted", ["4", "0", "storage", uuid(7)])
@@ -48,6 +48,16 @@ def test_rows_that_only_it_has_are_named() -> None:
     found = planned("3", led(1, {1: 9, 3: 4}), led(2, {1: 8, 3: 5}), led(3, {1: 9, 3: 7}))
     assert found.alone == {3: (6, 7)}
     assert "only there: 2 rows, 6..7 of replica 3" in list(found.consequences())
+    assert list(found.objections()) == ["only db3:3301 has 2 rows, 6..7 of replica 3"]
+
+
+def test_rows_that_it_got_while_the_others_answered_are_not_its_alone() -> None:
+    (one,) = replica_sets((led(1, {1: 9}), led(2, {1: 9}), led(3, {1: 12})))
+    asked = one.member(uuid(1))
+    assert asked is not None
+    assert plan(one, asked, "3").alone == {1: (10, 12)}
+    later = plan(one, asked, "3", before={1: 8})
+    assert (later.alone, list(later.objections())) == ({}, [])
 
 
 def test_of_a_silent_member_is_told_what_the_others_know() -> None:
@@ -63,6 +73,28 @@ def test_the_quorum_is_that_of_who_is_left() -> None:
     without = planned("1", led(1), led(2), silent(3))
     assert (without.members_left, without.alive_left, without.quorum_left, without.has_quorum) == (2, 1, 2, False)
     assert list(without.consequences())[-1] == "1 of 2 other members are alive, 2 are needed: NO QUORUM IS LEFT"
+    assert list(without.objections())[-1] == (
+        "no quorum is left without db1:3301: 1 of 2 other members are alive, 2 are needed"
+    )
+
+
+def test_the_quorum_is_that_of_who_writes() -> None:
+    """It is lowered there, and nowhere else, by who follows the advice of a lost quorum."""
+    peers: dict[int, dict[str, Any]] = {other: {} for other in (3, 4, 5)}
+    usual, lowered = ({"replication_synchro_quorum": quorum} for quorum in ("N / 2 + 1", 2))
+    answers = (report(1, {2: 9}, peers, ro=True, cfg=usual), report(2, {2: 9}, peers, cfg=lowered))
+    found = planned("3", *answers, *map(silent, (3, 4, 5)))
+    assert (found.alive_left, found.quorum_left, list(found.objections())) == (2, 2, [])
+
+
+def test_who_may_not_be_asked_but_replicates_counts_as_alive() -> None:
+    denied = Unreachable(address=address(3), reason="access denied", is_denied=True)
+    assert planned("1", led(1), led(2), denied).alive_left == 2
+    cfg = {"replication_synchro_quorum": "N / 2 + 1"}
+    followers = {number: {"downstream": downstream({1: 5})} for number in (2, 3)}
+    followers |= {4: {"downstream": downstream({1: 5}, "stopped")}}
+    found = planned("2", report(1, {1: 5}, followers, cfg=cfg))
+    assert (found.members_left, found.alive_left, found.has_quorum, list(found.objections())) == (3, 2, True, [])
 
 
 def test_without_the_options_of_a_member_the_quorum_is_not_known() -> None:
@@ -72,11 +104,11 @@ def test_without_the_options_of_a_member_the_quorum_is_not_known() -> None:
 
 
 def test_the_leader_and_who_was_asked_are_not_expelled_lightly() -> None:
-    assert planned("1", led(1), led(2), led(3)).objections == ("db1:3301 is the member that was asked itself",)
+    assert list(planned("1", led(1), led(2), led(3)).objections()) == ["db1:3301 is the member that was asked itself"]
     with pytest.raises(FlowstoneError, match=r"can be written to; promote another one.*delete its own row"):
         planned("2", led(1), led(2), led(3))
     both = planned("2", led(1), led(2), report(3, {1: 9}))
-    assert (both.objections, both.by.id) == (("db2:3301 leads",), 3)
+    assert (list(both.objections()), both.by.id) == (["db2:3301 leads"], 3)
 
 
 def test_where_nobody_can_be_written_to_only_a_lost_quorum_is_to_be_lowered() -> None:

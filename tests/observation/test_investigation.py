@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -17,9 +18,12 @@ import flowstone
 from flowstone.cli import run
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.uri import parse_uri
+from flowstone.observation import investigation
+from flowstone.observation.conflict import Conflict
 from flowstone.observation.explanation import explain
 from flowstone.observation.finding import Finding, Kind, Severity
-from flowstone.observation.replica_set import ReplicaSet
+from flowstone.observation.investigation import CONFLICT_ROUNDS_MAX, Investigation
+from flowstone.observation.replica_set import ReplicaSet, replica_sets
 from flowstone.observation.survey import Survey
 from flowstone.outside import production
 from flowstone.outside.clock import SystemClock
@@ -33,7 +37,18 @@ from tests.interop.mesh import PLAIN, Mesh, Pending, keys, promote, queue
 from tests.interop.mesh import write as write_synchronous
 from tests.interop.proxy import Way
 from tests.interop.test_split_brain import NEVER
-from tests.observation.situations import assert_well, explained, found, lose_rows, make, pair, status_is, write
+from tests.observation import reports
+from tests.observation.situations import (
+    assert_well,
+    explained,
+    found,
+    lose_rows,
+    make,
+    pair,
+    status_is,
+    wait_acknowledged,
+    write,
+)
 from tests.real_tarantool import free_port
 
 CLUSTER, PRIVILEGES, REPLICATION_ROLE = 320, 312, 3
@@ -90,8 +105,7 @@ def test_a_row_that_was_written_since_the_follower_was_asked_is_in_nobodys_way(
         )
         return msgspec.structs.replace(replica_set, members=members)
 
-    findings = explained(master, replica, seen_as=two_rows_ago)
-    (finding,) = [one for one in findings if one.kind is Kind.DUPLICATE_KEY]
+    finding = found(Kind.DUPLICATE_KEY, master, replica, seen_as=two_rows_ago)
     assert f"row 1:{master.vclock()[1]} " in finding.why
     assert '[7, 1, "mine"]' in finding.why
 
@@ -121,6 +135,7 @@ def test_the_advice_on_a_duplicate_key_in_a_mesh_leaves_everybody_with_the_right
             member.configure(replication=member.options["replication"])
         for member in mesh:
             member.wait_follow(*mesh.others(member))
+        mesh.wait_same(*mesh)  # all conflicts have been skipped
         for member in stopped:
             member.configure(replication_skip_conflict=False)
         right, wrong = tuples
@@ -172,10 +187,13 @@ def test_a_split_brain_shows_both_histories_and_where_they_part(nodes: Cluster) 
     promote(owner)
     mesh.wait_owner(owner)
     write_synchronous(owner, 0)
+    mesh.wait_same(owner)
+    eventually("both have its verdict", lambda: not any(queue(member)["len"] for member in mesh))
     mesh.wait_same(owner, other)
     both = owner.vclock()
     mesh.isolate(owner)
     promote(other)
+    other.configure(replication_synchro_timeout=60)  # what it writes now may take its time
     write_synchronous(owner, 1, "of the old owner")
     write_synchronous(other, 2, "of the new owner")
     finding = found(Kind.TWO_OWNERS, owner, other)
@@ -322,7 +340,7 @@ def test_an_orphan_says_whom_it_waits_for(cluster: Cluster, kind: str) -> None:
     replica.restart(replication_connect_timeout=0.5)
     finding = found(Kind.ORPHAN, replica)
     assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
-    assert master.address in str(explained(replica))
+    eventually("whom it waits for is named", lambda: master.address in str(explained(replica)))
 
 
 @BOTH_WAYS
@@ -354,12 +372,13 @@ def test_who_is_behind_is_told_how_fast_it_catches_up(cluster: Cluster, master_k
 
 def test_one_that_is_slow_is_told_once_however_many_it_follows(nodes: Cluster) -> None:
     mesh = Mesh(nodes, ("ours", "ours", "ours"), replication_timeout=10)
-    master, _, slow = mesh.members
+    master, quick, slow = mesh.members
     wires = [mesh.wire(slow, other) for other in mesh.others(slow)]
     for wire in wires:
         wire.clog(2_000)
     for number in range(2000):
         master.client.replace(PLAIN, number, "x" * 100)
+    quick.catch_up(master)
     found(Kind.BEHIND, *mesh)
     behind = [one.member for one in explained(*mesh) if one.kind is Kind.BEHIND]
     assert behind == [slow.uuid]
@@ -371,6 +390,7 @@ def test_one_that_is_slow_is_told_once_however_many_it_follows(nodes: Cluster) -
 def test_logs_kept_for_a_dead_member_are_a_warning_that_says_whom_to_expel(cluster: Cluster, kind: str) -> None:
     master, replica = pair(cluster, kind, "ours" if kind == "real" else "real")
     number = replica.id
+    wait_acknowledged(master, replica)  # what it has not heard of, it keeps
     replica.stop()
     master.snapshot()
     write(master, range(50))
@@ -416,6 +436,7 @@ def test_of_an_abandoned_queue_who_has_most_is_to_be_promoted_and_not_who_waits_
     mesh.rejoin(lagging)
     lagging.wait_follow(ahead)
     lagging.catch_up(ahead)
+    wait_acknowledged(ahead, lagging)  # that is the quorum, for which it waits as briefly
     ahead.configure(replication_synchro_timeout=0.1)  # for so long it waits for the old owner
     assert run(["promote", "--yes", ahead.address]) == 0
     mesh.wait_owner(ahead, ahead, lagging)
@@ -571,6 +592,9 @@ class _Late(SystemClock):
         return time.time() - 6.0
 
 
+TIME = "carries a time 6."
+
+
 def test_clocks_that_differ_are_told_from_lag(tmp_path: Path) -> None:
     """A node lives in this process, where its clock can be another one; a real server follows it."""
 
@@ -584,20 +608,24 @@ def test_clocks_that_differ_are_told_from_lag(tmp_path: Path) -> None:
             serving = real_tarantool.serve(tmp_path / "real", cfg=f"replication = '{uri}', replication_timeout = 0.2")
             server = await asyncio.to_thread(serving.__enter__)
             try:
-                survey = Survey(production(), [parse_uri(f"admin:secret@{server.uri}"), parse_uri(uri)])
-                for _ in range(100):
+                uris = [parse_uri(f"admin:secret@{server.uri}"), parse_uri(uri)]
+                survey = Survey(production(), uris, timeout=SECONDS)
+                deadline = time.monotonic() + SECONDS
+                findings: tuple[Finding, ...] = ()
+                while time.monotonic() < deadline:
+                    # A heartbeat that came late carries an older time, and a link that was lost comes back.
                     findings = explain(await survey.look())
-                    if findings:
+                    if findings and TIME in findings[0].why:
                         return findings[0]
                     await asyncio.sleep(0.05)
-                raise AssertionError("nothing was found")
+                raise AssertionError(f"clocks that differ were not found: {findings}")
             finally:
                 await survey.close()
                 await asyncio.to_thread(serving.__exit__, None, None, None)
 
     finding = asyncio.run(look())
     assert (finding.kind, finding.severity) == (Kind.CLOCK_SKEW, Severity.WARNING)
-    assert "carries a time 6." in finding.why
+    assert TIME in finding.why
 
 
 @EITHER
@@ -635,6 +663,31 @@ def test_a_schema_that_is_too_new_for_a_member_is_a_mismatch_of_versions(cluster
     assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
     assert "unknown space for system view" in finding.why
     assert "Upgrade" in finding.advice
+
+
+async def test_a_follower_that_goes_on_taking_rows_is_not_looked_at_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = 5
+
+    async def conflict(*_: object) -> Conflict:
+        nonlocal taken
+        taken += 1
+        assert taken < 100
+        return Conflict(1, taken, "INSERT [1]", "[1]", "")
+
+    async def position(_: object) -> dict[int, int]:
+        return {1: taken}
+
+    monkeypatch.setattr(investigation, "read_section", AsyncMock())
+    monkeypatch.setattr(investigation, "find_conflict", conflict)
+    monkeypatch.setattr(investigation, "_position", position)
+    told = {"status": "stopped", "message": "Duplicate key exists in unique index 'pk' in space 'ledger'"}
+    (one,) = replica_sets(reports.pair({1: 99}, {1: 5}, told))
+    (finding,) = explain([one])
+    survey = Survey(production(), [parse_uri(reports.address(number)) for number in (1, 2)])
+    deeper = await Investigation(production(), survey).duplicate_key(one, finding)
+    assert taken == 5 + CONFLICT_ROUNDS_MAX
+    assert (deeper.why, deeper.advice) == (finding.why, finding.advice)
+    assert "takes rows meanwhile" in deeper.evidence[-1]
 
 
 def test_what_no_rule_knows_is_told_in_the_servers_own_words(cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowstone.observation.finding import Kind
-from flowstone.observation.link_causes import QUOTED_MAX, Between, cause_of, quoted
+from flowstone.observation.link_causes import QUOTED_MAX, Between, cause_of, conflict_advice, quoted
 
 BETWEEN = Between("b", "a")
 OURS, THEIRS = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
@@ -79,6 +79,20 @@ def test_the_names_and_positions_in_the_words_are_told() -> None:
     assert "begins at {1: 9, 2: 1}" in gap
     assert f"{OURS} here, {THEIRS} there" in cause_of(WORDS[4][0], BETWEEN).why
     assert "grant('replicator', 'replication')" in cause_of(ACCESS, BETWEEN).advice
+
+
+def test_an_address_that_a_shell_would_run_is_not_put_into_a_command() -> None:
+    between = BETWEEN._replace(at="a:1; evil", follower_at="b:1; evil")
+    for message, kind in WORDS:
+        if kind in (Kind.LOG_GAP, Kind.LOST_ROWS, Kind.NOT_REGISTERED, Kind.SCHEMA_MISMATCH):
+            advice = cause_of(message, between).advice
+            assert "`flowstone rebootstrap DIR URI`" in advice
+            assert "evil" not in advice
+
+
+def test_a_key_with_backquotes_in_it_makes_no_command_of_its_own() -> None:
+    assert "`box.space.s:delete({'a'})`" in conflict_advice(BETWEEN, "box.space.s:delete({'a'})")
+    assert "evil" not in conflict_advice(BETWEEN, "box.space.s:delete({'a` `evil b` `'})")
 
 
 def test_of_a_guest_who_is_refused_a_user_is_asked_for_and_no_right_for_guests() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,13 @@ from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from tests.interop import ledger
 from tests.interop.cluster import Cluster
-from tests.interop.member import Member, eventually
+from tests.interop.member import SECONDS, Member, eventually
 from tests.observation.situations import make, write
 from tests.real_tarantool import free_port
 
 
-def _read(uri: str, after: VClock, until: VClock, **limits: int) -> LogSection:
-    return asyncio.run(read_section(production(), parse_uri(uri), after, until, **limits))
+def _read(uri: str, after: VClock, until: VClock, **limits: Any) -> LogSection:
+    return asyncio.run(read_section(production(), parse_uri(uri), after, until, seconds=SECONDS, **limits))
 
 
 def _prepared(cluster: Cluster, kind: str) -> tuple[Member, VClock]:

@@ -10,7 +10,7 @@ from flowstone.observation.overlap import Overlap, overlap
 from flowstone.observation.survey import Survey
 from flowstone.outside import production
 from tests.interop.cluster import Cluster
-from tests.interop.member import Member
+from tests.interop.member import SECONDS, Member, eventually
 from tests.observation.situations import lose_rows, make, pair, write
 
 
@@ -20,7 +20,7 @@ def compared(stopped: Member, *members: Member | str) -> Overlap:
 
     async def look() -> Overlap:
         outside = production()
-        survey = Survey(outside, uris)
+        survey = Survey(outside, uris, timeout=SECONDS)
         try:
             (replica_set,) = await survey.look()
             asked = [(one, survey.asking(one).uri) for one in replica_set.members if one.report is not None]
@@ -67,10 +67,12 @@ def test_rows_that_nobody_has_as_they_are_here_are_unlike(cluster: Cluster) -> N
 def test_rows_whose_logs_are_gone_are_not_compared(cluster: Cluster) -> None:
     master, replica = pair(cluster, "ours", "ours", checkpoint_count=1)
     replica.stop()
+    oldest = min(path.name for path in master.files("xlog"))
     master.client.delete(320, 2)
     for number in range(3):
         write(master, [number])
         master.snapshot()
+    eventually("the old logs go", lambda: oldest not in [path.name for path in master.files("xlog")])
     found = compared(replica, master)
     assert found.compared == 0
     (line,) = found.unread

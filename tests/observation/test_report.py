@@ -178,8 +178,34 @@ def test_a_vclock_is_an_array_where_its_ids_count_from_one() -> None:
     assert vclock_of(()) == vclock_of(None) == vclock_of({"one": 1, 2: "two"}) == {}
 
 
+DUPLICATE = "Duplicate key exists in unique index {0}name{0} in space {0}{1}{0}"
+TUPLES = ' with old tuple - [32, 1, "app", "user", {"chap-sha1": "JHDAwG3uQv0WGLuZAFrcouydHhk="}] and new tuple - [33]'
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize("side", ["upstream", "downstream"])
+@pytest.mark.parametrize("field", ["message", "system_message"])
+@pytest.mark.parametrize("space", ["_user", "_vuser"])
+def test_tuples_of_users_in_the_message_of_a_link_are_left_out(quote: str, side: str, field: str, space: str) -> None:
+    words = DUPLICATE.format(quote, space)
+    peer = {"id": 2, "uuid": uuid(2), side: {"status": "stopped", field: words + TUPLES}}
+    report = report_of("db1:3301", INFO_2_6 | {"replication": {2: peer}}, anonymous=[peer])
+    assert b"JHDAwG3" not in msgspec.json.encode(report)
+    for found in (*report.replication, *report.anonymous):
+        assert getattr(getattr(found, side), field) == words
+
+
+def test_tuples_of_other_spaces_are_told() -> None:
+    words = DUPLICATE.format('"', "_users") + TUPLES
+    peer = {"id": 2, "uuid": uuid(2), "upstream": {"status": "stopped", "message": words}}
+    (found,) = report_of("db1:3301", INFO_2_6 | {"replication": {2: peer}}).replication
+    assert found.upstream is not None
+    assert found.upstream.message == words
+
+
 def test_text_of_a_server_cannot_move_the_cursor_or_fill_the_screen() -> None:
     assert printable("stopped:\n\x1b[2Jkey\t'a'") == "stopped: �[2Jkey 'a'"
+    assert printable("a `box.cfg{}`") == "a 'box.cfg{}'"
     assert len(printable("x" * 10_000)) == TEXT_MAX
 
 

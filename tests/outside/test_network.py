@@ -126,6 +126,12 @@ async def test_a_refused_connection_is_an_os_error() -> None:
         await SystemNetwork().connect("127.0.0.1", port, timeout=10)
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example", "a\0b", "\ud800"])
+async def test_what_can_be_no_host_is_an_os_error(host: str) -> None:
+    with pytest.raises(OSError, match="can be no address"):
+        await SystemNetwork().connect(host, 3301, timeout=10)
+
+
 async def test_a_missing_unix_socket_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await SystemNetwork().connect(str(tmp_path / "missing"), None, timeout=10)

@@ -31,7 +31,7 @@ def watch() -> chromium.Watch:
 def page(browser: Browser, watch: chromium.Watch) -> Iterator[Page]:
     """An empty page with no past. The test fails where it asked another host, or anything is left in its console."""
     context = browser.new_context()
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     watch.of(page)
     yield page

@@ -58,7 +58,7 @@ class Dashboard:
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(20)
+            self.process.wait(START_SECONDS)
 
 
 @dataclass

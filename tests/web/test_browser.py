@@ -49,10 +49,11 @@ def test_a_good_page_is_passed(page: Page, watch: Watch, site: str) -> None:
 def test_axe_finds_what_a_screen_reader_cannot_name_though_the_page_allows_no_script(
     page: Page, watch: Watch, site: str
 ) -> None:
-    page.goto(f"{site}/bad")
+    with page.expect_console_message():  # the picture is not there
+        page.goto(f"{site}/bad")
     faults = accessibility_faults(page)
     assert {fault.split(":")[0] for fault in faults} == {"button-name", "image-alt"}
-    watch.complaints.clear()  # the picture is not there
+    watch.complaints.clear()
 
 
 def test_an_error_in_the_console_fails_a_test(page: Page, watch: Watch, site: str) -> None:
@@ -69,7 +70,8 @@ def test_a_request_to_another_host_fails_a_test_and_does_not_leave_the_machine(
     page: Page, watch: Watch, site: str
 ) -> None:
     page.goto(site)
-    with pytest.raises(Error, match="Failed to fetch"):
+    told = page.expect_console_message(lambda message: "ERR_NAME_NOT_RESOLVED" in message.text)
+    with told, pytest.raises(Error, match="Failed to fetch"):
         page.evaluate("fetch('https://example.com/tea.js')")
     assert any("ERR_NAME_NOT_RESOLVED" in complaint for complaint in watch.complaints)
     with pytest.raises(AssertionError, match=r"asked other hosts: \['https://example\.com/tea\.js'\]"):

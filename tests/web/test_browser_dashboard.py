@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Final, Literal
+from statistics import median, quantiles
+from typing import Any, Final, Literal
 
 import pytest
 from playwright.sync_api import Browser, CDPSession, Locator, Page, expect
@@ -203,6 +203,8 @@ def test_a_stopped_replica_is_shown_with_its_explanation(dashboard: Page, sets: 
     finding = dashboard.locator(".finding[data-finding=duplicate_key]").first
     expect(finding).to_contain_text("stopped")
     expect(finding).to_contain_text(stopped.address)
+    expect(finding).to_contain_text('INSERT [4711, "theirs"]')
+    expect(finding).to_contain_text('[4711, "mine"]')
     expect(finding.get_by_role("heading", name="What to do")).to_be_visible()
     assert accessibility_faults(dashboard) == []
     keep(dashboard, "stopped-replica")
@@ -214,6 +216,7 @@ def test_a_stopped_replica_is_shown_with_its_explanation(dashboard: Page, sets: 
         member.wait_writable()
         with member.connect() as client:
             client.delete(PLAIN, 4711)
+    ours.catch_up(real)  # else the other tuple may come to it before the delete, and stop it, too
     for member in (stopped, real, ours):
         mesh.configure(member, replication=[other.uri for other in mesh.others(member)])
     expect(verdict(dashboard)).to_have_text(ALL_WELL)
@@ -224,6 +227,14 @@ SHOW_FINDINGS: Final = """async (findings) => {
   window.shown ??= new Findings();
   window.shown.update(findings);
 }"""
+
+
+LISTEN: Final = """node => {
+  window.said = [];
+  const note = () => window.said.push(node.textContent);
+  new MutationObserver(note).observe(node, { childList: true, characterData: true, subtree: true });
+}"""
+"""Keeps what an element says, which may be gone again before a busy machine comes to look."""
 
 
 def test_what_has_the_focus_in_a_finding_keeps_it_while_findings_change(dashboard: Page) -> None:
@@ -242,9 +253,10 @@ def test_what_has_the_focus_in_a_finding_keeps_it_while_findings_change(dashboar
     dashboard.evaluate(SHOW_FINDINGS, [finding("second", 3), finding("first", 3)])
     expect(dashboard.locator(".finding").first).to_contain_text("second is behind")
     expect(copy).to_be_focused()
+    second.get_by_role("status").evaluate(LISTEN)
     dashboard.keyboard.press("Enter")
-    expect(second.get_by_role("status")).to_have_text(re.compile("Copied|Selected"))
-    expect(second.get_by_role("status")).to_have_text("")
+    dashboard.wait_for_function("() => window.said.length > 1")
+    assert dashboard.evaluate("window.said") in (["Copied", ""], ["Selected", ""])
     assert accessibility_faults(dashboard) == []
     dashboard.evaluate(SHOW_FINDINGS, [])
 
@@ -273,9 +285,13 @@ def test_what_waits_for_a_quorum_is_listed_until_it_has_one(dashboard: Page, set
 
 
 def test_the_verdict_is_no_better_than_what_is_found(dashboard: Page) -> None:
-    state = json.loads(_asked(dashboard, "api/state"))
     told = "state => import('/assets/verdict.js').then(({verdict}) => verdict(state))"
-    assert dashboard.evaluate(told, state) == {"kind": "well", "text": ALL_WELL}
+
+    def look() -> dict[str, Any] | None:
+        state: dict[str, Any] = json.loads(_asked(dashboard, "api/state"))
+        return state if dashboard.evaluate(told, state) == {"kind": "well", "text": ALL_WELL} else None
+
+    state = eventually("all is well", look)
     for severity, kind in {"warning": "well", "behind": "busy", "stopped": "bad"}.items():
         state["findings"].append({"severity": severity})
         found = dashboard.evaluate(told, state)
@@ -447,6 +463,9 @@ SAMPLES: Final = 60 if FULL else 5
 LATENCY_SECONDS_MAX: Final = 1.0
 """From a key to the picture that shows its effect; the load, the members and the browser share two cores."""
 
+SLOW_LATENCY_SECONDS_MAX: Final = 2.0
+"""The same for the slowest twentieth of the keys, which a median would hide."""
+
 HEAP_GROWTH_MAX: Final = 6 * 1024 * 1024
 RESIDENT_GROWTH_MAX: Final = 24 * 1024 * 1024
 NODES_MAX: Final = 6000
@@ -497,17 +516,19 @@ def test_ten_thousand_updates_a_second_leave_page_and_server_small_and_quick(
         told = dashboard.locator("#transactions .summary").inner_text()
         keep(dashboard, "load")
     latencies = sorted(one.latency for one in samples)
+    slow = quantiles(latencies, n=20, method="inclusive")[-1]
     heaps, residents = _halves([one.heap for one in samples]), _halves([one.resident for one in samples])
     tell(
         f"{written:,.0f} updates/s for {LOAD_SECONDS} s, at most in each half: heap {_mib(*heaps)}, server "
         f"{_mib(*residents)}; {max(one.nodes for one in samples)} nodes; a key is answered after "
-        f"{median(latencies):.3f} s, at worst {latencies[-1]:.3f} s; {told}"
+        f"{median(latencies):.3f} s, 95 % of them within {slow:.3f} s, at worst {latencies[-1]:.3f} s; {told}"
     )
     assert written > UPDATES_PER_SECOND * WRITTEN_SHARE_MIN
     assert heaps[1] - heaps[0] < HEAP_GROWTH_MAX
     assert residents[1] - residents[0] < RESIDENT_GROWTH_MAX
     assert max(one.nodes for one in samples) < NODES_MAX
     assert median(latencies) < LATENCY_SECONDS_MAX
+    assert slow < SLOW_LATENCY_SECONDS_MAX
     assert listed <= 50
     assert "came too fast to be sent here" in told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -29,6 +30,8 @@ WRITTEN_SHARE_MIN = 0.9 if FULL else 0.5
 """Of the rows that are meant to be written; at CI scale other tests have one of the cores."""
 
 ANSWER_SECONDS_MAX = 1.0
+
+AGE_SECONDS_MAX = 5.0
 
 GROWTH_MAX = 24 * 1024 * 1024
 """What allocators and rings take until they are full; a leak of a tenth of the rows would be ten times as much."""
@@ -78,9 +81,8 @@ def test_ten_thousand_updates_a_second_are_counted_and_memory_stays_flat(
         with dashboard(uri) as (pid, page), loading(uri, ROWS_PER_SECOND), listening(page) as events:
             first = _begun(page)
             took, sizes = _watch(pid, page)
-            state, _ = ask(page, "api/state")
-            newest, _ = ask(page, "api/transactions?limit=500&space=load")
-    written, seen = state["sets"][0]["vclock"]["1"] - first, state["sets"][0]["tail"]["seen"] - first
+            written = ask(page, "api/state")[0]["sets"][0]["vclock"]["1"] - first
+            state, newest = _near(page)
     middle = len(sizes) // 2
     figures = (
         f"{written / SECONDS:.0f} rows/s; answers: median {median(took):.3f} s, worst {max(took):.3f} s;"
@@ -88,14 +90,37 @@ def test_ten_thousand_updates_a_second_are_counted_and_memory_stays_flat(
     )
     record_property("figures", figures)
     assert written > SECONDS * ROWS_PER_SECOND * WRITTEN_SHARE_MIN, figures
-    assert abs(written - seen) < 3 * ROWS_PER_SECOND, figures
+    assert _behind(state) < 3 * ROWS_PER_SECOND, figures
     assert median(took) < ANSWER_SECONDS_MAX / 4, figures
     assert max(took) < ANSWER_SECONDS_MAX, figures
     assert max(sizes[middle:]) - max(sizes[:middle]) < GROWTH_MAX, figures
     assert len(events) > SECONDS
     assert newest["kept"] <= 5000
     # What is shown is of just now, although only a sample is.
-    assert state["now"] - newest["transactions"][0]["at"] < 5
+    assert _age(state, newest) < AGE_SECONDS_MAX
+
+
+def _near(page: str) -> tuple[Any, Any]:
+    """State and transactions, as soon as they are of just now: after a pause of the machine they are late at first."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        state, _ = ask(page, "api/state")
+        newest, _ = ask(page, "api/transactions?limit=500&space=load")
+        is_near = _behind(state) < 3 * ROWS_PER_SECOND and _age(state, newest) < AGE_SECONDS_MAX
+        if is_near or time.monotonic() > deadline:
+            return state, newest
+        time.sleep(0.2)
+
+
+def _behind(state: Any) -> int:
+    """How many rows the tail lacks of those that the server has, or has seen since the server was asked."""
+    one = state["sets"][0]
+    return abs(int(one["vclock"]["1"]) - int(one["tail"]["seen"]))
+
+
+def _age(state: Any, newest: Any) -> float:
+    """Seconds since the newest transaction that is shown was written; without end where none is."""
+    return min((float(state["now"] - each["at"]) for each in newest["transactions"][:1]), default=math.inf)
 
 
 def _begun(page: str) -> int:

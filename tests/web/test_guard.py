@@ -143,6 +143,13 @@ def test_a_cookie_that_is_none_is_no_error() -> None:
     assert ask(Guard(APPLICATION, token=TOKEN), cookie="\x7f=;;[").status == 401
 
 
+def test_cookies_of_other_applications_on_the_host_lock_nobody_out() -> None:
+    guard = Guard(APPLICATION, token=TOKEN)
+    ours = ask(guard, f"/?token={TOKEN.replace(' ', '+')}").headers["set-cookie"].partition(";")[0]
+    for theirs in ('prefs={"a":1}', 'prefs={"a": [1, 2]}', "plain", "=", '"'):
+        assert ask(guard, cookie=f"{theirs}; {ours}; {theirs}").status == 200, theirs
+
+
 def test_open_paths_need_no_token() -> None:
     guard = Guard(APPLICATION, token=TOKEN, open_paths=["/health/live"])
     assert ask(guard, "/health/live").status == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flowstone.observation.report import Election, Peer, Report, Upstream
 from flowstone.outside import production
 from flowstone.web.health import FREE_BYTES_MIN, node_health
 from tests.interop.cluster import Cluster
-from tests.interop.member import Member, eventually
+from tests.interop.member import SECONDS, Member, eventually
 from tests.interop.mesh import Mesh, election
 from tests.web.live_sets import NODES
 
@@ -106,7 +107,7 @@ def test_who_is_left_alone_by_its_leader_says_so(tmp_path: Path) -> None:
         leader = mesh.wait_leader()
         (survivor,) = mesh.others(leader)
         number = leader.id
-        assert node_health(asked(survivor), statistics(), usage()).is_well
+        eventually("all is well", lambda: node_health(asked(survivor), statistics(), usage()).is_well)
         leader.kill()
         found = eventually("it is missed", lambda: node_health(asked(survivor), statistics(), usage()).reasons)
         assert found == (f"the leader of term {election(survivor)['term']}, replica {number}, is not heard",)
@@ -118,7 +119,7 @@ def test_who_is_left_alone_by_its_leader_says_so(tmp_path: Path) -> None:
 
 def asked(member: Member) -> Report:
     async def ask() -> Report:
-        asking = Asking(production(), parse_uri(member.address))
+        asking = Asking(production(), parse_uri(member.address), timeout=SECONDS)
         try:
             return await asking.report()
         finally:
@@ -141,3 +142,9 @@ def test_a_disk_that_is_nearly_full_is_a_warning() -> None:
     found = node_health(report(), statistics(), usage(wal_free=FREE_BYTES_MIN - 1))
     assert found.is_ready
     assert found.reasons == ("the disk of wal_dir is nearly full: 255 MiB are left",)
+
+
+def test_a_directory_that_cannot_be_read_is_a_warning() -> None:
+    found = node_health(report(), statistics(), OSError(errno.EIO, "Input/output error", "/data/wal"))
+    assert found.is_ready
+    assert found.reasons == ("the directory cannot be read: /data/wal: Input/output error",)

@@ -33,6 +33,8 @@ from tests.node.test_applier import until
 from tests.real_tarantool import free_port
 from tests.web.exposition import Exposition, checked
 
+SECONDS: Final = 60.0
+
 TARANTOOL_NAMES: Final = {
     "tnt_info_lsn": {"alias"},
     "tnt_info_vclock": {"alias", "id"},
@@ -195,7 +197,7 @@ async def test_a_real_server_and_its_replica_have_tarantools_metrics(tarantool: 
         tarantool.serve(tmp_path / "master") as master,
         tarantool.serve(tmp_path / "replica", cfg=f"replication='{master.uri}'") as replica,
     ):
-        servers = [Asking(production(), parse_uri(uri)) for uri in (master.uri, replica.uri)]
+        servers = [Asking(production(), parse_uri(uri), timeout=SECONDS) for uri in (master.uri, replica.uri)]
         answers = await ask_all(servers)
         for server in servers:
             await server.close()
@@ -208,6 +210,13 @@ async def test_a_real_server_and_its_replica_have_tarantools_metrics(tarantool: 
         assert all(given.keys() == TARANTOOL_NAMES[name] for given in found.labels(name)), name
 
 
+def _has_settled(info: dict[str, Any], leader: int) -> bool:
+    """It knows who leads, and follows both others, as they follow it."""
+    peers = [peer for peer in info["replication"].values() if peer["id"] != info["id"]]
+    sides = [(peer.get(side) or {}).get("status") for peer in peers for side in ("upstream", "downstream")]
+    return bool(info["election"]["leader"] == leader) and sides == ["follow"] * 4
+
+
 async def test_a_set_with_elections_has_every_one_of_tarantools_metrics(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(3)]
     peers = [f"app:secret@127.0.0.1:{port}" for port in ports]
@@ -215,15 +224,16 @@ async def test_a_set_with_elections_has_every_one_of_tarantools_metrics(tmp_path
     nodes = [Node(tmp_path / str(port), listen=f"127.0.0.1:{port}", **options) for port in ports]  # type: ignore[arg-type]
     await asyncio.gather(*(node.start() for node in nodes))
     try:
-        await until(lambda: any(node.info()["election"]["state"] == "leader" for node in nodes))
+        await until(lambda: any(node.info()["election"]["state"] == "leader" for node in nodes), SECONDS)
         leader = next(node for node in nodes if node.info()["election"]["state"] == "leader")
-        await leader.wait_rw(20)
+        await leader.wait_rw(SECONDS)
         space = await leader.create_space("orders", is_sync=True)
         await space.create_index("pk")
         for key in range(5):
             await space.insert([key])
         followers = [node for node in nodes if node is not leader]
-        await until(lambda: all(node.info()["signature"] == leader.info()["signature"] for node in nodes))
+        await until(lambda: all(node.info()["signature"] == leader.info()["signature"] for node in nodes), SECONDS)
+        await until(lambda: all(_has_settled(node.info(), leader.info()["id"]) for node in nodes), SECONDS)
         found = shown(own_report(leader))
         seen = shown(own_report(followers[0]))
         names = found.families.keys() | seen.families.keys()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from flowstone import Node
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.connection import Connection
 from flowstone.outside import production
+from flowstone.outside.disk import SystemDisk
 from flowstone.web.metrics import encode
+from flowstone.web.monitoring import monitoring
 from flowstone.web.node_metrics import NodeMetrics
+from flowstone.web.server import WebServer
 from tests.web.exposition import Exposition, checked
+from tests.web.http_client import get
 
 OURS: Final = {
     "tnt_net_sent_total": {"alias"},
@@ -65,12 +73,48 @@ async def test_who_holds_logs_and_what_it_was_sent_is_shown(tmp_path: Path) -> N
         Node(tmp_path / "a", listen="127.0.0.1:0", user=("app", "secret")) as master,
         Node(tmp_path / "b", replication=[f"app:secret@{master.address}"]) as replica,
     ):
-        await replica.wait_rw(10)
+        await replica.wait_rw(60)
         uuid = replica.info()["uuid"]
         found = await shown(master)
         assert found.value("flowstone_relay_bytes_total", id="2", uuid=uuid) >= 0
         assert found.value("flowstone_gc_held_bytes", consumer=f"replica {uuid}") > 0
         assert found.value("flowstone_replication_lag_rows", id="2", master="1") >= 0
+
+
+class FailingDisk(SystemDisk):
+    """A disk that can be written, until it fails: then neither its directories nor its room are told."""
+
+    is_failing = False
+
+    def list_directory(self, path: str) -> list[str]:
+        self._fail(path)
+        return super().list_directory(path)
+
+    def free_space(self, path: str) -> int:
+        self._fail(path)
+        return super().free_space(path)
+
+    def _fail(self, path: str) -> None:
+        if self.is_failing:
+            raise OSError(errno.EIO, "Input/output error", path)
+
+
+async def test_a_disk_that_fails_takes_its_own_metrics_and_no_others(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    node = Node(tmp_path, outside=replace(production(), disk=disk))
+    async with node, WebServer(monitoring(NodeMetrics(node)), "127.0.0.1:0") as web:
+        before = await shown(node)
+        disk.is_failing = True
+        metrics, health, ready = [await get(web, path) for path in ("/metrics", "/health", "/health/ready")]
+        assert (metrics.status, health.status, ready.status) == (200, 503, 200)
+        found = checked(metrics.body.decode())
+        assert found.value("flowstone_wal_failing") == 0
+        gone = {"flowstone_wal_files", "flowstone_wal_files_bytes", "flowstone_snapshots_bytes"}
+        assert before.families.keys() - found.families.keys() == gone | {"flowstone_disk_free_bytes"}
+        reason = f"the directory cannot be read: {tmp_path}: Input/output error"
+        assert msgspec.json.decode(health.body) == {"status": "unwell", "state": "running", "reasons": [reason]}
+        disk.is_failing = False
+        assert (await get(web, "/health")).status == 200
 
 
 async def test_before_its_start_a_node_tells_nothing_and_is_not_ready(tmp_path: Path) -> None:

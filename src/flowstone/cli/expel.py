@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -18,12 +18,20 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone expel 127.0.0.1:3301 3`"
 
+UUID_INDEX: Final = 1
+"""Of `_cluster`; 0 is that of the ids, which are given anew."""
+
 
 def expel(
     uri: OneUri,
     member: Annotated[str, typer.Argument(metavar="MEMBER", help="Who is to go: its id, UUID, name or address.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Even the leader, or the member at URI itself, by the hand of another.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Even the leader, or the member at URI itself, by the hand of another; even if rows are lost, or no "
+            "quorum is left.",
+        ),
     ] = False,
     yes: Yes = False,
     username: Username = None,
@@ -32,37 +40,48 @@ def expel(
 ) -> int:
     """Take a member out of its replica set: its row of `_cluster` is deleted, and no logs are kept for it any more.
 
-    Says before what it means: whether the member runs, which rows nobody else has, and whether a quorum is left. The
-    row is deleted on the leader, or on a member that can be written to, wherever URI points. The member's data stay
-    where they are; stop it, and delete them, before it is to join again.
+    Says before what it means: whether the member runs, which rows nobody else has, and whether a quorum is left. Where
+    it has such rows, or no quorum is left, it stays unless --force is given. The row is deleted on the leader, or on a
+    member that can be written to, wherever URI points. The member's data stay where they are; stop it, and delete them,
+    before it is to join again.
     """
     from flowstone.cli import event_loop
 
     (wanted,) = addresses([uri], username, password)
-    return event_loop.run(_expel(wanted, member, force, yes, as_json))
+    # Its address may come as a URI: the login is no part of it, and not to be shown where nobody is called so.
+    name = member.rpartition("@")[2].partition("?")[0]
+    return event_loop.run(_expel(wanted, name, force, yes, as_json))
 
 
 async def _expel(uri: Uri, wanted: str, force: bool, yes: bool, as_json: bool) -> int:
     from flowstone.box.system import CLUSTER_ID
-    from flowstone.observation.expulsion import plan
+    from flowstone.observation.expulsion import NoSuchMember, plan
     from flowstone.observation.queue_findings import lost_quorum
 
     async with surveyed([uri]) as (survey, sets):
         one, asked = member_at(sets, uri)
         planned = plan(one, asked, wanted)
-        if planned.objections and not force:
-            raise FlowstoneError(" and ".join(planned.objections), hint="give --force to expel it all the same")
+        if planned.alone:  # rows that were written while they answered, one after the other, are elsewhere by now
+            one, asked = member_at(await survey.look(), uri)
+            planned = plan(one, asked, planned.member.uuid, before=planned.member.vclock)
+        objections = list(planned.objections())
+        if objections and not force:
+            raise FlowstoneError(" and ".join(objections), hint="give --force to expel it all the same")
         member = planned.member
         for sentence in (f"{_name(member)}, {member.uuid}, is to leave {one.label}", *planned.consequences()):
             say(f"flowstone: {sentence}")
         if not consent(f"delete {_name(member)} from _cluster at {planned.by.label}?", yes=yes):
             return INTERRUPTED
         try:
-            await survey.asking(planned.by).delete(CLUSTER_ID, [member.id])
+            # Its id may be another's by now: the question may have stood open for long.
+            row = await survey.asking(planned.by).delete(CLUSTER_ID, UUID_INDEX, [member.uuid])
         except FlowstoneError as error:
             lost = lost_quorum(one)
             error.hint = lost.advice if lost is not None else error.hint
             raise
+    if row is None:
+        gone = f"{_name(member)}, {member.uuid}, was no member of {one.label} any more"
+        raise NoSuchMember(gone, hint="nothing was changed")
     if as_json:
         print(json.dumps(told(planned)))
     else:

@@ -68,7 +68,9 @@ def explain(
 
 def is_path(text: str) -> bool:
     """A directory, or what can only be meant as one."""
-    return os.path.isdir(text) or (("/" in text) and not text.rpartition("@")[2].startswith("unix/"))
+    from flowstone.iproto.uri import means_a_path
+
+    return os.path.isdir(text) or means_a_path(text)
 
 
 Looked = tuple[Sequence["ReplicaSet"], Sequence["Directory"]]

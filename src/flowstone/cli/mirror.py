@@ -249,17 +249,16 @@ def _usage_errors() -> Iterator[None]:
 
 def _source(text: str, username: str | None, password: str | None) -> Sequence[Uri] | str:
     """The members of a replica set, or a directory."""
-    from flowstone.iproto.uri import UriError
+    from flowstone.iproto.uri import UriError, means_a_path
 
     if os.path.isdir(text):
         return text
-    looks_like_a_path = os.sep in text and not text.startswith("unix/:") and "@" not in text
-    if looks_like_a_path:
+    if means_a_path(text):
         raise UsageError(f"{text}: there is no such directory", hint="name an archive, a log directory, or host:port")
     try:
         return [address(member, username, password) for member in text.split(",")]
     except UriError as error:
-        if "@" in text:
+        if "@" in text or "?" in text:
             raise  # what is shown of it here could be part of a password
         raise UsageError(f"{text!r} is neither a directory that is there nor an address (host:port)") from error
 

@@ -69,6 +69,8 @@ class Process:
 
     async def _start_node(self, node: Node) -> None:
         """Returns when the node runs, or when it was told to stop before: peers may be waited for without end."""
+        if self._stopping.is_set():  # while HTTP was started
+            return
         self._starting = asyncio.get_running_loop().create_task(node.start())
         try:
             await self._starting

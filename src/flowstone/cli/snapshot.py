@@ -74,7 +74,8 @@ async def _one(uri: Uri, timeout: float) -> dict[str, Any]:
 
 
 async def _newest(asking: Asking) -> VClock | None:
-    """The position of a server's newest snapshot; None where it does not tell: a user may have no right to ask."""
+    """The position of a server's newest snapshot; None where it does not tell: a user may have no right to ask, and a
+    function of the server's own may answer in its place."""
     from flowstone.errors import FlowstoneError
     from flowstone.observation.report import vclock_of
 
@@ -82,7 +83,10 @@ async def _newest(asking: Asking) -> VClock | None:
         gc = await asking.call("box.info.gc")
     except FlowstoneError:
         return None
-    return vclock_of(gc["checkpoints"][-1]["vclock"])
+    match gc:
+        case {"checkpoints": [*_, {"vclock": vclock}]}:
+            return vclock_of(vclock)
+    return None
 
 
 def _tell(result: dict[str, Any]) -> None:

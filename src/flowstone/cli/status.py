@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowstone.cli.console import FAILED, OK, output
+from flowstone.cli.console import FAILED, OK, UsageError, output
 from flowstone.cli.members import Password, Uris, Username, addresses, surveyed
 
 if TYPE_CHECKING:
@@ -32,8 +32,14 @@ def status(
     uris: Uris,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live, until interrupted.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Between two looks with --watch.")
-    ] = INTERVAL_SECONDS,
+        float | None,
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            min=0.1,
+            help=f"Between two looks; only with --watch. Default: {INTERVAL_SECONDS:g}.",
+        ),
+    ] = None,
     username: Username = None,
     password: Password = None,
     as_json: Annotated[
@@ -50,11 +56,13 @@ def status(
     """
     from flowstone.cli import event_loop
 
+    if interval is not None and not watch:
+        raise UsageError("--interval is for --watch alone", hint="give --watch, too, or leave --interval out")
     wanted = addresses(uris, username, password)
     if not watch:
         return event_loop.run(_once(wanted, as_json))
     with suppress(KeyboardInterrupt):
-        event_loop.run(_live(wanted, interval, as_json))
+        event_loop.run(_live(wanted, interval or INTERVAL_SECONDS, as_json))
     return OK
 
 
@@ -85,14 +93,14 @@ def _screen(uris: Sequence[Uri], as_json: bool, *, live: bool) -> Iterator[Calla
         return
     from rich.live import Live
 
-    from flowstone.cli.status_board import board
+    from flowstone.cli.status_board import Window, board
 
     console, explained = output(), uris[0].address
     if not live or not console.is_terminal:
         yield lambda sets: console.print(board(sets, explained=explained))
         return
     with Live(console=console, auto_refresh=False) as screen:
-        yield lambda sets: screen.update(board(sets, explained=explained), refresh=True)
+        yield lambda sets: screen.update(Window(board(sets, explained=explained)), refresh=True)
 
 
 def told(sets: Sequence[ReplicaSet]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How `flowstone status` shows replica sets: in the shape of `tt replicaset status`, grown by tables.
 
-Fits 80 columns where addresses do; long ones are folded, never cut off. Text of servers is shown as it is, without
-markup.
+Fits 80 columns where addresses do; long ones are folded, never cut off. Where a terminal has too few lines, it is told
+how many are missing. Text of servers is shown as it is, without markup.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -34,6 +35,23 @@ def board(sets: Sequence[ReplicaSet], *, explained: str) -> Group:
     if any(map(complaints, sets)):
         parts.append(Text(f"\nflowstone explain {explained} says why, and what to do."))
     return Group(*parts)
+
+
+class Window:
+    """What of a board fits on the terminal, and how many lines do not: what is drawn in place cannot be scrolled."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._shown, options, pad=False)
+        room = options.size.height
+        fitting = lines if len(lines) <= room else lines[: room - 1]
+        for line in fitting:
+            yield from (*line, Segment.line())
+        if len(fitting) < len(lines):
+            note = f"… {len(lines) - len(fitting)} more lines: make the terminal higher, or leave out --watch"
+            yield Text(note, style="bold yellow", no_wrap=True, overflow="ellipsis")
 
 
 def _set_parts(one: ReplicaSet) -> Iterator[RenderableType]:

@@ -78,6 +78,15 @@ def parse_uri(text: str) -> Uri:
     raise UriError("a URI with a ? before its last @, where parameters begin", hint=FORMS)
 
 
+def means_a_path(text: str) -> bool:
+    """Whether a text where a directory or a server may be named can only be meant as a path, and be shown as one.
+
+    Parameters have paths in them, too, and what holds a login or a parameter may hold a password.
+    """
+    place, _, query = text.partition("?")
+    return "/" in place and not place.startswith("unix/:") and "@" not in text and "=" not in query
+
+
 def _login(login: str) -> tuple[str, str | None]:
     user, colon, password = login.partition(":")
     if not user:

@@ -58,14 +58,22 @@ class Connection:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def open(cls, outside: Outside, uri: Uri, *, timeout: float = CONNECT_SECONDS) -> Connection:
-        """Connects, reads the greeting, learns the server's features and authenticates, within `timeout`."""
+    async def open(
+        cls, outside: Outside, uri: Uri, *, timeout: float = CONNECT_SECONDS, instance: str | None = None
+    ) -> Connection:
+        """Connects, reads the greeting, learns the server's features and authenticates, within `timeout`.
+
+        Who greets with another UUID than `instance`, where that is given, is sent nothing, and so no login.
+        """
         connection: Connection | None = None
         stream: Stream | None = None
         try:
             async with asyncio.timeout(timeout):
                 stream = await outside.network.connect(uri.host, uri.port, timeout=timeout, tls=tls_of(uri))
                 connection = cls(stream, await _greeting(stream, uri), uri.address)
+                there = str(connection.greeting.uuid)
+                if instance not in (None, there):
+                    raise ConnectionFailed(f"another instance answers there, {there}", hint=f"it should be {instance}")
                 await connection._introduce()
                 if uri.user is not None:
                     await connection._authenticate(uri.user, uri.password or "")

@@ -49,8 +49,12 @@ _NO_LOGIN: Final = (AccessDenied, NoSuchUser, CredsMismatch)
 class Asking:
     """One server and the connection to it, made when it is first asked and again when it was lost."""
 
-    def __init__(self, outside: Outside, uri: Uri, *, timeout: float = ASK_SECONDS) -> None:
+    def __init__(
+        self, outside: Outside, uri: Uri, *, timeout: float = ASK_SECONDS, instance: str | None = None
+    ) -> None:
+        """`instance` is the UUID of who is meant, where that is known: nobody else gets the login."""
         self.uri = uri
+        self._instance = instance
         self._outside = outside
         self._timeout = timeout
         self._connection: Connection | None = None
@@ -94,7 +98,7 @@ class Asking:
     async def _options(self, *, is_flowstone: bool) -> dict[str, Any] | None:
         asked = self.call("box.cfg") if is_flowstone else self.evaluate(_OPTIONS_LUA, *_SHOWN_OPTIONS)
         found = await _if_allowed(asked)
-        return {name: found[name] for name in _SHOWN_OPTIONS if name in found} if isinstance(found, Mapping) else None
+        return shown_options(found) if isinstance(found, Mapping) else None
 
     async def call(self, function: str, *arguments: Any, timeout: float = REQUEST_SECONDS) -> Any:
         """The first result of a function on the server; its error is raised."""
@@ -111,9 +115,9 @@ class Asking:
         found = await self._first(RequestType.SELECT, pack(body | {Key.KEY: list(key)}))
         return tuple(found) if isinstance(found, list | tuple) else None
 
-    async def delete(self, space_id: int, key: Sequence[Any]) -> Any:
-        """Deletes the tuple of a primary key; the tuple, None where there was none."""
-        body = pack({Key.SPACE_ID: space_id, Key.INDEX_ID: 0, Key.KEY: list(key)})
+    async def delete(self, space_id: int, index_id: int, key: Sequence[Any]) -> Any:
+        """Deletes the tuple with this key of a unique index; the tuple, None where there was none."""
+        body = pack({Key.SPACE_ID: space_id, Key.INDEX_ID: index_id, Key.KEY: list(key)})
         return await self._first(RequestType.DELETE, body)
 
     async def _first(self, kind: RequestType, body: bytes, timeout: float = REQUEST_SECONDS) -> Any:
@@ -124,7 +128,9 @@ class Asking:
     async def _connected(self) -> Connection:
         async with self._turn:
             if self._connection is None or self._connection.is_lost:
-                self._connection = await Connection.open(self._outside, self.uri, timeout=self._timeout)
+                self._connection = await Connection.open(
+                    self._outside, self.uri, timeout=self._timeout, instance=self._instance
+                )
             return self._connection
 
     async def close(self) -> None:
@@ -137,6 +143,11 @@ class Asking:
 async def ask_all(servers: Sequence[Asking]) -> list[Report | Unreachable]:
     """All of them at once, in their order."""
     return list(await asyncio.gather(*(server.ask() for server in servers)))
+
+
+def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `box.cfg` that a report holds."""
+    return {name: options[name] for name in _SHOWN_OPTIONS if name in options}
 
 
 async def _if_allowed(answer: Awaitable[Any]) -> Any:

@@ -212,7 +212,7 @@ def _of_links(replica_set: ReplicaSet) -> Iterator[Finding]:
     parted: dict[tuple[str, str], Finding] = {}
     for link in replica_set.links:
         follower, master = replica_set.member(link.follower), replica_set.member(link.master)
-        if follower is None or master is None or _is_told_already(link, follower):
+        if follower is None or master is None or _is_told_already(follower):
             continue
         if link.status in FAILED or (link.message and not link.is_following):
             finding = _failed(replica_set, link, follower, master)
@@ -245,14 +245,14 @@ def _parted(found: dict[tuple[str, str], Finding]) -> Iterator[Finding]:
             yield msgspec.structs.replace(finding, what=what, why=f"{finding.why}; {back.why}", evidence=evidence)
 
 
-def _is_told_already(link: Link, follower: Member) -> bool:
+def _is_told_already(follower: Member) -> bool:
     """A master's word on a follower that does not answer anyhow; and anonymous ones come and go."""
     return follower.report is None and (follower.unreachable is not None or not follower.id)
 
 
 def _failed(replica_set: ReplicaSet, link: Link, follower: Member, master: Member) -> Finding:
     """The follower says why; or the master, of one that we have not asked."""
-    side = _side(link, follower, master)
+    side = _side(follower, master)
     between = between_of(replica_set, follower, master)
     message = link.message or f"the link is {link.status}, and nobody says why"
     is_silent = link.message is None and link.status == "stopped" and follower.report is not None
@@ -281,8 +281,8 @@ def between_of(replica_set: ReplicaSet, follower: Member, master: Member) -> Bet
     return Between(
         follower.label,
         master.label,
-        master.address or "URI",
-        follower.address or "URI",
+        master.address,
+        follower.address,
         replica_set.uuid,
         # Of a master that did not answer nobody knows whom it follows.
         gets_back=master.report is None or replica_set.gets_rows_of(master.uuid, follower.uuid),
@@ -299,7 +299,7 @@ def _teller(follower: Member, master: Member) -> str:
     return f"upstream at {follower.label}" if follower.report is not None else f"downstream at {master.label}"
 
 
-def _side(link: Link, follower: Member, master: Member) -> str | None:
+def _side(follower: Member, master: Member) -> str | None:
     """What the operating system said."""
     report, other = (follower.report, master) if follower.report is not None else (master.report, follower)
     peer = next((one for one in report.replication if one.uuid == other.uuid), None) if report is not None else None

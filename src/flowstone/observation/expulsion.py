@@ -12,6 +12,7 @@ import msgspec
 from flowstone.errors import FlowstoneError
 from flowstone.observation.queue_findings import lost_quorum
 from flowstone.observation.replica_set import Member, ReplicaSet, rows_alone
+from flowstone.observation.report import VClock
 from flowstone.observation.wording import position, rows_text
 
 
@@ -23,6 +24,7 @@ class Expulsion(msgspec.Struct, frozen=True, kw_only=True):
     """A member that is to go, and what that means."""
 
     member: Member
+    asked: Member
     by: Member
     """Who deletes its row."""
 
@@ -34,12 +36,21 @@ class Expulsion(msgspec.Struct, frozen=True, kw_only=True):
     quorum_left: int | None
     """Of those that are left; None where no member shows how it is counted."""
 
-    objections: tuple[str, ...] = ()
-    """Why it should not be done without being forced."""
-
     @property
     def has_quorum(self) -> bool | None:
         return None if self.quorum_left is None else self.alive_left >= self.quorum_left
+
+    def objections(self) -> Iterator[str]:
+        """Why it should not be done without being forced."""
+        label = self.member.label
+        if self.member.uuid == self.asked.uuid:
+            yield f"{label} is the member that was asked itself"
+        if self.member.is_leader:
+            yield f"{label} leads"
+        if self.alone:
+            yield f"only {label} has {alone_text(self.alone)}"
+        if self.has_quorum is False:
+            yield f"no quorum is left without {label}: {self._left()}"
 
     def consequences(self) -> Iterator[str]:
         """In words, a sentence each."""
@@ -49,27 +60,43 @@ class Expulsion(msgspec.Struct, frozen=True, kw_only=True):
             yield f"it does not answer; the others know that it was at {position(self.member.vclock)} at least"
         yield f"only there: {alone_text(self.alone)}" if self.alone else "no other row is lost with it that is known of"
         verdict = {None: "how many make a quorum is not known", True: "a quorum is left", False: "NO QUORUM IS LEFT"}
+        yield f"{self._left()}: {verdict[self.has_quorum]}"
+
+    def _left(self) -> str:
         needed = "" if self.quorum_left is None else f", {self.quorum_left} are needed"
-        yield f"{self.alive_left} of {self.members_left} other members are alive{needed}: {verdict[self.has_quorum]}"
+        return f"{self.alive_left} of {self.members_left} other members are alive{needed}"
 
 
-def plan(one: ReplicaSet, asked: Member, wanted: str) -> Expulsion:
-    """For the member that `wanted` names, as seen from the one that was asked."""
+def plan(one: ReplicaSet, asked: Member, wanted: str, *, before: VClock | None = None) -> Expulsion:
+    """For the member that `wanted` names, as seen from the one that was asked.
+
+    `before` is where the member was in an earlier look: members answer one after the other, and rows that are written
+    meanwhile seem to be nowhere but at the last of them.
+    """
     member = one.find(wanted)
     if member is None or not member.id:
         known = ", ".join(f"{each.id} ({each.label})" for each in one.members if each.id)
         raise NoSuchMember(f"{wanted} is no member of the replica set {one.label}", hint=f"there are {known}")
     others = [each for each in one.members if each.id and each.uuid != member.uuid]
-    alive = [each for each in others if each.report is not None]
+    alive = [each for each in others if _is_alive(one, each)]
+    by = _writer(one, member, asked, others)
     return Expulsion(
         member=member,
-        by=_writer(one, member, asked, others),
-        alone=rows_alone(member.vclock, (each.vclock for each in alive)),
+        asked=asked,
+        by=by,
+        alone=rows_alone(member.vclock if before is None else before, (each.vclock for each in alive)),
         members_left=len(others),
         alive_left=len(alive),
-        quorum_left=_quorum(alive, len(others)),
-        objections=tuple(_objections(member, asked)),
+        quorum_left=_quorum([by, *alive], len(others)),
     )
+
+
+def _is_alive(one: ReplicaSet, member: Member) -> bool:
+    """It answers, if only that one may not look; or nobody could ask it, and somebody replicates with it."""
+    if member.unreachable is not None:
+        return member.unreachable.is_denied
+    links = (link for link in one.links if member.uuid in (link.follower, link.master))
+    return member.report is not None or any(link.is_following for link in links)
 
 
 def _writer(one: ReplicaSet, member: Member, asked: Member, others: list[Member]) -> Member:
@@ -86,15 +113,9 @@ def _writer(one: ReplicaSet, member: Member, asked: Member, others: list[Member]
     raise FlowstoneError(f"no member of {one.label} can be written to{why}", hint=hint)
 
 
-def _objections(member: Member, asked: Member) -> Iterator[str]:
-    if member.uuid == asked.uuid:
-        yield f"{member.label} is the member that was asked itself"
-    if member.is_leader:
-        yield f"{member.label} leads"
-
-
-def _quorum(alive: list[Member], count: int) -> int | None:
-    told = (each.report.quorum_of(count) for each in alive if each.report is not None)
+def _quorum(members: list[Member], count: int) -> int | None:
+    """By the word of the first that tells. Who writes goes before: on that one alone it may have been lowered."""
+    told = (each.report.quorum_of(count) for each in members if each.report is not None)
     return next((quorum for quorum in told if quorum is not None), None)
 
 

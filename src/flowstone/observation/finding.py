@@ -80,4 +80,4 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     replicaset: str | None = None
     peer: str | None = None
-    """The other end of the link, where it is about one."""
+    """The other end of the link, where it is about one; its address where nobody knows who it is."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
+from uuid import UUID
 
 import msgspec
 
@@ -18,6 +19,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.uri import Uri, UriError, parse_uri
 from flowstone.node.connection import greeting_of
+from flowstone.node.option_checks import UPSTREAMS_MAX
 from flowstone.observation.asking import Asking
 from flowstone.observation.conflict import Conflict, find_conflict
 from flowstone.observation.explanation import between_of, explain, in_order
@@ -27,14 +29,16 @@ from flowstone.observation.link_causes import conflict_advice, conflict_in, quot
 from flowstone.observation.log_section import LogSection, read_section
 from flowstone.observation.places import place_of, seen_from
 from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows
-from flowstone.observation.report import Report
-from flowstone.observation.survey import Survey
+from flowstone.observation.report import Report, printable
 from flowstone.observation.wording import capital, make, position, rows_text, seconds_text
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 
 MEASURE_SECONDS: Final = 1.0
 """Between the two looks that tell how fast somebody catches up."""
+
+CONFLICT_ROUNDS_MAX: Final = 3
+"""How often the row of a conflict is looked for at a follower that has taken what was found until then."""
 
 LOOKBACK: Final = 200
 """Rows of each origin before the end of what both sides have in which a difference is looked for."""
@@ -57,12 +61,21 @@ return found
 Deepen = Callable[["Investigation", ReplicaSet, Finding], Awaitable[Finding]]
 
 
-class Investigation:
-    """Of what one survey has found."""
+class Asked(Protocol):
+    """Where the replica sets come from: `survey.Survey`, or who else can reach the members."""
 
-    def __init__(self, outside: Outside, survey: Survey) -> None:
+    def asking(self, member: Member) -> Asking:
+        """The connection to a member that has answered; FlowstoneError where there is none."""
+        ...
+
+
+class Investigation:
+    """Of what one survey has found. `name` names it to the servers whose logs it reads, anew each time."""
+
+    def __init__(self, outside: Outside, survey: Asked, *, name: Callable[[], UUID] | None = None) -> None:
         self._outside = outside
         self._survey = survey
+        self._name = name or outside.random.uuid
 
     async def findings(self, sets: Sequence[ReplicaSet]) -> tuple[Finding, ...]:
         """What is wrong, the worst first."""
@@ -92,7 +105,8 @@ class Investigation:
             return finding
         conflict = await self._conflict(follower, master, *named)
         if conflict is None:
-            return _with(finding, ["the row in question is not among those that come next"])
+            told = f"the row in question is not among those that come next, or {follower.label} takes rows meanwhile"
+            return _with(finding, [told])
         index, space = named
         why = (
             f"row {conflict.row} that comes from {master.label}, {conflict.comes} in space {space!r}, has the same key "
@@ -103,14 +117,16 @@ class Investigation:
         return _with(finding, lines, why=why, advice=advice)
 
     async def _conflict(self, follower: Member, master: Member, index: str, space: str) -> Conflict | None:
+        """None where it is not found, or where the follower takes rows meanwhile, and again and again."""
         asking, have = self._survey.asking(follower), follower.vclock
-        while True:
+        for _ in range(CONFLICT_ROUNDS_MAX):
             section = await self._section(master, VClock(have))
             conflict = await find_conflict(asking, section, space, index)
             have = await _position(asking)
             # What it has by now it had not yet written when it was asked: the tuple that is there is the row itself.
             if conflict is None or have.get(conflict.replica_id, 0) < conflict.lsn:
                 return conflict
+        return None
 
     # --- split brain: the two histories ---
 
@@ -187,8 +203,8 @@ class Investigation:
         for member in replica_set.members:
             if member.report is None:
                 continue
-            asking = self._survey.asking(member)
             try:
+                asking = self._survey.asking(member)
                 configured = await _configured(asking, member.report)
             except (FlowstoneError, TimeoutError):
                 continue
@@ -220,6 +236,7 @@ class Investigation:
                 f"{place} is in its `replication`, and no Tarantool server answers there",
                 f"start that server, or take it out of `replication` of {member.label}",
                 [f"`replication` of {member.label} names {place}"],
+                peer=place,
             )
         uuid = str(greeting.uuid)
         followed = [peer.uuid for peer in member.report.replication if peer.upstream is not None]
@@ -258,7 +275,7 @@ class Investigation:
         if member.report is None:
             raise FlowstoneError(f"{member.label} was not asked, or did not answer", hint="give its address, too")
         uri = self._survey.asking(member).uri
-        return await read_section(self._outside, uri, after, until or VClock(member.vclock))
+        return await read_section(self._outside, uri, after, until or VClock(member.vclock), name=self._name())
 
 
 _DEEPER: Final[dict[Kind, Deepen]] = {
@@ -337,7 +354,7 @@ async def _configured(asking: Asking, report: Report) -> list[str]:
             found = await _upstreams(asking, report)
         except TarantoolError:
             return []  # it does not let us see its options
-    return [str(one) for one in found] if isinstance(found, list | tuple) else []
+    return [printable(str(one)) for one in found[:UPSTREAMS_MAX]] if isinstance(found, list | tuple) else []
 
 
 async def _upstreams(asking: Asking, report: Report) -> Any:

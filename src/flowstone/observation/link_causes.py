@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from flowstone.node import rights
 from flowstone.observation.finding import Kind, Severity
+from flowstone.observation.wording import for_command
 
 QUOTED_MAX: Final = 300
 """Characters of a server's words that are repeated in a sentence; all of them are evidence."""
@@ -24,9 +25,9 @@ class Between(NamedTuple):
 
     follower: str
     master: str
-    at: str = "URI"
+    at: str | None = None
     """Where the master, or another member, can be reached: for commands."""
-    follower_at: str = "URI"
+    follower_at: str | None = None
     """The same of the follower."""
     replicaset: str | None = None
     """The UUID of the set that the follower is of, where it is known."""
@@ -38,7 +39,8 @@ class Between(NamedTuple):
     @property
     def rejoin(self) -> str:
         """How the follower gets the data anew."""
-        return f"stop {self.follower}, `flowstone rebootstrap DIR {self.at}` with its data directory, and start it"
+        command = f"`flowstone rebootstrap DIR {for_command(self.at)}`"
+        return f"stop {self.follower}, {command} with its data directory, and start it"
 
 
 class Cause(NamedTuple):
@@ -110,7 +112,8 @@ def conflict_advice(between: Between, remove: str = "") -> str:
     A delete is a row like any other: where the master gets it, its tuple goes, too.
     """
     if not between.gets_back:
-        how = f"`{remove}`" if remove else "delete the tuple that is in the way"
+        # A key may hold anything: one with a backquote would end the command, and begin another.
+        how = f"`{remove}`" if remove and "`" not in remove else "delete the tuple that is in the way"
         return (
             f"decide which of the two is right. If {between.master}'s: on {between.follower} "
             f"`box.cfg{{replication = {{}}}}`, {how}, set `replication` again. If {between.follower}'s: set "
@@ -240,8 +243,8 @@ def _lost_rows(match: re.Match[str], between: Between) -> tuple[str, str]:
             f"send no writes to {between.master} from now on. If none have come since it is back: put "
             f"{between.follower} into its `replication` and restart it (a server that runs does not take its own "
             f"rows), and it gets them back. Else its new rows have the numbers of lost ones: save them (`flowstone "
-            f"cat`), stop it, `flowstone rebootstrap DIR {between.follower_at}` with its data directory, which names "
-            f"them and asks for --force, and start it"
+            f"cat`), stop it, `flowstone rebootstrap DIR {for_command(between.follower_at)}` with its data directory, "
+            f"which names them and asks for --force, and start it"
         ),
     )
 

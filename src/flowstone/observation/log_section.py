@@ -51,8 +51,12 @@ async def read_section(
     *,
     transactions_max: int = TRANSACTIONS_MAX,
     seconds: float = SECONDS_MAX,
+    name: UUID | None = None,
 ) -> LogSection:
-    """What the server at `uri` has behind `after`, up to `until`; SectionUnread where it refuses."""
+    """What the server at `uri` has behind `after`, up to `until`; SectionUnread where it refuses.
+
+    `name` is the UUID that it is asked under: one that nobody else has, unless told otherwise.
+    """
     try:
         async with asyncio.timeout(seconds):
             facts = await ask_facts(outside, uri)
@@ -60,7 +64,7 @@ async def read_section(
         raise SectionUnread(f"{uri.address} did not say what it has within {seconds:g} s") from error
     except FlowstoneError as error:
         raise SectionUnread(error.message, hint=error.hint) from error
-    sink = _SectionSink(outside.random.uuid(), facts, after, until, transactions_max)
+    sink = _SectionSink(name or outside.random.uuid(), facts, after, until, transactions_max)
     if not sink.is_whole:
         await _fill(outside, uri, sink, seconds)
     return LogSection(tuple(sink.transactions), schema_of(facts).schema, sink.is_whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flowstone.node.node import Node
+from flowstone.observation.asking import shown_options
 from flowstone.observation.report import Report, report_of
 
 
@@ -10,5 +11,5 @@ def own_report(node: Node) -> Report:
     """How the node is now; `NotRunning` where it is not."""
     info = node.info()
     address = node.address or str(info["uuid"])
-    cfg = node.configuration.shown(node.box.dialect)
+    cfg = shown_options(node.configuration.shown(node.box.dialect))
     return report_of(address, info, gc=node.gc_info(), anonymous=node.replication_anon(), cfg=cfg)

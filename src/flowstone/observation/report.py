@@ -9,6 +9,7 @@ for.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ _NO_LAG: Final = 1e9
 without a time, the years since 1970."""
 
 _PLAIN: Final = (str, bool, int, float)
+
+_OF_USERS: Final = re.compile(r"""in space ['"]_v?user['"]""")
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,8 +247,8 @@ def _link(side: Mapping[str, Any]) -> dict[str, Any]:
         "status": _text(side.get("status")) or "unknown",
         "lag": _lag(side.get("lag")),
         "idle": _number(side.get("idle")),
-        "message": _text(side.get("message")),
-        "system_message": _text(side.get("system_message")),
+        "message": _message(side.get("message")),
+        "system_message": _message(side.get("system_message")),
     }
 
 
@@ -342,12 +345,21 @@ def _text(value: Any) -> str | None:
     return printable(str(value)) if value is not None and value != "" else None
 
 
+def _message(value: Any) -> str | None:
+    """What a link says, without tuples of users: the hash of a password is as good as the password."""
+    text = _text(value)
+    return text.partition(" with old tuple - ")[0] if text is not None and _OF_USERS.search(text) else text
+
+
 def _listen(value: Any) -> str | None:
     """Several addresses are an array."""
     return _text(", ".join(map(str, value))) if isinstance(value, list | tuple) else _text(value)
 
 
 def printable(text: str) -> str:
-    """Text of a server as a terminal may show it: one line of bounded length, without what moves cursors."""
-    line = " ".join(text[:TEXT_MAX].split())
+    """Text of a server as a terminal may show it: one line of bounded length, without what moves cursors.
+
+    Backquotes go, too: in sentences of ours they are around commands.
+    """
+    line = " ".join(text[:TEXT_MAX].replace("`", "'").split())
     return "".join(char if char.isprintable() else "�" for char in line)

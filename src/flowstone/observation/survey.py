@@ -1,11 +1,12 @@
 """Looks at whole replica sets: asks the servers that were named, and the members that these tell of.
 
 Whoever is named may be one member only. The others are asked where somebody follows them by an address, as the same
-user and in the same way; what answers there counts only if it is the member that was meant.
+user and in the same way; what answers there counts, and gets the login, only if it is the member that was meant.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -20,6 +21,10 @@ from flowstone.outside import Outside
 ROUNDS_MAX: Final = 4
 """A chain of members, each of which knows only the next, is followed this far at one look, and farther at the next."""
 
+TOLD_MAX: Final = 64
+"""Members of a set that are asked because others tell of them, twice as many as a set can have; and for each server
+that was named, whatever sets are told of. A member may tell anything, and we would connect to all of it."""
+
 
 class Survey:
     """The servers to ask, with the connections to them, which are kept from one look to the next."""
@@ -31,13 +36,13 @@ class Survey:
         self._found: dict[str, Asking] = {}
         """Members that others told of, by UUID."""
 
-    def _asking(self, uri: Uri) -> Asking:
-        return Asking(self._outside, uri, timeout=self._timeout)
+    def _asking(self, uri: Uri, instance: str | None = None) -> Asking:
+        return Asking(self._outside, uri, timeout=self._timeout, instance=instance)
 
     async def look(self) -> tuple[ReplicaSet, ...]:
         """The replica sets as they are now."""
-        named = await ask_all(self._named)
-        known = dict(zip(self._found, await ask_all(list(self._found.values())), strict=True))
+        named, found = await asyncio.gather(ask_all(self._named), ask_all(list(self._found.values())))
+        known = dict(zip(self._found, found, strict=True))
         sets = _sets(named, known)
         for _ in range(ROUNDS_MAX):
             new = self._untold(sets, known)
@@ -60,16 +65,19 @@ class Survey:
         return next(asking for asking in everybody if asking.uri.address == member.address)
 
     def _untold(self, sets: Sequence[ReplicaSet], known: Mapping[str, Report | Unreachable]) -> dict[str, Asking]:
-        """Members that nobody has asked yet, and that somebody follows by an address."""
+        """Members that nobody has asked yet, and that somebody follows by an address; no more than may be asked."""
         found: dict[str, Asking] = {}
         for one in sets:
             like = self._like(one)
+            room = TOLD_MAX - sum(member.uuid in known for member in one.members)
+            room = min(room, TOLD_MAX * len(self._named) - len(known) - len(found))
             for member in one.members:
                 is_asked = member.report is not None or member.unreachable is not None or member.uuid in known
-                if not is_asked and member.address is not None and like is not None:
+                if not is_asked and member.address is not None and like is not None and room > 0:
                     uri = _at(member.address, like)
                     if uri is not None:
-                        found[member.uuid] = self._asking(uri)
+                        found[member.uuid] = self._asking(uri, member.uuid)
+                        room -= 1
         return found
 
     def _like(self, one: ReplicaSet) -> Uri | None:

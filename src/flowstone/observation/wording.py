@@ -1,12 +1,17 @@
-"""How findings say positions, counts and spans of time, so that all of them say it alike."""
+"""How findings say addresses, positions, counts and spans of time, so that all of them say it alike."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.replica_set import Member, ReplicaSet
 from flowstone.xlog.meta import format_vclock
+
+_SAFE_ADDRESS: Final = re.compile(r"(?!-)[\w.:\[\]%-]+|unix/:[\w./%-]+")
+"""What a shell takes for one word that does nothing, and a command for no option."""
 
 
 def make(
@@ -39,13 +44,21 @@ def make(
 def expel(replica_set: ReplicaSet, member: Member | None) -> str:
     """The command that takes a member out of its set, by way of one that answers."""
     others = [one for one in replica_set.members if one.report is not None and one is not member]
-    at = next((one.address for one in others if one.address is not None), "URI")
-    return f"`flowstone expel {at} {member.id if member is not None and member.id else 'ID'}`"
+    at = next((one.address for one in others if one.address is not None), None)
+    return f"`flowstone expel {for_command(at)} {member.id if member is not None and member.id else 'ID'}`"
 
 
 def promote(member: Member) -> str:
     """The command that makes a member the one that may write."""
-    return f"`flowstone promote {member.address or 'URI'}`"
+    return f"`flowstone promote {for_command(member.address)}`"
+
+
+def for_command(address: str | None) -> str:
+    """An address as part of a command that people copy; `URI` for one that is not known, or could do more there.
+
+    Addresses are what members tell of each other, and a member may tell anything.
+    """
+    return address if address is not None and _SAFE_ADDRESS.fullmatch(address) else "URI"
 
 
 def position(vclock: Mapping[int, int]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -213,6 +214,10 @@ class SystemNetwork:
         except TimeoutError as error:
             address = host if port is None else f"{host}:{port}"
             raise TimeoutError(f"no connection to {address} within {timeout:g} s") from error
+        except OSError:  # errors of certificates are ValueErrors, too
+            raise
+        except ValueError as error:  # of which UnicodeError is one: Python's own look at the name
+            raise OSError(errno.EINVAL, f"{host!r} can be no address") from error
         _prepare(writer.transport, options)
         return _AsyncioStream(reader, writer)
 

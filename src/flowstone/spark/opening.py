@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from flowstone.iproto.uri import Uri, UriError, parse_uri
+from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_uri
 from flowstone.node.archive_events import Event
 from flowstone.node.archive_manifest import NAME as MANIFEST
 from flowstone.outside import production
@@ -40,7 +40,7 @@ def open_side(
     try:
         uri = login(text)
     except UriError as error:
-        if "/" in text and "@" not in text:
+        if means_a_path(text):
             raise SideError(f"{text}: there is no such directory", hint=FORMS) from None
         raise SideError(error.message, hint=FORMS) from None
     return NodeSide(uri, on_event)

@@ -17,11 +17,10 @@ import msgspec
 
 from flowstone.iproto.uri import Uri
 from flowstone.observation.asking import Asking
-from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Finding
 from flowstone.observation.live_transaction import LiveTransaction
 from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows
 from flowstone.outside import Outside
+from flowstone.web.deep_findings import DeepFindings
 from flowstone.web.event_stream import EventStream
 from flowstone.web.feed_set import WatchedSet
 from flowstone.web.feed_state import History, PipelineTable, State, TransactionList, to_json
@@ -98,7 +97,7 @@ class Feed:
         self._version = f"flowstone {version('flowstone')}"
         self._watched: dict[str | None, WatchedSet] = {}
         self._shown: list[str | None] = []
-        self._findings: tuple[Finding, ...] = ()
+        self._wrong = DeepFindings(outside)
         self._tables: tuple[PipelineTable, ...] = ()
         self._sets: tuple[ReplicaSet, ...] = ()
         self._is_changed = False
@@ -114,7 +113,11 @@ class Feed:
         await self._look()
         await self._look_at_tables()
         await self._tell()
-        work = [self._forever(self._look, self._look_seconds), self._forever(self._tell, TELL_SECONDS)]
+        work = [
+            self._forever(self._look, self._look_seconds),
+            self._forever(self._wrong.look_deeper, self._look_seconds),
+            self._forever(self._tell, TELL_SECONDS),
+        ]
         if self._pipeline is not None:
             work.append(self._forever(self._look_at_tables, LAKE_SECONDS))
         self._tasks = [asyncio.get_running_loop().create_task(each) for each in work]
@@ -141,8 +144,10 @@ class Feed:
     async def _look(self) -> None:
         ours = {str(watched.tail.sink.instance_uuid) for watched in self._watched.values() if watched.tail is not None}
         asked_at = self._outside.clock.wall()
-        self._sets = tuple(_without(ours, one) for one in await self._observed.look())
-        self._findings = explain(self._sets)
+        seen = await self._observed.look()
+        ours |= self._wrong.watchers  # those that began while we asked, too
+        self._sets = tuple(_without(ours, one) for one in seen)
+        self._wrong.see(self._sets, self._observed.asking)
         for one in self._sets:
             watched = self._watched.get(one.uuid)
             if watched is None:
@@ -201,7 +206,7 @@ class Feed:
             now=self._outside.clock.wall(),
             version=self._version,
             sets=tuple(self._watched[uuid].state() for uuid in self._shown),
-            findings=self._findings,
+            findings=self._wrong.findings,
             pipeline=self._tables,
         )
 
@@ -246,7 +251,7 @@ def _pipeline(lakes: Sequence[str]) -> Pipeline:
 
 
 def _without(uuids: set[str], one: ReplicaSet) -> ReplicaSet:
-    """The set without those who only watch it: our own tails."""
+    """The set without those who only watch it: our own tails, and who reads what is wrong."""
     if not any(member.uuid in uuids for member in one.members):
         return one
     return msgspec.structs.replace(

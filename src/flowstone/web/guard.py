@@ -11,11 +11,11 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Collection, Iterable
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -158,11 +158,8 @@ def _cookie_name(scope: Scope) -> str:
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""
+    """Other applications on this host have cookies that no standard allows, such as JSON: those are passed by."""
+    return cookie_parser(headers.get("cookie", "")).get(name, "")
 
 
 def _is_equal(shown: str, token: str) -> bool:

@@ -33,8 +33,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 STARTING: Final = Health(state="starting", is_ready=False, reasons=("the node has not started yet",))
 
 
-def node_health(report: Report, statistics: Statistics, usage: DiskUsage) -> Health:
-    """That of a node, by what it knows of itself."""
+def node_health(report: Report, statistics: Statistics, usage: DiskUsage | OSError) -> Health:
+    """That of a node, by what it knows of itself; of its disk that may be an error."""
     wal = statistics.wal.failure
     reasons = [
         *_of_status(report),
@@ -75,7 +75,10 @@ def _of_upstreams(report: Report) -> list[str]:
     ]
 
 
-def _of_disk(usage: DiskUsage) -> list[str]:
+def _of_disk(usage: DiskUsage | OSError) -> list[str]:
+    if isinstance(usage, OSError):
+        place = f"{usage.filename}: " if usage.filename else ""
+        return [f"the directory cannot be read: {place}{usage.strerror or usage}"]
     free = {"wal_dir": usage.wal_free_bytes, "memtx_dir": usage.memtx_free_bytes}
     return [
         f"the disk of {name} is nearly full: {room // 1024**2} MiB are left"

@@ -37,7 +37,8 @@ class NodeMetrics:
         alias = report.name or report.address
         add_process(families, alias)
         add_statistics(families, alias, statistics)
-        add_usage(families, alias, report, usage)
+        if isinstance(usage, DiskUsage):
+            add_usage(families, alias, report, usage)
         return families
 
     async def health(self) -> Health:
@@ -46,8 +47,13 @@ class NodeMetrics:
         except NotRunning:
             return STARTING
 
-    async def _look(self) -> tuple[Report, Statistics, DiskUsage]:
-        usage = await self._node.disk_usage()
+    async def _look(self) -> tuple[Report, Statistics, DiskUsage | OSError]:
+        """A disk that fails is when all else is wanted most: its error is an answer, too."""
+        usage: DiskUsage | OSError
+        try:
+            usage = await self._node.disk_usage()
+        except OSError as error:
+            usage = error
         return own_report(self._node), self._node.statistics(), usage
 
 
