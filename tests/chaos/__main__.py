@@ -40,7 +40,8 @@ def _run_together(seconds: float, seed: int) -> int:
     command = [sys.executable, "-m", "tests.chaos", f"--seconds={seconds}", f"--seed={seed}"]
     both = [subprocess.Popen([*command, f"--set={name}"]) for name in TOGETHER]
     try:
-        return int(any([process.wait() for process in both]))  # of one that was killed the code is negative
+        codes = [process.wait() for process in both]
+        return int(any(codes))  # of one that was killed it is negative
     finally:
         for process in both:
             process.terminate()

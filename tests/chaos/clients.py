@@ -29,7 +29,7 @@ PACE_SECONDS: Final = 0.12
 TIMEOUTS: Final = (1.0, 2.5, 8.0)
 """How long clients wait for an answer: each has one of these. The last hear it when something is taken back by time."""
 
-STOP_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 60.0
 NOT_YET: Final = (errors.AccessDenied,)
 """While a member starts it lets no guest in."""
 

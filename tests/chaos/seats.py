@@ -247,13 +247,15 @@ class Seats26(Seats):
         self.is_calm = True
         door.cut()  # what is under way to it gets lost
         try:
-            eventually(
-                "the queue is empty", lambda: _is_answered(self.master) or self._stands_still(), seconds=START_SECONDS
-            )
+            eventually("the queue is empty", self._is_at_rest, seconds=START_SECONDS)
             yield
         finally:
             door.mend()
             self.is_calm = False
+
+    def _is_at_rest(self) -> bool:
+        """Nothing waits in its queue, or nothing in there will ever be answered."""
+        return not self.master.is_running or _is_answered(self.master) or self._stands_still()
 
     def help(self) -> bool:
         if not isinstance(self.master, RealMember) or not self._stands_still():
@@ -267,7 +269,9 @@ class Seats26(Seats):
         """The queue of a real 2.6.0 does so, for ever, where two CONFIRMs were written at once: its log has verdicts,
         a quorum has its log, and nobody is answered any more. Looked at twice: a verdict may be on its way.
         """
-        return all(not _is_answered(self.master) and self._is_with_a_quorum() for _ in range(2))
+        with suppress(TarantoolError, OSError):  # it has just died by itself: the next look will tell
+            return all(not _is_answered(self.master) and self._is_with_a_quorum() for _ in range(2))
+        return False
 
     def _is_with_a_quorum(self) -> bool:
         """All that is in its log now, soon."""

@@ -14,7 +14,7 @@ from tests import served_node
 from tests.conformance.case import truncate
 from tests.conformance.library import LOANS, Library, open_library
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 
 
 @pytest.fixture(scope="module")

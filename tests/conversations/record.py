@@ -87,7 +87,7 @@ def serve(binary: str, scenario: str, directory: Path, *, read_only: bool = Fals
         yield port
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         process.stdin.close()
         process.stdout.close()
 

@@ -27,7 +27,7 @@ from tests.conversations.server import RecordedServer, is_ack
 OWN_ID = 2
 """Of every recorded replica."""
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.01
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from flowstone.iproto.constants import Key, RequestType
 from tests.conversations.recording import Conversation, Packet, framed, split
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 READ_SIZE = 65536
 
 

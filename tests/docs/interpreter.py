@@ -106,8 +106,9 @@ def main(path: str, *options: str) -> None:
 
             spark = stack.enter_context(session("documentation", master="local[2]"))
             flowstone.spark.register(spark)
-        listener.bind(path)
+        listener.bind(f"{path}.new")
         listener.listen()
+        os.rename(f"{path}.new", path)  # whoever sees it can connect
         Interpreter(spark).serve(listener)
 
 

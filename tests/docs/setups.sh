@@ -30,6 +30,23 @@ following = [link for link in links if link["status"] == link["downstream"] == "
 assert told["is_healthy"] and len(following) == members * (members - 1)' "$2"
 }
 
+# all_have URI: whether every member has all that any of them has.
+all_have() {
+    flowstone status --json "$1" | python -c '
+import json, sys
+(one,) = json.load(sys.stdin)["replicasets"]
+for member in one["members"]:
+    assert all(member["vclock"].get(id, 0) >= lsn for id, lsn in one["vclock"].items() if id != "0")'
+}
+
+# nobody_follows URI: whether all that answer have noticed that nobody else is there any more.
+nobody_follows() {
+    { flowstone status --json "$1" || :; } | python -c '
+import json, sys
+(one,) = json.load(sys.stdin)["replicasets"]
+assert not any(link["status"] == "follow" for link in one["links"])'
+}
+
 # archived URI DIRECTORY: whether readers of the archive find all that the server has: it says so itself, once a second.
 archived() {
     flowstone status --json "$1" | python -c '
@@ -65,10 +82,10 @@ for id, name in ipairs({'Ada', 'Grace', 'Alan'}) do
         orders:replace{id * 10 + order, name, order * 5}
     end
 end
+require('log').info('the shop is open')
 LUA
     (cd "$2" && exec tarantool server.lua >/dev/null 2>&1) &
-    eventually listening "$1"
-    eventually grep -q "ready to accept requests" "$2/server.log"
+    eventually grep -q "the shop is open" "$2/server.log"
 }
 
 # shop_log DIRECTORY: a snapshot and two logs of an elected leader, with one synchronous order confirmed, one rolled back.

@@ -27,7 +27,7 @@ from tests.node.small_node import State, state
 T = TypeVar("T")
 
 USER, PASSWORD = "first", "not-to-be-shown"
-SECONDS: Final = 10
+SECONDS: Final = 60
 TIMEOUT: Final = 0.2
 """`replication_timeout`: four times that without a word is too long."""
 

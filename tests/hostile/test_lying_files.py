@@ -84,7 +84,7 @@ async def archive_with_rows(directory: Path) -> None:
         await talk.say(row(5, body=tuple_body(5, "true")))
 
     role = Role(Dialect.V2_6, UUID("55555555-5555-4555-8555-555555555555"), VClock({1: 4}))
-    async with Liar(role, be_honest) as server, asyncio.timeout(20):
+    async with Liar(role, be_honest) as server, asyncio.timeout(60):
         await Archive(server.address, directory, replication_timeout=0.2).run(once=True)
 
 

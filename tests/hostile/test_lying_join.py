@@ -26,7 +26,10 @@ from tests.hostile.liar import Liar, Role, Talk, snapshot_row
 SECRET: Final = "never-to-be-said"
 DIALECTS: Final = {"2.6": Dialect.V2_6, "2.11": Dialect.V2_11}
 REPLICASET: Final = UUID("55555555-5555-4555-8555-555555555555")
-TIMEOUT: Final = 0.2
+TIMEOUT: Final = 1.25
+"""`replication_timeout`: a liar is not silent, and must not seem to be on a busy machine."""
+
+SECONDS: Final = 60
 JOIN, FETCH = RequestType.JOIN, RequestType.FETCH_SNAPSHOT
 
 dialects = pytest.mark.parametrize("dialect", DIALECTS)
@@ -56,7 +59,7 @@ def new_node(directory: Path, dialect: str, uri: str) -> flowstone.Node:
         dialect=dialect,
         replication=[uri],
         replication_timeout=TIMEOUT,
-        replication_connect_timeout=5 * TIMEOUT,
+        replication_connect_timeout=SECONDS,
     )
 
 
@@ -127,11 +130,11 @@ async def test_who_gets_a_snapshot_without_end_can_be_stopped_and_leaves_nothing
         uri = f"spy:{SECRET}@{liar.address}"
         victim = new_node(tmp_path, "2.11", uri).start() if asked is JOIN else flowstone.follow(uri).__aenter__()
         began = asyncio.ensure_future(victim)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             await is_long.wait()
         assert not began.done()
         began.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SECONDS):
             with suppress(asyncio.CancelledError):
                 await began
     assert_nothing_left(tmp_path, caplog)

@@ -20,7 +20,7 @@ from tests.hostile.replica_lies import LIES, ReplicaLie, subscribe
 from tests.hostile.stage import PASSWORD, USER, Stage, Stages, until
 
 CASES = [pytest.param(lie, dialect, id=f"{lie}-{dialect}") for lie in LIES for dialect in lie.dialects]
-HANG_UP_SECONDS = 5
+HANG_UP_SECONDS = 60
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ async def test_an_archive_ends_and_has_nothing_of_it(
     async with liar(lie, dialect) as told:
         archive = Archive(f"spy:{SECRET}@{told.address}", tmp_path, replication_timeout=TIMEOUT)
         with pytest.raises(FlowstoneError, match=lie.reason) as caught:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await archive.run()
     assert archive.position == VClock({1: 4})
     assert not has_mark(tmp_path)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.interop.member import Member, NodeMember, RealMember
+from tests.interop.member import SECONDS, Member, NodeMember, RealMember
 from tests.interop.proxy import Proxy
 from tests.interop.versions import Binary
 
@@ -30,6 +30,9 @@ def not_for_stand_ins(test: Test) -> Test:
 
 QUICK = {"replication_timeout": 0.5, "replication_connect_timeout": 10}
 """A lost peer is noticed within two seconds and tried again after half of one."""
+
+LATE = {"replication_connect_timeout": SECONDS}
+"""Of members that begin together: on a busy machine one of them may start long after the others, which give up then."""
 
 
 class Cluster:

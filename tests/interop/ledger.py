@@ -43,10 +43,11 @@ def transaction(number: int) -> list[list[Any]]:
 class Scribe:
     """Writes until the block ends. `answered`: numbers of the transactions that the member said it has."""
 
-    def __init__(self, member: Member, *, first: int = 1) -> None:
+    def __init__(self, member: Member, *, first: int = 1, pace: float = PACE_SECONDS) -> None:
         self.answered: list[int] = []
         self.number = first
         self._member = member
+        self._pace = pace
         self._ending = Event()
         self._problem: BaseException | None = None
         self._thread = Thread(target=self._run, daemon=True)
@@ -90,7 +91,7 @@ class Scribe:
                 raise
             self.answered.append(self.number)
             self.number += 1
-            self._ending.wait(PACE_SECONDS)
+            self._ending.wait(self._pace)
 
 
 READ_ONLY, LOADING, ACCESS_DENIED = 7, 116, 42

@@ -186,7 +186,7 @@ class Member(ABC):
             self.resume()
             self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(20)
+                self._process.wait(SECONDS)
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise

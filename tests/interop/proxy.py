@@ -138,7 +138,14 @@ class Proxy:
                 continue
             server.settimeout(None)
             with self._lock:
-                self._pairs.append((client, server))
+                is_welcome = not self._is_cut  # or else it came too late for `cut` to end it
+                if is_welcome:
+                    self._pairs.append((client, server))
+            if not is_welcome:
+                self._troubled += 1
+                for one in (client, server):
+                    _end(one)
+                continue
             Thread(target=self._pass, args=(client, server, Way.THERE), daemon=True).start()
             Thread(target=self._pass, args=(server, client, Way.BACK), daemon=True).start()
 

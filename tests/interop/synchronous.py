@@ -86,8 +86,14 @@ class Pairs:
     def _renew(master: Member, replica: Member) -> None:
         master.configure(replication_synchro_quorum=1)  # whatever still waits
         master.configure(replication=[])
+        replica.catch_up(master)
+        # A connection that is used to heartbeats may end for want of one; it is then not tried again for ever.
+        replica.configure(replication=[])
+        eventually(f"{replica} has left", lambda: master.downstream(2).get("status") != "follow")
         for member in (master, replica):
             member.configure(**PATIENT, replication_timeout=FOREVER)
+        replica.configure(replication=[master.uri])
+        replica.wait_follow(master)
         for space in (SYNC, PLAIN, OWN):
             UnderWay(master, *(delete(space, key) for key in keys(master, space))).codes()
         replica.catch_up(master)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from tests.interop import ledger, workload
 from tests.interop.cluster import IS_OURS_REAL, Cluster, not_for_stand_ins
-from tests.interop.member import Member, RealMember, eventually, let_replicate
+from tests.interop.member import SECONDS, Member, RealMember, eventually, let_replicate
+from tests.interop.proxy import Proxy
 from tests.interop.versions import ANY, fits
 from tests.real_tarantool import free_port
 
@@ -34,7 +36,7 @@ def _assert_upstream(replica: Member, of: int, status: str, message: str) -> Non
         assert found.get("status") != "follow", found
         return found.get("status") == status and message in found.get("message", "")
 
-    eventually(f"{replica} is {status} because of {message!r}", upstream, seconds=20)
+    eventually(f"{replica} is {status} because of {message!r}", upstream, seconds=SECONDS)
     assert message in replica.log()
     if not IS_OURS_REAL:
         lines = [line for line in replica.log().splitlines() if message in line]
@@ -82,8 +84,12 @@ def test_master_of_another_replica_set_is_refused(cluster: Cluster) -> None:
     said_by_2_6 = f"Replica {replica.uuid} is not registered with replica set {uuid}"
     message = said_by_2_6 if cluster.binary.dialect == "2.6" else f"Replica set UUID mismatch: expected {uuid}"
     replica.wait_log(message)
-    found = [one["upstream"] for one in replica.replication().values() if "upstream" in one]
-    assert all(one["status"] == "stopped" and message in one["message"] for one in found), found
+
+    def is_shown() -> bool:
+        found = [one["upstream"] for one in replica.replication().values() if "upstream" in one]
+        return all(one["status"] == "stopped" and message in one["message"] for one in found)
+
+    eventually("the refusal is shown", is_shown)
 
 
 def test_unreachable_master_is_named_and_a_new_member_gives_up_with_it(cluster: Cluster) -> None:
@@ -103,7 +109,12 @@ def test_lost_master_is_named_until_it_is_back(cluster: Cluster) -> None:
     master, replica = _pair(cluster)
     master.stop()
     eventually("the loss shows", lambda: replica.upstream(1).get("status") == "disconnected")
-    upstream = eventually("the reason shows", lambda: "refused" in str(replica.upstream(1)) and replica.upstream(1))
+
+    def refused() -> dict[str, Any] | None:
+        upstream = replica.upstream(1)
+        return upstream if "refused" in str(upstream) else None
+
+    upstream = eventually("the reason shows", refused)
     assert upstream["message"]
     assert "efused" in upstream["system_message"]
     master.start()
@@ -117,7 +128,7 @@ def test_gap_in_the_logs_of_the_master_is_named(cluster: Cluster) -> None:
     wire = cluster.proxy(master)
     replica = cluster.ours("replica", replication=[wire.uri])
     replica.wait_follow(master)
-    wire.cut()
+    _cut(wire, replica)
     _lose_logs(cluster, master)
     wire.mend()
     status = "stopped" if cluster.binary.dialect == "2.6" else "loading"
@@ -131,7 +142,7 @@ def test_gap_in_our_logs_is_named_to_a_real_replica(cluster: Cluster) -> None:
     wire = cluster.proxy(master)
     replica = cluster.real("replica", replication=[wire.uri])
     replica.wait_follow(master)
-    wire.cut()
+    _cut(wire, replica)
     _lose_logs(cluster, master)
     wire.mend()
 
@@ -142,6 +153,12 @@ def test_gap_in_our_logs_is_named_to_a_real_replica(cluster: Cluster) -> None:
 
     eventually("the gap is named", is_said)
     eventually("and shown", lambda: "Missing .xlog file between LSN" in master.downstream(2).get("message", ""))
+
+
+def _cut(wire: Proxy, replica: Member) -> None:
+    """Until the replica has noticed: what it says from then on is about the time after."""
+    wire.cut()
+    eventually("the cut shows", lambda: replica.upstream(1).get("status") != "follow")
 
 
 def _lose_logs(cluster: Cluster, master: Member) -> None:

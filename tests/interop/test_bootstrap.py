@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from flowstone.iproto.msgpack import unpack
-from tests.interop.cluster import Cluster
+from tests.interop.cluster import LATE, Cluster
 from tests.interop.compare import assert_converged
 from tests.interop.member import Member, eventually, wait_ready
 from tests.interop.versions import fits
@@ -23,7 +23,7 @@ def _ids(member: Member) -> dict[str, int]:
 
 def _start_mesh(members: list[Member], *, uris: list[str] | None = None) -> None:
     for member in members:
-        member.launch(replication=uris or [one.uri for one in members])
+        member.launch(replication=uris or [one.uri for one in members], **LATE)
     wait_ready(*members)
 
 

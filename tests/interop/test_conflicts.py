@@ -102,7 +102,7 @@ def test_with_skip_conflict_only_the_conflicting_rows_become_nops(
     master.call("interop.transaction", rows)
     master.client.insert(LEDGER, 20, 1, "theirs")
     replica.catch_up(master)
-    assert replica.upstream(1)["status"] == "follow"
+    replica.wait_follow(master)
     assert _row(replica, 1, 1) == (1, 1, "mine")
     assert [_row(replica, number, 1) for number in (10, 11, 20)] == [(n, 1, "theirs") for n in (10, 11, 20)]
     mixed, _ = of_origin(transactions(replica), 1)[-2:]

@@ -20,6 +20,8 @@ TRANSACTIONS = 100_000 if FULL else 2_000
 FEW = 300
 SECONDS = 600.0 if FULL else 60.0
 SCHEMA_SPACES = 512
+PATIENT_TIMEOUT = 10
+"""`replication_timeout` where nobody may be given up for being late, however busy the machine is."""
 
 Content = dict[str, dict[bytes, bytes]]
 """Tuples by the name of their space and by their key."""
@@ -99,7 +101,8 @@ def master(cluster: Cluster) -> RealMember:
 def test_it_follows_every_kind_of_change(cluster: Cluster, master: RealMember) -> None:
     is_synchronous = define(master, cluster.binary.dialect)
     change(master, FEW, seed=1, is_synchronous=is_synchronous)
-    with flowstone.follow(master.uri) as replica:
+    master.configure(replication_timeout=PATIENT_TIMEOUT)
+    with flowstone.follow(master.uri, replication_timeout=PATIENT_TIMEOUT) as replica:
         assert_equal(master, replica)
         copy = Copy(replica)
         change(master, TRANSACTIONS, seed=2, is_synchronous=is_synchronous)

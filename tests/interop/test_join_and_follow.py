@@ -7,7 +7,7 @@ from threading import Thread
 
 from tests.conftest import FULL
 from tests.interop import workload
-from tests.interop.cluster import IS_OURS_REAL, Cluster
+from tests.interop.cluster import IS_OURS_REAL, LATE, Cluster
 from tests.interop.compare import assert_converged, assert_same_data, assert_same_log, assert_same_vclock, oldest_lsn
 from tests.interop.member import Member, RealMember, eventually, wait_ready
 from tests.interop.versions import ANY, fits
@@ -42,7 +42,7 @@ def test_anonymous_node_follows_a_real_master_and_registers_while_it_runs(cluste
     change(master, TRANSACTIONS, seed=2, is_synchronous=is_synchronous)
     assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
     assert replica.id == 0
-    assert master.info()["replication_anon"]["count"] == 1
+    eventually("the master counts it", lambda: master.info()["replication_anon"]["count"] == 1)
     replica.configure(replication_anon=False)
     assert replica.id == 2
     replica.configure(read_only=False)
@@ -146,7 +146,7 @@ def test_chain_from_a_real_server_by_a_node_to_a_real_server(cluster: Cluster) -
     assert_same_data(first, last, besides=["_cluster"])  # the last one was registered by the middle one
     assert_same_log(first, middle, origins=[1])
     assert_same_log(middle, last, origins=[1])
-    assert last.upstream(2)["status"] == "follow"
+    last.wait_follow(middle)
     assert not last.upstream(1)
 
 
@@ -159,7 +159,7 @@ def test_mesh_of_two_real_servers_and_a_node_all_writing_converges(cluster: Clus
     everybody = [member.uri for member in members]
     for member in members:
         member.options["replication"] = everybody
-        member.launch()
+        member.launch(**LATE)
     wait_ready(*members)
     members[0].wait_writable()
     workload.run(members[0], workload.definitions(is_synchronous=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from itertools import product
 from typing import Any
@@ -17,6 +18,11 @@ from tests.interop.versions import fits
 
 BOTH_WAYS = pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
 GLOBAL, LOCAL, TEMPORARY = 710, 711, 712
+BYTES_FAR_BEHIND = 600_000
+"""20,000 small rows are more."""
+
+PATIENT_TIMEOUT = 1.25
+"""`replication_timeout`: who says nothing for four times as long is given up, on a busy machine, too."""
 
 
 def _pair(cluster: Cluster, master_kind: str, replica_kind: str, **options: Any) -> tuple[Member, Member]:
@@ -42,7 +48,7 @@ def _define(master: Member) -> None:
 
 @BOTH_WAYS
 def test_box_info_shows_both_sides_of_a_pair(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
-    master, replica = _pair(cluster, master_kind, replica_kind)
+    master, replica = _pair(cluster, master_kind, replica_kind, replication_timeout=PATIENT_TIMEOUT)
     master.client.insert(GLOBAL, 1)
     replica.catch_up(master)
     eventually("the master knows", partial(_is_acked, master, replica))
@@ -63,12 +69,12 @@ def test_box_info_shows_both_sides_of_a_pair(cluster: Cluster, master_kind: str,
     assert "upstream" not in of_master[2]
     down = of_master[2]["downstream"]
     assert down["status"] == "follow"
-    assert 0 <= down["idle"] < 4 * QUICK["replication_timeout"]
+    assert 0 <= down["idle"] < 4 * PATIENT_TIMEOUT
     assert by_id(down["vclock"]) == master.vclock()
     up = of_replica[1]["upstream"]
     assert up["status"] == "follow"
     assert up["peer"] == f"replicator@{master.address}"
-    assert 0 <= up["idle"] < 4 * QUICK["replication_timeout"]
+    assert 0 <= up["idle"] < 4 * PATIENT_TIMEOUT
     assert abs(up["lag"]) < 10
     assert "message" not in up
     assert "downstream" not in of_replica[1]
@@ -84,17 +90,18 @@ def test_lag_and_idle_stay_small_without_traffic(cluster: Cluster, master_kind: 
     master, replica = _pair(cluster, master_kind, replica_kind)
     master.client.insert(GLOBAL, 1)
     replica.catch_up(master)
-    idle = [0.0]
-    """The longest ones between heartbeats so far."""
+    idle: list[float] = []
+    """The longest ones between heartbeats that came in time, one after the other."""
 
     def several_heartbeats() -> bool:
         upstream = replica.upstream(1)
-        assert upstream["status"] == "follow", upstream
-        assert upstream["idle"] < 2 * QUICK["replication_timeout"]
-        assert upstream["lag"] < 2
-        if upstream["idle"] < idle[-1]:
-            idle.append(0.0)
-        idle[-1] = upstream["idle"]
+        is_small = upstream["idle"] < 2 * QUICK["replication_timeout"] and upstream["lag"] < 2
+        if upstream["status"] != "follow" or not is_small:  # the machine had other things to do: from the beginning
+            idle.clear()
+        elif not idle or upstream["idle"] < idle[-1]:
+            idle.append(upstream["idle"])
+        else:
+            idle[-1] = upstream["idle"]
         return len(idle) > 4
 
     eventually("several heartbeats came", several_heartbeats)
@@ -111,7 +118,7 @@ def test_boundaries_of_transactions_survive_every_mix_of_local_and_global_rows(
     mixed = [["replace", space, [500]] for space in (TEMPORARY, GLOBAL, TEMPORARY, LOCAL, GLOBAL, TEMPORARY)]
     master.call("interop.transaction", mixed)
     replica.catch_up(master)
-    assert replica.upstream(1)["status"] == "follow"
+    replica.wait_follow(master)
     assert master.count(LOCAL) == 13
     assert replica.count(LOCAL) == replica.count(TEMPORARY) == 0
     assert_converged(master, replica)
@@ -145,7 +152,8 @@ def test_local_rows_count_in_component_zero_only(cluster: Cluster, master_kind: 
     assert master.vclock() == before
     for member in (master, replica):
         assert by_id(member.info()["vclock"])[0] >= 30  # 3.x has local rows of its own
-    assert 0 not in by_id(master.downstream(replica)["vclock"])
+    acked = eventually("the master knows", lambda: master.downstream(replica).get("vclock"))
+    assert 0 not in by_id(acked)
     for member in (master, replica):
         member.snapshot()
     replica.restart()
@@ -203,24 +211,22 @@ def test_dependent_rows_are_visible_in_the_order_of_the_master(
 @pytest.mark.parametrize("kinds", [("real", "ours", "real"), ("ours", "real", "ours")])
 def test_a_chain_stays_connected_under_constant_changes(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     """Heartbeats that are left out while rows are sent are missed by nobody."""
-    options = {"replication_timeout": 0.1}
+    options = {"replication_timeout": PATIENT_TIMEOUT}
     first: Member = getattr(cluster, kinds[0])("first", **options)
     ledger.define(first)
     middle: Member = getattr(cluster, kinds[1])("middle", replication=[first.uri], **options)
     last: Member = getattr(cluster, kinds[2])("last", replication=[middle.uri], **options)
     last.wait_follow(middle)
     marks = [len(member.log()) for member in (first, middle, last)]
-    with Scribe(first) as scribe:
-        eventually("a second of changes", partial(_has_written, scribe, 300))
+    began = time.monotonic()
+    with Scribe(first, pace=PATIENT_TIMEOUT / 50) as scribe:
+        eventually("longer than anybody waits for a heartbeat", lambda: time.monotonic() > began + 5 * PATIENT_TIMEOUT)
+    assert len(scribe.answered) > 20
     last.catch_up(first)
     for member, mark in zip((first, middle, last), marks, strict=True):
         for word in ("timed out", "exiting the relay loop", "disconnected", "can't read row"):
             assert word not in member.log()[mark:]
     ledger.assert_whole(last, scribe.answered)
-
-
-def _has_written(scribe: Scribe, count: int) -> bool:
-    return len(scribe.answered) > count
 
 
 @fits(">=2.11")
@@ -245,15 +251,19 @@ def test_lag_of_the_downstream_is_what_a_transaction_took(
 def test_a_replica_far_behind_does_not_time_out_while_it_catches_up(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
-    master, replica = _pair(cluster, master_kind, replica_kind, replication_timeout=0.25)
+    master, replica = _pair(cluster, master_kind, replica_kind, replication_timeout=PATIENT_TIMEOUT)
     ledger.define(master)
     replica.stop()
     for start in range(0, 20_000, 2_000):
         workload.run(master, [["insert", LEDGER, [number, 1, 1]] for number in range(start + 1, start + 2_001)])
         master.snapshot()
     mark = len(master.log())
-    replica.start()
+    wire = cluster.proxy(master)
+    wire.clog(BYTES_FAR_BEHIND / (5 * PATIENT_TIMEOUT))  # so that it takes longer than anybody waits for a heartbeat
+    replica.start(replication=[wire.uri])
     replica.wait_follow(master)
+    wire.heal()
+    assert wire.passed > BYTES_FAR_BEHIND
     assert_converged(master, replica)
     assert "timed out" not in master.log()[mark:]
     assert_same_log(master, replica, origins=[1])

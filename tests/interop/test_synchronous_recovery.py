@@ -229,6 +229,7 @@ def test_a_verdict_of_another_owner_stops_a_replica(cluster: Cluster, master_kin
     story.wait(1, replica)
     replica.configure(replication_synchro_timeout=0.05, replication_synchro_quorum=1)
     replica.call("box.ctl.clear_synchro_queue")
+    replica.configure(replication_synchro_timeout=FOREVER)
     assert UnderWay(replica, insert(SYNC, 2)).codes() == [0]
     master.configure(**NOW)
     assert commit.codes() == [QUORUM_TIMEOUT]

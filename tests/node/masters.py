@@ -86,7 +86,7 @@ async def settle() -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  any state of the two ends is waited for
             await asyncio.sleep(0.001)
 

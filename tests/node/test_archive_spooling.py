@@ -21,18 +21,20 @@ from tests.node.archived_server import RealServer
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("tarantool")]
 NOBODY = "127.0.0.1:1"
+TIMEOUT = 1.25
+"""`replication_timeout`: on a busy machine nobody may be connected twice for being late by some seconds."""
 
 
 @pytest.fixture(params=parameters("2.6"))
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServer]:
-    with RealServer(tmp_path / "master", cfg="replication_timeout=0.2", binary=request.param.path) as running:
+    with RealServer(tmp_path / "master", cfg=f"replication_timeout={TIMEOUT}", binary=request.param.path) as running:
         yield running
 
 
 @asynccontextmanager
 async def spooling(directory: Path, *uris: str, **how: Any) -> AsyncIterator[tuple[Spooling, list[Event]]]:
     told: list[Event] = []
-    how = {"begin": "snapshot", "replication_timeout": 0.2, **how}
+    how = {"begin": "snapshot", "replication_timeout": TIMEOUT, **how}
     spool = Spooling([parse_uri(uri) for uri in uris], str(directory), on_event=told.append, **how)
     async with spool:
         yield spool, told

@@ -404,7 +404,7 @@ async def test_draining_waits_for_what_was_submitted_and_for_nothing_later(mode:
     for _ in range(4):
         submit()
     position = log.vclock
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await log.drain()
     assert log.written_vclock >= position
     is_over = True

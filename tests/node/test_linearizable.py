@@ -30,7 +30,7 @@ class Point:
         return self._task.done()
 
     async def reached(self) -> None:
-        await asyncio.wait_for(self._task, 5)
+        await asyncio.wait_for(self._task, 60)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ HOST = "127.0.0.1"
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  any state of the two ends is waited for
             await asyncio.sleep(0.001)
 
@@ -82,12 +82,12 @@ class Raw:
 
     async def read(self) -> list[Any]:
         """Everything up to the end of the connection, as responses."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             data = await self._reader.read(-1)
         return [decode_response(packet) for packet in split(data)[0]]
 
     async def read_one(self) -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             head = await self._reader.readexactly(5)
             body = await self._reader.readexactly(int.from_bytes(head[1:], "big"))
         return decode_response(body)
@@ -501,7 +501,7 @@ async def test_a_request_that_takes_too_long_is_logged_with_its_id(caplog: pytes
     instance.functions["slow"] = slow
     async with serving(instance) as server, await Connection.open(production(), Uri(HOST, server.port)) as connection:
         await connection.request(RequestType.CALL, pack({0x22: "slow", 0x21: []}))
-    [record] = [record for record in caplog.records if record.getMessage().startswith("too long CALL: 0.")]
+    [record] = [record for record in caplog.records if record.getMessage().startswith("too long CALL: ")]
     fields = record.__dict__
     assert fields["request_id"] == f"{fields['connection']}-{fields['sync']}"
     assert fields["request"] == "CALL"

@@ -22,7 +22,7 @@ async def test_returns_when_it_is_so() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     instance.box.is_read_only = False
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 60)
 
 
 async def test_time_runs_out() -> None:
