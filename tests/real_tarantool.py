@@ -11,11 +11,18 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
+from typing import Final
 
 START_SECONDS = 120
+
+_PORTS: Final = range(10_000, 32_000)
+"""None of those that are given to who connects: what is free now is free when a server takes it, or takes it again."""
+
+_RANDOM: Final = SystemRandom()
 
 
 def available() -> bool:
@@ -63,10 +70,10 @@ class Server:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    while True:
+        port = _RANDOM.choice(_PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager

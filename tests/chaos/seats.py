@@ -6,12 +6,10 @@ nodes are on disks that can be full; what they print is not.
 
 from __future__ import annotations
 
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar, Final, TypeVar
 
 from flowstone.iproto.errors import TarantoolError
@@ -50,9 +48,6 @@ OPTIONS: Final[dict[str, Any]] = {
 promised in docs/explanation/reliability.md says why."""
 
 START_SECONDS: Final = 90.0
-FIRST_PORT, PORTS_END = 20_000, 30_000
-"""None of those that are given to who connects: a member that was down must find its own port free."""
-
 READ_ONLY: Final = 7
 QUORUM: Final = 3
 VERDICT_SECONDS: Final = 4.0
@@ -63,23 +58,14 @@ FOREVER: Final = 1000
 pool), and may have written an LSN twice by then."""
 
 
-def _steady_port(rng: Random) -> int:
-    while True:
-        port = rng.randrange(FIRST_PORT, PORTS_END)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 class ChaosCluster(Cluster):
     """Members whose ports stay theirs while they are down; nodes are on small disks."""
 
     def __init__(self, directory: Path, binary: Binary) -> None:
         super().__init__(directory, binary)
         self.disks: dict[Member, SmallDisk] = {}
-        self._ports = Random()
 
     def _add(self, member: M, start: bool) -> M:
-        member.port = _steady_port(self._ports)
         if not isinstance(member, RealMember):
             place = self.directory / "disks" / member.name
             disk = small_disk(place, lambda: member.pid, member.directory / "member.log")
