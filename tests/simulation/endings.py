@@ -30,6 +30,7 @@ from tests.simulation.logs import (
     read_all,
     read_log,
     unpacked,
+    without_lost_verdicts,
 )
 from tests.simulation.replay import replayed
 from tests.simulation.watchers import Watched
@@ -219,7 +220,7 @@ class Left(NamedTuple):
     logs: list[NodeLog]
     """All that there ever was in the directories of those who were there to the end."""
     departed: list[NodeLog]
-    """Of members that have gone."""
+    """Of members that have gone, without verdicts that were lost with them."""
 
 
 async def stop_and_compare(replica_set: Led) -> Left:
@@ -232,7 +233,9 @@ async def stop_and_compare(replica_set: Led) -> Left:
     found = check_replay([read_log(name, sim.storage(name)) for name in boxes], boxes)
     logs = [read_all(name, sim.storage(name)) for name in boxes]
     departed = [read_all(name, sim.storage(name), has_departed=True) for name in replica_set.departed]
-    return Left([*found, *check_terms([*logs, *departed]), *check_logs(logs, departed)], logs, departed)
+    found += check_terms([*logs, *departed])
+    departed = without_lost_verdicts(departed, [*logs, *departed])
+    return Left([*found, *check_logs(logs, departed)], logs, departed)
 
 
 def check_replay(logs: Sequence[NodeLog], boxes: dict[str, Box]) -> list[str]:

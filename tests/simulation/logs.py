@@ -7,7 +7,7 @@ there, so nobody has to wait for anything. Relies on the reader of log files alo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -27,6 +27,9 @@ from tests.simulation.trace import Trace
 
 SPACE: Final = 280
 """The id of `_space`, whose rows say which spaces are synchronous."""
+
+CLUSTER: Final = 320
+"""That of `_cluster`, whose rows say which number an instance has."""
 
 WAIT_SYNC, WAIT_ACK = Flag.WAIT_SYNC.value, Flag.WAIT_ACK.value
 CONFIRM, ROLLBACK = RequestType.RAFT_CONFIRM.value, RequestType.RAFT_ROLLBACK.value
@@ -68,6 +71,8 @@ class NodeLog:
     snapshot_vclock: dict[int, int]
     records: list[Record]
     """Of all logs; some may be before the snapshot."""
+    replica_id: int = 0
+    """Its number, by that snapshot; 0 where it has none."""
 
     def positions(self) -> Iterator[tuple[Position, Row, Record]]:
         """The rows that others have, too."""
@@ -144,7 +149,14 @@ def _read(
     # An archive that lacks rows which nobody has any more goes on with a snapshot: they are missing at the end, too.
     is_behind_gap = is_behind_gap or (reached is not None and not VClock(listed.meta.vclock).without_zero() <= reached)
     decide(records, synchronous, ends_in_gap=is_behind_gap)
-    return NodeLog(name, snapshot, dict(listed.meta.vclock), records)
+    return NodeLog(name, snapshot, dict(listed.meta.vclock), records, _number(snapshot, listed.meta.instance_uuid))
+
+
+def _number(snapshot: list[Row], instance_uuid: str | None) -> int:
+    for body in (unpacked(row.body) for row in snapshot):
+        if body.get(Key.SPACE_ID) == CLUSTER and body[Key.TUPLE][1] == instance_uuid:
+            return int(body[Key.TUPLE][0])
+    return 0
 
 
 def _has_flags(listed: ListedFile) -> bool:
@@ -180,6 +192,37 @@ def synchronous_spaces(snapshot: list[Row], records: list[Record]) -> frozenset[
 def unpacked(body: bytes) -> Any:
     """Shared by all who ask, as all nodes have the same rows: nobody may change it."""
     return msgpack.unpackb(body, strict_map_key=False)
+
+
+# --- those who have gone ---
+
+
+def without_lost_verdicts(departed: Sequence[NodeLog], logs: Sequence[NodeLog]) -> list[NodeLog]:
+    """Logs of members that have gone, without those CONFIRMs, PROMOTEs and the like of their own that were lost with
+    them, and whose LSNs somebody has used since who came later and got their number; `logs` are those of all.
+
+    A leader that is cut off just when it has confirmed something is the only one who knows of that row. The next leader
+    decides about the same transactions by its PROMOTE, and when the first is struck off, its number begins anew behind
+    what the others have of it. What its rows have decided stays in its log, to be compared; so do its transactions: one
+    that is decided came to others before, and nobody may ever use its LSN again. Who else has such a row keeps it.
+    """
+    return [replace(log, records=_without_lost_verdicts(log, logs)) for log in departed]
+
+
+def _without_lost_verdicts(log: NodeLog, logs: Sequence[NodeLog]) -> list[Record]:
+    number, start = log.replica_id, _start(log)
+    heirs = [other for other in logs if other.replica_id == number and start < _start(other)]
+    used = {position for heir in heirs for position, _, _ in heir.positions() if position[0] == number}
+    return [record for record in log.records if not _is_verdict_at(record, used)]
+
+
+def _start(log: NodeLog) -> VClock:
+    return VClock(log.snapshot_vclock).without_zero()
+
+
+def _is_verdict_at(record: Record, positions: set[Position]) -> bool:
+    first = record.rows[0]
+    return first.type in CONTROL and (first.replica_id, first.lsn) in positions
 
 
 # --- verdicts ---

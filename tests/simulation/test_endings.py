@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgpack
 import pytest
 
+from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.constants import RaftKey
 from flowstone.iproto.row import Row
 from flowstone.xlog.errors import DamagedFile
-from tests.simulation.cluster import NAMES, all_follow_all, converge, start_set
+from tests.simulation import test_elections
+from tests.simulation.cluster import NAMES, all_follow_all, converge, start_set, vclock
 from tests.simulation.endings import (
     check_equal,
     check_idle,
@@ -21,8 +24,22 @@ from tests.simulation.endings import (
     names,
     stop_and_compare,
 )
-from tests.simulation.logs import CONFIRM, NOP, PROMOTE, RAFT, ROLLBACK, NodeLog, Record, decide, read_all, read_log
+from tests.simulation.final_history import FinalHistory
+from tests.simulation.logs import (
+    CONFIRM,
+    NOP,
+    PROMOTE,
+    RAFT,
+    ROLLBACK,
+    NodeLog,
+    Record,
+    decide,
+    read_all,
+    read_log,
+    without_lost_verdicts,
+)
 from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_elections import elect
 from tests.simulation.test_logs import SYNC, put, record, verdict
 from tests.simulation.test_watchers import Set
 from tests.simulation.workload import SPACE_ID, Writer, make_space
@@ -131,9 +148,9 @@ async def test_a_directory_that_lacks_a_row_is_told(sim: Simulation) -> None:
     assert found.startswith(f"space {SPACE_ID} of b had")
 
 
-def log(name: str, *records: Record) -> NodeLog:
+def log(name: str, *records: Record, start: dict[int, int] | None = None, replica_id: int = 0) -> NodeLog:
     decide(list(records), None)
-    return NodeLog(name, [], {}, list(records))
+    return NodeLog(name, [], start or {}, list(records), replica_id)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +177,78 @@ def test_who_has_gone_may_have_missed_a_verdict_and_may_not_have_another() -> No
     assert check_logs([ours], [log("b", put(1, flags=SYNC))]) == []
     (found,) = check_logs([ours], [log("b", put(1, flags=SYNC), verdict(ROLLBACK, 2, 1, replica_id=2))])
     assert found == "(1, 1) is kept by the log of a, rolled back by b's"
+
+
+OLD_LEADER = log("a", put(1, flags=SYNC), verdict(CONFIRM, 2, 1), start={0: 1}, replica_id=1)
+HEIR_ROW = verdict(PROMOTE, 2, 0, owner=2, term=3)
+ROLLED_BACK = put(1, flags=SYNC), verdict(PROMOTE, 1, 0, term=2, replica_id=2)
+
+
+def heir(*records: Record, replica_id: int = 1) -> NodeLog:
+    """Of who has got the number of the old leader, which was struck off; it began with its first row."""
+    return log("n", *records, start={1: 1, 2: 1}, replica_id=replica_id)
+
+
+def witness(*records: Record) -> NodeLog:
+    return log("b", *records, replica_id=2)
+
+
+def test_a_verdict_that_was_lost_with_who_has_gone_may_have_its_lsn_used_by_who_got_its_number() -> None:
+    follower = witness(put(1, flags=SYNC), verdict(PROMOTE, 1, 1, term=2, replica_id=2), HEIR_ROW)
+    logs = [follower, heir(HEIR_ROW)]
+    (found,) = check_logs(logs, [OLD_LEADER])
+    assert found.startswith("row (1, 2) of b is (31, ")
+    assert check_logs(logs, without_lost_verdicts([OLD_LEADER], [*logs, OLD_LEADER])) == []
+    departed = [OLD_LEADER, heir(HEIR_ROW)]
+    assert check_logs([], without_lost_verdicts(departed, departed)) == []
+
+
+@pytest.mark.parametrize(
+    ("logs", "departed", "words"),
+    [
+        ([witness(HEIR_ROW)], [OLD_LEADER], "row (1, 2) of b is (31, "),  # nobody else was ever 1
+        ([heir(HEIR_ROW, replica_id=3)], [OLD_LEADER], "row (1, 2) of n is (31, "),
+        ([heir(), witness(HEIR_ROW)], [OLD_LEADER], "row (1, 2) of b is (31, "),  # and here it never wrote
+        ([heir(HEIR_ROW)], [OLD_LEADER, witness(OLD_LEADER.records[1])], "row (1, 2) of n is (31, "),  # b had it, too
+        ([heir(HEIR_ROW), witness(*ROLLED_BACK)], [OLD_LEADER], "(1, 1) is rolled back by the log of b, kept by a's"),
+        ([heir(put(2, 2))], [log("a", put(2, 3), replica_id=1)], "row (1, 2) of n is ("),  # it is no verdict
+        ([witness(verdict(CONFIRM, 2, 1))], [OLD_LEADER, heir(HEIR_ROW)], "row (1, 2) of b is (40, "),  # none is later
+    ],
+)
+def test_what_was_not_lost_with_who_has_gone_is_told(logs: list[NodeLog], departed: list[NodeLog], words: str) -> None:
+    (found,) = check_logs(logs, without_lost_verdicts(departed, [*logs, *departed]))
+    assert found.startswith(words)
+
+
+@simulated(seeds=range(3))
+async def test_a_confirmation_that_was_lost_with_its_leader_gives_no_offence(sim: Simulation) -> None:
+    """It is cut off right when it has answered, and struck off; who comes in its place gets its number, and leads."""
+    options: dict[str, Any] = {"election_mode": "candidate", "election_fencing_mode": "off", "replication_timeout": 0.5}
+    await start_set(sim, **options)
+    old = await elect(sim)
+    await test_elections.make_space(sim, old)
+    await converge(sim)
+    await test_elections.write(sim, old, 1)
+    sim.isolate(old, is_quiet=True)
+    others = [name for name in NAMES if name != old]
+    leader = await elect(sim, others)
+    number = sim.node(old).info()["id"]
+    assert vclock(sim, leader)[number] == vclock(sim, old)[number] - 1
+    sim.kill(old)
+    sim.heal()
+    await sim.on(leader, sim.node(leader).space(CLUSTER_ID).delete(number))
+    replica_set = LedSet(sim, [*others, "d"], departed=[old])
+    replication = [sim.uri(name) for name in replica_set.members]
+    await sim.start("d", replication=replication, **options)
+    assert sim.node("d").info()["id"] == number
+    for name in others:
+        await sim.on(name, sim.node(name).reconfigure(replication=replication, election_mode="voter"))
+    assert await elect(sim, replica_set.members) == "d"
+    await test_elections.write(sim, "d", 2)
+    await converge(sim, replica_set.members)
+    left = await stop_and_compare(replica_set)
+    assert left.violations == []
+    assert FinalHistory(left.logs, left.departed).conflicts == []
 
 
 def test_a_verdict_that_came_too_late_may_be_nothing_elsewhere() -> None:
