@@ -89,12 +89,20 @@ async def _comes_true(replica_set: Watched, condition: Callable[[], object], sec
 
 
 def not_following(replica_set: Watched) -> list[str]:
-    """Nodes that do not follow all members."""
+    """Nodes that do not follow all members, or whom one of them does not serve.
+
+    Who has lost power and is back serves nobody at first, while the others take the connection that they had for a good
+    one, until it was silent for too long: no quorum can come of that yet.
+    """
+    parts = {name: replica_set.sim.node(name)._parts for name in names(replica_set)}
+    uuids = {name: each.instance.uuid for name, each in parts.items()}
+    served = {name: {relay.replica.uuid for relay in each.relays._followers} for name, each in parts.items()}
     found = []
-    for name in names(replica_set):
-        appliers = replica_set.sim.node(name)._parts.replication._appliers.values()
-        count = sum(applier.state is ApplierState.FOLLOW for applier in appliers)
-        if count < len(replica_set.members) - (name in replica_set.members):
+    for name, each in parts.items():
+        appliers = each.replication._appliers.values()
+        followed = {applier.uuid for applier in appliers if applier.state is ApplierState.FOLLOW}
+        peers = [peer for peer in replica_set.members if peer != name]
+        if not all(uuids[peer] in followed and uuids[name] in served[peer] for peer in peers):
             found.append(name)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import msgpack
 import pytest
@@ -12,8 +13,10 @@ from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.constants import RaftKey
 from flowstone.iproto.row import Row
 from flowstone.xlog.errors import DamagedFile
+from tests.served_node import create_space
 from tests.simulation import test_elections
-from tests.simulation.cluster import NAMES, all_follow_all, converge, start_set, vclock
+from tests.simulation.cluster import NAMES, all_follow_all, converge, downstream, follows, start_set, vclock
+from tests.simulation.disk import Loss
 from tests.simulation.endings import (
     check_equal,
     check_idle,
@@ -22,6 +25,7 @@ from tests.simulation.endings import (
     check_replay,
     check_terms,
     names,
+    not_following,
     stop_and_compare,
 )
 from tests.simulation.final_history import FinalHistory
@@ -42,7 +46,7 @@ from tests.simulation.simulation import Simulation, simulated
 from tests.simulation.test_elections import elect
 from tests.simulation.test_logs import SYNC, put, record, verdict
 from tests.simulation.test_watchers import Set
-from tests.simulation.workload import SPACE_ID, Writer, make_space
+from tests.simulation.workload import FIELDS, SPACE, SPACE_ID, Writer, make_space
 
 
 @dataclass
@@ -83,6 +87,39 @@ async def test_it_is_told_who_does_not_follow(sim: Simulation) -> None:
     (found,) = await check_liveness(replica_set, seconds=5)
     assert found.startswith("not within 5 s after all faults: everybody follows everybody")
     assert found.endswith("not all is followed by x")
+
+
+async def lose_power_for_a_moment(sim: Simulation) -> LedSet:
+    """A master of 2.6 is back, and takes writes, before who follows it has noticed that it was away."""
+    options: dict[str, Any] = {"replication_synchro_quorum": 2, "replication_connect_quorum": 2}
+    options |= {"replication_synchro_timeout": 1.0, "replication_timeout": 1.5}
+    await start_set(sim, dialect="2.6", wal_mode="fsync", **options)
+    await sim.until(lambda: all_follow_all(sim))
+    client = await sim.client("a")
+    await create_space(client, SPACE_ID, SPACE, FIELDS, options={"is_sync": True})
+    await Writer(sim, 0).run("a", 5)
+    # Who has nothing more to say to it is not told that it knows of no such connection.
+    await sim.until(lambda: all(downstream(sim, "a", name)["vclock"] == vclock(sim, "a") for name in ("b", "c")))
+    sim.crash("a", Loss.UNSYNCED)
+    await sim.restart("a")
+    return LedSet(sim, list(NAMES))
+
+
+@simulated(seeds=range(3))
+async def test_who_follows_a_connection_that_is_gone_does_not_follow_yet(sim: Simulation) -> None:
+    replica_set = await lose_power_for_a_moment(sim)
+    assert [name for name in NAMES if follows(sim, name, "a")] == ["b", "c"], "they have noticed nothing"
+    assert {"b", "c"} <= set(not_following(replica_set))
+    assert await check_liveness(replica_set, seconds=10) == []
+
+
+@simulated()
+async def test_who_never_notices_that_a_connection_is_gone_is_told(sim: Simulation) -> None:
+    with patch("flowstone.node.elections.Elections.disconnect_timeout", 3600.0):
+        replica_set = await lose_power_for_a_moment(sim)
+        (found,) = await check_liveness(replica_set, seconds=10)
+    assert found.startswith("not within 10 s after all faults: everybody follows everybody")
+    assert found.endswith("not all is followed by b, c")
 
 
 @simulated()
