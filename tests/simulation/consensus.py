@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from flowstone.box.box import Box
+from flowstone.box.index import WHOLE
 from flowstone.box.system import CLUSTER_ID, FIRST_USER_SPACE_ID
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.instance import Instance
@@ -56,6 +57,10 @@ class Consensus:
         self._members: list[str] = []
         self._ever: dict[str, None] = {}
         """All who ever were members."""
+        self._registered: dict[str, VClock] = {}
+        """By UUID: what was in the logs of those for whom it was a member just then, by what was decided."""
+        self._positions: dict[str, VClock] = {}
+        """By name: where each was when its members were last looked up."""
         self._quorums: dict[str, int] = {}
         """What each was told to wait for, when it was last looked at: that may change in the middle of a decision."""
         sim.before_death.append(self._before_death)
@@ -68,6 +73,7 @@ class Consensus:
             self._written[name] = instance.journal.written_vclock
             self._unseen.pop(name, None)
             self._quorums[name] = instance.queue.limbo.quorum
+            self._note_registered(name, instance)
             self._hear_anonymous(instance)
             if self._heard.get(name) is not instance.journal:
                 self._heard[name] = instance.journal
@@ -122,29 +128,43 @@ class Consensus:
         for owner_id, lsn in confirmed.to_mapping().items():
             self._check_majority(name, instance, owner_id, lsn)
 
+    def _note_registered(self, name: str, instance: Instance) -> None:
+        written = instance.journal.written_vclock
+        if written != self._positions.get(name):
+            self._positions[name] = written
+            for uuid in _registered(instance.box):
+                self._registered[uuid] = self._registered.get(uuid, VClock()).merged(written)
+
     def _check_majority(self, name: str, instance: Instance, owner_id: int, lsn: int, quorum: int = 0) -> None:
         if not owner_id or lsn <= self._confirmed.get(owner_id):
             return
         self._confirmed.follow(owner_id, lsn)
-        uuids = [unpack(raw)[1] for raw in instance.box.spaces[CLUSTER_ID].tuples()]
         names = {self._sim.machine(name).uuid: name for name in self._ever}
+        uuids = _registered(instance.box)
         # Who has just joined is no member here yet, and cannot be looked at; it may have it.
         strangers = sum(uuid not in names for uuid in uuids)
         # In 2.6 an operator says how many, who is not always quicker than who joins; and nobody else can lead there.
-        majority = 0 if self._counts_anonymous else min(len(self._members) + strangers, len(uuids)) // 2 + 1
-        known = dict.fromkeys([*self._members, *(names[uuid] for uuid in uuids if uuid in names)])
-        if self._counts_anonymous:  # who was struck off a moment ago has been counted there before
-            known = dict(self._ever)
-        self._check_holders(name, owner_id, lsn, known, majority - strangers)
-        # Who is struck off by the very row that is decided about counts for what was to be waited for.
+        if not self._counts_anonymous:
+            known = [names[uuid] for uuid in uuids if uuid in names]
+            # Who was struck off since the row was written was counted before, as one of so many more. That will do:
+            # whoever knows that it has gone, and that fewer are needed, has read the row before.
+            gone = [uuid for uuid, had in self._registered.items() if uuid not in uuids and had.get(owner_id) >= lsn]
+            before = [*known, *(names[uuid] for uuid in gone if uuid in names)]
+            needed_before = (len(uuids) + len(gone)) // 2 + 1 - strangers
+            if len(self._holders(before, owner_id, lsn)) < needed_before:
+                self._check_holders(name, owner_id, lsn, known, len(uuids) // 2 + 1 - strangers)
+        # What was to be waited for may have been so with anybody who has gone meanwhile.
         self._check_holders(name, owner_id, lsn, self._ever, min(quorum, len(uuids)) - strangers)
 
     def _check_holders(self, name: str, owner_id: int, lsn: int, known: Iterable[str], needed: int) -> None:
-        holders = [name for name in known if self._may_have(name, owner_id, lsn)]
+        holders = self._holders(known, owner_id, lsn)
         is_followed = self._counts_anonymous and self._anonymous.get(owner_id) >= lsn
         if len(holders) + is_followed < needed:
             text = f"{name} has row {lsn} of {owner_id} confirmed, which only {', '.join(holders)} have; {needed} must"
             self._tell("verdict", text)
+
+    def _holders(self, known: Iterable[str], owner_id: int, lsn: int) -> list[str]:
+        return [name for name in known if self._may_have(name, owner_id, lsn)]
 
     def _hear_anonymous(self, instance: Instance) -> None:
         """Listeners and archives among them, into which nobody looks: their ACKs are taken at their word."""
@@ -205,6 +225,13 @@ class Consensus:
         # What a failed write has left behind may come back; what stands there must not go.
         if inode is not None and inode.unsynced and not inode.synced.startswith(inode.data):
             self._tell("disk", f"{name} takes for written what {writer.path} would lose with the power now")
+
+
+def _registered(box: Box) -> list[str]:
+    """UUIDs of members, by what is decided: who is to be struck off is one until then."""
+    with box.open_view(confirmed=True) as view:
+        primary = box.spaces[CLUSTER_ID].primary
+        return [] if primary is None else [unpack(raw)[1] for _, raw in view.source(primary).scan(WHOLE)]
 
 
 def _is_at_rest(instance: Instance) -> bool:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from unittest.mock import patch
 
 import pytest
 
 from flowstone.box.index import Index
+from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.msgpack import pack
-from tests.scenarios.queues import NEVER, Pending, promote, start_members
+from flowstone.node.instance import Instance
+from flowstone.replication.vclock import VClock
+from tests.scenarios.queues import NEVER, Pending, number_of, promote, start_members
 from tests.scenarios.simulated_members import reconfigure
 from tests.simulation.cluster import NAMES, all_follow_all, start_set
 from tests.simulation.consensus import CONTENTS_SECONDS, Consensus
@@ -17,11 +22,13 @@ from tests.simulation.simulation import Simulation, simulated
 from tests.simulation.test_elections import elect, make_space, write
 
 
-def watch(sim: Simulation, *, counts_anonymous: bool = False) -> tuple[Consensus, list[str]]:
+def watch(
+    sim: Simulation, members: Sequence[str] = NAMES, *, counts_anonymous: bool = False
+) -> tuple[Consensus, list[str]]:
     """Who looks from now on, and what it finds."""
     violations: list[str] = []
     consensus = Consensus(sim, violations, is_durable=True, counts_anonymous=counts_anonymous)
-    sim.loop.before_jump.append(lambda: consensus.look(list(NAMES), []))
+    sim.loop.before_jump.append(lambda: consensus.look(list(members), []))
     return consensus, violations
 
 
@@ -65,6 +72,79 @@ async def test_anonymous_followers_count_only_where_there_are_any(sim: Simulatio
         await live(sim)
     assert found
     assert all("confirmed, which only" in each for each in found)
+
+
+def cut_off(sim: Simulation, members: Sequence[str], names: str) -> None:
+    """They hear nobody, and nobody hears them."""
+    for name in names:
+        for other in members:
+            if other != name:
+                sim.cut(name, other)
+
+
+async def strike_off(sim: Simulation, members: list[str], name: str) -> None:
+    """As operators do it, on the first member."""
+    replica_id, owner = number_of(sim, name), members[0]
+    members.remove(name)
+
+    async def delete() -> None:
+        async with sim.node(owner).transaction(is_sync=True) as transaction:
+            transaction.space(CLUSTER_ID).delete(replica_id)
+
+    await sim.on(owner, delete())
+
+
+def verdicts_unseen() -> AbstractContextManager[object]:
+    """As of who dies when it has written them, and has made nothing of them yet: they are seen when it is back."""
+
+    def written(self: Consensus, name: str, instance: Instance, rows: bytes, vclock: VClock) -> None:
+        self._written[name] = vclock
+
+    return patch.object(Consensus, "_verdict_written", written)
+
+
+@pytest.mark.parametrize("is_seen_late", [False, True])
+@simulated()
+async def test_who_is_struck_off_counts_for_the_row_by_which_it_is(sim: Simulation, is_seen_late: bool) -> None:
+    members = list("abcde")
+    _, found = watch(sim, members)
+    with verdicts_unseen() if is_seen_late else nullcontext():
+        await start_members(sim, members, wal_mode="fsync")
+        cut_off(sim, members, "bd")
+        await strike_off(sim, members, "c")
+        await sim.sleep(1)
+    assert not found
+
+
+@pytest.mark.parametrize("is_seen_late", [False, True])
+@simulated()
+async def test_who_is_struck_off_is_one_of_as_many_as_there_were(sim: Simulation, is_seen_late: bool) -> None:
+    members = list("abcd")
+    _, found = watch(sim, members)
+    with verdicts_unseen() if is_seen_late else nullcontext():
+        await start_members(sim, members, wal_mode="fsync")
+        await reconfigure(sim, "a", replication_synchro_quorum=2)
+        cut_off(sim, members, "bd")
+        await strike_off(sim, members, "c")
+        await sim.sleep(1)
+    (verdict,) = found
+    assert "confirmed, which only a" in verdict
+
+
+@simulated()
+async def test_who_was_struck_off_before_a_row_does_not_count_for_it(sim: Simulation) -> None:
+    members = list("abcde")
+    consensus, found = watch(sim, members)
+    await start_members(sim, members, wal_mode="fsync")
+    await strike_off(sim, members, "c")
+    await sim.sleep(1)
+    assert not found
+    consensus._unseen["c"] = None  # and may have anything
+    await reconfigure(sim, "a", replication_synchro_quorum=2)
+    cut_off(sim, members, "bd")
+    assert await Pending(sim, "a", 1).code() == 0
+    (verdict,) = found
+    assert verdict.endswith("confirmed, which only a, e have; 3 must")
 
 
 @simulated()
