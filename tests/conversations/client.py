@@ -17,7 +17,7 @@ import msgpack
 from flowstone.iproto.constants import Key, RequestType
 from tests.conversations.recording import GREETING_SIZE, Conversation, Packet, framed, salt_of, split
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 10.0
 READ_SIZE = 65536
 LAST_SYNC = 4242
 """Of the PING that shows a connection to be alive and silent at the end."""

@@ -30,6 +30,9 @@ TIMEOUT: Final = 1.25
 """`replication_timeout`: a liar is not silent, and must not seem to be on a busy machine."""
 
 SECONDS: Final = 60
+CONNECT_SECONDS: Final = 10
+"""So long a node without data asks again where it is told no."""
+
 JOIN, FETCH = RequestType.JOIN, RequestType.FETCH_SNAPSHOT
 
 dialects = pytest.mark.parametrize("dialect", DIALECTS)
@@ -59,7 +62,7 @@ def new_node(directory: Path, dialect: str, uri: str) -> flowstone.Node:
         dialect=dialect,
         replication=[uri],
         replication_timeout=TIMEOUT,
-        replication_connect_timeout=SECONDS,
+        replication_connect_timeout=CONNECT_SECONDS,
     )
 
 
