@@ -1,0 +1,59 @@
+"""Operators that strike members off do it whatever these do meanwhile, and leave nobody with rows that are lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from unittest.mock import patch
+
+from tests.simulation import membership_faults
+from tests.simulation.membership_faults import remove_member, replace_member
+from tests.simulation.replica_set import ReplicaSet
+from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_faults import PLAN, under_load
+
+
+@simulated(seeds=range(3))
+async def test_who_is_elected_when_it_is_to_go_lets_another_lead(sim: Simulation) -> None:
+    async def elect(replica_set: ReplicaSet, name: str) -> None:
+        await sim.on(name, sim.node(name).promote())
+        await replica_set.until(lambda: replica_set.leads(name), what=f"{name} leads")
+
+    async with under_load(sim, replace(PLAN, size=5)) as replica_set:
+        leader = replica_set.leader()
+        leaving = next(name for name in replica_set.members if name != leader)
+        with patch.object(membership_faults, "_spare", elect):
+            await remove_member(replica_set, leaving, is_alive=True)
+        sim.kill(leaving)
+        assert replica_set.leader() not in (None, leaving)
+
+
+@simulated(seeds=range(3))
+async def test_who_only_follows_and_has_a_row_that_was_lost_with_a_member_goes_with_it(sim: Simulation) -> None:
+    async with under_load(sim) as replica_set:
+        (follower,), lost = replica_set.anonymous, replica_set.leader()
+        assert lost is not None
+        number = sim.node(lost)._instance.id
+        others = [name for name in replica_set.members if name != lost]
+        for name in others:
+            sim.cut(lost, name)
+
+        def has_it_alone() -> bool:
+            lsns = [sim.node(name)._instance.vclock.get(number) for name in (follower, *others)]
+            return lsns[0] > max(lsns[1:])
+
+        await replica_set.until(has_it_alone, what="it has a row that no other member gets")
+        sim.kill(lost)
+        sim.heal()
+        await replace_member(replica_set, Random(0), lost)
+        assert follower in replica_set.departed
+        assert follower not in replica_set.names
+
+
+@simulated(seeds=range(3))
+async def test_who_only_follows_stays_where_nothing_was_lost(sim: Simulation) -> None:
+    async with under_load(sim) as replica_set:
+        lost = next(name for name in replica_set.members if name != replica_set.leader())
+        sim.kill(lost)
+        await replace_member(replica_set, Random(0), lost)
+        assert len(replica_set.anonymous) == 1
