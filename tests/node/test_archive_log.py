@@ -373,3 +373,17 @@ def test_a_file_that_cannot_be_ended_is_not_left_open() -> None:
     with pytest.raises((WriteFailed, OSError)):
         log.write(alone(7))
     assert not machine.opened
+
+
+def test_rows_whose_sync_failed_do_not_come_back_as_if_they_were_there() -> None:
+    """A kernel shows pages that it could not write, and never tries again: a loss of power takes them."""
+    machine, disk = fresh()
+    log = begun(disk)
+    log.write(alone(6))
+    machine.broken.add("sync")
+    with pytest.raises(WriteFailed):
+        log.write(alone(7))
+    log.abandon()
+    machine.broken.clear()
+    assert rows_of(disk) == [(1, 6)]
+    assert resumed(disk).vclock == VClock({1: 6})

@@ -24,6 +24,8 @@ from tests.simulation.test_logs import put, record
 from tests.simulation.workload import FIELDS, Writer
 
 SYNCHRONOUS = 513
+SNAPSHOT_AFTER_SECONDS = 1.0
+"""After the start of an archive whose snapshot is due: it looks that often."""
 
 
 async def live(sim: Simulation, replica_set: LedSet, followers: Followers, *, rounds: int = 6) -> list[str]:
@@ -131,6 +133,19 @@ async def test_an_archive_goes_on_in_its_directory_when_its_disk_is_well_again(
     await archiver.stop()
     assert (archiver.name, archiver.violations) == ("archive1", [])
     assert storage.failure_count
+
+
+@simulated(seeds=range(4))
+async def test_an_archive_that_stops_while_a_snapshot_comes_leaves_no_file_open(sim: Simulation) -> None:
+    """The simulation looks for files when a process ends."""
+    archiver = Archiver(await form(sim), Random(2))
+    for _ in range(60):
+        await Writer(sim, 1).run("a", 2)
+        await sim.sleep(12)
+        await archiver.start("a")
+        await sim.sleep(SNAPSHOT_AFTER_SECONDS + sim.random.uniform(0, 0.06))
+        await archiver.stop()
+    assert archiver.violations == []
 
 
 def nop(lsn: int) -> Record:

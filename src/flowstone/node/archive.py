@@ -433,12 +433,17 @@ class Archive:
             except FlowstoneError as error:
                 await sink.abandon()
                 await self._wait_before_retry(error)
+            except BaseException:
+                await sink.abandon()
+                raise
         snapshot = sink.snapshot
         assert snapshot is not None
-        if not store.vclock <= snapshot.vclock:
-            await sink.abandon()
-            raise UpstreamLostTail(self._uri.address, snapshot.vclock, store.vclock)
-        gap = await intake.alone(store.begin_from, snapshot, why)
+        try:
+            if not store.vclock <= snapshot.vclock:
+                raise UpstreamLostTail(self._uri.address, snapshot.vclock, store.vclock)
+            gap = await intake.alone(store.begin_from, snapshot, why)
+        finally:
+            await sink.abandon()  # which is harmless where it has become a file
         intake.begin_anew()
         if reason == GAP:
             await self._load_images()
@@ -542,7 +547,7 @@ class Archive:
             while store.log.cut_at is not None:
                 intake.has_moved.clear()
                 await intake.has_moved.wait()
-            snapshot, sink.snapshot = sink.snapshot, None
+            snapshot = sink.snapshot
             assert snapshot is not None
             if await intake.alone(store.publish, snapshot) is None:
                 raise FlowstoneError("the log had passed the place where the snapshot stands")

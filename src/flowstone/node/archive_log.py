@@ -153,7 +153,7 @@ class ArchiveLog:
             data = slab.payload[int(slab.cells[scan.ROW_AT, start]) : int(slab.cells[scan.ROW_END, end - 1])]
             writer.append_encoded([data], vclock.to_mapping())
             written.append((start, end, writer.size))
-        writer.sync()
+        writer.sync(since=before)
         for start, end, size in written:
             opened.blocks.add(slab, start, end, size)
         self.vclock = vclock

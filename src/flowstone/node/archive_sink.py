@@ -180,9 +180,12 @@ class SnapshotSink:
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
         await self.abandon()
         version = ".".join(map(str, greeting_version))
-        receive = self._intake.store.receive_snapshot
-        position = vclock.without_zero()
-        self.snapshot = await self._intake.alone(receive, position, version, str(self._files_uuid()))
+        position, uuid = vclock.without_zero(), str(self._files_uuid())
+
+        def receive() -> None:  # by the worker: who is cancelled meanwhile must find it here all the same
+            self.snapshot = self._intake.store.receive_snapshot(position, version, uuid)
+
+        await self._intake.alone(receive)
         self._intake.on_snapshot()
         if self._on_begun is not None:
             await self._on_begun(position)

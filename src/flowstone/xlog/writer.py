@@ -160,15 +160,7 @@ class LogWriter:
         before = self.size
         self._write(parts)
         if sync:
-            try:
-                self._file.sync()
-            except OSError as error:
-                # What was synced before is safe, and is all that was promised: the rest must not come back one day.
-                self.size = before
-                self._is_usable = False
-                with suppress(WriteFailed):
-                    self.mend()
-                raise WriteFailed(self.path, before, error, is_usable=self._is_usable) from error
+            self.sync(since=before)
         self._vclock = dict(vclock)
 
     def append_small(self, rows: bytes, vclock: dict[int, int]) -> None:
@@ -186,17 +178,23 @@ class LogWriter:
             raise WriteFailed(self.path, self.size, error, is_usable=False) from error
         self._is_usable = True
 
-    def sync(self) -> None:
+    def sync(self, *, since: int | None = None) -> None:
         """Returns when everything appended survives a loss of power.
 
         After a failed sync nobody knows what the disk holds (the kernel may have dropped the pages and will
-        not say so again), so the writer refuses to go on.
+        not say so again), so the writer refuses to go on; or, where all up to byte `since` was synced before, what is
+        behind that is cut off again.
         """
         try:
             self._file.sync()
         except OSError as error:
             self._is_usable = False
-            raise WriteFailed(self.path, self.size, error, is_usable=False) from error
+            if since is not None:
+                # What was synced before is safe, and is all that was promised: the rest must not come back one day.
+                self.size = since
+                with suppress(WriteFailed):
+                    self.mend()
+            raise WriteFailed(self.path, self.size, error, is_usable=self._is_usable) from error
 
     def rotate(self) -> LogWriter:
         """Ends this file and gives the next one, whose PrevVClock is this one's VClock.
