@@ -83,7 +83,7 @@ async def test_it_stops_in_time_with_an_event_stream_open() -> None:
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
         reader, writer = await send(web, get("/endless"))
         await reader.readuntil(b"data: 1")
-        async with asyncio.timeout(server.STOP_SECONDS + 10):
+        async with asyncio.timeout(server.STOP_SECONDS + 2):
             await web.stop()
         async with asyncio.timeout(SECONDS):
             await reader.read()  # the connection is at its end
