@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -626,6 +627,27 @@ def test_clocks_that_differ_are_told_from_lag(tmp_path: Path) -> None:
     finding = asyncio.run(look())
     assert (finding.kind, finding.severity) == (Kind.CLOCK_SKEW, Severity.WARNING)
     assert TIME in finding.why
+
+
+@BOTH_WAYS
+def test_a_copy_of_a_data_directory_that_runs_beside_the_original_is_named(
+    cluster: Cluster, master_kind: str, replica_kind: str
+) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind)
+    replica.stop()
+    copy = make(cluster, replica_kind, "copy", start=False, replication=[master.uri])
+    shutil.copytree(replica.directory, copy.directory, ignore=shutil.ignore_patterns("*.log"), dirs_exist_ok=True)
+    replica.start()
+    replica.wait_follow(master)
+    copy.start(replication_connect_quorum=0)
+    assert copy.uuid == replica.uuid
+    finding = found(Kind.COPIED_INSTANCE, copy)
+    assert (finding.severity, finding.member) == (Severity.STOPPED, copy.uuid)
+    assert f"{master.address} has a connection of an instance with the UUID of {copy.address}" in finding.why
+    for both in ((replica, copy), (copy, replica)):
+        (finding,) = [one for one in explained(master, *both) if one.kind is Kind.COPIED_INSTANCE]
+        assert finding.what == f"two processes run as one member: {both[0].address} and {both[1].address}"
+        assert "end one of the two processes" in finding.advice
 
 
 @EITHER

@@ -41,6 +41,10 @@ WORDS = [
     ("The synchronous transaction queue doesn't belong to any instance", Kind.FOREIGN_QUEUE),
     ("CONFIRM message arrived for an unknown master id 2, expected 1", Kind.FOREIGN_QUEUE),
     ("Space '512' does not exist", Kind.SCHEMA_MISMATCH),
+    (
+        "Incorrect value for option 'replication': duplicate connection with the same replica UUID",
+        Kind.COPIED_INSTANCE,
+    ),
     ("Instance bootstrap hasn't finished yet", Kind.STARTING),
     ("unexpected EOF when reading from socket, called on fd 20, aka 127.0.0.1:5000", Kind.UNREACHABLE),
     ("timed out", Kind.UNREACHABLE),

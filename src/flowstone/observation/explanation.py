@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from flowstone.observation.finding import Finding, Kind, Severity
-from flowstone.observation.link_causes import Between, cause_of, conflict_in, log_not_written, quoted
+from flowstone.observation.link_causes import END_ONE, Between, cause_of, conflict_in, log_not_written, quoted
 from flowstone.observation.queue_findings import queue_findings
 from flowstone.observation.replica_set import FOLLOWING, Link, Member, ReplicaSet, missing_rows, most_behind
 from flowstone.observation.report import Consumer, Peer, Report
@@ -123,11 +123,20 @@ def _of_member(replica_set: ReplicaSet, member: Member, report: Report) -> Itera
         what = f"{member.label} is starting"
         advice = "wait; its log tells how far it is"
         yield make(replica_set, Kind.STARTING, Severity.WARNING, member, what, "it reads its files", advice, [])
+    if member.copy is not None:
+        yield _copied(replica_set, member, member.copy)
     if report.gc is not None:
         for consumer in report.gc.consumers:
             yield from _retention(replica_set, member, report, consumer)
     for peer in report.replication:
         yield from _clock_skew(replica_set, member, peer)
+
+
+def _copied(replica_set: ReplicaSet, member: Member, other: str) -> Finding:
+    """Both may follow at first, and each then loses what the other writes: nobody keeps two rows with one number."""
+    what = f"two processes run as one member: {member.label} and {other}"
+    why = f"both have the UUID {member.uuid}: one runs on a copy of the other's data directory"
+    return make(replica_set, Kind.COPIED_INSTANCE, Severity.STOPPED, member, what, why, END_ONE, [])
 
 
 def _orphan(replica_set: ReplicaSet, member: Member, report: Report) -> Finding:
@@ -216,6 +225,8 @@ def _of_links(replica_set: ReplicaSet) -> Iterator[Finding]:
             continue
         if link.status in FAILED or (link.message and not link.is_following):
             finding = _failed(replica_set, link, follower, master)
+            if finding.kind is Kind.COPIED_INSTANCE and follower.copy is not None:
+                continue  # it is told with both addresses
             if finding.kind is Kind.UNREACHABLE and master.report is None:
                 unreached.setdefault(master.uuid, []).append(link)
             elif finding.kind in _MUTUAL:

@@ -31,6 +31,7 @@ class Kind(StrEnum):
     SCHEMA_MISMATCH = "schema_mismatch"
     FOREIGN_QUEUE = "foreign_queue"
     DISK_FULL = "disk_full"
+    COPIED_INSTANCE = "copied_instance"
     STARTING = "starting"
     UNREACHABLE = "unreachable"
     REPLICATION_STOPPED = "replication_stopped"

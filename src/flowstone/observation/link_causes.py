@@ -19,6 +19,11 @@ QUOTED_MAX: Final = 300
 
 SET_AGAIN: Final = "set `replication` there again (`box.cfg{replication = {}}`, then as it was)"
 
+END_ONE: Final = (
+    "end one of the two processes that run with copies of one data directory; if it shall be a member of its own, "
+    "start it with an empty directory"
+)
+
 
 class Between(NamedTuple):
     """Who cannot follow whom, as people call them."""
@@ -143,11 +148,6 @@ def _log_gap(match: re.Match[str], between: Between) -> tuple[str, str]:
     return why, advice
 
 
-def _collected(match: re.Match[str], between: Between) -> tuple[str, str]:
-    why = f"{between.follower} was away for so long that {between.master} has deleted the logs kept for it"
-    return why, f"restart {between.follower}: it joins anew by itself; or {between.rejoin}"
-
-
 def _split_brain(match: re.Match[str], between: Between) -> tuple[str, str]:
     said = match["what"].partition("; decide which data")[0]
     why = (
@@ -262,11 +262,6 @@ def _version(match: re.Match[str], between: Between) -> tuple[str, str]:
     )
 
 
-def _upgrade(match: re.Match[str], between: Between) -> tuple[str, str]:
-    why = f"the schema of the set is older than the server {between.master}, which refuses to change it"
-    return why, "run `box.schema.upgrade()` on the leader, when all members are of the new release"
-
-
 def _schema(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
         f"a row of {between.master} does not fit the schema of {between.follower}: {quoted(match[0])}",
@@ -309,10 +304,7 @@ def _starting(match: re.Match[str], between: Between) -> tuple[str, str]:
 def _twice(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
         f"{between.master} has a connection of an instance with the UUID of {between.follower} already",
-        (
-            "a connection that was lost goes away within 4 × replication_timeout; if it stays: two processes run with "
-            "copies of one data directory, end one of them"
-        ),
+        f"a connection that was lost goes away within 4 × replication_timeout; if it stays, {END_ONE}",
     )
 
 
@@ -349,7 +341,6 @@ _RULES: Final = (
         Kind.LOG_GAP,
         _log_gap,
     ),
-    _Rule(_says(r"outdated and its xlogs|gc consumer|xlogs? .* (?:deleted|removed)"), Kind.LOG_GAP, _collected),
     _Rule(_says(r"(?:has|had) lost its rows [^;]*"), Kind.LOST_ROWS, _lost_rows),
     _Rule(
         _says(rf"that is another replica set \((?P<theirs>{_UUID}), ours is (?P<ours>{_UUID})\)"),
@@ -387,7 +378,6 @@ _RULES: Final = (
         Kind.VERSION_MISMATCH,
         _version,
     ),
-    _Rule(_says(r"box\.schema\.upgrade|schema (?:version )?is (?:too old|outdated)"), Kind.VERSION_MISMATCH, _upgrade),
     _Rule(
         _says(
             r"The synchronous transaction queue[^;]*|arrived for an unknown master id[^;]*"
@@ -410,7 +400,7 @@ _RULES: Final = (
         _schema,
     ),
     _Rule(_says(r"bootstrap hasn't finished|Please call box\.cfg"), Kind.STARTING, _starting, Severity.WARNING),
-    _Rule(_says(r"duplicate connection with the same replica UUID"), Kind.UNREACHABLE, _twice),
+    _Rule(_says(r"duplicate connection with the same replica UUID"), Kind.COPIED_INSTANCE, _twice),
     _Rule(
         _says(
             r"(?i:connection refused|connection reset[^;]*|broken pipe|no route to host|network is unreachable"

@@ -63,6 +63,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     address: str | None = None
     report: Report | None = None
     unreachable: Unreachable | None = None
+    copy: str | None = None
+    """Where another process answers with its UUID, if one does."""
+
     vclock: VClock = {}
     """Its position by its own word; of one that is silent, what the others know that it has."""
 
@@ -161,13 +164,19 @@ def replica_sets(answers: Sequence[Report | Unreachable]) -> tuple[ReplicaSet, .
     """The replica sets that the servers belong to, in the order in which they were named.
 
     A server that did not answer belongs to the set in which somebody follows it by that address, to the only one there
-    is, or to a set of its own whose UUID is unknown. One that was asked by two names is there once.
+    is, or to a set of its own whose UUID is unknown. One that was asked by two names is there once, and so is
+    one of which a copy runs, with the address of the other.
     """
     first: dict[str, Report] = {}
     for answer in answers:
         if isinstance(answer, Report):
             first.setdefault(answer.uuid, answer)
     reports = list(first.values())
+    copies = {
+        answer.uuid: answer.address
+        for answer in answers
+        if isinstance(answer, Report) and answer.pid != first[answer.uuid].pid
+    }
     lost = [answer for answer in answers if isinstance(answer, Unreachable)]
     uuids = list(dict.fromkeys(report.replicaset_uuid for report in reports))
     groups = {uuid: [report for report in reports if report.replicaset_uuid == uuid] for uuid in uuids}
@@ -179,7 +188,7 @@ def replica_sets(answers: Sequence[Report | Unreachable]) -> tuple[ReplicaSet, .
             found[(home or uuids)[0]].append(one)
         else:
             strays.append(one)
-    sets = [_replica_set(uuid, groups[uuid], found[uuid]) for uuid in uuids]
+    sets = [_replica_set(uuid, groups[uuid], found[uuid], copies) for uuid in uuids]
     if strays:
         sets.append(ReplicaSet(uuid=None, members=tuple(map(_stray, strays))))
     return tuple(sets)
@@ -234,10 +243,12 @@ def document(replica_set: ReplicaSet) -> dict[str, Any]:
     return found
 
 
-def _replica_set(uuid: str | None, reports: Sequence[Report], lost: Sequence[Unreachable]) -> ReplicaSet:
+def _replica_set(
+    uuid: str | None, reports: Sequence[Report], lost: Sequence[Unreachable], copies: Mapping[str, str]
+) -> ReplicaSet:
     term = max((report.election.term for report in reports if report.election is not None), default=None)
     leader = _leader(reports, term)
-    members = _members(reports, lost, leader)
+    members = _members(reports, lost, copies, leader)
     links = _links(reports, members)
     if leader and not any(member.is_leader and _is_there(member, links) for member in members):
         leader, members = 0, tuple(msgspec.structs.replace(member, is_leader=False) for member in members)
@@ -281,7 +292,9 @@ def _queue(reports: Sequence[Report]) -> Queue | None:
 # --- members ---
 
 
-def _members(reports: Sequence[Report], lost: Sequence[Unreachable], leader: int) -> tuple[Member, ...]:
+def _members(
+    reports: Sequence[Report], lost: Sequence[Unreachable], copies: Mapping[str, str], leader: int
+) -> tuple[Member, ...]:
     own = {report.uuid: report for report in reports}
     seen: dict[str, list[Peer]] = {report.uuid: [] for report in reports}
     for report in reports:
@@ -290,7 +303,7 @@ def _members(reports: Sequence[Report], lost: Sequence[Unreachable], leader: int
     addresses = {uuid: place for place, uuid in _followed(reports)}
     places, strays = _silent(seen, own, reports, lost)
     members = [
-        _answered(own[uuid], peers, leader)
+        _answered(own[uuid], peers, copies.get(uuid), leader)
         if uuid in own
         else _unheard(uuid, peers, places.get(uuid), addresses.get(uuid), leader, _kept_for(uuid, reports))
         for uuid, peers in seen.items()
@@ -321,13 +334,14 @@ def _silent(
     return places, strays
 
 
-def _answered(report: Report, peers: Sequence[Peer], leader: int) -> Member:
+def _answered(report: Report, peers: Sequence[Peer], copy: str | None, leader: int) -> Member:
     return Member(
         uuid=report.uuid,
         id=report.id,
         name=report.name or _name(peers),
         address=report.address,
         report=report,
+        copy=copy,
         vclock=report.vclock,
         is_leader=bool(report.id) and report.id == leader,
     )
