@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any, cast
 
 import pytest
 
+from flowstone.cli.promote import promoted
+from flowstone.observation.asking import Asking
+from flowstone.observation.report import Report
 from tests.cli.conftest import Command, Terminal
 from tests.interop.cluster import Cluster, not_for_stand_ins
 from tests.interop.mesh import Mesh, election, queue
 from tests.interop.versions import fits
+from tests.observation.reports import report
 
 
 @not_for_stand_ins
@@ -45,6 +50,24 @@ def test_a_member_leads_when_it_is_promoted_and_no_more_when_it_is_demoted(
     assert found.code == 0
     assert found.text.startswith(f"{two.address} does not lead in term ")
     assert election(two)["state"] != "leader"
+
+
+class _Elected:
+    """A member that was elected, and takes the queue over only then."""
+
+    def __init__(self, *queues: dict[str, int]) -> None:
+        self._queues = iter(queues)
+
+    async def report(self) -> Report:
+        info: dict[str, Any] = {"election": {"state": "leader", "term": 3, "leader": 1}, "pid": 1}
+        return report(1, {1: 5}, synchro={"queue": next(self._queues)}, **info)
+
+
+async def test_a_leader_is_shown_when_the_queue_is_its_own() -> None:
+    old, new = ({"owner": owner, "len": 0, "term": term} for owner, term in ((2, 2), (1, 3)))
+    shown = await promoted(cast(Asking, _Elected(old, old, new)))
+    assert shown.queue is not None
+    assert (shown.queue.owner, shown.queue.term) == (1, 3)
 
 
 @not_for_stand_ins

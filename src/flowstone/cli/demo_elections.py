@@ -56,7 +56,21 @@ async def _leader(nodes: dict[str, flowstone.Node]) -> str:
     done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for other in others:
         other.cancel()
-    return waiting[done.pop()]
+    leader = waiting[done.pop()]
+    await _until_known(nodes[leader].info()["id"], nodes)
+    return leader
+
+
+async def _until_known(leader: int, nodes: dict[str, flowstone.Node]) -> None:
+    """All of them have heard who leads, and have its word that the queue is its own."""
+
+    def is_known(info: dict[str, Any]) -> bool:
+        election, queue = info["election"], info["synchro"]["queue"]
+        return bool(election["leader"] == queue["owner"] == leader)
+
+    async with asyncio.timeout(SECONDS):
+        while not all(is_known(node.info()) for node in nodes.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def _show(nodes: dict[str, flowstone.Node]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 PROMOTE_EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone promote 127.0.0.1:3302`"
 DEMOTE_EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone demote --yes 127.0.0.1:3302`"
+
+LOOKS_MAX, LOOK_SECONDS = 60, 0.05
 
 
 def promote(
@@ -60,8 +63,19 @@ async def _change(uri: Uri, action: str, yes: bool, as_json: bool) -> int:
         if not consent(_question(one, member, action), yes=yes):
             return INTERRUPTED
         await _call(asking, before, action)
-        _tell(before, await asking.report(), as_json)
+        _tell(before, await (promoted(asking) if action == "promote" else asking.report()), as_json)
     return OK
+
+
+async def promoted(asking: Asking) -> Report:
+    """Who is elected writes that the queue is its own a moment later: that is waited for, though not for ever."""
+    report = await asking.report()
+    for _ in range(LOOKS_MAX):
+        if leads(report) and not report.ro and (report.queue is None or report.queue.owner == report.id):
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+        report = await asking.report()
+    return report
 
 
 async def _call(asking: Asking, report: Report, action: str) -> None:
