@@ -111,6 +111,30 @@ async def test_who_waits_for_a_join_from_a_machine_without_power_gives_up(sim: S
 
 
 @simulated(seeds=range(5))
+async def test_who_gets_nothing_of_the_data_it_is_to_join_anew_goes_on_with_its_own(sim: Simulation) -> None:
+    """The only peer that it reaches has not the logs that it needs; while it waits there, one comes back that has."""
+    options = {"replication_timeout": 0.5, "replication_connect_timeout": 3, "bootstrap_strategy": "legacy"}
+    await start_set(sim, "ab", **options)
+    await make_space(sim, "a")
+    await converge(sim, "ab")
+    await sim.stop("b")
+    writer = Writer(sim, 0)
+    await writer.run("a", 20)
+    await sim.start("c", replication=[sim.uri("a")], **options)
+    await sim.stop("a")
+    starting = asyncio.ensure_future(sim.restart("b", replication=[sim.uri("a"), sim.uri("c")]))
+    await sim.sleep(1)
+    sim.freeze("c")
+    await sim.sleep(5)
+    await sim.restart("a", replication=[sim.uri("b"), sim.uri("c")])
+    await starting
+    await converge(sim, "ab")
+    sim.thaw("c")
+    await converge(sim)
+    writer.check(await rows(await sim.client("b")))
+
+
+@simulated(seeds=range(5))
 async def test_a_registered_replica_of_a_mesh_of_2_6_has_one_id(sim: Simulation) -> None:
     """Its id comes with the rows that follow: no other master may be asked for another meanwhile."""
     await start_set(sim, "ab", dialect="2.6")

@@ -106,7 +106,7 @@ class Parts:
         outside.disk.make_directory(self._memtx_dir)
         if self._configuration.replication:
             await self._warm_up()
-        files = find_files(outside.disk, self._memtx_dir, self._wal_dir)
+        files = self._find_files()
         self._make_parts(await self._dialect(files), self._uuid_of(files))
         is_leader = await self._load(files)
         self._keep_files()
@@ -140,6 +140,9 @@ class Parts:
             raise FlowstoneError(f"no first term within {seconds:g} s: {reason}", hint=hint) from None
 
     # --- what there is before there is data ---
+
+    def _find_files(self) -> LogDirectory:
+        return find_files(self._outside.disk, self._memtx_dir, self._wal_dir)
 
     async def _dialect(self, files: LogDirectory) -> Dialect:
         """That of the files; for new data that of the peers, who must understand us, or what was asked for."""
@@ -219,7 +222,10 @@ class Parts:
                 await self.listen(self._configuration)
                 self.replication.begin_orphan()
                 await self.replication.connect(at_birth=False)
-                await self.replication.rejoin(self._forget)
+                while not await self.replication.rejoin(self._forget):
+                    await self.replication.connect(at_birth=False)  # first: so that nobody sends rows meanwhile
+                    await self._recover(self._find_files())
+                    await self._outside.clock.sleep(self._configuration.replication_timeout)
             return False
         await self.listen(self._configuration)  # before anything is made that an address in use would leave behind
         if has_peers and await self.replication.find_data():

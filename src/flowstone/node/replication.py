@@ -321,16 +321,18 @@ class Replication:
         return True
 
     async def rejoin(self, forget: Callable[[], None]) -> bool:
-        """Joins anew where no peer has the logs any more that we need, after `forget`; False if none of that is so."""
+        """Joins anew where no peer has the logs any more that we need, after `forget`; True if all is well then.
+
+        False: who has the data went away, or gave nothing of it. What was forgotten has to be loaded again: the source
+        may be waiting for a quorum that it has only with us, and others, whom we can follow, may be there by now.
+        """
         source = bootstrap_leader.rejoin_source(self._peers(), self._instance.vclock)
         if source is None:
-            return False
+            return True
         LOG.error("replica is too old, initiating rebootstrap from %s at %s", source.uuid, source.address)
         self._instance.bootstrap_leader_uuid = source.uuid
         forget()
-        if not await self._join(source):
-            raise errors.Cfg(f"Incorrect value for option 'replication': cannot join {source.address} anew")
-        return True
+        return await self._join(source)
 
     def peers_to_register(self) -> list[UUID]:
         """Whom the first instance registers with itself: 2.6.0 all who are connected, later ones nobody."""
