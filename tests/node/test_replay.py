@@ -216,6 +216,13 @@ class TestSynchronous:
         assert tuples(box, 513) == [(1,)]
         assert tuples(box) == []
 
+    def test_what_a_former_owner_wrote_and_was_made_nops_waits_for_nothing(self) -> None:
+        """It came while transactions of the present owner waited; that it was synchronous is all that is left of it."""
+        nop = Row(RequestType.NOP, 3, lsn=17, timestamp=1.0)
+        _, replay = replayed(alone(replace(1, [1], 513), SYNC), alone(nop, SYNC), alone(replace(2, [2]), QUEUED))
+        assert [(applied.replica_id, applied.lsn) for applied in replay.pending] == [(1, 1), (1, 2)]
+        assert replay.vclock == VClock({1: 2, 3: 17})
+
     def test_logs_without_flags_go_by_the_schema(self) -> None:
         box, replay = replayed(
             alone(replace(1, [1], 513)),

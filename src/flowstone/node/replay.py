@@ -117,11 +117,11 @@ class Applied(Tracked):
         return self.touches_synchronous or bool(self.flags & _WAIT_ACK)
 
     def waits(self, *, by_schema: bool) -> bool:
-        """A tracker keeps the log's order, and with it some that are facts already.
+        """A tracker keeps the log's order, and with it some that are facts already, and NOPs, whatever their flags say.
 
         `by_schema`: rows do not say that they are synchronous, as those of 2.6; what is behind such a one waits, too.
         """
-        return self.rows[0].type not in _CONTROL and (by_schema or bool(self.flags & _WAIT))
+        return self.rows[0].type not in _CONTROL and (by_schema or bool(self.flags & _WAIT)) and not is_nop(self)
 
 
 class Replay:
