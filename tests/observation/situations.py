@@ -25,7 +25,7 @@ HALF_SEEN: Final = (
     "could not look deeper",
     "the row in question is not among those that come next",
     " or more transactions more",
-    "another replica set, or none",
+    "it does not tell us which",
 )
 """What a finding says where a server was too slow for so long a look: the next one shows all of it."""
 
@@ -36,16 +36,16 @@ def as_it_is(replica_set: ReplicaSet) -> ReplicaSet:
     return replica_set
 
 
-def explained(*members: Member | str, seen_as: Seen = as_it_is) -> tuple[Finding, ...]:
+def explained(*members: Member | str, seen_as: Seen = as_it_is, seconds: float = SECONDS) -> tuple[Finding, ...]:
     """By members, asked as guests, or by URIs; `seen_as` changes what they said before it is looked into.
 
-    A member that is only slow, on a busy machine, is waited for: it is not what is wrong.
+    A member that is only slow, on a busy machine, is waited for, so many `seconds`: it is not what is wrong.
     """
     uris = [parse_uri(one if isinstance(one, str) else one.address) for one in members]
 
     async def look() -> tuple[Finding, ...]:
         outside = production()
-        survey = Survey(outside, uris, timeout=SECONDS)
+        survey = Survey(outside, uris, timeout=seconds)
         try:
             return await Investigation(outside, survey).findings([seen_as(one) for one in await survey.look()])
         finally:

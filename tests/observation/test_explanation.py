@@ -228,3 +228,19 @@ def test_whatever_servers_say_nothing_is_raised(
     for finding in _found(*reports, report_of("nowhere:1", {})):
         assert finding.what
         assert finding.advice
+
+
+def test_who_answers_that_it_is_not_ready_is_starting_and_not_away() -> None:
+    loading = Unreachable(address=address(1), reason="Instance bootstrap hasn't finished yet", hint="retry in a moment")
+    (finding,) = explain(replica_sets([loading]))
+    assert (finding.kind, finding.severity) == (Kind.STARTING, Severity.WARNING)
+    assert "who does not let it join" in finding.advice
+
+
+def test_a_few_rows_kept_for_who_is_known_to_be_away_are_not_told_too() -> None:
+    consumer = {"name": f"replica {uuid(2)}", "vclock": {1: 4}, "signature": 4}
+    lost = Unreachable(address=address(2), reason="connection refused")
+    told = upstream(2, "disconnected", message="connection refused")
+    master = report(1, {1: 5}, {2: {"upstream": told}}, gc={"consumers": [consumer]})
+    assert [one.kind for one in explain(replica_sets([master, lost]))] == [Kind.UNREACHABLE]
+    assert Kind.RETENTION in [one.kind for one in explain(replica_sets([master]))]

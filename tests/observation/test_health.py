@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from flowstone.observation.explanation import explain
 from flowstone.observation.finding import Kind
 from flowstone.observation.health import complaints
@@ -96,3 +98,9 @@ def test_a_queue_that_stands_still_is_told() -> None:
     assert of(report(1, {1: 5}, **waiting(33.3))) == (
         "3 synchronous transactions wait for a quorum, the first for 33 s",
     )
+
+
+def test_a_copy_that_runs_beside_its_original_is_told_with_both_addresses() -> None:
+    one, copy = report(1, {1: 5}, pid=1), msgspec.structs.replace(report(1, {1: 5}, pid=2), address="db9:3301")
+    assert of(one, copy) == ("two processes run as one member: db1:3301 and db9:3301",)
+    assert of(one, msgspec.structs.replace(one, address="localhost:3301")) == ()

@@ -211,6 +211,23 @@ def test_a_split_brain_shows_both_histories_and_where_they_part(nodes: Cluster) 
     assert "of the new owner" in told
     assert "replica 1 owns the queue since term" in told
     assert "replica 2 owns the queue since term" in told
+    assert finding.why.count("two members have decided") == 1
+    # What it advises leaves them well.
+    uuid = owner.uuid
+    owner.stop()
+    assert run(["rebootstrap", "--yes", "--force", str(owner.directory), other.address]) == 0
+    owner.start(instance_uuid=uuid)
+    owner.wait_follow(other)
+    owner.catch_up(other)
+    finding = found(Kind.SPLIT_BRAIN, owner, other)
+    assert finding.member == other.uuid
+    assert "the split brain is over" in finding.why
+    assert finding.advice.startswith(f"on {other.address}, set `replication` there again")
+    replication = other.options["replication"]
+    other.configure(replication=[])
+    other.configure(replication=replication)
+    other.wait_follow(owner)
+    assert_well(owner, other)
 
 
 @EITHER
@@ -465,6 +482,66 @@ def test_an_expelled_member_is_told_that_it_is_not_known(cluster: Cluster, maste
     finding = found(Kind.NOT_REGISTERED, replica, master)
     assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
     assert f"flowstone rebootstrap DIR {master.address}" in finding.advice
+
+
+@BOTH_WAYS
+def test_an_expelled_member_that_runs_is_named_by_those_who_are_told_to_follow_it(
+    cluster: Cluster, master_kind: str, replica_kind: str
+) -> None:
+    master, replica = pair(cluster, master_kind, replica_kind)
+    number = replica.id
+    master.configure(replication_connect_quorum=0)
+    master.configure(replication=[replica.uri])
+    master.wait_follow(replica)
+    replica.configure(replication=[])
+    eventually("it is let go", lambda: master.downstream(number).get("status") != "follow")
+    master.client.delete(CLUSTER, number)
+    for asked in ((master,), (master, replica)):
+        finding = found(Kind.NOT_REGISTERED, *asked)
+        assert (finding.severity, finding.member) == (Severity.STOPPED, master.uuid)
+        assert f"is told to follow {replica.address}, which is no member" in finding.what
+        assert "it was expelled" in finding.why
+        assert f"`flowstone rebootstrap DIR {master.address}`" in finding.advice
+        assert not [one for one in explained(*asked) if one.kind is Kind.WRONG_CLUSTER]
+
+
+@EITHER
+def test_a_replica_that_only_its_master_knows_of_has_gone_and_not_the_master(cluster: Cluster, kind: str) -> None:
+    master, replica = pair(cluster, kind, "ours" if kind == "real" else "real")
+    number = replica.id
+    replica.kill()
+    eventually("it is noticed", lambda: master.downstream(number).get("status") == "stopped")
+    finding = found(Kind.UNREACHABLE, master)
+    assert finding.member == replica_uuid(master, number)
+    assert f"its connection to {master.address} ended" in finding.why
+    assert f"see whether {finding.label} runs" in finding.advice
+    assert f"`flowstone expel {master.address} {number}`" in finding.advice
+
+
+def replica_uuid(member: Member, number: int) -> str:
+    uuid: str = member.replication()[number]["uuid"]
+    return uuid
+
+
+def test_a_leader_that_hangs_is_one_finding(nodes: Cluster) -> None:
+    """Who followed it says only that it hears nothing, and tries again by itself."""
+    mesh = Mesh(nodes, ("ours",) * 3, direct=True)
+    mesh.set_modes("candidate")
+    leader = mesh.wait_leader()
+    others, uuid = mesh.others(leader), leader.uuid
+    leader.pause()
+    mesh.wait_leader(*others, besides=leader)
+    for other in others:
+        other.wait_log(f"{leader.address} said nothing for")
+
+    def look() -> Finding | None:
+        told = [one for one in explained(*others, seconds=3.0) if uuid in (one.member, one.peer)]
+        return told[0] if [one.kind for one in told] == [Kind.UNREACHABLE] else None
+
+    finding: Finding = eventually("it is one finding", look)
+    assert finding.member == uuid
+    assert "see whether its process stands still" in finding.advice
+    leader.resume()
 
 
 @BOTH_WAYS

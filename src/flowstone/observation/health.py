@@ -43,6 +43,8 @@ def _of_members(one: ReplicaSet) -> Iterator[str]:
                 yield f"{member.label} is connected to nobody"
         elif member.report.status != "running":
             yield f"{member.label} is {member.report.status}, not running"
+        if member.copy is not None:
+            yield f"two processes run as one member: {member.label} and {member.copy}"
 
 
 def _silence(one: Unreachable) -> str:

@@ -25,12 +25,12 @@ from flowstone.observation.conflict import Conflict, find_conflict
 from flowstone.observation.explanation import between_of, explain, in_order
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.fork import Alone, Fork, behind, common_point, digests
-from flowstone.observation.link_causes import conflict_advice, conflict_in, quoted
+from flowstone.observation.link_causes import SET_AGAIN, conflict_advice, conflict_in, quoted
 from flowstone.observation.log_section import LogSection, read_section
 from flowstone.observation.places import place_of, seen_from
 from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows
 from flowstone.observation.report import Report, printable
-from flowstone.observation.wording import capital, make, position, rows_text, seconds_text
+from flowstone.observation.wording import capital, for_command, make, position, rows_text, seconds_text
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 
@@ -141,6 +141,11 @@ class Investigation:
             for member, section in ((follower, first), (master, second))
         ]
         fork = Fork(point, (sides[0], sides[1]))
+        if finding.kind is Kind.SPLIT_BRAIN and all(side.is_whole and side.first is None for side in sides):
+            why = f"both histories are the same by now, up to {position(point.to_mapping())}: the split brain is over"
+            return _with(
+                finding, [], why=why, advice=f"on {follower.label}, {SET_AGAIN}: it does not try again by itself"
+            )
         queues = [_queue_line(one) for one in (follower, master) if one.report is not None]
         return _with(finding, [*queues, *fork.evidence()], why=f"{finding.why}. {capital(fork.sentence())}")
 
@@ -254,16 +259,15 @@ class Investigation:
         finally:
             await asking.close()
         theirs = answer.replicaset_uuid if isinstance(answer, Report) else None
-        if theirs == replica_set.uuid:
-            return _not_followed(replica_set, member, uri.address, uuid)
-        which = f"replica set {theirs}" if theirs is not None else "another replica set, or none"
+        if theirs is None or theirs == replica_set.uuid:
+            return _not_followed(replica_set, member, uri.address, uuid, is_of_set=theirs is not None)
         return make(
             replica_set,
             Kind.WRONG_CLUSTER,
             Severity.STOPPED,
             member,
             f"{member.label} does not follow {uri.address}",
-            f"{uri.address} is of {which}, {member.label} of {replica_set.uuid}",
+            f"{uri.address} is of replica set {theirs}, {member.label} of {replica_set.uuid}",
             f"correct `replication` of {member.label}; if it shall move over, start it with an empty directory",
             [f"{uri.address} is instance {uuid}, which is no member of this set"],
             peer=uuid,
@@ -288,20 +292,26 @@ _DEEPER: Final[dict[Kind, Deepen]] = {
 }
 
 
-def _not_followed(replica_set: ReplicaSet, member: Member, place: str, uuid: str) -> Finding:
-    """It is of the set and runs; what it answers, only the log of the follower says."""
-    is_member = replica_set.member(uuid) is not None
+def _not_followed(replica_set: ReplicaSet, member: Member, place: str, uuid: str, *, is_of_set: bool = True) -> Finding:
+    """It runs, and nothing is shown of it; what it answers, only the log of the follower says.
+
+    `is_of_set`: by its own word; else it does not tell, as it does not know us.
+    """
+    assert member.report is not None
+    if uuid in (peer.uuid for peer in member.report.replication):
+        kind, what = Kind.REPLICATION_STOPPED, f"{member.label} does not follow {place}, which it is told to"
+        why = f"{place} is of this set and runs"
+        advice = f"see the log of {member.label}: the login in its `replication` may be wrong, or a right missing"
+    else:
+        kind, what = Kind.NOT_REGISTERED, f"{member.label} is told to follow {place}, which is no member of the set"
+        why = f"the server there, {uuid}, is not in `_cluster` of {member.label}: it was expelled"
+        why += "" if is_of_set else ", or is of another replica set: it does not tell us which"
+        advice = (
+            f"if it was expelled: stop it, and take it out of `replication` of {member.label}; if it shall come back, "
+            f"`flowstone rebootstrap DIR {for_command(member.address)}` with its data directory, and start it"
+        )
     return make(
-        replica_set,
-        Kind.REPLICATION_STOPPED if is_member else Kind.NOT_REGISTERED,
-        Severity.STOPPED,
-        member,
-        f"{member.label} does not follow {place}, which it is told to",
-        f"{place} is of this set and runs"
-        + ("" if is_member else f", but {member.label} does not know it as a member"),
-        f"see the log of {member.label}: the login in its `replication` may be wrong, or a right missing",
-        [f"{place} is instance {uuid}"],
-        peer=uuid,
+        replica_set, kind, Severity.STOPPED, member, what, why, advice, [f"{place} is instance {uuid}"], peer=uuid
     )
 
 

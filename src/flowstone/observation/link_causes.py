@@ -156,8 +156,8 @@ def _split_brain(match: re.Match[str], between: Between) -> tuple[str, str]:
     )
     advice = (
         f"decide which side to keep, {between.follower}'s or {between.master}'s. Save what only the other side has "
-        f"(`flowstone explain DIR DIR` lists it, `flowstone cat` prints it), and let it join anew: stop it, "
-        f"`flowstone rebootstrap DIR URI` with its data directory, start it"
+        f"(`flowstone cat` prints its logs), and let it join anew: stop it, `flowstone rebootstrap DIR URI` with its "
+        f"data directory, start it. Then, on the side that was kept, {SET_AGAIN}: it has stopped for good, too"
     )
     return why, advice
 
@@ -404,8 +404,8 @@ _RULES: Final = (
     _Rule(
         _says(
             r"(?i:connection refused|connection reset[^;]*|broken pipe|no route to host|network is unreachable"
-            r"|is lost[^;]*|timed? ?-?out|unexpected EOF[^;,]*|getaddrinfo[^;]*|no answer[^;]*|did not answer[^;]*"
-            r"|cannot connect[^;]*|closed the connection[^;]*|closed by[^;]*)"
+            r"|is lost[^;]*|said nothing for [^;]*|timed? ?-?out|unexpected EOF[^;,]*|getaddrinfo[^;]*|no answer[^;]*"
+            r"|did not answer[^;]*|cannot connect[^;]*|closed the connection[^;]*|closed by[^;]*)"
         ),
         Kind.UNREACHABLE,
         _unreachable,

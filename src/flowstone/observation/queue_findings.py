@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.replica_set import FOLLOWING, Member, ReplicaSet
 from flowstone.observation.report import Report
-from flowstone.observation.wording import expel, make, position, promote, seconds_text
+from flowstone.observation.wording import expel_command, make, position, promote, seconds_text
 
 WAIT_SECONDS: Final = 2.0
 """A transaction that waits for its quorum longer than this is slow, where the quorum is there."""
@@ -110,22 +110,28 @@ def lost_quorum(replica_set: ReplicaSet) -> Finding | None:
 
 def _without_the_missing(replica_set: ReplicaSet, quorum: _Quorum, report: Report) -> str:
     """The order matters: who has no quorum can expel nobody, and is elected by nobody."""
-    label, names = quorum.member.label, " and ".join(one.label for one in quorum.missing)
-    left = sum(1 for one in replica_set.members if one.id) - len(quorum.missing)
+    label, gone = quorum.member.label, [one for one in quorum.missing if one.report is None]
+    left = sum(1 for one in replica_set.members if one.id) - len(gone)
     # What shows no queue may be too old for formulas, too.
     usual = f"{left // 2 + 1}" if report.queue is None else "`N / 2 + 1`"
     if not quorum.missing:
         return f"nobody is missing: set `replication_synchro_quorum` on {label} to {usual}"
+    stopped = " and ".join(one.label for one in quorum.missing if one.report is not None)
+    let_follow = f"let {stopped} follow {label} again: what keeps it from that is told, too" if stopped else ""
+    if not gone:
+        return let_follow
+    names = " and ".join(one.label for one in gone)
     setting = f"replication_synchro_quorum = {quorum.there}"
     how = f"`box.cfg{{{setting}}}`"
     if report.is_flowstone:
         how = f"`{setting}` in its file, then SIGHUP; or CALL `box.cfg` with it"
     leads = "" if replica_set.leader else _elected(quorum.member, report)
-    expelled = " and ".join(expel(replica_set, one) for one in quorum.missing)
+    expelled = " and ".join(expel_command(replica_set, one) for one in gone)
+    back = "" if usual == f"{quorum.there}" else f"; then set `replication_synchro_quorum` back to {usual}"
     return (
-        f"bring {names} back. Only if gone for good, so that nobody can start it again, in this order: lower the "
-        f"quorum to what is left, on {label}: {how}{leads}; then expel who is gone: {expelled}; then set "
-        f"`replication_synchro_quorum` back to {usual}. While it is lowered, what the quorum is for is given up"
+        f"{let_follow}{'; ' if let_follow else ''}bring {names} back. Only if gone for good, so that nobody can start "
+        f"it again, in this order: lower the quorum to what is left, on {label}: {how}{leads}; then expel who is gone: "
+        f"{expelled}{back}. While it is lowered, what the quorum is for is given up"
     )
 
 
@@ -234,7 +240,7 @@ def _two_owners(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]
         for member, report in reports
         if report.id
         and (
-            (report.queue is not None and report.queue.owner == report.id)
+            (report.queue is not None and report.queue.owner == report.id and not report.ro)
             or (report.election is not None and report.election.state == "leader")
         )
     ]

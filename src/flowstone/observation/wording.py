@@ -42,7 +42,12 @@ def make(
 
 
 def expel(replica_set: ReplicaSet, member: Member | None) -> str:
-    """The command that takes a member out of its set, by way of one that answers."""
+    """What takes a member out of its set: a command, by way of one that answers, as soon as somebody can write it."""
+    when = "" if replica_set.master != "no" else " as soon as somebody takes writes"
+    return f"expel it{when}: {expel_command(replica_set, member)}"
+
+
+def expel_command(replica_set: ReplicaSet, member: Member | None) -> str:
     others = [one for one in replica_set.members if one.report is not None and one is not member]
     at = next((one.address for one in others if one.address is not None), None)
     return f"`flowstone expel {for_command(at)} {member.id if member is not None and member.id else 'ID'}`"
