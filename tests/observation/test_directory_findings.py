@@ -16,10 +16,11 @@ from flowstone.observation import directory_findings as findings
 from flowstone.observation.directory import look_into
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.outside import production
+from tests import real_tarantool
 from tests.chaos.small_disk import MountedDisk
 from tests.interop.cluster import Cluster
 from tests.interop.ledger import LEDGER
-from tests.interop.member import SECONDS
+from tests.interop.member import SECONDS, eventually
 from tests.node.test_applier import until
 from tests.observation.directories import LOGS, ROWS, leave
 from tests.observation.situations import pair, write
@@ -88,9 +89,76 @@ def test_a_torn_end_is_a_warning_with_the_bytes_that_are_lost(kind: str, tmp_pat
 def test_a_missing_log_is_a_gap_with_the_rows_that_are_gone(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     _logs(data)[1].unlink()
-    finding = next(one for one in _found(data) if one.kind is Kind.LOG_GAP)
+    finding = _one(data, Kind.LOG_GAP)
     assert f"{ROWS} rows (" in finding.why
     assert "of replica 1)" in finding.why
+
+
+def _starts(kind: str, data: Path) -> bool:
+    """Whether a server of this kind comes up from it."""
+    if kind == "real":
+        try:
+            return "up" in real_tarantool.run("box.cfg{log = 'server.log'} print('up') os.exit()", data)
+        except RuntimeError:
+            return False
+
+    async def start() -> None:
+        async with flowstone.Node(str(data)):
+            pass
+
+    try:
+        asyncio.run(start())
+    except flowstone.FlowstoneError:
+        return False
+    return True
+
+
+@KINDS
+@pytest.mark.parametrize("is_covered", [True, False])
+def test_a_gap_is_as_bad_as_a_server_takes_it(kind: str, is_covered: bool, tmp_path: Path) -> None:
+    """It needs no row that the newest snapshot covers."""
+    data = leave(kind, tmp_path / "data")
+    if not is_covered:
+        for snapshot in _snapshots(data)[1:]:
+            snapshot.unlink()
+    _logs(data)[1].unlink()
+    finding = _one(data, Kind.LOG_GAP)
+    assert finding.severity is (Severity.WARNING if is_covered else Severity.STOPPED)
+    assert ("the newest snapshot has what they did" in finding.why) is is_covered
+    assert ("rebootstrap" in finding.advice) is not is_covered
+    assert _starts(kind, data) is is_covered
+
+
+@pytest.mark.parametrize("kind", ["real", "ours"])
+def test_who_has_joined_anew_by_itself_is_well(cluster: Cluster, kind: str) -> None:
+    """What it has missed is in no log of it, and never was."""
+    master, replica = pair(cluster, kind, kind, checkpoint_count=1)
+    write(master, [1])
+    replica.catch_up(master)
+    replica.stop()
+    master.restart(**({"wal_cleanup_delay": 0} if kind == "ours" else {}))
+    oldest = min(path.name for path in master.files("xlog"))
+    for number in range(2, 5):
+        write(master, [number])
+        master.snapshot()
+    eventually("the old logs go", lambda: oldest not in [path.name for path in master.files("xlog")])
+    write(master, [5])
+    replica.start()
+    replica.catch_up(master)
+    assert _logs(replica.directory)[-1].stem < _snapshots(replica.directory)[-1].stem
+    assert _found(replica.directory) == [], "nothing was written since"
+    write(master, [6])
+    replica.catch_up(master)
+    seen = look_into(production(), str(replica.directory))
+    assert len(seen.report.gaps) == 1
+    assert findings.directory_findings(seen) == []
+    replica.restart()
+    write(master, [7])
+    replica.catch_up(master)
+    replica.stop()
+    assert _found(replica.directory) == []
+    (replica.directory / "manifest.json").write_text("{}")
+    assert _one(replica.directory, Kind.LOG_GAP).severity is Severity.WARNING, "an archive is there for its history"
 
 
 @KINDS

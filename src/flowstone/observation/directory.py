@@ -6,6 +6,7 @@ noticed by its lock, which is tried and let go. What is wrong with what was seen
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import Key
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
+from flowstone.node import archive_manifest
 from flowstone.node.archive_definitions import definition_files
 from flowstone.node.archive_snapshot import REPLICASET_KEYS
 from flowstone.observation.fork import digests
@@ -42,6 +44,9 @@ class Directory:
     path: str
     listing: LogDirectory
     is_in_use: bool
+    is_archive: bool
+    """What it is there for is the history; its files name the instance that was followed."""
+
     has_definitions: bool
     """It is a spool, which begins in the middle of a log by design."""
 
@@ -78,6 +83,21 @@ class Directory:
         """Those of the instance itself that can be opened."""
         return [log for log in self.listing.logs if _uuid(log) == self.instance_uuid]
 
+    def has_snapshot_of(self, vclock: VClock) -> bool:
+        """A server that starts here needs no row up to there: the newest snapshot has what they did."""
+        newest = self.listing.newest_snapshot()
+        return newest is not None and _uuid(newest) is not None and vclock <= VClock(newest.meta.vclock)
+
+    def lacks_file_before(self, path: str) -> bool:
+        """The log names the one that was written before it, and that is not there.
+
+        Where rows are missing before a log that does not, they never were in a log here: the instance joined anew, and
+        got them as a snapshot. A real server names the last log before the join then, a node none.
+        """
+        number = next(number for number, log in enumerate(self.logs) if log.path == path)
+        named = self.logs[number].meta.prev_vclock
+        return named is not None and (number == 0 or named != self.logs[number - 1].meta.vclock)
+
     def needed(self) -> frozenset[str]:
         """Paths of what a server reads when it starts: the newest snapshot and the logs from there on."""
         newest = self.listing.newest_snapshot()
@@ -112,6 +132,7 @@ def look_into(outside: Outside, path: str) -> Directory:
         path=path,
         listing=listing,
         is_in_use=_is_in_use(disk, path),
+        is_archive=disk.kind(posixpath.join(path, archive_manifest.NAME)) is not None,
         has_definitions=bool(definition_files(disk, path)),
         free_space=disk.free_space(path),
         instance_uuid=instance_uuid,

@@ -17,6 +17,7 @@ from flowstone.observation.fork import Alone, Fork, are_used_twice, common_point
 from flowstone.observation.link_causes import quoted
 from flowstone.observation.wording import bytes_text, position, rows_text
 from flowstone.outside import Outside
+from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import LogGap
 from flowstone.xlog.reader import EndingKind
 from flowstone.xlog.transactions import CONTROL_TYPES
@@ -28,6 +29,13 @@ COMPARED_MAX: Final = 1000
 """Transactions of each side behind the fork point that are read; all are counted on the way."""
 
 FORCE: Final = "`force_recovery = true` (`--force-recovery`) starts without what is damaged"
+
+
+COVERED: Final = (
+    "a server starts from the snapshot all the same, but members that need these rows must join anew, and no moment "
+    "between can be restored; if logs were moved away, bring them back"
+)
+"""What to do about rows that are in no log, and in the newest snapshot."""
 
 
 def directory_findings(directory: Directory) -> list[Finding]:
@@ -132,14 +140,22 @@ def _torn(directory: Directory) -> Iterator[Finding]:
 
 
 def _gaps(directory: Directory) -> Iterator[Finding]:
+    """What an instance did not log because it joined anew is missing from nothing but an archive."""
     for gap in directory.report.gaps:
+        is_covered = directory.has_snapshot_of(VClock(gap.need))
+        if is_covered and not directory.is_archive and not directory.lacks_file_before(gap.path):
+            continue
         yield _make(
             directory,
             Kind.LOG_GAP,
-            _severity(directory, gap.path),
+            Severity.WARNING if is_covered else _severity(directory, gap.path),
             f"rows are missing before {posixpath.basename(gap.path)}",
-            f"the logs before it end at {position(gap.have)}, it begins at {position(gap.need)}: {_missing(gap)}",
-            f"bring the missing .xlog files back, or take the data from another member: {_rejoin(directory)}. {FORCE}",
+            f"the logs before it end at {position(gap.have)}, it begins at {position(gap.need)}: {_missing(gap)}"
+            + ("; the newest snapshot has what they did" if is_covered else ""),
+            COVERED
+            if is_covered
+            else f"bring the missing .xlog files back, or take the data from another member: {_rejoin(directory)}. "
+            f"{FORCE}",
             [gap.message],
         )
 
@@ -163,19 +179,27 @@ def _snapshots(directory: Directory) -> Iterator[Finding]:
         )
     if newest is None or not directory.logs or newest.path in {error.path for error in directory.unreadable}:
         return
-    at = {number: lsn for number, lsn in newest.meta.vclock.items() if number}
-    lacking = {number: lsn for number, lsn in at.items() if lsn > directory.end_of_logs.get(number)}
-    if lacking:
-        yield _make(
-            directory,
-            Kind.LOG_GAP,
-            Severity.WARNING,
-            "the newest snapshot is newer than all logs",
-            f"{posixpath.basename(newest.path)} is at {position(at)}, the logs end at "
-            f"{position(directory.end_of_logs.to_mapping())}: what was written in between is in no log here",
-            "a server starts from it, but members that need these rows must join anew; if logs were moved away, bring "
-            "them back",
-        )
+    at = VClock(newest.meta.vclock).without_zero()
+    if at <= directory.end_of_logs or not (directory.is_archive or _is_log_lost(directory)):
+        return
+    yield _make(
+        directory,
+        Kind.LOG_GAP,
+        Severity.WARNING,
+        "the newest snapshot is newer than all logs",
+        f"{posixpath.basename(newest.path)} is at {position(at.to_mapping())}, the logs end at "
+        f"{position(directory.end_of_logs.to_mapping())}: what was written in between is in no log here",
+        COVERED,
+    )
+
+
+def _is_log_lost(directory: Directory) -> bool:
+    """Behind the last log there is more than one snapshot: who made the first of them went on in a log of that name.
+
+    With one alone the instance has joined anew, and has not written since.
+    """
+    last = directory.logs[-1].signature
+    return sum(snapshot.signature > last for snapshot in directory.listing.snapshots) > 1
 
 
 def _mixed(directory: Directory) -> Iterator[Finding]:
