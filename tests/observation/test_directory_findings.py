@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +21,11 @@ from flowstone.outside import production
 from tests import real_tarantool
 from tests.chaos.small_disk import MountedDisk
 from tests.interop.cluster import Cluster
-from tests.interop.ledger import LEDGER
+from tests.interop.ledger import LEDGER, define
 from tests.interop.member import SECONDS, eventually
 from tests.node.test_applier import until
 from tests.observation.directories import LOGS, ROWS, leave
-from tests.observation.situations import pair, write
+from tests.observation.situations import make, pair, write
 
 KINDS = pytest.mark.parametrize("kind", ["real", "ours"])
 
@@ -295,6 +297,54 @@ def test_who_is_only_behind_has_not_parted(tmp_path: Path) -> None:
     shutil.copytree(ours, theirs)
     asyncio.run(_life(ours, ("promote", None), ("write", 10)))
     assert findings.compare(production(), [look_into(production(), str(path)) for path in (ours, theirs)]) == []
+
+
+def _compared(*paths: Path) -> list[Finding]:
+    return findings.compare(production(), [look_into(production(), str(path)) for path in paths])
+
+
+@pytest.mark.parametrize("kind", ["real", "ours"])
+def test_two_processes_on_copies_of_one_directory_are_told(cluster: Cluster, kind: str) -> None:
+    one, copy = make(cluster, kind, "one"), make(cluster, kind, "copy", start=False)
+    define(one)
+    one.stop()
+    shutil.copytree(one.directory, copy.directory, dirs_exist_ok=True)
+    one.start()
+    assert _compared(one.directory, copy.directory) == [], "it is a backup"
+    copy.start()
+    finding = _compared(one.directory, copy.directory)[0]
+    assert (finding.kind, finding.severity) == (Kind.COPIED_INSTANCE, Severity.STOPPED)
+    assert finding.what == f"two processes run as one member: on {one.directory} and on {copy.directory}"
+    assert one.uuid in finding.why
+    one.client.insert(LEDGER, 1, 1, "of one")
+    copy.client.insert(LEDGER, 1, 1, "of its copy")
+    (finding,) = _compared(one.directory, copy.directory)
+    assert finding.kind is Kind.COPIED_INSTANCE
+    assert "of one" in finding.why
+    assert "of its copy" in finding.why
+    assert "save what only it has" in finding.advice
+    assert _compared(one.directory, one.directory) == [], "it is named twice"
+    one.stop()
+    copy.stop()
+    (finding,) = _compared(one.directory, copy.directory)
+    assert finding.kind is Kind.SPLIT_BRAIN
+    assert "both are of one instance" in finding.why
+
+
+def test_an_archive_that_is_being_written_is_no_copy_of_whom_it_follows(cluster: Cluster) -> None:
+    server = cluster.real("server")
+    archive = cluster.directory / "archive"
+    command = [sys.executable, "-m", "flowstone.cli", "archive", "--json", server.uri, str(archive)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            next(line for line in process.stdout if b'"connected"' in line)
+            seen = [look_into(production(), str(path)) for path in (server.directory, archive)]
+            assert seen[0].instance_uuid == seen[1].instance_uuid
+            assert [one.is_in_use for one in seen] == [True, True]
+            assert findings.compare(production(), seen) == []
+        finally:
+            process.terminate()
 
 
 def test_directories_of_different_sets_have_no_common_history(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from flowstone.observation.directory import Directory, digests_of, transactions_behind
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.fork import Alone, Fork, are_used_twice, common_point
-from flowstone.observation.link_causes import quoted
+from flowstone.observation.link_causes import END_ONE, quoted
 from flowstone.observation.wording import bytes_text, position, rows_text
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
@@ -271,10 +271,14 @@ def _undecided(directory: Directory) -> Iterator[Finding]:
 
 
 def compare(outside: Outside, directories: Sequence[Directory]) -> list[Finding]:
-    """Where the histories of two directories part, for each two of them."""
+    """Where the histories of two directories part, and who runs as one member, for each two of them."""
     found: list[Finding] = []
     for ours, theirs in combinations(directories, 2):
-        if ours.replicaset_uuid and theirs.replicaset_uuid and ours.replicaset_uuid != theirs.replicaset_uuid:
+        if outside.disk.real_path(ours.path) == outside.disk.real_path(theirs.path):
+            continue
+        if _run_as_one(ours, theirs):
+            found.append(_copied(outside, ours, theirs))
+        elif ours.replicaset_uuid and theirs.replicaset_uuid and ours.replicaset_uuid != theirs.replicaset_uuid:
             found.append(_other_set(ours, theirs))
         else:
             found += _parted(outside, ours, theirs)
@@ -292,6 +296,30 @@ def fork_of(outside: Outside, ours: Directory, theirs: Directory) -> tuple[Fork,
     return Fork(point, (sides[0], sides[1])), are_used_twice(first, second)
 
 
+def _run_as_one(ours: Directory, theirs: Directory) -> bool:
+    """A copy that nobody runs on is a backup; and an archive is of the instance that it follows."""
+    return ours.instance_uuid == theirs.instance_uuid is not None and all(
+        one.is_in_use and not one.is_archive for one in (ours, theirs)
+    )
+
+
+def _copied(outside: Outside, ours: Directory, theirs: Directory) -> Finding:
+    fork, _ = fork_of(outside, ours, theirs)
+    why = f"both are of instance {ours.instance_uuid}: one is a copy of the other, and a process runs on each"
+    if fork.is_fork:
+        why += f"; {fork.sentence()}"
+    return _make(
+        ours,
+        Kind.COPIED_INSTANCE,
+        Severity.STOPPED,
+        f"two processes run as one member: on {ours.path} and on {theirs.path}",
+        why,
+        END_ONE + (", and save what only it has (`flowstone cat`)" if fork.is_fork else ""),
+        fork.evidence() if fork.is_fork else (),
+        peer=theirs.path,
+    )
+
+
 def _parted(outside: Outside, ours: Directory, theirs: Directory) -> Iterator[Finding]:
     fork, is_twice = fork_of(outside, ours, theirs)
     if not fork.is_fork:
@@ -300,8 +328,10 @@ def _parted(outside: Outside, ours: Directory, theirs: Directory) -> Iterator[Fi
     is_contradiction = is_twice or decided
     why = fork.sentence()
     if is_twice:
-        why += (
-            ". The same numbers stand for different rows: one of them has lost rows and written others in their place"
+        why += ". The same numbers stand for different rows: " + (
+            "both are of one instance, and processes have run on each"
+            if ours.instance_uuid == theirs.instance_uuid
+            else "one of them has lost rows and written others in their place"
         )
     advice = (
         "decide which side to keep, save what only the other one has (`flowstone cat`), and let that one join anew: "
