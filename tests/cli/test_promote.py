@@ -16,6 +16,7 @@ from tests.interop.cluster import Cluster, not_for_stand_ins
 from tests.interop.mesh import Mesh, election, queue
 from tests.interop.versions import fits
 from tests.observation.reports import report
+from tests.real_tarantool import free_port
 
 
 @not_for_stand_ins
@@ -78,6 +79,29 @@ def test_without_elections_the_queue_changes_hands(nodes: Cluster, flowstone: Co
     assert queue(node)["owner"] == 1
     assert flowstone("demote", "--yes", node.address).code == 0
     assert queue(node)["owner"] == 0
+
+
+@not_for_stand_ins
+@pytest.mark.parametrize("why", ["orphan", "config"])
+def test_who_does_not_lead_afterwards_is_a_failure_that_says_why(nodes: Cluster, flowstone: Command, why: str) -> None:
+    node = nodes.ours("a")
+    nobody = f"replicator:secret@127.0.0.1:{free_port()}"
+    if why == "orphan":
+        node.restart(replication=[nobody], replication_connect_timeout=0.5)
+    else:
+        node.restart(read_only=True)
+    advice = {"orphan": "bring those back", "config": "set its read_only to false"}[why]
+    for is_changed in (True, False):  # the first time the queue becomes its own, which does not let it write
+        found = flowstone("promote", "--yes", "--json", node.address)
+        shown = json.loads(found.text)
+        assert (found.code, shown["is_changed"], shown["is_leader"]) == (1, is_changed, False)
+        assert shown["queue_owner"] == node.id
+        (line,) = found.complaints
+        state = f"{node.address} does not lead in term {shown['term']}, though the queue is its own"
+        assert line.startswith(f"flowstone: {state}: it is read-only ({why}); ")
+        assert advice in line
+    plain = flowstone("promote", "--yes", node.address)
+    assert (plain.code, plain.text, plain.complaints) == (1, "", [line])
 
 
 @not_for_stand_ins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.cli.console import INTERRUPTED, OK
 from flowstone.cli.members import Json, OneUri, Password, Username, Yes, addresses, consent, member_at, surveyed
@@ -21,6 +21,12 @@ DEMOTE_EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowsto
 
 LOOKS_MAX, LOOK_SECONDS = 60, 0.05
 
+READ_ONLY_HINTS: Final = {
+    "orphan": "it has not caught up with whom it must: bring those back, or take them out of its `replication`",
+    "config": "set its read_only to false",
+}
+"""What to do about a reason for which a member that was promoted takes no writes."""
+
 
 def promote(
     uri: OneUri, yes: Yes = False, username: Username = None, password: Password = None, as_json: Json = False
@@ -28,7 +34,8 @@ def promote(
     """Let a member lead: by an election, or, where elections are off, as owner of the synchronous queue.
 
     It takes over what waits there, so it has to have it: the question says what it lacks of what others have. Who led
-    before becomes read-only. Needs a server that has terms (`box.ctl.promote`, since 2.8); 2.6 has none.
+    before becomes read-only. Where the member does not lead afterwards, as an orphan does not, the exit code is 1, and
+    the reason is said. Needs a server that has terms (`box.ctl.promote`, since 2.8); 2.6 has none.
     """
     from flowstone.cli import event_loop
 
@@ -63,7 +70,12 @@ async def _change(uri: Uri, action: str, yes: bool, as_json: bool) -> int:
         if not consent(_question(one, member, action), yes=yes):
             return INTERRUPTED
         await _call(asking, before, action)
-        _tell(before, await (promoted(asking) if action == "promote" else asking.report()), as_json)
+        after = await (promoted(asking) if action == "promote" else asking.report())
+        objection = _objection(before, after, action)
+        if objection is None or as_json:
+            _tell(before, after, as_json)
+        if objection is not None:
+            raise objection
     return OK
 
 
@@ -101,6 +113,38 @@ def leads(report: Report) -> bool:
     return bool(report.id) and (by_election or (owns_queue and not report.ro))
 
 
+def _objection(before: Report, after: Report, action: str) -> FlowstoneError | None:
+    """Why what was asked for has not come about, though the server did not refuse it; None where it has."""
+    if leads(after) is (action == "promote"):
+        return None
+    if action == "demote":
+        # Who resigned may have been elected again.
+        return None if is_changed(before, after) else FlowstoneError(_state(after), hint=_look_hint(after))
+    why = after.why_read_only
+    owns_queue = after.queue is not None and bool(after.id) and after.queue.owner == after.id
+    though = ", though the queue is its own" if owns_queue else ""
+    reason = f": it is read-only ({why})" if why is not None else f": its status is {after.status}"
+    hint = READ_ONLY_HINTS.get(why or "", _look_hint(after))
+    return FlowstoneError(f"{_state(after)}{though}{reason}", hint=hint)
+
+
+def _look_hint(report: Report) -> str:
+    from flowstone.observation.wording import for_command
+
+    return f"`flowstone explain {for_command(report.address)}` says more"
+
+
+def is_changed(before: Report, after: Report) -> bool:
+    """Whether anything is other than it was about who leads."""
+    return _leadership(before) != _leadership(after)
+
+
+def _leadership(report: Report) -> tuple[int, ...]:
+    assert report.election is not None
+    queue = (report.queue.owner, report.queue.term) if report.queue is not None else (0, 0)
+    return (report.election.term, report.election.leader, *queue)
+
+
 def _question(one: ReplicaSet, member: Member, action: str) -> str:
     from flowstone.observation.replica_set import missing_rows
     from flowstone.observation.wording import rows_text
@@ -114,13 +158,17 @@ def _question(one: ReplicaSet, member: Member, action: str) -> str:
     return f"{member.label} is to lead{instead}{behind}; go on?"
 
 
+def _state(report: Report) -> str:
+    assert report.election is not None
+    return f"{report.address} {'leads' if leads(report) else 'does not lead'} in term {report.election.term}"
+
+
 def _tell(before: Report, after: Report, as_json: bool) -> None:
     if as_json:
         print(json.dumps(told(before, after)))
         return
-    term = after.election.term if after.election is not None else 0
-    state = "leads" if leads(after) else "does not lead"
-    print(f"{after.address} {state} in term {term}" + ("" if before is not after else "; nothing was to be done"))
+    takes_none = f", but takes no writes: it is read-only ({after.why_read_only})" if leads(after) and after.ro else ""
+    print(f"{_state(after)}{takes_none}" + ("" if is_changed(before, after) else "; nothing was to be done"))
 
 
 def told(before: Report, after: Report) -> dict[str, Any]:
@@ -130,7 +178,7 @@ def told(before: Report, after: Report) -> dict[str, Any]:
         "address": after.address,
         "uuid": after.uuid,
         "id": after.id,
-        "is_changed": before is not after,
+        "is_changed": is_changed(before, after),
         "is_leader": leads(after),
         "term": after.election.term,
         "leader": after.election.leader,
