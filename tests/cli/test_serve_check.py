@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,9 @@ def state(directory: Path) -> list[tuple[str, int, float]]:
     return [(path, seen.st_size, seen.st_mtime_ns) for path, seen in found]
 
 
-def make_data(directory: Path) -> None:
+def make_data(directory: Path, **options: Any) -> None:
     async def make() -> None:
-        async with Node(directory):
+        async with Node(directory, **options):
             pass
 
     asyncio.run(make())
@@ -158,6 +159,27 @@ def test_a_file_where_a_directory_should_be_is_a_problem(flowstone: Command, tmp
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--work-dir=file/below")
     assert answer.code == 2
     assert "file is no directory" in answer.complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--user=guest:x", "flowstone: the first user cannot be called 'guest'"),
+        ("--read-only", "flowstone: read_only is set, and there is no data in data yet; leave read_only out"),
+    ],
+)
+def test_what_new_data_cannot_begin_with_is_a_problem(flowstone: Command, option: str, problem: str) -> None:
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", option)
+    assert answer.code == 2
+    (complaint,) = answer.complaints
+    assert complaint.startswith(problem)
+
+
+def test_options_that_the_dialect_of_the_data_does_not_have_are_a_problem(flowstone: Command, tmp_path: Path) -> None:
+    make_data(tmp_path / "data", dialect="2.6")
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--election-mode=candidate")
+    assert answer.code == 2
+    assert "'election_mode': unexpected option: the data in data has dialect 2.6" in answer.complaints[0]
 
 
 def test_a_wrong_value_is_a_problem(flowstone: Command) -> None:

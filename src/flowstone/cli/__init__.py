@@ -41,7 +41,8 @@ EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a ser
 2 the command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted."""
 
 SERVE_EXIT_CODES = """Exit codes: 0 stopped by a signal; 1 it cannot start: the directory is in use or damaged, or the
-address is taken; 2 the command line, the environment, the file or a path in them is wrong."""
+address is taken; 2 the command line, the environment, the file or a path in them is wrong, or does not go with the data
+that is there."""
 
 app = typer.Typer(
     name="flowstone",

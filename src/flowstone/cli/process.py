@@ -11,15 +11,19 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from flowstone.cli import service, settings
-from flowstone.cli.console import OK, note_compilation, say
+from flowstone.cli.console import OK, UsageError, note_compilation, say
 from flowstone.cli.log import PLAIN, set_format, set_level, start_log
 from flowstone.cli.node_web import NodeWeb
+from flowstone.cli.serve_data import DataPlace
 from flowstone.errors import FlowstoneError
-from flowstone.node.configuration import OPTIONS
+from flowstone.iproto.errors import InstanceUuidMismatch, ReplicasetUuidMismatch
+from flowstone.node.configuration import OPTIONS, configure
 from flowstone.node.node import Node
+from flowstone.xlog.errors import XlogError
 
 GC_THRESHOLD: Final = 50_000
 """New objects between two collections; Python's 700 is a collection for every few requests in flight."""
@@ -47,6 +51,7 @@ class Process:
         note_compilation()
         for name in self._settings.strangers:
             self._log.warning("the environment variable %s is no option of a node", name)
+        _check_data(self._settings)
         node = Node(**self._settings.options, user=self._settings.user, pid=os.getpid())
         web = NodeWeb(node, self._settings.process, self._settings.user)
         self._listen_to_signals(node)
@@ -74,6 +79,12 @@ class Process:
         self._starting = asyncio.get_running_loop().create_task(node.start())
         try:
             await self._starting
+        except (InstanceUuidMismatch, ReplicasetUuidMismatch) as error:
+            # Said of an option, or of a peer: that one may be put right, and the next start succeed.
+            option = "instance_uuid" if isinstance(error, InstanceUuidMismatch) else "replicaset_uuid"
+            if self._settings.options.get(option) is None:
+                raise
+            raise UsageError(error.message, hint=f"leave {option} out, or choose another work_dir") from error
         except asyncio.CancelledError:
             if not self._stopping.is_set():
                 raise
@@ -124,6 +135,18 @@ class Process:
 
     async def _snapshot(self, node: Node) -> None:
         await node.snapshot()
+
+
+def _check_data(wanted: settings.Settings) -> None:
+    """UsageError where the options do not go with what is on the disk: another start would find the same.
+
+    What cannot be read is left to the node, which says more about it.
+    """
+    place = DataPlace(configure(wanted.options))
+    for _ in place.missing():
+        pass  # it makes them itself
+    with suppress(XlogError):
+        place.check(place.files(), wanted.user)
 
 
 def _news(node: Node, options: dict[str, Any]) -> dict[str, Any]:

@@ -18,18 +18,17 @@ import msgspec
 from flowstone.cli import extras
 from flowstone.cli.console import OK, USAGE, fail
 from flowstone.cli.process_options import PROCESS_OPTIONS
+from flowstone.cli.serve_data import DataPlace
 from flowstone.cli.settings import EVERY_OPTION, Settings, read_settings
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
 from flowstone.node.configuration import OPTIONS, Configuration, configure, listen_uri
 from flowstone.node.parts import tls_of
-from flowstone.node.recovery import dialect_of, find_files, is_empty
 from flowstone.outside import production
 from flowstone.outside.disk import AlreadyLocked
 from flowstone.outside.network import check_tls
 from flowstone.replication.vclock import VClock
 from flowstone.web.address import http_address, is_loopback
-from flowstone.xlog.directory import LogDirectory
 
 FIXED: Final = tuple(name for name, option in OPTIONS.items() if not option.is_dynamic)
 """What a running node cannot change. What it has for them nobody can tell from outside: it may have been started with
@@ -48,9 +47,7 @@ class Check:
     def __init__(self, settings: Settings, defaults: Mapping[str, Any]) -> None:
         self._settings = settings
         self._configuration = configure({**defaults, **settings.options})
-        work_dir = self._configuration.work_dir
-        self._wal_dir = os.path.normpath(os.path.join(work_dir, self._configuration.wal_dir))
-        self._memtx_dir = os.path.normpath(os.path.join(work_dir, self._configuration.memtx_dir))
+        self._place = DataPlace(self._configuration)
         self._problems: list[Exception] = []
         self._is_running = False
 
@@ -86,62 +83,42 @@ class Check:
     # --- what is there ---
 
     def _directories(self) -> Iterator[str]:
-        for path in dict.fromkeys((self._wal_dir, self._memtx_dir)):
-            if os.path.isdir(path):
-                if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-                    raise FlowstoneError(f"{path} cannot be written to", hint="give it to the user of the node")
-                continue
-            parent = _existing(path)
-            if not os.path.isdir(parent):
-                raise FlowstoneError(f"{path} cannot be made: {parent} is no directory")
-            if not os.access(parent, os.W_OK | os.X_OK):
-                raise FlowstoneError(f"{path} cannot be made: {parent} cannot be written to")
+        for path in self._place.missing():
             yield f"{path} is not there, and would be made"
 
     def _lock(self) -> Iterator[str]:
-        if os.path.isdir(self._wal_dir):
+        wal_dir = self._place.wal_dir
+        if os.path.isdir(wal_dir):
             try:
-                production().disk.lock(self._wal_dir).release()
+                production().disk.lock(wal_dir).release()
             except AlreadyLocked:
                 self._is_running = True
-                yield f"a node is running in {self._wal_dir}: these options are for its next start, or for SIGHUP"
+                yield f"a node is running in {wal_dir}: these options are for its next start, or for SIGHUP"
                 yield (
                     f"SIGHUP applies all that has changed, or nothing: where one of {', '.join(FIXED)} has, restart"
                     " the node instead"
                 )
 
     def _data(self) -> Iterator[str]:
-        files = self._files()
-        if files is None or is_empty(files):
+        files, memtx_dir = self._place.files(), self._place.memtx_dir
+        if files is None:
             wanted = self._configuration
             whence = f"from {len(wanted.replication)} peers, or new" if wanted.replication else "new"
-            yield f"there is no data in {self._memtx_dir}: it would be {whence}"
+            yield f"there is no data in {memtx_dir}: it would be {whence}"
+            self._place.check(files, self._settings.user)
             return
         snapshot = files.newest_snapshot()
         if snapshot is None:
             hint = "bring the .snap file back that they start from"
-            raise FlowstoneError(f"no snapshot in {self._memtx_dir}, but {len(files.logs)} logs", hint=hint)
+            raise FlowstoneError(f"no snapshot in {memtx_dir}, but {len(files.logs)} logs", hint=hint)
         starts = [VClock(log.meta.vclock) for log in files.logs]  # a header that cannot be read is raised here
-        dialect = dialect_of(files)
-        self._check_identity(snapshot.meta.instance_uuid, dialect.value if dialect is not None else None)
+        self._place.check(files, self._settings.user)
         yield (
-            f"there is data in {self._memtx_dir}: {len(files.snapshots)} snapshots and {len(files.logs)} logs"
+            f"there is data in {memtx_dir}: {len(files.snapshots)} snapshots and {len(files.logs)} logs"
             f"{f' from {starts[0]} on' if starts else ''}, of instance {snapshot.meta.instance_uuid}"
         )
         if self._settings.user is not None:
             yield "the user is not created: that is done for new data only"
-
-    def _files(self) -> LogDirectory | None:
-        if not os.path.isdir(self._memtx_dir) or not os.path.isdir(self._wal_dir):
-            return None
-        return find_files(production().disk, self._memtx_dir, self._wal_dir)
-
-    def _check_identity(self, instance_uuid: str, dialect: str | None) -> None:
-        wanted = self._configuration
-        if wanted.instance_uuid not in (None, instance_uuid):
-            raise FlowstoneError(f"instance_uuid is {wanted.instance_uuid}, the data in {self._memtx_dir} is another's")
-        if wanted.dialect not in (None, dialect):
-            raise FlowstoneError(f"dialect is {wanted.dialect}, the data in {self._memtx_dir} has dialect {dialect}")
 
     def _tls(self) -> Iterator[str]:
         tls = tls_of(self._configuration)
@@ -179,14 +156,6 @@ def _given(configuration: Configuration, settings: Settings) -> dict[str, Any]:
         for name, value in values.items()
         if value not in (None, (), "") and (name in settings.options or value != EVERY_OPTION[name].default)
     }
-
-
-def _existing(path: str) -> str:
-    """The nearest directory above that is there."""
-    path = os.path.abspath(path)
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def _check_free(place: Uri) -> None:
