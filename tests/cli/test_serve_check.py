@@ -130,6 +130,16 @@ def test_every_problem_is_a_line(flowstone: Command, tmp_path: Path) -> None:
     assert answer.complaints[1].startswith("flowstone: ssl_cert_file nowhere.pem cannot be read")
 
 
+def test_every_wrong_option_of_a_file_is_a_line(flowstone: Command, tmp_path: Path) -> None:
+    wrong = ('listen = "nowhere"', 'wal_mode = "often"', "checkpoint_count = 0", "walmode = 1")
+    (tmp_path / "node.toml").write_text("\n".join(wrong))
+    for arguments in (("--check",), ()):
+        answer = flowstone("serve", *arguments, "--config=node.toml")
+        assert (answer.code, answer.text, len(answer.complaints)) == (2, "", len(wrong))
+        for line in wrong:
+            assert any(line.partition(" ")[0] in complaint for complaint in answer.complaints)
+
+
 def test_logs_without_their_snapshot_are_a_problem(flowstone: Command, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "00000000000000000005.xlog").write_bytes(b"JUNK")

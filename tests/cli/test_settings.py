@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowstone.cli.console import UsageError
+from flowstone.cli.console import UsageError, UsageErrors
 from flowstone.cli.settings import Settings, read_settings
 
 
@@ -80,6 +80,18 @@ def test_a_wrong_value_in_the_file_is_refused_with_key_and_path(tmp_path: Path) 
         read({"config": str(path)})
 
 
+def test_every_wrong_option_is_told_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('listen = "nowhere"\nwal-mod = "fsync"\nread_only = 1\nuser = "app"\nbogus = 1\n')
+    with pytest.raises(UsageErrors) as refused:
+        read({"config": str(path), "checkpoint_count": "0"}, {"FLOWSTONE_WAL_MODE": "often"})
+    told = [str(problem) for problem in refused.value.problems]
+    places = ["wal-mod", "bogus", f"listen in {path}", "FLOWSTONE_WAL_MODE", "--checkpoint-count"]
+    places += [f"read_only in {path}", f"user in {path}"]
+    assert len(told) == len(places)
+    assert all(place in line for place, line in zip(places, told, strict=True)), told
+
+
 def test_an_unknown_key_of_the_file_is_refused_with_what_was_meant(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('wal-mod = "fsync"\n')
@@ -103,3 +115,8 @@ def test_variables_that_are_no_options_are_named_but_no_error() -> None:
 def test_options_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(UsageError, match="'ssl_key_file': needed with ssl_cert_file"):
         read({"ssl_cert_file": "node.crt"})
+
+
+def test_what_others_forbid_is_told_with_its_place() -> None:
+    with pytest.raises(UsageError, match=r"'election_mode': .* \(given as FLOWSTONE_ELECTION_MODE\)"):
+        read({"dialect": "2.6"}, {"FLOWSTONE_ELECTION_MODE": "candidate"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
@@ -39,6 +39,14 @@ class UsageError(FlowstoneError):
     """The command line asks for something that is not there or makes no sense."""
 
 
+class UsageErrors(UsageError):
+    """Several at once: each is a line of its own."""
+
+    def __init__(self, problems: Sequence[UsageError]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
 def say(text: str) -> None:
     """One line on stderr, whatever the text holds."""
     line = _form[0](" ".join(text.split("\n")).rstrip())
@@ -54,7 +62,8 @@ def write_lines_as(form: Callable[[str], str]) -> None:
 def fail(error: Exception) -> int:
     """Says what went wrong and gives the exit code for it. A bug of ours keeps its traceback."""
     if isinstance(error, FlowstoneError):
-        say(f"flowstone: {error}")
+        for problem in error.problems if isinstance(error, UsageErrors) else (error,):
+            say(f"flowstone: {problem}")
         return USAGE if _is_usage(error) else FAILED
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""

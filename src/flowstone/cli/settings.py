@@ -7,12 +7,14 @@ takes is `node/configuration.py`'s part. Passwords are kept out of complaints.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flowstone.cli.console import UsageError
+from flowstone.cli.console import UsageError, UsageErrors
 from flowstone.cli.process_options import PROCESS_OPTIONS, ProcessOptions
 from flowstone.iproto.errors import TarantoolError
 from flowstone.node.configuration import OPTIONS, Option, configure
@@ -25,6 +27,9 @@ CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
 USER_VARIABLE: Final = f"{PREFIX}USER"
 OTHER_VARIABLES: Final = frozenset((CONFIG_VARIABLE, USER_VARIABLE, f"{PREFIX}KERNEL_CACHE", f"{PREFIX}SCALE"))
 """Variables of ours that are no options of a node."""
+
+_NAMED: Final = re.compile(r"option '(\w+)'")
+"""How errors of Tarantool name the option that they are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,11 @@ def read_settings(
 
     `defaults` stand in for the options' own.
     """
+    problems: list[UsageError] = []
     path = config_path(arguments, environment)
-    file = read_file(path) if path else {}
+    file = read_file(path, problems) if path else {}
     chosen: dict[str, Any] = {}
+    places: dict[str, str] = {}
     for name, option in EVERY_OPTION.items():
         value, place = None, option.dashed
         if name in arguments:
@@ -62,10 +69,28 @@ def read_settings(
             value = defaults[name]
         else:
             continue
-        chosen[name] = _accepted(option, value, place)
+        with _noting(problems):
+            chosen[name] = _accepted(option, value, place)
+        places[name] = place
     options = {name: value for name, value in chosen.items() if name in OPTIONS}
-    process = _check_together(options, chosen)
-    return Settings(options, _user(arguments, environment, file, path), _strangers(environment), process)
+    user, process = None, ProcessOptions()
+    with _noting(problems):
+        user = _user(arguments, environment, file, path)
+    if not problems:  # whether values go together can be told of right ones only
+        with _noting(problems):
+            process = _check_together(options, chosen, places)
+    if problems:
+        raise problems[0] if len(problems) == 1 else UsageErrors(problems)
+    return Settings(options, user, _strangers(environment), process)
+
+
+@contextmanager
+def _noting(problems: list[UsageError]) -> Iterator[None]:
+    """Keeps what is refused until all has been looked at."""
+    try:
+        yield
+    except UsageError as error:
+        problems.append(error)
 
 
 def config_path(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
@@ -73,16 +98,15 @@ def config_path(arguments: Mapping[str, Any], environment: Mapping[str, str]) ->
     return arguments.get("config") or environment.get(CONFIG_VARIABLE)
 
 
-def read_file(path: str) -> dict[str, Any]:
-    """The keys of a TOML file, each of which must be an option, or `user`."""
+def read_file(path: str, problems: list[UsageError]) -> dict[str, Any]:
+    """The keys of a TOML file, each of which must be an option, or `user`; those that are neither are `problems`."""
     try:
         with open(path, "rb") as file:
             found = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}", hint="write it as TOML, an option per line: wal_mode = 'fsync'") from None
-    for name in found:
-        if name not in EVERY_OPTION and name != USER:
-            raise UsageError(f"{path}: there is no option {name}", hint=_hint(name))
+    unknown = [name for name in found if name not in EVERY_OPTION and name != USER]
+    problems += [UsageError(f"{path}: there is no option {name}", hint=_hint(name)) for name in unknown]
     return found
 
 
@@ -103,12 +127,17 @@ def _accepted(option: Option, value: Any, place: str) -> Any:
         raise UsageError(f"{error.message} (given as {place})", hint=error.hint) from None
 
 
-def _check_together(options: Mapping[str, Any], chosen: Mapping[str, Any]) -> ProcessOptions:
+def _check_together(
+    options: Mapping[str, Any], chosen: Mapping[str, Any], places: Mapping[str, str]
+) -> ProcessOptions:
     try:
         configure(options)
         return ProcessOptions.of(chosen)
     except TarantoolError as error:
-        raise UsageError(error.message, hint=error.hint) from None
+        named = _NAMED.search(error.message)
+        place = places.get(named[1]) if named is not None else None
+        message = f"{error.message} (given as {place})" if place is not None else error.message
+        raise UsageError(message, hint=error.hint) from None
 
 
 def _user(
