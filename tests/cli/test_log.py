@@ -12,6 +12,7 @@ import pytest
 
 from flowstone.cli import console, mirror
 from flowstone.cli.log import JSON, SEVERITIES, escaped, say_event, set_format, set_level, start_log
+from flowstone.iproto.uri import UriError, parse_uri
 from flowstone.limestone.replica_events import Connected
 from flowstone.node.option_checks import LOG_LEVELS
 from flowstone.spark.mirror_progress import Lost, Opened, Progress
@@ -28,7 +29,7 @@ def logger() -> Iterator[logging.Logger]:
     yield log
     log.level, log.handlers, log.propagate = before
     log.setLevel(before[0])
-    console.write_lines_as(str)
+    console.write_lines_as(None)
 
 
 def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
@@ -128,6 +129,33 @@ def test_what_a_command_says_beside_its_log_has_the_same_form(capfd: pytest.Capt
     first, second = lines(capfd)
     assert json.loads(first)["message"] == "ready"
     assert second == "ready"
+
+
+FIELDS = {"time", "level", "message", "logger", "pid", "cord_name", "file", "line"}
+
+
+def test_a_line_beside_the_log_has_all_fields_of_one_in_it(capfd: pytest.CaptureFixture[str]) -> None:
+    start_log(JSON)
+    console.say("ready")
+    say_event(Connected("127.0.0.1:5000"), "flowstone.limestone")
+    said, event = objects(capfd)
+    assert said.keys() == FIELDS
+    assert event.keys() == FIELDS | {"event"}
+    assert (said["level"], said["cord_name"], said["file"]) == ("INFO", "main", "test_log.py")
+    assert (event["level"], event["cord_name"]) == ("INFO", "main")
+
+
+def test_a_failure_is_an_error_with_the_place_it_was_raised_at(capfd: pytest.CaptureFixture[str]) -> None:
+    start_log(JSON)
+    with pytest.raises(UriError) as refused:
+        parse_uri("nowhere")
+    assert console.fail(refused.value) == console.USAGE
+    assert console.fail(OSError(28, "No space left on device")) == console.FAILED
+    first, second = objects(capfd)
+    assert (first["level"], first["file"]) == ("ERROR", "uri.py")
+    assert first["message"].startswith("flowstone: 'nowhere' is no address")
+    assert (second["level"], second["message"]) == ("ERROR", "flowstone: No space left on device")
+    assert second.keys() == FIELDS
 
 
 def test_text_in_other_scripts_is_left_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -128,6 +129,25 @@ def test_a_taken_port_is_refused(serve: Serve) -> None:
     second = serve(f"--listen=127.0.0.1:{first.port}", "--work-dir=other")
     assert second.process.wait(SECONDS) == 1
     assert second.lines[-1].startswith(f"flowstone: cannot listen on 127.0.0.1:{first.port}: ")
+
+
+def test_in_json_a_start_that_failed_is_an_error_and_every_line_has_the_same_fields(serve: Serve) -> None:
+    first = serve("--log-format=json")
+    while not any('"ready"' in line for line in first.lines):
+        first.wait_for("}", after=len(first.lines))
+    second = serve(f"--listen=127.0.0.1:{first.port}", "--work-dir=other", FLOWSTONE_LOG_FORMAT="json")
+    assert second.process.wait(SECONDS) == 1
+    wrong = serve("--wal-mode=often", FLOWSTONE_LOG_FORMAT="json")
+    assert wrong.process.wait(SECONDS) == 2
+    for served, message, level in (
+        (first, "ready", "INFO"),
+        (second, f"flowstone: cannot listen on 127.0.0.1:{first.port}: ", "ERROR"),
+        (wrong, "flowstone: Incorrect value for option 'wal_mode': often", "ERROR"),
+    ):
+        lines = [json.loads(line) for line in served.lines]
+        (found,) = [line for line in lines if line["message"].startswith(message)]
+        assert found["level"] == level
+        assert all({"pid", "cord_name", "file", "line"} <= line.keys() for line in lines)
 
 
 def test_a_damaged_snapshot_is_refused(serve: Serve, tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ SHOW_AFTER_SECONDS = 1.0
 FILE_WIDTH = 1000
 """In a file, whose width nobody knows, nothing is to be cut off or broken."""
 
-_form: list[Callable[[str], str]] = [str]
+Form = Callable[[str, BaseException | None], str]
+"""What is written for a line, and for the error that it tells of, if it does."""
+
+_form: list[Form | None] = [None]
 
 _WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -47,15 +50,18 @@ class UsageErrors(UsageError):
         self.problems = tuple(problems)
 
 
-def say(text: str) -> None:
-    """One line on stderr, whatever the text holds."""
-    line = _form[0](" ".join(text.split("\n")).rstrip())
+def say(text: str, *, error: BaseException | None = None) -> None:
+    """One line on stderr, whatever the text holds; `error` is what it tells of, if that is a failure."""
+    line, form = " ".join(text.split("\n")).rstrip(), _form[0]
+    if form is not None:
+        line = form(line, error)
     with suppress(OSError, ValueError):  # nobody may listen
         print(line.encode("utf-8", "replace").decode(), file=sys.stderr, flush=True)
 
 
-def write_lines_as(form: Callable[[str], str]) -> None:
-    """From now on `say` writes what `form` makes of a line, so that a log in JSON has no other lines among its own."""
+def write_lines_as(form: Form | None) -> None:
+    """From now on `say` writes what `form` makes of a line, so that a log in JSON has no other lines among its own;
+    None: the line as it is."""
     _form[0] = form
 
 
@@ -63,11 +69,11 @@ def fail(error: Exception) -> int:
     """Says what went wrong and gives the exit code for it. A bug of ours keeps its traceback."""
     if isinstance(error, FlowstoneError):
         for problem in error.problems if isinstance(error, UsageErrors) else (error,):
-            say(f"flowstone: {problem}")
+            say(f"flowstone: {problem}", error=problem)
         return USAGE if _is_usage(error) else FAILED
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        say(f"flowstone: {place}{error.strerror or error}")
+        say(f"flowstone: {place}{error.strerror or error}", error=error)
         return USAGE if isinstance(error, _WRONG_PATH) else FAILED
     message = getattr(error, "format_message", None)
     if message is not None:
@@ -75,7 +81,7 @@ def fail(error: Exception) -> int:
         path = context.command_path if context is not None else "flowstone"
         text = " ".join(message().split())
         if text:  # without a command the help itself has been shown, and there is no message
-            say(f"{path}: {text.rstrip('.')}; see {path} --help")
+            say(f"{path}: {text.rstrip('.')}; see {path} --help", error=error)
         return USAGE
     if isinstance(error, typer.Abort):
         return INTERRUPTED

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -46,6 +46,9 @@ NAMES: Final = {
     logging.DEBUG: "DEBUG",
 }
 """Tarantool's names of levels."""
+
+CALLER: Final = 4
+"""Frames up to who has something to say: `_line`, two that it goes through, of which one is `console.say`, and that."""
 
 PLAIN: Final = "plain"
 JSON: Final = "json"
@@ -123,12 +126,12 @@ def set_format(format: str) -> None:
     formatter = JsonFormatter() if format == JSON else PlainFormatter()
     for handler in logging.getLogger("flowstone").handlers:
         handler.setFormatter(formatter)
-    console.write_lines_as(_said if format == JSON else str)
+    console.write_lines_as(_said if format == JSON else None)
 
 
-def _said(line: str) -> str:
-    """What is no event of a logger as one."""
-    return json.dumps(_told("INFO", line, "flowstone"))
+def _said(line: str, error: BaseException | None) -> str:
+    """What is no event of a logger as one. The place of an error is where it was raised."""
+    return _line(logging.INFO if error is None else logging.ERROR, line, "flowstone", error)
 
 
 def say_event(event: Struct, logger: str) -> None:
@@ -136,19 +139,21 @@ def say_event(event: Struct, logger: str) -> None:
     import msgspec
 
     shown = msgspec.to_builtins(event)
-    level = "WARN" if shown.get("event") in _GRAVE else "INFO"
+    level = logging.WARNING if shown.get("event") in _GRAVE else logging.INFO
+    line = _line(level, str(event), logger, event=shown)
     with suppress(OSError, ValueError):  # nobody may listen
-        print(json.dumps(_told(level, str(event), logger) | {"event": shown}), file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
 
-def _told(level: str, message: str, logger: str) -> dict[str, Any]:
-    return {
-        "time": _rfc3339(time.time()),
-        "level": level,
-        "message": message,
-        "logger": logger,
-        "pid": os.getpid(),
-    }
+def _line(level: int, message: str, name: str, error: BaseException | None = None, **extra: Any) -> str:
+    """A line of JSON as a logger of that name would write it, for whoever called who calls this."""
+    logger = logging.getLogger(name)
+    file, number, function, _ = logger.findCaller(stacklevel=CALLER)
+    if error is not None and error.__traceback__ is not None:
+        place = traceback.extract_tb(error.__traceback__, limit=-1)[0]
+        file, number, function = place.filename, place.lineno or 0, place.name
+    record = logger.makeRecord(name, level, file, number, message, (), None, function, extra)
+    return JsonFormatter().format(record)
 
 
 def set_level(options: Mapping[str, Any]) -> None:

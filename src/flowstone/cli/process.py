@@ -35,7 +35,11 @@ class Process:
     def __init__(self, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self._arguments = arguments
         self._defaults = defaults
-        self._settings = self._read()
+        try:
+            self._settings = self._read()
+        except FlowstoneError:  # whoever reads the log, reads it there
+            set_format(settings.log_format_of(arguments, os.environ) or PLAIN)
+            raise
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._starting: asyncio.Task[None] | None = None

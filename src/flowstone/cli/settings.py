@@ -10,7 +10,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -93,6 +93,17 @@ def _noting(problems: list[UsageError]) -> Iterator[None]:
         problems.append(error)
 
 
+def log_format_of(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
+    """How the log is to look, by the words of whoever has made a mistake elsewhere."""
+    option = OPTIONS["log_format"]
+    asked = arguments.get(option.name) or environment.get(option.variable)
+    path = config_path(arguments, environment)
+    if not asked and path:
+        with suppress(UsageError, OSError):
+            asked = read_file(path, []).get(option.name)
+    return asked if isinstance(asked, str) else None
+
+
 def config_path(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
     """The TOML file that was named, if one was."""
     return arguments.get("config") or environment.get(CONFIG_VARIABLE)
@@ -127,9 +138,7 @@ def _accepted(option: Option, value: Any, place: str) -> Any:
         raise UsageError(f"{error.message} (given as {place})", hint=error.hint) from None
 
 
-def _check_together(
-    options: Mapping[str, Any], chosen: Mapping[str, Any], places: Mapping[str, str]
-) -> ProcessOptions:
+def _check_together(options: Mapping[str, Any], chosen: Mapping[str, Any], places: Mapping[str, str]) -> ProcessOptions:
     try:
         configure(options)
         return ProcessOptions.of(chosen)
