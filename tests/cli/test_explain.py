@@ -106,6 +106,18 @@ def test_what_is_neither_a_server_nor_a_directory_is_a_wrong_command_line(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_file_is_told_to_be_one_with_its_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "00000000000000000000.xlog"
+    (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for where, directory in ((str(tmp_path / name), str(tmp_path)), (name, ".")):
+        assert run(["explain", where]) == 2
+        told = f"flowstone: {where}: this is a file, and directories are explained; name its directory, {directory};"
+        assert capsys.readouterr().err.startswith(told)
+
+
 def test_directories_are_told_from_addresses(tmp_path: Path) -> None:
     assert is_path(str(tmp_path))
     assert is_path("data/a")

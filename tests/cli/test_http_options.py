@@ -58,3 +58,12 @@ def test_without_a_token_a_link_is_the_address() -> None:
 def test_what_cannot_be_is_a_mistake_of_the_command_line(listen: str, token: str | None) -> None:
     with pytest.raises(UsageError):
         Place(listen, token)
+
+
+@pytest.mark.parametrize("listen", ["foo", "unix/:/x", "99999"])
+def test_what_is_no_address_is_told_with_the_option_and_only_forms_that_are_taken(listen: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Place(listen, None, option="--listen")
+    assert refused.value.message.endswith("(given as --listen)")
+    assert str(refused.value.hint).startswith("write it as HOST:PORT, or as a port")
+    assert "unix" not in str(refused.value.hint)

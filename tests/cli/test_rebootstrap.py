@@ -172,7 +172,8 @@ def test_logs_and_vinyl_files_in_directories_of_their_own_go_with_the_snapshots(
     assert found.text == (
         f"no snapshots or logs are left in {replica.directory} and {logs}; "
         f"they were moved to {aside} and {logs_aside}, which may be deleted when the member has joined\n"
-        f"start it with instance_uuid {uuid} (flowstone serve --instance-uuid {uuid}): it joins anew\n"
+        f"start it with instance_uuid {uuid} (flowstone serve --instance-uuid {uuid}, "
+        f"or box.cfg{{instance_uuid = '{uuid}'}} of a Tarantool): it joins anew\n"
     )
     assert data(replica.directory) == data(logs) == []
     assert data(aside)

@@ -119,6 +119,26 @@ def test_without_one_a_taken_address_is_a_problem(flowstone: Command) -> None:
             )
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--listen=no-such-host.invalid:3301",), "check that it names this machine, or choose another address"),
+        (("--listen=99999",), "(given as --listen); host:port, unix/:/path, or a port; ports end at 65535"),
+        (("--http-listen=99999",), "expected HOST:PORT (given as --http-listen); ports end at 65535"),
+        (
+            ("--dialect=2.6", "--election-mode=candidate"),
+            "(given as --election-mode); dialect 2.6 has no elections: leave it out, or begin new data with",
+        ),
+    ],
+)
+def test_a_complaint_says_where_and_what_to_do(flowstone: Command, options: tuple[str, ...], told: str) -> None:
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", *options)
+    assert answer.code == 2
+    (complaint,) = answer.complaints
+    assert told in complaint
+    assert "see who has it" not in complaint
+
+
 def test_every_problem_is_a_line(flowstone: Command, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "00000000000000000005.snap").write_bytes(b"JUNK")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from tests import real_tarantool
 from tests.cli.conftest import Command
-from tests.interop.cluster import Cluster
+from tests.interop.cluster import Cluster, not_for_stand_ins
 from tests.interop.versions import fits
+from tests.node.fake_server import answering, peer, refusal
 from tests.real_tarantool import free_port
 
 
@@ -35,6 +37,39 @@ def test_snapshots_are_written_one_after_the_other(cluster: Cluster, flowstone: 
 
     refused = flowstone("snapshot", members[1].address)
     assert (refused.code, refused.text) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("data/5.snap: No space left on device", "make room where it has its snapshots (memtx_dir)"),
+        ("data/5.snap: Input/output error", "see its log"),
+    ],
+)
+async def test_an_error_of_the_system_there_comes_with_advice_and_without_a_code_that_says_nothing(
+    flowstone: Command, message: str, advice: str
+) -> None:
+    async with peer(answering(lambda request: refusal(0, message), (2, 6, 0))) as address:
+        found = await asyncio.to_thread(flowstone, "snapshot", "--yes", address)
+    assert (found.code, found.text) == (1, "")
+    assert found.complaints == [f"flowstone: no snapshot at {address}: {message}; {advice}"]
+
+
+@not_for_stand_ins
+def test_a_server_that_hangs_is_told_by_its_address_with_what_may_be_wrong(nodes: Cluster, flowstone: Command) -> None:
+    node = nodes.ours("a")
+    node.pause()
+    try:
+        asked = flowstone("promote", "--yes", node.address)
+        wanted = flowstone("snapshot", "--yes", node.address)
+    finally:
+        node.resume()
+    for found in (asked, wanted):
+        assert found.code == 1
+        (line,) = found.complaints
+        assert node.address in line
+        assert "no answer within 3 s" in line
+        assert "its process may hang: see whether it runs, and what its log says" in line
 
 
 ONLY_SNAPSHOTS = """

@@ -172,6 +172,9 @@ async def test_who_accepts_and_says_nothing_is_given_up_in_time() -> None:
         found = await once(Asking(production(), parse_uri(address), timeout=0.2))
     assert isinstance(found, Unreachable)
     assert "no answer within 0.2 s" in found.reason
+    assert address in found.reason
+    assert found.hint is not None
+    assert "its process may hang" in found.hint
 
 
 @simulated(seeds=range(2))

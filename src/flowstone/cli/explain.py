@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowstone.cli.console import FAILED, OK, note_compilation, output
+from flowstone.cli.console import FAILED, OK, UsageError, note_compilation, output
 from flowstone.cli.members import Password, Username, addresses
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ def is_path(text: str) -> bool:
     """A directory, or what can only be meant as one."""
     from flowstone.iproto.uri import means_a_path
 
+    if os.path.isfile(text) and (means_a_path(text) or text.endswith((".xlog", ".snap"))):
+        directory = os.path.dirname(text) or "."
+        hint = f"name its directory, {directory}; flowstone cat shows what is in a file"
+        raise UsageError(f"{text}: this is a file, and directories are explained", hint=hint)
     return os.path.isdir(text) or means_a_path(text)
 
 

@@ -54,7 +54,10 @@ class Place:
             self.is_new = token is None and not is_loopback(place)
             self.token = new_token() if self.is_new else token
             check_token(place, self.token)
-        except (UriError, TokenNeeded) as error:
+        except UriError as error:
+            hint = "write it as HOST:PORT, or as a port of this machine; ports end at 65535"
+            raise UsageError(f"{error.message} (given as {option})", hint=hint) from error
+        except TokenNeeded as error:
             raise UsageError(error.message, hint=error.hint) from error
 
     def server(self, monitored: Monitored, application: ASGIApp | None = None, hosts: Sequence[str] = ()) -> WebServer:

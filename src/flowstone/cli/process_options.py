@@ -34,6 +34,7 @@ _TABLE: Final = (
         default=None,
         check=_no_address,
         is_dynamic=False,
+        allowed="ports end at 65535",
         help="Where metrics for Prometheus and health are served by HTTP: HOST:PORT, a port of loopback, or port 0 for"
         " any; default: nowhere.",
         is_text=True,

@@ -286,7 +286,8 @@ def _tell(found: Found, known: Known, kept: Sequence[str], as_json: bool) -> Non
     print(
         f"no snapshots or logs are left in {' and '.join(found.places)}; they {where if kept else 'have been deleted'}"
     )
-    print(f"start it with instance_uuid {found.uuid} (flowstone serve --instance-uuid {found.uuid}): it joins anew")
+    ways = f"flowstone serve --instance-uuid {found.uuid}, or box.cfg{{instance_uuid = '{found.uuid}'}} of a Tarantool"
+    print(f"start it with instance_uuid {found.uuid} ({ways}): it joins anew")
 
 
 def told(found: Found, known: Known, kept: Sequence[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from flowstone.cli.settings import EVERY_OPTION, Settings, read_settings
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
 from flowstone.node.configuration import OPTIONS, Configuration, configure, listen_uri
-from flowstone.node.parts import tls_of
+from flowstone.node.parts import listen_hint, tls_of
 from flowstone.outside import production
 from flowstone.outside.disk import AlreadyLocked
 from flowstone.outside.network import check_tls
@@ -140,9 +140,9 @@ class Check:
             return
         listen, http = self._configuration.listen, self._settings.process.http_listen
         if listen is not None:
-            _check_free(listen_uri(listen))
+            _check_free(listen_uri(listen), "listen")
         if http is not None:
-            _check_free(http_address(http))
+            _check_free(http_address(http), "http_listen")
         yield from ()
 
 
@@ -158,15 +158,15 @@ def _given(configuration: Configuration, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _check_free(place: Uri) -> None:
+def _check_free(place: Uri, option: str) -> None:
     """Takes the address for a moment, without listening there."""
     if place.port is None:
         return  # a socket's file that is left from before is replaced, and nobody can tell it from one in use
     try:
         _take(place)
     except OSError as error:
-        hint = "see who has it, or choose another address"
-        raise FlowstoneError(f"cannot listen on {place.address}: {error.strerror or error}", hint=hint) from error
+        message = f"cannot listen on {place.address}: {error.strerror or error}"
+        raise FlowstoneError(message, hint=listen_hint(error).replace("listen", option)) from error
 
 
 def _take(place: Uri) -> None:

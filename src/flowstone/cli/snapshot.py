@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,6 +15,7 @@ from flowstone.cli.console import FAILED, INTERRUPTED, OK, say
 from flowstone.cli.members import Json, Password, Uris, Username, Yes, addresses, consent
 
 if TYPE_CHECKING:
+    from flowstone.errors import FlowstoneError
     from flowstone.iproto.uri import Uri
     from flowstone.observation.asking import Asking
     from flowstone.observation.report import VClock
@@ -67,10 +70,21 @@ async def _one(uri: Uri, timeout: float) -> dict[str, Any]:
         await asking.call("box.snapshot", timeout=timeout)
         vclock = await _newest(asking)
     except FlowstoneError as refusal:
-        error = str(refusal)
+        error = _reason(refusal)
     finally:
         await asking.close()
     return {"address": uri.address, "vclock": vclock, "seconds": round(time.monotonic() - begun, 3), "error": error}
+
+
+def _reason(refusal: FlowstoneError) -> str:
+    """What the server says. Errors of its system come without a code of their own, and without advice."""
+    from flowstone.iproto.errors import TarantoolError
+
+    if not isinstance(refusal, TarantoolError) or refusal.code:
+        return str(refusal)
+    is_full = os.strerror(errno.ENOSPC) in refusal.message or os.strerror(errno.EDQUOT) in refusal.message
+    hint = "make room where it has its snapshots (memtx_dir)" if is_full else "see its log"
+    return f"{refusal.message}; {hint}"
 
 
 async def _newest(asking: Asking) -> VClock | None:

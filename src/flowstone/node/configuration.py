@@ -213,6 +213,7 @@ class Configuration:
         "Address to listen on: host:port, a port, unix/:/path.",
         _no_listen_address,
         dynamic=True,
+        allowed="host:port, unix/:/path, or a port; ports end at 65535",
     )
     work_dir: str = _option("string", "data", "Directory of the node's files.")
     memtx_dir: str = _option("string", ".", "Directory of snapshots, from work_dir.")
@@ -494,9 +495,11 @@ class Configuration:
         if dialect is not Dialect.V2_6:
             return
         if isinstance(self.replication_synchro_quorum, str):
-            raise incorrect("replication_synchro_quorum", "should be of type number")
+            hint = "dialect 2.6 has no formulas: give a number"
+            raise incorrect("replication_synchro_quorum", "should be of type number", hint=hint)
         if self.election_mode != Mode.OFF.value:
-            raise incorrect("election_mode", "unexpected option")
+            hint = "dialect 2.6 has no elections: leave it out, or begin new data with dialect 2.11"
+            raise incorrect("election_mode", "unexpected option", hint=hint)
 
     def synchro_quorum(self, dialect: Dialect, members: int) -> int:
         """How many members make a synchronous transaction a fact, in a replica set with so many registered ones."""

@@ -30,6 +30,7 @@ REQUEST_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 GREETING_SECONDS = 2.0
 READ_SIZE = 256 * 1024
+HINT_OF_SILENCE = "its process may hang: see whether it runs, and what its log says"
 ID_SINCE = (2, 10, 0)
 """Servers before this one have no ID request and none of the features it announces."""
 
@@ -83,6 +84,8 @@ class Connection:
                 await connection.close()
             reason = reason_of(error, uri) or f"no answer within {timeout:g} s"
             hint = tls_hint(uri) if connection is None and stream is not None else None
+            if isinstance(error, TimeoutError) and stream is not None:
+                hint = ", or ".join(filter(None, (hint, HINT_OF_SILENCE)))
             raise ConnectionFailed(f"cannot connect to {uri.address}: {reason}", hint=hint) from error
         except BaseException:
             if connection is not None:

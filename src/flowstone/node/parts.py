@@ -8,6 +8,7 @@ be ended; how that goes is each part's own business.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import posixpath
 from collections.abc import Awaitable, Callable, Sequence
@@ -422,8 +423,7 @@ class Parts:
             await server.listen(uri.host, uri.port, tls=tls_of(configuration))
         except OSError as error:
             reason = error.strerror or str(error)
-            hint = "see who has it, or choose another address with listen"
-            raise CannotListen(f"cannot listen on {uri.address}: {reason}", hint=hint) from error
+            raise CannotListen(f"cannot listen on {uri.address}: {reason}", hint=listen_hint(error)) from error
         instance.listen = replace(uri, port=server.port).address
         LOG.info("listening on %s%s", instance.listen, " with TLS" if configuration.ssl_cert_file else "")
 
@@ -431,6 +431,16 @@ class Parts:
         if not self._is_warm:
             await self._outside.blocking(warm_up)
             self._is_warm = True
+
+
+def listen_hint(error: OSError) -> str:
+    """What to do where an address cannot be listened on."""
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "see who has it, or choose another address with listen"
+        case errno.EACCES:
+            return "ports below 1024 need a right of their own: choose another address with listen"
+    return "check that it names this machine, or choose another address with listen"
 
 
 class _Peers:

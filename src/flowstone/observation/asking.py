@@ -18,7 +18,7 @@ from flowstone.iproto.errors import AccessDenied, CredsMismatch, NoSuchUser, Tar
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import Uri
 from flowstone.node import rights
-from flowstone.node.connection import REQUEST_SECONDS, Connection
+from flowstone.node.connection import HINT_OF_SILENCE, REQUEST_SECONDS, Connection
 from flowstone.observation.report import Report, Unreachable, printable, report_of
 from flowstone.outside import Outside
 
@@ -74,7 +74,8 @@ class Asking:
             )
         except TimeoutError:
             await self.close()
-            return Unreachable(address=self.uri.address, reason=f"no answer within {self._timeout:g} s")
+            reason = f"{self.uri.address} gave no answer within {self._timeout:g} s"
+            return Unreachable(address=self.uri.address, reason=reason, hint=HINT_OF_SILENCE)
         except FlowstoneError as error:
             await self.close()
             return Unreachable(address=self.uri.address, reason=printable(error.message), hint=error.hint)
