@@ -102,6 +102,14 @@ LINES = [
     ("flowstone limestone insp\t", ["limestone", "inspect"]),
     ("flowstone limestone cat --he\t", ["limestone", "cat", "--help"]),
     ("flowstone --ver\t", ["--version"]),
+    ("flowstone serve --wal-mode fs\t", ["serve", "--wal-mode", "fsync"]),
+    ("flowstone serve --election-mode cand\t", ["serve", "--election-mode", "candidate"]),
+    ("flowstone serve --election-fencing-mode st\t", ["serve", "--election-fencing-mode", "strict"]),
+    ("flowstone serve --log-format js\t", ["serve", "--log-format", "json"]),
+    ("flowstone serve --log-level verb\t", ["serve", "--log-level", "verbose"]),
+    ("flowstone serve --dialect 2.1\t", ["serve", "--dialect", "2.11"]),
+    ("flowstone serve --bootstrap-strategy sup\t", ["serve", "--bootstrap-strategy", "supervised"]),
+    ("flowstone completion fi\t", ["completion", "fish"]),
 ]
 
 
@@ -162,6 +170,20 @@ def test_bash_offers_every_option_of_every_command_in_no_time(scripts: Path) -> 
     assert dict(zip((path for path, _ in places), offered, strict=True)) == dict(places)
     assert {option.dashed for option in OPTIONS.values()} <= dict(places)["serve",]
     assert seconds / len(places) < 0.2, "a person waits for it"
+
+
+def test_the_values_of_options_that_are_offered_are_taken() -> None:
+    serve.declare_options(every=True)
+    root: Any = typer.main.get_command(app)
+    command = root.commands["serve"]
+    offered = {
+        each.name: [item.value for item in each.shell_complete(typer.Context(command), "") if item.type == "plain"]
+        for each in command.params
+        if not each.is_flag and each.name in OPTIONS
+    }
+    assert offered["wal_mode"] == ["none", "write", "fsync"]
+    for name, values in offered.items():
+        assert [OPTIONS[name].accept(value) for value in values] == values
 
 
 def test_a_shell_that_is_not_known_is_refused(flowstone: Command) -> None:

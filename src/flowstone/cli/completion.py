@@ -55,13 +55,16 @@ class Place:
 
     path: str
     commands: tuple[Named, ...]
+    """What may come next: commands below it, or the values of its argument."""
+
     options: tuple[Named, ...]
 
 
 def _places(command: Any, path: str = "") -> Iterator[Place]:
     inner = getattr(command, "commands", {})
     commands = tuple(Named(name, each.get_short_help_str(100)) for name, each in inner.items())
-    yield Place(path, commands, (*_options(command), Named("--help", "Show this message and exit.")))
+    words = commands or tuple(Named(value, "") for value in _first_argument(command))
+    yield Place(path, words, (*_options(command), Named("--help", "Show this message and exit.")))
     for name, each in inner.items():
         yield from _places(each, f"{path} {name}".lstrip())
 
@@ -69,9 +72,21 @@ def _places(command: Any, path: str = "") -> Iterator[Place]:
 def _options(command: Any) -> Iterator[Named]:
     for option in command.params:
         if option.param_type_name == "option" and not option.hidden:
-            values = tuple(getattr(option.type, "choices", ()))
+            values = () if option.is_flag else _known_values(command, option)
             for name in (*option.opts, *option.secondary_opts):
                 yield Named(name, _line(option.help or ""), not option.is_flag, values)
+
+
+def _first_argument(command: Any) -> tuple[str, ...]:
+    """What the first argument may be, where that is a short list."""
+    arguments = (each for each in command.params if each.param_type_name == "argument")
+    return next((_known_values(command, each) for each in arguments), ())
+
+
+def _known_values(command: Any, parameter: Any) -> tuple[str, ...]:
+    """Its own words for its values; what only says that they are files has none."""
+    context = typer.Context(command)
+    return tuple(item.value for item in parameter.shell_complete(context, "") if item.type == "plain")
 
 
 def _line(text: str) -> str:

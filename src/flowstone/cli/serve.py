@@ -105,7 +105,26 @@ def _option_parameters(option: Option) -> Iterator[inspect.Parameter]:
     text = option.help if default in (None, ()) else f"{option.help} Default: {_shown(default)}"
     other = "NUMBER" if option.types == ("number",) else "TEXT"
     metavar = METAVARS.get(option.name) or METAVARS.get(option.name.rpartition("_")[2], other)
-    yield _parameter(option.name, str, typer.Option(option.dashed, metavar=metavar, help=text))
+    values = _values_of(option)
+    declared = typer.Option(option.dashed, metavar=metavar, help=text, autocompletion=lambda: values)
+    yield _parameter(option.name, str, declared)
+
+
+def _values_of(option: Option) -> list[str]:
+    """What shells complete. Whether a value is one of them is for the option itself to say, in Tarantool's words."""
+    from flowstone.node import configuration
+    from flowstone.node.option_checks import LOG_LEVELS
+
+    known = {
+        "wal_mode": configuration.WAL_MODES,
+        "dialect": configuration.DIALECTS,
+        "log_format": configuration.LOG_FORMATS,
+        "log_level": LOG_LEVELS,
+        "bootstrap_strategy": configuration.STRATEGIES,
+        "election_mode": configuration.ELECTION_MODES,
+        "election_fencing_mode": configuration.FENCING_MODES,
+    }
+    return list(known.get(option.name, ()))
 
 
 def _shown(default: Any) -> str:
