@@ -9,7 +9,7 @@ import msgspec
 
 from flowstone.observation.live_transaction import LiveTransaction, Status
 from flowstone.observation.replica_set import Link, Member, ReplicaSet
-from flowstone.observation.report import Report
+from flowstone.observation.report import Election, Report
 from flowstone.outside import production
 from flowstone.web.feed_set import BATCH_MAX, ELECTIONS_MAX, POINT_LINKS_MAX, POINTS_MAX, WatchedSet
 from tests.standing_clock import StandingClock
@@ -21,7 +21,7 @@ def watched(clock: StandingClock) -> WatchedSet:
     return WatchedSet(replace(production(), clock=clock), UUID, lambda: None)
 
 
-def member(number: int, lsns: dict[int, int], **options: Any) -> Member:
+def member(number: int, lsns: dict[int, int], *, election_mode: str = "candidate", **options: Any) -> Member:
     report = Report(
         address=f"db{number}:3301",
         package="Tarantool",
@@ -31,6 +31,8 @@ def member(number: int, lsns: dict[int, int], **options: Any) -> Member:
         status="running",
         ro=number != 1,
         vclock=lsns,
+        election=Election(state="follower"),
+        cfg={"election_mode": election_mode} if election_mode else None,
     )
     return Member(uuid=str(number), id=number, address=report.address, report=report, vclock=lsns, **options)
 
@@ -87,6 +89,34 @@ def test_elections_are_told_once_whoever_tells_them_first() -> None:
         ("no_leader", 4, None),
         ("term", 5, None),
     ]
+
+
+def test_without_elections_nobody_is_missed_and_who_was_promoted_is_told() -> None:
+    """Members of 2.11 have a term all the same."""
+    one, members = watched(StandingClock()), (member(1, {}, election_mode="off"), member(2, {}, election_mode="off"))
+    for at, term in ((100.0, 1), (101.0, 2)):
+        one.look(ReplicaSet(uuid=UUID, members=members, term=term), [], at)
+    assert one.state().elections == ()
+    one._note_leader(3, 1, 102.0)
+    one.look(ReplicaSet(uuid=UUID, members=members, term=3), [], 103.0)
+    one._note_leader(4, 0, 104.0)
+    assert [(event.at, event.kind) for event in one.state().elections] == [(102.0, "leader"), (104.0, "off")]
+
+
+def test_elections_that_are_switched_off_and_on_are_told() -> None:
+    one, mode = watched(StandingClock()), {True: "candidate", False: "off"}
+    for at, leader, elect in ((1.0, 1, True), (2.0, 0, False), (3.0, 0, False), (4.0, 0, True), (5.0, 1, True)):
+        members = (member(1, {}, election_mode=mode[elect]),)
+        one.look(ReplicaSet(uuid=UUID, members=members, term=2, leader=leader), [], at)
+    told = [(event.at, event.kind) for event in one.state().elections]
+    assert told == [(1.0, "leader"), (2.0, "off"), (4.0, "term"), (5.0, "leader")]
+
+
+def test_where_options_are_not_shown_only_a_leader_can_be_missed() -> None:
+    one, members = watched(StandingClock()), (member(1, {}, election_mode=""), member(2, {}, election_mode=""))
+    for at, leader in ((1.0, 0), (2.0, 1), (3.0, 0)):
+        one.look(ReplicaSet(uuid=UUID, members=members, term=2, leader=leader), [], at)
+    assert [(event.at, event.kind) for event in one.state().elections] == [(2.0, "leader"), (3.0, "no_leader")]
 
 
 def test_what_the_log_tells_of_the_past_stands_before_what_is_seen_now() -> None:

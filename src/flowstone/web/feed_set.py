@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -21,6 +21,7 @@ from flowstone.observation.tail import Tail, TailStatus
 from flowstone.outside import Outside
 from flowstone.web.feed_state import (
     ElectionEvent,
+    ElectionKind,
     History,
     HistoryLink,
     HistoryPoint,
@@ -136,22 +137,28 @@ class WatchedSet:
         )
 
     def _note_election(self, one: ReplicaSet, at: float) -> None:
-        """Who knew of no leader did so before the log tells of one that came while others were asked."""
+        """Who knew of no leader did so before the log tells of one that came while others were asked.
+
+        Members have a term without elections, too. Where they do not show whether they elect, a leader tells that.
+        """
         if one.term is None:
             return
-        before, self._leader = self._leader, (one.term, one.leader)
+        before, self._leader = self._leader, None if one.failover == "off" else (one.term, one.leader)
         if before == self._leader:
             return
-        if one.leader:
+        if self._leader is None:
+            self._add_event("off", one.term, 0, at)
+        elif one.leader:
             self._note_leader(one.term, one.leader, at)
         elif before is not None and before[1]:
             self._add_event("no_leader", one.term, 0, at)
-        elif before is None or before[0] != one.term:
+        elif one.failover == "election" and (before is None or before[0] != one.term):
             self._add_event("term", one.term, 0, at)
 
     def _note_leader(self, term: int, replica_id: int, at: float) -> None:
         """Told by the log and by the members; the log knows since when."""
-        kind: Literal["leader", "no_leader"] = "leader" if replica_id else "no_leader"
+        nobody: ElectionKind = "off" if self._now.failover == "off" else "no_leader"
+        kind: ElectionKind = "leader" if replica_id else nobody
         for event in list(self._elections):
             is_same = (event.kind, event.term, event.leader) == (kind, term, replica_id)
             if not is_same or self._had_no_leader(event.at, at):
@@ -164,9 +171,9 @@ class WatchedSet:
     def _had_no_leader(self, one: float, other: float) -> bool:
         """Between two moments: who leads after that has come back, in the same term."""
         first, last = min(one, other), max(one, other)
-        return any(event.kind == "no_leader" and first < event.at <= last for event in self._elections)
+        return any(event.kind in ("no_leader", "off") and first < event.at <= last for event in self._elections)
 
-    def _add_event(self, kind: Literal["leader", "no_leader", "term"], term: int, leader: int, at: float) -> None:
+    def _add_event(self, kind: ElectionKind, term: int, leader: int, at: float) -> None:
         """In the order of time: the log may tell what happened before the first look."""
         label = next((member.label for member in self._now.members if leader and member.id == leader), None)
         insort(

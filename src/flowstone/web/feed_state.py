@@ -53,12 +53,16 @@ class TailState(msgspec.Struct, frozen=True, kw_only=True):
     seen: int = 0
 
 
+ElectionKind = Literal["leader", "no_leader", "term", "off"]
+"""`no_leader`: nobody leads although members elect; `off`: they do not, and nobody has to."""
+
+
 class ElectionEvent(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     term: int
     leader: int
     leader_label: str | None
-    kind: Literal["leader", "no_leader", "term"]
+    kind: ElectionKind
 
 
 class SetState(msgspec.Struct, frozen=True, kw_only=True):

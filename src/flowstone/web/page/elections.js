@@ -1,4 +1,4 @@
-// Who led when: terms and leaders on a line of time, with the gaps in which nobody led.
+// Who led when: terms and leaders on a line of time, with the gaps in which nobody led, or nobody had to.
 
 import { Keyed, drawn, element, mark, say, table, tableRow } from "./dom.js";
 import { clock, duration, moment } from "./words.js";
@@ -66,23 +66,27 @@ export class Elections {
     const places = spans.map((span) => ({
       ...span, x: scale(span.from), width: scale(span.to) - scale(span.from), isLast: span === spans.at(-1),
     }));
-    for (const place of places.filter((one) => !one.leader)) place.width = Math.max(place.width, GAP_WIDTH_MIN);
-    this.spans.show(places, (place) => `${place.from} ${place.leader} ${place.term}`);
+    const gaps = places.filter((one) => !one.leader && !one.isOff);
+    for (const place of gaps) place.width = Math.max(place.width, GAP_WIDTH_MIN);
+    this.spans.show(places, (place) => `${place.from} ${place.leader} ${place.isOff} ${place.term}`);
     this.ticks.show(apart(places, this.width), (tick) => tick.key);
     mark(this.svg, "aria-label", spans.slice(-SPANS_SPOKEN_MAX).map(spoken).join("; "));
   }
 }
 
-/** Stretches of time with one leader, or none. */
+/** Stretches of time with one leader, or none, or without elections. */
 function spansOf(events, now) {
   const spans = [];
   for (const event of events) {
-    if (event.kind === "term" && spans.length) continue;
-    const leader = event.kind === "leader" ? event.leader : 0;
     const last = spans.at(-1);
-    if (last !== undefined && last.leader === leader && (!leader || last.term === event.term)) continue;
+    if (event.kind === "term" && last !== undefined && !last.isOff) continue;
+    const leader = event.kind === "leader" ? event.leader : 0;
+    const isOff = event.kind === "off";
+    const isSame = last !== undefined && last.leader === leader && last.isOff === isOff;
+    if (isSame && (!leader || last.term === event.term)) continue;
     if (last !== undefined) last.to = event.at;
-    spans.push({ from: event.at, to: now, leader, term: event.term, label: event.leader_label ?? `replica ${leader}` });
+    const label = event.leader_label ?? `replica ${leader}`;
+    spans.push({ from: event.at, to: now, leader, isOff, term: event.term, label });
   }
   return spans;
 }
@@ -106,12 +110,12 @@ function makeSpan() {
   const title = drawn("title");
   const node = drawn("g", { class: "span" }, title, box, text);
   const update = (place) => {
-    mark(node, "data-leader", place.leader ? place.leader % 6 : "none");
+    mark(node, "data-leader", place.leader ? place.leader % 6 : place.isOff ? "off" : "none");
     mark(node, "data-last", place.isLast);
     mark(box, "x", place.x.toFixed(1));
     mark(box, "width", Math.max(1, place.width - 1).toFixed(1));
     mark(text, "x", (place.x + 6).toFixed(1));
-    const name = place.leader ? `${place.label} · term ${place.term}` : "nobody";
+    const name = place.leader ? `${place.label} · term ${place.term}` : place.isOff ? "elections are off" : "nobody";
     const shorter = place.leader ? `term ${place.term}` : "";
     say(text, [name, shorter].find((one) => one.length * LETTER_WIDTH < place.width - 8) ?? "");
     say(title, spoken(place));
@@ -131,11 +135,12 @@ function makeTick() {
 
 function words(event) {
   if (event.kind === "leader") return `${event.leader_label ?? `replica ${event.leader}`} leads`;
-  return event.kind === "no_leader" ? "nobody leads" : "a new term begins";
+  return { no_leader: "nobody leads", off: "elections are off" }[event.kind] ?? "a new term begins";
 }
 
 function spoken(span) {
-  const who = span.leader ? `${span.label} led in term ${span.term}` : "nobody led";
+  const nobody = span.isOff ? "elections were off" : "nobody led";
+  const who = span.leader ? `${span.label} led in term ${span.term}` : nobody;
   return `${who} from ${clock(span.from)} for ${duration(span.to - span.from)}`;
 }
 
@@ -143,6 +148,7 @@ function summaryOf(set, events, now) {
   if (!events.length) return "No elections are seen here.";
   const last = spansOf(events, now).at(-1);
   const since = duration(Math.max(0, now - last.from));
+  if (last.isOff) return "Elections are off.";
   if (!last.leader) return `Nobody has led for ${since}.`;
   return `${last.label} has led for ${since}, in term ${set.term ?? last.term}.`;
 }
