@@ -14,7 +14,8 @@ from flowstone.node.statistics import DiskUsage, Durations, Statistics, Wal
 from flowstone.observation.asking import Asking
 from flowstone.observation.report import Election, Peer, Report, Upstream
 from flowstone.outside import production
-from flowstone.web.health import FREE_BYTES_MIN, node_health
+from flowstone.web.health import FREE_BYTES_MIN, node_health, starting_health
+from flowstone.web.peer_complaints import Complaint
 from tests.interop.cluster import Cluster
 from tests.interop.member import SECONDS, Member, eventually
 from tests.interop.mesh import Mesh, election
@@ -126,6 +127,41 @@ def asked(member: Member) -> Report:
             await asking.close()
 
     return asyncio.run(ask())
+
+
+ORPHAN = "orphan: it has not caught up with enough of its peers, and takes no writes"
+
+
+@pytest.mark.parametrize(
+    ("has_data", "state", "first"), [(False, "starting", "the node has not started yet"), (True, "orphan", ORPHAN)]
+)
+def test_a_node_that_starts_says_what_of_and_why_it_waits(has_data: bool, state: str, first: str) -> None:
+    complaints = [Complaint(address=f"db{number}:1", text="cannot connect to db1:1, db2:1") for number in (1, 2)]
+    found = starting_health(has_data=has_data, complaints=complaints)
+    assert (found.state, found.is_ready) == (state, False)
+    assert found.reasons == (first, "cannot connect to db1:1, db2:1")
+
+
+@pytest.mark.parametrize(
+    ("status", "upstream", "is_final", "is_told"),
+    [
+        ("running", None, True, True),
+        ("running", None, False, False),
+        ("running", "disconnected", True, False),
+        ("orphan", None, False, True),
+        ("orphan", "loading", False, True),
+        ("orphan", "follow", False, False),
+        ("orphan", "stopped", True, False),
+    ],
+)
+def test_a_complaint_about_a_peer_is_a_reason_where_the_report_has_none(
+    status: str, upstream: str | None, is_final: bool, is_told: bool
+) -> None:
+    """Who is only away is none for a node that runs, and what the report tells is not told twice."""
+    side = Upstream(status=upstream, peer="u@db2:1") if upstream is not None else None
+    node = report(status=status, replication=(Peer(id=2, uuid="v", upstream=side),))
+    complaint = Complaint(address="db2:1", text="no more of db2:1", is_final=is_final)
+    assert ("no more of db2:1" in node_health(node, statistics(), usage(), [complaint]).reasons) is is_told
 
 
 def test_without_elections_nobody_has_to_lead() -> None:

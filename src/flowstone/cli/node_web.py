@@ -44,7 +44,10 @@ class NodeWeb:
 
         options = self._options
         page = await self._page() if options.dashboard else None
-        web = place.server(NodeMetrics(self._node), page, options.http_hosts)
+        metrics = NodeMetrics(self._node, self._own())
+        metrics.complaints.start()
+        self._stack.callback(metrics.complaints.stop)
+        web = place.server(metrics, page, options.http_hosts)
         await self._stack.enter_async_context(web)
         LOG.info("metrics, health%s at %s", " and the dashboard" if options.dashboard else "", web.url)
         place.tell_token(web.url)
@@ -62,15 +65,21 @@ class NodeWeb:
 
     def _members(self) -> list[Uri]:
         """Whom the node follows, and itself, as its first user, so that its log can be followed, too."""
-        configuration = self._node.configuration
-        uris = [parse_uri(uri) for uri in configuration.replication]
-        if self._user is None or configuration.listen is None:
+        uris, own = [parse_uri(uri) for uri in self._node.configuration.replication], self._own()
+        if self._user is None or own is None:
             return uris
         name, password = self._user
-        encrypted = (("transport", "ssl"),) if configuration.ssl_cert_file is not None else ()
-        own = replace(listen_uri(configuration.listen), user=name, password=password, parameters=encrypted)
         is_known = any(places.place_of(uri.address) == places.place_of(own.address) for uri in uris)
-        return uris if is_known or own.port == 0 else [*uris, own]
+        return uris if is_known else [*uris, replace(own, user=name, password=password)]
+
+    def _own(self) -> Uri | None:
+        """Where the node listens; None where it does not, or at a port that turns out when it does."""
+        configuration = self._node.configuration
+        if configuration.listen is None:
+            return None
+        encrypted = (("transport", "ssl"),) if configuration.ssl_cert_file is not None else ()
+        own = replace(listen_uri(configuration.listen), parameters=encrypted)
+        return own if own.port != 0 else None
 
     async def stop(self) -> None:
         """Ends all of it; twice is harmless."""

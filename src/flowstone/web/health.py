@@ -1,18 +1,22 @@
 """Whether a process is well, for probes and for people: ready or not, and every reason why not.
 
 Pure. `is_ready` is about this process: it serves what it is there for. `reasons` name more: what will keep it from that
-soon, or keeps others from following it. A peer that is away is none, unless it leads: its own probe tells that.
+soon, or keeps others from following it. A peer that is away is none, unless it leads, or keeps the node from being
+ready: its own probe tells that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from flowstone.node.statistics import DiskUsage, Statistics
+from flowstone.observation.places import place_of
 from flowstone.observation.replica_set import FOLLOWING
 from flowstone.observation.report import Report
+from flowstone.web.peer_complaints import Complaint
 
 FREE_BYTES_MIN: Final = 256 * 1024 * 1024
 """One log of the usual `wal_max_size`: with less room than that there may be none for the next."""
@@ -30,16 +34,27 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_ready and not self.reasons
 
 
-STARTING: Final = Health(state="starting", is_ready=False, reasons=("the node has not started yet",))
+_STARTING: Final = "the node has not started yet"
+_ORPHAN: Final = "orphan: it has not caught up with enough of its peers, and takes no writes"
 
 
-def node_health(report: Report, statistics: Statistics, usage: DiskUsage | OSError) -> Health:
-    """That of a node, by what it knows of itself; of its disk that may be an error."""
+def starting_health(*, has_data: bool, complaints: Sequence[Complaint]) -> Health:
+    """That of a node that has not come to the end of its start. One that `has_data` waits for its peers, and can be
+    read meanwhile: it is an orphan."""
+    reasons = (_ORPHAN if has_data else _STARTING, *dict.fromkeys(complaint.text for complaint in complaints))
+    return Health(state="orphan" if has_data else "starting", is_ready=False, reasons=reasons)
+
+
+def node_health(
+    report: Report, statistics: Statistics, usage: DiskUsage | OSError, complaints: Sequence[Complaint] = ()
+) -> Health:
+    """That of a node, by what it knows of itself, and says of its peers; of its disk that may be an error."""
     wal = statistics.wal.failure
     reasons = [
         *_of_status(report),
         *_of_leader(report),
         *_of_upstreams(report),
+        *_of_complaints(report, complaints),
         *([f"the log cannot be written: {wal}"] if wal is not None else []),
         *_of_disk(usage),
     ]
@@ -49,7 +64,7 @@ def node_health(report: Report, statistics: Statistics, usage: DiskUsage | OSErr
 
 def _of_status(report: Report) -> list[str]:
     if report.status == "orphan":
-        return ["orphan: it has not caught up with enough of its peers, and takes no writes"]
+        return [_ORPHAN]
     return [] if report.status == "running" else [f"the node is {report.status}"]
 
 
@@ -73,6 +88,23 @@ def _of_upstreams(report: Report) -> list[str]:
         for replica_id, side in sides
         if side.status == "stopped"
     ]
+
+
+def _of_complaints(report: Report, complaints: Sequence[Complaint]) -> list[str]:
+    """Those about peers whose upstream the report does not have: they are members of another replica set, or never
+    answered. Of an orphan those about members, too: they say why."""
+    upstreams = [peer.upstream for peer in report.replication if peer.upstream is not None]
+    statuses = {place_of(side.peer): side.status for side in upstreams if side.peer is not None}
+    told: dict[str, None] = {}
+    for complaint in complaints:
+        status = statuses.get(place_of(complaint.address))
+        if report.status == "orphan":
+            is_reason = status not in (*FOLLOWING, "stopped")
+        else:
+            is_reason = status is None and complaint.is_final
+        if is_reason:
+            told[complaint.text] = None
+    return list(told)
 
 
 def _of_disk(usage: DiskUsage | OSError) -> list[str]:

@@ -1,31 +1,45 @@
 """Metrics and health of the node in this process: what its report tells, and what only it can know.
 
 `tnt_…` names that are here have Tarantool's meaning; those of its allocators, fibers and Lua have none in a node, and
-are missing.
+are missing. A node that starts tells little by its calls, and its peers may keep it there for minutes: it is asked then
+as they ask it, and what it says of them in its log is added.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import time
 from typing import Final
 
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri, parse_uri
+from flowstone.node.archive_upstream import ask_ballot
 from flowstone.node.node import Node, NotRunning
 from flowstone.node.statistics import DiskUsage, Statistics
+from flowstone.observation.asking import ASK_SECONDS
 from flowstone.observation.own_report import own_report
 from flowstone.observation.report import Report
-from flowstone.web.health import STARTING, Health, node_health
+from flowstone.outside import Outside, production
+from flowstone.web.health import Health, node_health, starting_health
 from flowstone.web.metrics import Families, add_reports
+from flowstone.web.peer_complaints import PeerComplaints
 
 _STATM: Final = "/proc/self/statm"
 
 
 class NodeMetrics:
-    """What `monitoring.py` serves about `node`, from before it has started until after it has stopped."""
+    """What `monitoring.py` serves about `node`, from before it has started until after it has stopped.
 
-    def __init__(self, node: Node) -> None:
+    `own` is where it listens, or will; None where nobody can know.
+    """
+
+    def __init__(self, node: Node, own: Uri | None = None, outside: Outside | None = None) -> None:
         self._node = node
+        self._own = own
+        self._outside = outside or production()
+        self.complaints = PeerComplaints(lambda: [parse_uri(uri).address for uri in node.configuration.replication])
 
     async def metrics(self) -> Families:
         families = Families()
@@ -43,9 +57,20 @@ class NodeMetrics:
 
     async def health(self) -> Health:
         try:
-            return node_health(*await self._look())
+            return node_health(*await self._look(), self.complaints.now())
         except NotRunning:
-            return STARTING
+            return starting_health(has_data=await self._has_data(), complaints=self.complaints.now())
+
+    async def _has_data(self) -> bool:
+        """Whether a node that starts has its data: by its ballot, for which nobody has to log in."""
+        if self._own is None or not self._node.configuration.replication:
+            return False
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                ballot = await ask_ballot(self._outside, self._own)
+        except (FlowstoneError, TimeoutError):
+            return False
+        return ballot.is_booted and not ballot.is_loading
 
     async def _look(self) -> tuple[Report, Statistics, DiskUsage | OSError]:
         """A disk that fails is when all else is wanted most: its error is an answer, too."""
