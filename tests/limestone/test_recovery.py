@@ -250,5 +250,6 @@ def test_bytes_behind_the_finished_sessions_are_not_looked_at() -> None:
 
 
 def test_a_directory_that_never_stands_still_is_given_up() -> None:
+    """Each attempt meets more files, takes more calls for it, and meets more changes: they multiply by the attempt."""
     with pytest.raises(LimestoneError, match="change faster"):
-        live_rows(1, Channel.rotate, 2)
+        live_rows(1, Channel.rotate, 3)
