@@ -23,14 +23,15 @@ VARIABLE = "SPARK_SUBMIT_OPTS"
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 ARCHIVE = Path(sys.prefix) / f"flowstone-tests-spark-{pyspark.__version__}.jsa"
+USE = f"{QUICK} -XX:SharedArchiveFile={ARCHIVE} {SILENT}"
 SECONDS = 300
 
-PROGRAM = """
+PROGRAM = f"""
 import sys
-from pathlib import Path
-from flowstone.spark import register
+from flowstone.spark import register, session as sessions
 from flowstone.spark.session import session
 
+sessions.STOP_SECONDS = {SECONDS}  # it writes the archive when it ends, which may take longer than an end else may
 with session("classes", master="local[2]", memory="600m") as spark:
     register(spark)
     numbers = spark.range(0, 1000, 1, 2).selectExpr("id", "id % 7 as rest", "cast(id as string) as text")
@@ -47,7 +48,7 @@ def shorten() -> None:
     """Lets the drivers of this process and of its children start like that. What the user has set stands."""
     if VARIABLE not in os.environ:
         _make_archive()
-        os.environ[VARIABLE] = f"{QUICK} -XX:SharedArchiveFile={ARCHIVE} {SILENT}"
+        os.environ[VARIABLE] = USE
 
 
 def _make_archive() -> None:
