@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -15,6 +16,11 @@ from tests import real_tarantool
 
 FULL = os.environ.get("FLOWSTONE_SCALE") == "full"
 """True in `make test-full`: the same tests, at the counts the project promises."""
+
+# Each worker rewrites all test modules, and hundreds of processes import what was just tested: where the environment
+# forbids to keep what was compiled, nearly half of what such a process takes to start goes into compiling it once more.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("ci", deadline=None, max_examples=100)
 settings.register_profile("full", deadline=None, max_examples=2000)
