@@ -373,3 +373,49 @@ def test_members_that_each_have_rows_alone_are_forked_and_nothing_contradicts(cl
     assert "of the real one" in lines[0]
     assert "of ours" in lines[1]
     assert len(finding.evidence) == 3
+
+
+@pytest.mark.parametrize("kind", ["real", "ours"])
+def test_what_only_a_snapshot_has_is_counted_and_nobody_is_told_to_follow_it(cluster: Cluster, kind: str) -> None:
+    one, other = pair(cluster, kind, kind)
+    other.configure(replication=[])
+    write(one, range(1, 4))
+    one.snapshot()
+    write(one, [4])
+    end = one.vclock()[1]
+    other.wait_writable()
+    other.client.insert(LEDGER, 9, 1, "of the other")
+    one.stop()
+    other.stop()
+    newest = _snapshots(one.directory)[-1].stem
+    for log in _logs(one.directory):
+        if log.stem < newest:
+            log.unlink()
+    (finding,) = _compared(one.directory, other.directory)
+    assert (finding.kind, finding.severity) == (Kind.FORKED, Severity.STOPPED)
+    told = f"only {one.directory} has 4 rows, 1:{end - 3}…{end - 1} of them in a snapshot and in no log, those in its "
+    assert f"{told}logs beginning with 1:{end} REPLACE ledger" in finding.why
+    assert f"{other.directory} cannot follow: {one.directory} has no log of 1:{end - 3}…{end - 1}" in finding.advice
+    # What is advised works.
+    other.start(replication=[])
+    one.start(replication=[other.uri])
+    one.catch_up(other)
+    other.restart(replication=[one.uri])
+    other.catch_up(one)
+    assert other.tuples(LEDGER) == one.tuples(LEDGER)
+    assert other.count(LEDGER) == 5
+
+
+def test_rows_of_a_fork_that_have_one_key_are_told_to_collide(cluster: Cluster) -> None:
+    real, ours = pair(cluster, "real", "ours")
+    ours.wait_writable()
+    ours.configure(replication=[])
+    ours.client.insert(LEDGER, 20, 1, "of ours")
+    real.client.insert(LEDGER, 20, 1, "of the real one")
+    real.stop()
+    ours.stop()
+    (finding,) = _compared(real.directory, ours.directory)
+    assert (finding.kind, finding.severity) == (Kind.FORKED, Severity.WARNING)
+    assert "Both have written the key ledger {" in finding.why
+    assert "20" in finding.why.partition("Both have written")[2]
+    assert "replication_skip_conflict" in finding.advice

@@ -213,8 +213,8 @@ def transactions_behind(
     tracker = SchemaTracker()
     found: list[Transaction] = []
     is_whole = True
-    if directory.listing.snapshots:
-        _learn(outside.disk, directory.listing.snapshots[0], tracker)
+    for snapshot in _bases(directory):
+        _learn(outside.disk, snapshot, tracker)
     for transaction in _transactions(outside.disk, directory.logs):
         for row in transaction.rows:
             tracker.apply(row.type, row.body)
@@ -224,6 +224,15 @@ def transactions_behind(
             else:
                 is_whole = False
     return tuple(found), tracker.schema, is_whole
+
+
+def _bases(directory: Directory) -> Iterator[ListedFile]:
+    """The snapshot that logs begin with; and the newest, where logs are missing, for what is defined in those."""
+    snapshots = directory.listing.snapshots
+    first = directory.listing.logs[0].signature if directory.listing.logs else 0
+    yield from [file for file in snapshots if file.signature <= first][-1:] or snapshots[:1]
+    if directory.report.gaps:
+        yield from snapshots[-1:]
 
 
 def _transactions(disk: Disk, logs: Iterable[ListedFile]) -> Iterator[Transaction]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from flowstone.observation.directory import Directory, digests_of, transactions_behind
 from flowstone.observation.finding import Finding, Kind, Severity
-from flowstone.observation.fork import Alone, Fork, are_used_twice, common_point
+from flowstone.observation.fork import Alone, Fork, are_used_twice, common_point, unlogged
 from flowstone.observation.link_causes import END_ONE, quoted
 from flowstone.observation.wording import bytes_text, position, rows_text
 from flowstone.outside import Outside
@@ -30,6 +30,11 @@ COMPARED_MAX: Final = 1000
 
 FORCE: Final = "`force_recovery = true` (`--force-recovery`) starts without what is damaged"
 
+
+KEEP_ONE: Final = (
+    "decide which side to keep, save what only the other one has (`flowstone cat`), and let that one join anew: "
+    "`flowstone rebootstrap DIR URI`"
+)
 
 COVERED: Final = (
     "a server starts from the snapshot all the same, but members that need these rows must join anew, and no moment "
@@ -290,9 +295,10 @@ def fork_of(outside: Outside, ours: Directory, theirs: Directory) -> tuple[Fork,
     first, second = digests_of(outside, ours), digests_of(outside, theirs)
     point = common_point(ours.end, theirs.end, first, second)
     sides = []
-    for directory in (ours, theirs):
+    for directory, rows in ((ours, first), (theirs, second)):
         transactions, schema, is_whole = transactions_behind(outside, directory, point, COMPARED_MAX)
-        sides.append(Alone(directory.path, transactions, schema, is_whole))
+        missing = unlogged(directory.end, point, rows)
+        sides.append(Alone(directory.path, transactions, schema, is_whole, missing))
     return Fork(point, (sides[0], sides[1])), are_used_twice(first, second)
 
 
@@ -333,21 +339,42 @@ def _parted(outside: Outside, ours: Directory, theirs: Directory) -> Iterator[Fi
             if ours.instance_uuid == theirs.instance_uuid
             else "one of them has lost rows and written others in their place"
         )
-    advice = (
-        "decide which side to keep, save what only the other one has (`flowstone cat`), and let that one join anew: "
-        "`flowstone rebootstrap DIR URI`"
-        if is_contradiction
-        else "let the two follow each other: each takes what it lacks, if no keys collide"
-    )
+    collisions = fork.collisions()
+    if not is_contradiction and collisions:
+        why += f". Both have written the key {collisions[0]}" + (
+            f", and {len(collisions) - 1} keys more" if len(collisions) > 1 else ""
+        )
+    is_stuck = is_contradiction or any(side.unlogged for side in fork.sides)
     yield _make(
         ours,
         Kind.SPLIT_BRAIN if is_contradiction else Kind.FORKED,
-        Severity.STOPPED if is_contradiction else Severity.WARNING,
+        Severity.STOPPED if is_stuck else Severity.WARNING,
         f"the histories of {ours.path} and {theirs.path} part",
         why,
-        advice,
+        KEEP_ONE if is_contradiction else _together(fork, is_colliding=bool(collisions)),
         fork.evidence(),
         peer=theirs.path,
+    )
+
+
+def _together(fork: Fork, *, is_colliding: bool) -> str:
+    """How two come together where nothing contradicts."""
+    silent = [side for side in fork.sides if side.unlogged]
+    if not silent and is_colliding:
+        return (
+            "let the two follow each other with `replication_skip_conflict = true` on both, then set it back, and "
+            "`replace` the right tuple of each of these keys: else the first INSERT of one stops them"
+        )
+    if not silent:
+        return "let the two follow each other: each takes what it lacks, if no keys collide"
+    ours, theirs = fork.sides
+    told = " and ".join(f"{side.label} has no log of {side.unlogged_text}" for side in silent)
+    if len(silent) == 2 or is_colliding:
+        return f"the two cannot follow each other: {told}, so {KEEP_ONE}"
+    one, other = (ours, theirs) if ours.unlogged else (theirs, ours)
+    return (
+        f"{other.label} cannot follow: {told}. Let {one.label} follow {other.label} until it has what it lacks; "
+        f"{other.label} then has nothing alone, and joins anew by itself when it is restarted to follow {one.label}"
     )
 
 

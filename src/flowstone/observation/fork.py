@@ -14,7 +14,7 @@ from typing import Final
 from flowstone.box.schema import Schema
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
-from flowstone.observation.live_transaction import LiveTransaction, Status, described
+from flowstone.observation.live_transaction import LiveTransaction, Status, described, waiting_rows
 from flowstone.observation.wording import position, rows_text
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.transactions import CONTROL_TYPES, Transaction
@@ -34,10 +34,19 @@ class Alone:
     transactions: tuple[Transaction, ...]
     schema: Schema
     is_whole: bool = True
+    unlogged: tuple[tuple[int, int, int], ...] = ()
+    """Rows that a snapshot has and no log: replica ids with the first and the last LSN. Nobody can be sent them."""
 
     @property
     def rows(self) -> int:
-        return sum(len(transaction.rows) for transaction in self.transactions)
+        logged = sum(len(transaction.rows) for transaction in self.transactions)
+        return logged + sum(last - first + 1 for _, first, last in self.unlogged)
+
+    @property
+    def unlogged_text(self) -> str:
+        """`2:12…14`"""
+        spans = ((number, first, f"…{last}" if last > first else "") for number, first, last in self.unlogged)
+        return ", ".join(f"{number}:{first}{rest}" for number, first, rest in spans)
 
     @property
     def first(self) -> Transaction | None:
@@ -48,7 +57,8 @@ class Alone:
         shown = list(self.transactions[:SHOWN_MAX])
         verdicts = [one for one in self.transactions[SHOWN_MAX:] if one.rows[0].type in CONTROL_TYPES]
         shown += verdicts[:VERDICTS_MAX]
-        lines = [f"{self.label}: {transaction_text(one, self.schema)}" for one in shown]
+        lines = [f"{self.label}: {self.unlogged_text} in a snapshot, and in no log"] if self.unlogged else []
+        lines += [f"{self.label}: {transaction_text(one, self.schema)}" for one in shown]
         more = len(self.transactions) - len(shown)
         if more or not self.is_whole:
             lines.append(f"{self.label}: and {more}{'' if self.is_whole else ' or more'} transactions more")
@@ -56,10 +66,12 @@ class Alone:
 
     def summary(self) -> str:
         """`7 rows, the first of them 1:12 INSERT plain [1]`"""
-        if self.first is None:
-            return "nothing"
         many = rows_text(self.rows) if self.is_whole else f"{self.rows} rows or more"
-        return f"{many}, beginning with {transaction_text(self.first, self.schema)}"
+        unlogged = f", {self.unlogged_text} of them in a snapshot and in no log" if self.unlogged else ""
+        if self.first is None:
+            return f"{many}{unlogged}" if unlogged else "nothing"
+        begin = ", those in its logs beginning with" if unlogged else ", beginning with"
+        return f"{many}{unlogged}{begin} {transaction_text(self.first, self.schema)}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,12 @@ class Fork:
     @property
     def is_fork(self) -> bool:
         """Each side has something alone; else one is merely behind."""
-        return all(side.transactions for side in self.sides)
+        return all(side.transactions or side.unlogged for side in self.sides)
+
+    def collisions(self) -> list[str]:
+        """Keys that both sides have written, with their spaces, as far as the rows are known."""
+        ours, theirs = (_keys(side) for side in self.sides)
+        return [key for key in ours if key in theirs]
 
     def sentence(self) -> str:
         ours, theirs = self.sides
@@ -86,6 +103,12 @@ class Fork:
             f"fork point {position(self.point.to_mapping())}",
             *(line for side in self.sides for line in side.lines()),
         ]
+
+
+def _keys(side: Alone) -> dict[str, None]:
+    """Of rows in spaces whose primary key is known; a key that is too long to be shown may be another one."""
+    rows = (row for transaction in side.transactions for row in waiting_rows(transaction, side.schema))
+    return {f"{row.space} {row.key}": None for row in rows if row.space is not None and not row.key.endswith("…")}
 
 
 def behind(transactions: Iterable[Transaction], point: VClock) -> tuple[Transaction, ...]:
@@ -130,6 +153,19 @@ def used_twice(ours_rows: Digests, theirs_rows: Digests) -> list[tuple[int, int]
     """The replica ids and LSNs of such rows."""
     places = _differing(ours_rows, theirs_rows)
     return [place for place in places if NOP_DIGEST not in (ours_rows[place], theirs_rows[place])]
+
+
+def unlogged(end: VClock, point: VClock, rows: Digests) -> tuple[tuple[int, int, int], ...]:
+    """What lies between `point` and `end` and is not among the rows: replica ids with the first and the last LSN."""
+    found = []
+    for replica_id, last in end.without_zero():
+        begin = point.get(replica_id) + 1
+        logged = sorted(lsn for number, lsn in rows if number == replica_id and begin <= lsn <= last)
+        for lsn in (*logged, last + 1):
+            if lsn > begin:
+                found.append((replica_id, begin, lsn - 1))
+            begin = lsn + 1
+    return tuple(found)
 
 
 def _differing(ours_rows: Digests, theirs_rows: Digests) -> Iterator[tuple[int, int]]:
