@@ -12,9 +12,11 @@ import pytest
 
 import flowstone
 from flowstone.cli import run
-from flowstone.cli.explain import is_path
+from flowstone.cli.explain import is_path, looked_at
+from flowstone.observation.replica_set import replica_sets
 from tests import real_tarantool
 from tests.observation.directories import leave
+from tests.observation.reports import downstream, report
 from tests.real_tarantool import Server, free_port
 
 
@@ -144,3 +146,9 @@ def test_an_address_with_a_path_in_it_is_no_directory_and_shows_no_password(
     shown = capsys.readouterr()
     assert "no such directory" not in shown.err
     assert not any(part in shown.out + shown.err for part in ("geh", "eim"))
+
+
+def test_who_was_not_asked_because_nobody_knows_its_address_is_named() -> None:
+    (line,) = looked_at(replica_sets([report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}})]), ())
+    assert "1 of 2 members answered" in line
+    assert line.endswith("; not asked, as its address is not known here: replica 2")

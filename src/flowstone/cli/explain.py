@@ -149,10 +149,13 @@ def looked_at(sets: Sequence[ReplicaSet], directories: Sequence[Directory]) -> I
         asked = [member for member in one.members if member.report is not None]
         behind = sum(link.lag_lsn or 0 for link in one.links)
         members = ", ".join(f"{member.label} ({member.mode}, {position(member.vclock)})" for member in asked)
+        unknown = [each.label for each in one.members if each.id and each.report is None and each.address is None]
+        unasked = f"; not asked, as its address is not known here: {', '.join(unknown)}" if unknown else ""
         term = f", term {one.term}" if one.term is not None else ""
         yield (
             f"looked at replica set {one.name or one.uuid or 'unknown'}{term}: {len(asked)} of {len(one.members)} "
             f"members answered{': ' if members else ''}{members}; {len(one.links)} links, {behind} rows under way"
+            f"{unasked}"
         )
     for directory in directories:
         running = ", a process runs on it" if directory.is_in_use else ""

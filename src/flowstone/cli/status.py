@@ -22,8 +22,8 @@ EXAMPLE = (
     "One member is enough where it follows the others; those are asked as the same user."
 )
 
-EXIT_CODES = """Exit codes: 0 everybody answers and follows, somebody leads, nobody is far behind; 1 not so;
-2 the command line is wrong. With --watch: 0 when it is interrupted."""
+EXIT_CODES = """Exit codes: 0 all whose addresses are known answer, and all follow, somebody leads, nobody is far
+behind; 1 not so; 2 the command line is wrong. With --watch: 0 when it is interrupted."""
 
 INTERVAL_SECONDS: Final = 2.0
 
