@@ -50,7 +50,7 @@ def test_a_finding_is_a_headline_a_reason_and_what_to_do(
     log.write_bytes(data)
     assert run(["explain", server.uri, str(damaged)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"! {log.name} is damaged  [damaged_log]"
+    assert lines[0] == f"! {log} is damaged  [damaged_log]"
     assert lines[1].startswith("  why: at bytes ")
     assert lines[2].startswith("  what to do: ")
     assert f"looked at {damaged}: instance" in lines[-1]

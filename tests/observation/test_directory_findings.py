@@ -31,7 +31,9 @@ KINDS = pytest.mark.parametrize("kind", ["real", "ours"])
 
 
 def _found(path: Path) -> list[Finding]:
-    return findings.directory_findings(look_into(production(), str(path)))
+    found = findings.directory_findings(look_into(production(), str(path)))
+    assert all(str(path) in finding.what for finding in found), "each says which directory"
+    return found
 
 
 def _one(path: Path, kind: Kind) -> Finding:
@@ -66,7 +68,7 @@ def test_damage_is_told_with_file_and_byte_and_is_worse_where_a_server_starts(ki
     _damage(old, old.stat().st_size // 2)
     finding = _one(data, Kind.DAMAGED_LOG)
     assert finding.severity is Severity.WARNING
-    assert finding.what == f"{old.name} is damaged"
+    assert finding.what == f"{old} is damaged"
     assert "at bytes " in finding.why
     shutil.rmtree(data)
     data = leave(kind, tmp_path / "data")
@@ -177,7 +179,7 @@ def test_a_snapshot_that_is_cut_off_is_damaged(kind: str, tmp_path: Path) -> Non
     newest = _snapshots(data)[-1]
     newest.write_bytes(newest.read_bytes()[:-4])
     finding = _one(data, Kind.DAMAGED_LOG)
-    assert (finding.severity, finding.what) == (Severity.STOPPED, f"{newest.name} is damaged")
+    assert (finding.severity, finding.what) == (Severity.STOPPED, f"{newest} is damaged")
     assert "not complete" in finding.why
 
 

@@ -103,7 +103,7 @@ def _damage(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.DAMAGED_LOG,
             _severity(directory, path),
-            f"{posixpath.basename(path)} is damaged",
+            f"{path} is damaged",
             f"at {places[0]}" + (f", and in {len(places) - 1} places more" if len(places) > 1 else ""),
             f"take the data from another member: {_rejoin(directory)}. If there is none: {FORCE}, and "
             f"`flowstone cat --force` reads what is left",
@@ -114,7 +114,7 @@ def _damage(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.DAMAGED_LOG,
             Severity.STOPPED,
-            "the log cannot be read to its end",
+            f"the log in {directory.path} cannot be read to its end",
             quoted(directory.failure.message),
             directory.failure.hint or "take the data from another member",
         )
@@ -137,7 +137,7 @@ def _torn(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.TORN_LOG,
             Severity.WARNING if is_last else _severity(directory, path),
-            f"{posixpath.basename(path)} ends in the middle of a block",
+            f"{path} ends in the middle of a block",
             f"it is whole up to byte {ending.offset}, the {ending.lost} bytes behind that mean nothing: {ending.what}",
             advice,
             [f"{path}: torn at byte {ending.offset}, {ending.lost} bytes lost"],
@@ -154,7 +154,7 @@ def _gaps(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.LOG_GAP,
             Severity.WARNING if is_covered else _severity(directory, gap.path),
-            f"rows are missing before {posixpath.basename(gap.path)}",
+            f"rows are missing before {gap.path}",
             f"the logs before it end at {position(gap.have)}, it begins at {position(gap.need)}: {_missing(gap)}"
             + ("; the newest snapshot has what they did" if is_covered else ""),
             COVERED
@@ -178,7 +178,7 @@ def _snapshots(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.NO_SNAPSHOT,
             Severity.STOPPED,
-            "there is no snapshot: no server can start from this directory",
+            f"there is no snapshot in {directory.path}: no server can start from it",
             f"its logs begin at {position(directory.start.to_mapping())}, and what was there before is in no file",
             "bring the newest .snap file back (memtx_dir may be another directory than wal_dir), or let it join anew",
         )
@@ -191,7 +191,7 @@ def _snapshots(directory: Directory) -> Iterator[Finding]:
         directory,
         Kind.LOG_GAP,
         Severity.WARNING,
-        "the newest snapshot is newer than all logs",
+        f"the newest snapshot in {directory.path} is newer than all logs",
         f"{posixpath.basename(newest.path)} is at {position(at.to_mapping())}, the logs end at "
         f"{position(directory.end_of_logs.to_mapping())}: what was written in between is in no log here",
         COVERED,
@@ -214,7 +214,7 @@ def _mixed(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.MIXED_DIRECTORY,
             Severity.STOPPED,
-            "files of several instances are mixed in one directory",
+            f"files of several instances are mixed in {directory.path}",
             f"it belongs to instance {directory.instance_uuid}; {files} is of {directory.foreign[0][1]}",
             "move the foreign files away, each instance needs a directory of its own",
             [f"{file.path}: written by instance {uuid}" for file, uuid in directory.foreign],
@@ -228,7 +228,7 @@ def _leftovers(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.LEFTOVER_FILES,
             Severity.WARNING,
-            "files were left half written",
+            f"files were left half written in {directory.path}",
             f"{names}: a process ended while it wrote a snapshot or began a log",
             "no server reads them: they can be deleted",
             directory.listing.leftovers,
@@ -246,7 +246,9 @@ def _space(directory: Directory) -> Iterator[Finding]:
         directory,
         Kind.DISK_FULL,
         Severity.STOPPED if is_full else Severity.WARNING,
-        "the disk is full" if is_full else "the disk has no room for one snapshot more",
+        f"the disk of {directory.path} is full"
+        if is_full
+        else f"the disk of {directory.path} has no room for one snapshot more",
         f"{bytes_text(free)} are free where {directory.path} is; the newest snapshot has {bytes_text(snapshot_size)}",
         "free space there: see who keeps old logs (`flowstone explain URI`, finding `retention`), delete snapshots "
         "before the newest two, or let it have a larger disk; then set `replication` again where it has stopped",
@@ -264,7 +266,7 @@ def _undecided(directory: Directory) -> Iterator[Finding]:
         directory,
         Kind.UNDECIDED,
         Severity.WARNING,
-        f"{rows_text(directory.report.rows_pending)} at the end of the log are without a verdict",
+        f"{rows_text(directory.report.rows_pending)} at the end of the log in {directory.path} are without a verdict",
         f"the synchronous transaction {replica_id}:{lsn} and what stands behind it is neither confirmed nor rolled "
         f"back in this log; the queue belongs to replica {directory.owner_id or replica_id}, term {directory.term}",
         "start the members: the owner, or whoever is promoted next, decides about it. Do not take it for committed",
