@@ -37,7 +37,7 @@ from flowstone.replication.election import Mode
 from flowstone.replication.messages import encode_marker, encode_row_packet, encode_vclock_reply
 from flowstone.replication.relay import RowFilter, xlog_gap
 from flowstone.replication.row_stream import stream_packets
-from flowstone.replication.synchro import RaftState
+from flowstone.replication.synchro import Promote, RaftState
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
 
@@ -76,6 +76,12 @@ class Link(Protocol):
         ...
 
 
+def with_confirmed(state: Promote, owner_id: int, lsn: int) -> Promote:
+    """As the queue is where what waited in it then, of `owner_id` and up to `lsn`, has been confirmed."""
+    confirmed = (state.confirmed_vclock or VClock()).merged(VClock({owner_id: lsn}))
+    return Promote(state.owner_id, confirmed.get(state.owner_id), state.term, confirmed)
+
+
 class Join:
     """One replica that gets data, by a request with this `sync`."""
 
@@ -95,46 +101,50 @@ class Join:
         # View and position are of one moment: nothing is submitted between these lines. What rows on their way to the
         # disk say of elections and of the queue is part of it, once they are there.
         with instance.box.open_view() as view:
-            vclock, newest = instance.journal.vclock, instance.queue.limbo.newest
-            meta = await self._synced()
+            vclock, limbo = instance.journal.vclock, instance.queue.limbo
+            newest, confirmed = limbo.newest, limbo.newest_synchronous
+            raft, state = await self._synced()
             # A snapshot says of all that it holds that it is a fact.
             await instance.queue.decided(newest, instance.queue.timeout)
+            if confirmed is not None:
+                state = with_confirmed(state, confirmed.origin_id, confirmed.lsn)
+            meta = self._meta(raft, state)
             self._link.write(encode_vclock_reply(vclock, self._sync, with_zero=not self._is_2_6) + meta)
             for space in _sent_spaces(view):
                 await self._send_space(view, space)
         return vclock
 
-    async def _synced(self) -> bytes:
+    async def _synced(self) -> tuple[RaftState, Promote]:
         """When all that was submitted is written, what is to be told of elections and of the queue as of then.
 
         Raises what made a write fail: then the view shows too much.
         """
-        written: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        written: asyncio.Future[tuple[RaftState, Promote]] = asyncio.get_running_loop().create_future()
+        instance = self._instance
 
         def done(error: FlowstoneError | None) -> None:
             if written.cancelled():
                 return
             if error is None:
-                written.set_result(self._meta())
+                written.set_result((instance.elections.persisted, instance.queue.checkpoint()))
             else:
                 written.set_exception(client_error(error))
 
-        journal = self._instance.journal
+        journal = instance.journal
         journal.submit(b"", 0, done)
         journal.flush()
         return await written
 
-    def _meta(self) -> bytes:
+    def _meta(self, raft: RaftState, state: Promote) -> bytes:
         """The state of elections and of the queue, for those who said their version: they understand it."""
         if self._is_2_6 or not self._version:
             return b""
-        instance, sync = self._instance, self._sync
-        state = instance.queue.checkpoint()
+        sync = self._sync
         promote = Row(RequestType.RAFT_PROMOTE.value, replica_id=state.owner_id, body=state.encode())
         return b"".join(
             (
                 encode_marker(RequestType.JOIN_META, sync),
-                encode_row_packet(raft_row(instance.elections.persisted, self._version), sync),
+                encode_row_packet(raft_row(raft, self._version), sync),
                 encode_row_packet(promote, sync),
                 encode_marker(RequestType.JOIN_SNAPSHOT, sync),
             )

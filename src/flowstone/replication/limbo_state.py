@@ -100,6 +100,11 @@ class LimboState(Generic[T]):
         return self._queue.last
 
     @property
+    def newest_synchronous(self) -> Entry[T] | None:
+        """Up to where the queue will be confirmed once `newest` is."""
+        return self._queue.last_synchronous
+
+    @property
     def is_frozen(self) -> bool:
         """No verdict is given: another instance may be about to give it, or has while we were away."""
         return self._is_fenced or self._is_frozen_until_promotion
