@@ -45,7 +45,7 @@ def test_a_node_serves_metrics_health_and_its_dashboard(serve: Serve) -> None:
     base = f"http://127.0.0.1:{port}"
     options = (f"--http-listen=127.0.0.1:{port}", "--dashboard", "--log-format=json", "--too-long-threshold=0")
     served = serve(*options, FLOWSTONE_USER="app:secret")
-    served.wait_for(f'"message": "ready", "logger": "flowstone", "pid": {served.process.pid}}}')
+    served.wait_for(f'"message": "ready", "logger": "flowstone", "pid": {served.process.pid}, ')
     with connected(served) as connection:
         connection.ping()
     status, headers, body = get(f"{base}/metrics")
@@ -60,7 +60,7 @@ def test_a_node_serves_metrics_health_and_its_dashboard(serve: Serve) -> None:
     assert get(f"{base}/metrics", {"Host": "evil.example"})[0] == 421
     assert served.end() == 0
     lines = told(served)
-    assert {"time", "level", "message", "logger", "pid"} <= set.intersection(*(set(line) for line in lines))
+    assert {"time", "level", "message", "logger", "pid", "cord_name", "file", "line"} <= set.intersection(*(set(line) for line in lines))
     assert lines[-1]["message"] == "stopped"
     assert "secret" not in json.dumps(lines)
 

@@ -22,7 +22,7 @@ from flowstone.node.relay_join import raft_row, snapshot_packets
 from flowstone.node.synchro_queue import Received
 from flowstone.replication.messages import FetchSnapshot, decode_vclock_reply
 from flowstone.replication.split_brain import Request
-from flowstone.replication.synchro import RaftState, Rollback
+from flowstone.replication.synchro import Promote, RaftState, Rollback, decode_control
 from flowstone.replication.vclock import VClock
 from tests.node.masters import REPLICA, VERSION_2_6, VERSION_2_11, Connection, Master, kinds, lose_logs, settle
 
@@ -260,6 +260,22 @@ async def test_a_snapshot_alone_ends_with_its_position(newer: Master) -> None:
     assert not any(row.lsn for row in rows)
     assert newer.instance.vclock == before
     assert newer.collector.consumers == []
+
+
+async def test_what_waited_when_a_snapshot_was_begun_is_confirmed_by_its_own_word(newer: Master) -> None:
+    """Else the next PROMOTE, which is about these rows, would come to who follows from there as from the future."""
+    queue = newer.instance.queue
+    await queue.promote(2)
+    writing = await waiting(newer)
+    newest = queue.limbo.newest
+    assert newest is not None
+    fetching = asyncio.create_task(newer.fetch(FetchSnapshot(VERSION_2_11)))
+    await newer.clock.advance(1.0)
+    queue.ack(2, newer.instance.vclock)
+    await writing
+    row = (await fetching).take()[3]
+    state = decode_control(row.type, row.body)
+    assert state == Promote(1, newest.lsn, 2, VClock({1: newest.lsn}))
 
 
 async def test_registering_sends_what_comes_up_to_it(master: Master) -> None:
