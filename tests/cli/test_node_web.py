@@ -60,7 +60,8 @@ def test_a_node_serves_metrics_health_and_its_dashboard(serve: Serve) -> None:
     assert get(f"{base}/metrics", {"Host": "evil.example"})[0] == 421
     assert served.end() == 0
     lines = told(served)
-    assert {"time", "level", "message", "logger", "pid", "cord_name", "file", "line"} <= set.intersection(*(set(line) for line in lines))
+    fields = {"time", "level", "message", "logger", "pid", "cord_name", "file", "line"}
+    assert fields <= set.intersection(*(set(line) for line in lines))
     assert lines[-1]["message"] == "stopped"
     assert "secret" not in json.dumps(lines)
 
