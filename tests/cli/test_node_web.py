@@ -45,7 +45,9 @@ def test_a_node_serves_metrics_health_and_its_dashboard(serve: Serve) -> None:
     base = f"http://127.0.0.1:{port}"
     options = (f"--http-listen=127.0.0.1:{port}", "--dashboard", "--log-format=json", "--too-long-threshold=0")
     served = serve(*options, FLOWSTONE_USER="app:secret")
-    served.wait_for(f'"message": "ready", "logger": "flowstone", "pid": {served.process.pid}, ')
+    eventually(
+        "it is ready", lambda: [line for line in served.lines if '"message": "ready", "logger": "flowstone"' in line]
+    )
     with connected(served) as connection:
         connection.ping()
     status, headers, body = get(f"{base}/metrics")
