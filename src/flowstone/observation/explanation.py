@@ -93,14 +93,13 @@ def _unreachable(replica_set: ReplicaSet, member: Member) -> Finding:
         what, why = f"{label} is starting", f"it answers: {quoted(reason)}"
         advice = "wait; its log tells how far it is, and who does not let it join"
         return make(replica_set, Kind.STARTING, Severity.WARNING, member, what, why, advice, evidence)
-    is_refused = "refused" in reason
-    refused = "it does not run, or listens elsewhere" if is_refused else "it hangs, or the way to it is cut"
-    first = (
-        "start it, or see its log for why it ended" if is_refused else "see whether its process stands still, or its"
-    )
-    first += "" if is_refused else " machine, and whether its port is open from here"
-    advice = hint or f"{first}; if it is gone for good, {expel(replica_set, member)}"
-    what, why = f"{label} is not there", f"{quoted(reason)}: {refused}"
+    if "refused" in reason:
+        state, look = "it does not run, or listens elsewhere", "start it, or see its log for why it ended"
+    else:
+        state = "it hangs, or the way to it is cut"
+        look = "see whether its process or its machine stands still, and whether its port is open from here"
+    advice = hint or f"{look}; if it is gone for good, {expel(replica_set, member)}"
+    what, why = f"{label} is not there", f"{quoted(reason)}: {state}"
     return make(replica_set, Kind.UNREACHABLE, Severity.STOPPED, member, what, why, advice, evidence)
 
 

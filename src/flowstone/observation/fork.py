@@ -106,7 +106,7 @@ class Fork:
 
 
 def _keys(side: Alone) -> dict[str, None]:
-    """Of rows in spaces whose primary key is known; a key that is too long to be shown may be another one."""
+    """Of its rows, as they are shown: by key, or by tuple where no schema tells it. What is cut off is left out."""
     rows = (row for transaction in side.transactions for row in waiting_rows(transaction, side.schema))
     return {f"{row.space} {row.key}": None for row in rows if row.space is not None and not row.key.endswith("…")}
 
