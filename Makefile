@@ -15,7 +15,7 @@ help: ## show these lines
 demo: setup ## show what Flowstone does, with no configuration and no outside server
 	$(PYTHON_BIN) -m flowstone.cli demo
 
-test: check ## the whole suite at CI scale (under 20 minutes on 2 cores); PYTEST_ARGS passes options on
+test: check ## the whole suite at CI scale (some 25 minutes on 2 cores); PYTEST_ARGS passes options on
 	$(PYTHON_BIN) -m tests.simulation --runs 300
 	$(PYTEST) $(PYTEST_ARGS)
 
