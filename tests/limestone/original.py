@@ -7,27 +7,56 @@ from __future__ import annotations
 
 import struct
 
-from flowstone.limestone import catalog, epoch_file, names
+from flowstone.limestone import catalog, epoch_file, manifest, names
+from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.entries import Entry, EntryType, WriteVersion, decode_all, walk
+from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.files import read_whole
+from flowstone.limestone.manifest import Manifest
 from flowstone.limestone.scan import STARTUP, Scan
 from flowstone.outside import Disk
 
 Key = tuple[int, bytes]
 
 
+def listed(disk: Disk, directory: str) -> Catalog:
+    """The catalog that it loads at open. A missing file is replaced by an empty one, whatever `.back` says."""
+    path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
+    data = read_whole(disk, path)
+    if data is None:
+        return Catalog()
+    try:
+        return catalog.parse(data, path)
+    except DamagedFile:
+        return catalog.parse(read_whole(disk, back) or b"", back)
+
+
+def instance(disk: Disk, directory: str) -> Manifest:
+    """The manifest that it opens with. It locks the main file first, so that must be there; `.back` may have to do."""
+    path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
+    data = read_whole(disk, path)
+    assert data is not None, f"the real program takes {directory} for one of version 0"
+    try:
+        return manifest.parse(data, path)
+    except DamagedFile:
+        return manifest.parse(read_whole(disk, back) or b"", back)
+
+
 def rows(disk: Disk, directory: str) -> list[Entry]:
     """What its cursor shows after ready(); the versions are those it has."""
-    listed = catalog.read(disk, directory) or catalog.Catalog()
-    winners, cleared = _sorted_entries(disk, directory, listed.detached)
+    found = listed(disk, directory)
+    winners, cleared = _sorted_entries(disk, directory, found.detached)
     snapshot = {
         key: entry for key, entry in winners.items() if entry.version >= cleared.get(key[0], WriteVersion(0, 0))
     }
-    if not listed.compacted:
+    if not found.compacted:
         snapshot = {key: entry for key, entry in snapshot.items() if entry.type is not EntryType.REMOVE}
-    found = _compacted(disk, directory)
-    found = {key: entry for key, entry in found.items() if entry.version >= cleared.get(key[0], WriteVersion(0, 0))}
-    shown = found | snapshot
+    compacted = {
+        key: entry
+        for key, entry in _compacted(disk, directory).items()
+        if entry.version >= cleared.get(key[0], WriteVersion(0, 0))
+    }
+    shown = compacted | snapshot
     return [shown[key] for key in sorted(shown, key=_order) if shown[key].type is not EntryType.REMOVE]
 
 

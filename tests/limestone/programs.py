@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from flowstone.limestone import names, replica_seeding
+from flowstone.limestone import epoch_file, names, replica_seeding
 from flowstone.limestone.channel import AsyncLogChannel
 from flowstone.limestone.datastore import AsyncDatastore
 from flowstone.limestone.endpoint import Endpoint
@@ -21,12 +21,17 @@ from flowstone.limestone.recovery import Recovered, recover
 from flowstone.limestone.replica import Replica
 from flowstone.limestone.replica_seeding import Phase
 from flowstone.limestone.settings import Settings
-from flowstone.outside import Clock, Outside
+from flowstone.outside import Clock, Disk, Outside
+from tests.limestone import original
+from tests.limestone.independent_reader import judge
 from tests.limestone.model import Model, Row, Session
 from tests.simulation.simulation import Simulation
 
 MASTER, REPLICA = "master", "replica"
 ENDPOINT: Final = Endpoint(REPLICA, 4000)
+REPAIRABLE: Final = 1
+"""What the original's tool exits with where it can repair a directory without a loss."""
+
 KEYS: Final = tuple(b"k%d" % number for number in range(6))
 STORAGES: Final = (1, 2, 256)
 """Of which the last comes first in the order of cursors."""
@@ -194,6 +199,21 @@ def shown(found: Recovered) -> list[Row]:
     return [(row.storage_id, row.key, row.value) for row in found.snapshot.rows()]
 
 
+def files_on(disk: Disk, directory: str) -> dict[str, bytes]:
+    """The content of a directory of a simulated machine."""
+    found: dict[str, bytes] = {}
+    if disk.kind(directory) != "directory":
+        return found
+    for name in disk.list_directory(directory):
+        path = f"{directory}/{name}"
+        if disk.kind(path) == "directory":
+            found |= {f"{name}/{each}": content for each, content in files_on(disk, path).items()}
+        else:
+            with disk.open(path) as file:
+                found[name] = file.read_at(0, file.size())
+    return found
+
+
 def is_seeding(stage: Simulation, name: str) -> bool:
     """Whether a replica's content is not that of its directory: it would come back at a start."""
     disk, path = stage.look(name), f"/{name}"
@@ -208,6 +228,7 @@ def check(stage: Simulation, name: str, *timelines: Model) -> int:
     durable, rows = found.durable_epoch, shown(found)
     needed = timelines[0].must_be_durable()
     assert durable >= needed, f"{name} forgot epoch {needed}: it has {durable}"
+    check_by_the_original(stage.look(name), f"/{name}", found)
     possible = [model for model in timelines if not model.unfinished(durable)]
     assert possible, f"{name} has epoch {durable}, of which a session is open"
     assert any(rows == model.rows(durable) for model in possible), f"{name} differs at epoch {durable}"
@@ -216,3 +237,19 @@ def check(stage: Simulation, name: str, *timelines: Model) -> int:
             content = read_whole(stage.look(name), f"/{name}/{names.blob(blob_id)}")
             assert content == row.value, f"{name} has blob {blob_id} with {content!r} for {row}"
     return durable
+
+
+def check_by_the_original(disk: Disk, directory: str, found: Recovered) -> None:
+    """The original opens the directory with the catalog that we have, and shows the rows that we do.
+
+    What a session or a record of an epoch that was cut short leaves it does not open before that has been repaired, by
+    its tool or by our next start; it may not hold it for the loss of something durable."""
+    assert original.listed(disk, directory) == found.catalog, f"the original has another catalog of {directory}"
+    judged = judge(files_on(disk, directory))
+    if judged.problem is None:
+        assert (judged.durable_epoch, judged.plain_rows()) == (found.durable_epoch, shown(found)), directory
+        assert not judged.missing_blobs, f"the original misses blobs {judged.missing_blobs} of {directory}"
+    elif judged.inspect != REPAIRABLE:
+        epochs = epoch_file.parse(read_whole(disk, f"{directory}/{names.EPOCH}") or b"")
+        is_unborn = not found.snapshot.rows() and found.durable_epoch == 0
+        assert epochs.is_torn or is_unborn, f"the original does not open {directory}: {judged.problem}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.manifest import Manifest
 from flowstone.limestone.recovery import recover
 from flowstone.outside import Disk, production
-from tests.limestone import recorded
-from tests.limestone.crashes import DIRECTORY, crashed
+from tests.limestone import original, recorded
+from tests.limestone.crashes import DIRECTORY, crashed, fresh
 from tests.limestone.test_compaction import MS, Row, session, set_key
 from tests.limestone.world import outside_on
 
@@ -46,7 +47,7 @@ async def taken(directory: Path, opened: OpenBackups, *, rotates: bool) -> backu
         backup.rotate_epoch_file(DISK, str(directory), MS, 6)
         rotate_logs(directory)
 
-    return await backup.begin(OUTSIDE, str(directory), opened, lambda: 6, rotate if rotates else None)
+    return await backup.begin(OUTSIDE, str(directory), opened, nullcontext(), lambda: 6, rotate if rotates else None)
 
 
 async def test_with_rotation_only_what_does_not_change_any_more_is_listed(directory: Path) -> None:
@@ -96,7 +97,7 @@ async def test_a_backup_that_could_not_begin_is_not_open(directory: Path) -> Non
 
     opened = OpenBackups()
     with pytest.raises(OSError, match="No space"):
-        await backup.begin(OUTSIDE, str(directory), opened, lambda: 6, rotate)
+        await backup.begin(OUTSIDE, str(directory), opened, nullcontext(), lambda: 6, rotate)
     assert not opened
 
 
@@ -250,6 +251,23 @@ def test_a_crash_while_restoring_leaves_the_old_directory_the_new_one_or_none() 
             assert [row.value for row in recover(disk, DIRECTORY, repairs=False).snapshot.rows()] == [value]
         work(disk)
         assert [row.value for row in recover(disk, DIRECTORY, repairs=False).snapshot.rows()] == [b"new"]
+
+
+def test_epoch_files_put_aside_in_one_millisecond_do_not_replace_each_other() -> None:
+    _, disk = fresh()
+    EpochWriter.open(disk, DIRECTORY).write(7)
+    found = [backup.rotate_epoch_file(disk, DIRECTORY, MS, 8) for _ in range(3)]
+    assert len(set(found)) == 3
+    assert epoch_file.read(disk, DIRECTORY).durable == 7
+
+
+def test_a_backup_without_the_main_catalog_is_restored_with_it(directory: Path, tmp_path: Path) -> None:
+    """Copied from a directory that the original left between its rename and its write."""
+    full = Catalog(((names.COMPACTED, 1),), ("pwal_0000.01794772615522.0",), 3, 4)
+    catalog.write(DISK, str(directory), full)
+    (directory / names.CATALOG).rename(directory / names.CATALOG_BACK)
+    backup.restore(OUTSIDE, str(directory), str(tmp_path / "restored"))
+    assert original.listed(DISK, str(tmp_path / "restored")) == full
 
 
 def test_a_crash_while_the_epoch_file_is_put_aside_loses_no_epoch() -> None:

@@ -354,6 +354,56 @@ def test_shutdown_waits_for_threads_that_write_and_what_they_wrote_does_not_coun
         assert len(store.snapshot()) == 0
 
 
+def test_threads_return_and_calls_are_refused_while_another_thread_shuts_down(tmp_path: Path) -> None:
+    waiting, closing, may_end = (threading.Event() for _ in range(3))
+    outcomes: list[BaseException | str] = []
+
+    async def end_slowly() -> None:
+        try:
+            waiting.set()
+            await asyncio.Event().wait()
+        finally:
+            closing.set()
+            may_end.wait(DEADLINE_SECONDS)
+
+    def attempt(call: Callable[[], object]) -> None:
+        try:
+            call()
+            outcomes.append("returned")
+        except BaseException as error:
+            outcomes.append(error)
+
+    def begin(*calls: Callable[[], object]) -> list[threading.Thread]:
+        threads = [threading.Thread(target=attempt, args=(call,), daemon=True) for call in calls]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    store = Datastore(str(tmp_path))
+    channel = store.create_channel()
+    store.ready()
+    store.switch_epoch(1)
+    channel.begin_session()
+    pool = store.blob_pool()
+    store._thread.start(end_slowly())
+    assert waiting.wait(DEADLINE_SECONDS)
+    shutting_down = begin(store.shutdown)
+    assert closing.wait(DEADLINE_SECONDS)
+    calls = begin(channel.abort_session, lambda: pool.register_data(b""), store.begin_backup, store.compact)
+    for thread in calls:
+        thread.join(DEADLINE_SECONDS)
+    assert [(type(error), str(error)) for error in outcomes] == 4 * [
+        (WrongTime, f"the datastore {tmp_path} is shut down")
+    ]
+    shutting_down += begin(store.shutdown, store.shutdown)
+    shutting_down[-1].join(0.2)
+    assert len(outcomes) == 4
+    may_end.set()
+    for thread in shutting_down:
+        thread.join(DEADLINE_SECONDS)
+    assert outcomes[4:] == ["returned"] * 3
+
+
 class MeetingDisk(SystemDisk):
     """A disk on which a log file is synced when another one is being synced, too."""
 

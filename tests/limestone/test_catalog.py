@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowstone.errors import LocalProtocolError
-from flowstone.limestone import catalog, names
+from flowstone.limestone import catalog, copying, names
 from flowstone.limestone.catalog import Catalog, encode, parse
 from flowstone.limestone.errors import DamagedFile
 from flowstone.outside import Disk, production
-from tests.limestone import recorded
-from tests.limestone.crashes import DIRECTORY, crashed
+from tests.limestone import original, recorded
+from tests.limestone.crashes import DIRECTORY, crashed, fresh
 
 TEXT = b"""COMPACTION_CATALOG_HEADER
 COMPACTED_FILE pwal_0000.compacted 1
@@ -110,3 +110,54 @@ def test_a_crash_leaves_the_old_or_the_new_one() -> None:
     for disk, is_done in crashed(prepare, lambda disk: catalog.write(disk, DIRECTORY, FULL)):
         found = catalog.read(disk, DIRECTORY)
         assert found in ((FULL,) if is_done else (Catalog(max_epoch_id=1), FULL))
+        assert original.listed(disk, DIRECTORY) == found
+
+
+@pytest.mark.parametrize("main", [None, b"", TEXT[:50]], ids=["missing", "empty", "torn"])
+def test_settle_restores_the_main_file_after_any_crash(main: bytes | None) -> None:
+    """The state that the original leaves between its rename and its write."""
+
+    def prepare(disk: Disk) -> None:
+        copying.write(disk, f"{DIRECTORY}/{names.CATALOG_BACK}", TEXT)
+        if main is not None:
+            copying.write(disk, f"{DIRECTORY}/{names.CATALOG}", main)
+        disk.sync_directory(DIRECTORY)
+
+    for disk, is_done in crashed(prepare, lambda disk: catalog.settle(disk, DIRECTORY)):
+        if is_done:
+            assert original.listed(disk, DIRECTORY) == FULL
+        catalog.settle(disk, DIRECTORY)
+        assert original.listed(disk, DIRECTORY) == catalog.read(disk, DIRECTORY) == FULL
+        assert names.CATALOG_TEMPORARY not in disk.list_directory(DIRECTORY)
+
+
+def test_settle_leaves_two_unreadable_files_alone() -> None:
+    _, disk = fresh()
+    for name in (names.CATALOG, names.CATALOG_BACK):
+        copying.write(disk, f"{DIRECTORY}/{name}", TEXT[:50])
+    catalog.settle(disk, DIRECTORY)
+    with pytest.raises(DamagedFile):
+        catalog.read(disk, DIRECTORY)
+
+
+def test_back_is_never_another_name_of_the_main_file(tmp_path: Path) -> None:
+    """The original renames main to `.back` and then truncates main: with one inode it would lose both."""
+    disk = production().disk
+    catalog.write(disk, str(tmp_path), Catalog())
+    catalog.write(disk, str(tmp_path), FULL)
+    main, back = (tmp_path / name for name in (names.CATALOG, names.CATALOG_BACK))
+    assert (main.stat().st_nlink, back.stat().st_nlink) == (1, 1)
+
+
+@pytest.mark.parametrize("room", range(0, 300, 30))
+def test_a_full_disk_leaves_the_old_catalog_in_place(room: int) -> None:
+    machine, disk = fresh()
+    old = Catalog(max_epoch_id=1)
+    catalog.write(disk, DIRECTORY, old)
+    machine.room = room
+    try:
+        catalog.write(disk, DIRECTORY, FULL)
+        written = FULL
+    except OSError:
+        written = old
+    assert original.listed(disk, DIRECTORY) == catalog.read(disk, DIRECTORY) == written

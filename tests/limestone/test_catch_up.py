@@ -282,6 +282,35 @@ def test_who_renames_files_all_the_time_is_not_waited_for(tmp_path: Path, monkey
         open_files(DISK, str(tmp_path), sizes, BEGUN_WITH)
 
 
+def test_session_that_begins_while_files_are_opened_is_not_sent(tmp_path: Path) -> None:
+    """In another thread, in a file of an earlier process: its first bytes may be in the file before it is aborted."""
+    finished = session(2, row(b"a", 2))
+    write(tmp_path, "pwal_0000", finished)
+
+    def sizes_before_the_session() -> dict[str, int]:
+        write(tmp_path, "pwal_0000", finished, session(3, row(b"aborted", 3), ends=False))
+        return {}
+
+    files = open_files(DISK, str(tmp_path), sizes_before_the_session, BEGUN_WITH)
+    sent = [epoch for epoch, _ in files.sessions(resume(0))]
+    files.close()
+    assert sent == [2]
+
+
+def test_session_that_ends_while_files_are_opened_is_sent_whole(tmp_path: Path) -> None:
+    whole = session(3, row(b"a", 3), row(b"b", 3))
+    write(tmp_path, "pwal_0000", session(3, row(b"a", 3), ends=False))
+
+    def sizes_after_the_session() -> dict[str, int]:
+        write(tmp_path, "pwal_0000", whole)
+        return {"pwal_0000": len(whole)}
+
+    files = open_files(DISK, str(tmp_path), sizes_after_the_session, BEGUN_WITH)
+    ((epoch, data),) = files.sessions(resume(0))
+    files.close()
+    assert (epoch, data) == (3, whole[9:-10])
+
+
 def test_what_is_open_outlives_its_name(tmp_path: Path) -> None:
     write(tmp_path, "pwal_0000", session(2, row(b"a", 2)))
     files = opened(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -201,6 +202,22 @@ async def test_sessions_that_are_too_long_to_keep_count_too(monkeypatch: pytest.
             assert long.kept is None
             channel.send(long, pytest.fail)
         assert "1 MiB behind" in await reason(conversation)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 100_000])
+async def test_the_backlog_counts_what_sessions_take_in_memory(size: int) -> None:
+    """Of small ones that is many times what they are on the wire."""
+    async with scripted() as replica, talking(replica) as conversation:
+        replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
+        channel = conversation.channel(0)
+        await channel.opened
+        tracemalloc.start()
+        try:
+            for _ in range(300):
+                channel.send(session(b"a", value=bytes(size)), pytest.fail)
+            assert tracemalloc.get_traced_memory()[0] <= channel.unacknowledged
+        finally:
+            tracemalloc.stop()
 
 
 async def test_ipv6() -> None:

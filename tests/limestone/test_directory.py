@@ -15,7 +15,7 @@ from flowstone.limestone.epoch_file import record
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.manifest import Manifest
 from flowstone.outside import AlreadyLocked, Disk, production
-from tests.limestone import recorded
+from tests.limestone import original, recorded
 from tests.limestone.crashes import DIRECTORY, crashed
 from tests.limestone.world import outside_on
 
@@ -78,6 +78,16 @@ async def test_a_damaged_one_is_not_held(tmp_path: Path) -> None:
     (tmp_path / names.CATALOG).write_bytes(b"")
     with pytest.raises(DamagedFile):
         await DataDirectory.open(OUTSIDE, str(tmp_path))
+
+
+async def test_opening_restores_a_catalog_of_which_only_the_copy_is_left(tmp_path: Path) -> None:
+    """For the original, too, which takes a missing catalog for an empty one and would bring removed keys back."""
+    (await DataDirectory.open(OUTSIDE, str(tmp_path))).release()
+    full = Catalog(((names.COMPACTED, 1),), ("pwal_0000.01794772615522.0",), 3, 4)
+    catalog.write(OUTSIDE.disk, str(tmp_path), full)
+    (tmp_path / names.CATALOG).rename(tmp_path / names.CATALOG_BACK)
+    (await DataDirectory.open(OUTSIDE, str(tmp_path))).release()
+    assert original.listed(OUTSIDE.disk, str(tmp_path)) == catalog.read(OUTSIDE.disk, str(tmp_path)) == full
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])

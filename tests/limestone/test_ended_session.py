@@ -11,7 +11,7 @@ from flowstone.limestone import entries, names
 from flowstone.limestone.ended_session import BLOB_KEPT_MAX, KEPT_MAX, EndedSession, WireForm
 from flowstone.limestone.entries import WriteVersion, put
 from flowstone.limestone.errors import LimestoneError
-from flowstone.limestone.messages import Blob, LogEntries, MessageParser, WireEntry, wire_entry
+from flowstone.limestone.messages import Blob, LogEntries, MessageParser, SessionFlags, WireEntry, wire_entry
 from flowstone.outside import production
 
 A = put(1, b"a", b"1", WriteVersion(5, 0))
@@ -90,7 +90,9 @@ def test_blobs_go_with_their_content_and_long_ones_when_their_turn_comes(tmp_pat
 
 def test_a_blob_that_was_collected_is_sent_as_empty_with_old_entries_only(tmp_path: Path) -> None:
     data = entries.encode(WITH_BLOB)
-    assert sent(form(tmp_path, is_old=True), data)[0].entries[0].blobs == (Blob(7, b""),)
+    (message,) = sent(form(tmp_path, is_old=True), data)
+    assert message.entries[0].blobs == (Blob(7, b""),)
+    assert message.flags & SessionFlags.GONE
     with pytest.raises(FileNotFoundError):
         sent(form(tmp_path), data)
 

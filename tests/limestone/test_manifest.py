@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.limestone import lineage, manifest, names, offline
+from flowstone.limestone import copying, lineage, manifest, names, offline
 from flowstone.limestone.directory import DataDirectory
 from flowstone.limestone.errors import DamagedFile, LimestoneError, UnsupportedFormat
 from flowstone.limestone.manifest import Manifest, encode, parse
 from flowstone.outside import AlreadyLocked, Disk, Lock, production
 from flowstone.outside.disk import SystemDisk, _SystemFile
-from tests.limestone import recorded
+from tests.limestone import original, recorded
 from tests.limestone.crashes import DIRECTORY, crashed
 
 UUID = "7036c76f-ef9c-4258-9711-665964110f2a"
@@ -161,9 +161,23 @@ def test_a_migration_that_is_cut_short_anywhere_is_settled() -> None:
     for disk, is_done in crashed(prepare, lambda disk: manifest.migrate(disk, DIRECTORY, Manifest(UUID))):
         found = manifest.read(disk, DIRECTORY)
         assert found in ((Manifest(UUID),) if is_done else (OLD, Manifest(UUID)))
+        assert original.instance(disk, DIRECTORY) == found
         manifest.settle(disk, DIRECTORY)
         assert disk.list_directory(DIRECTORY) == [names.MANIFEST]
         assert manifest.read(disk, DIRECTORY) == found
+
+
+@pytest.mark.parametrize("main", [b"", b"{", encode(OLD)], ids=["empty", "torn", "old"])
+def test_a_crash_while_a_migration_is_settled_leaves_one_that_opens(main: bytes) -> None:
+    def prepare(disk: Disk) -> None:
+        copying.write(disk, f"{DIRECTORY}/{names.MANIFEST}", main)
+        copying.write(disk, f"{DIRECTORY}/{names.MANIFEST_BACK}", encode(Manifest(UUID)))
+        disk.sync_directory(DIRECTORY)
+
+    for disk, _ in crashed(prepare, lambda disk: manifest.settle(disk, DIRECTORY)):
+        found = original.instance(disk, DIRECTORY)
+        assert found == manifest.read(disk, DIRECTORY)
+        assert found == (OLD if main == encode(OLD) else Manifest(UUID))
 
 
 def test_a_manifest_that_cannot_be_read_without_a_copy_is_an_error(tmp_path: Path) -> None:

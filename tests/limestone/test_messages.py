@@ -65,7 +65,7 @@ wire_entries = st.builds(
     texts,
     texts,
     recorded.versions,
-    st.lists(st.builds(Blob, recorded.ids, texts), max_size=2).map(tuple),
+    st.lists(st.builds(Blob, recorded.ids, texts, st.just(False)), max_size=2).map(tuple),
 )
 messages = st.one_of(
     st.builds(SessionBegin, recorded.ids, texts, recorded.ids, st.integers(0, 255)),

@@ -249,6 +249,21 @@ def test_bytes_behind_the_finished_sessions_are_not_looked_at() -> None:
     assert live_rows(1, lambda channel: channel.write(b"\xff" * 100, is_finished=False))[0] == [b"a", b"b"]
 
 
+def test_session_that_begins_while_files_are_read_is_not_looked_at() -> None:
+    """In a file of an earlier process, whose channel had no session before."""
+    _, disk = fresh()
+    channel = Channel(disk)
+    channel.write(session(1, b"a"))
+
+    def sizes_before_the_session() -> dict[str, int]:
+        channel.write(b"\xff" * 100)
+        return {}
+
+    found = recover_live(disk, DIRECTORY, 2, sizes_before_the_session)
+    assert [row.key for row in found.snapshot.rows()] == [b"a"]
+    found.snapshot.close()
+
+
 def test_a_directory_that_never_stands_still_is_given_up() -> None:
     """Each attempt meets more files, takes more calls for it, and meets more changes: they multiply by the attempt."""
     with pytest.raises(LimestoneError, match="change faster"):

@@ -1,66 +1,61 @@
-"""When the record of an epoch may be written: after every session of it that has begun, whatever a master waits for."""
+"""Which sessions are under way, and what that means for the epochs that a master commits."""
 
 from __future__ import annotations
 
-from flowstone.limestone.replica_commits import Commits, Decision
+from flowstone.limestone.replica_commits import Commits
 
 
-def test_nothing_is_on_its_way() -> None:
-    assert Commits().decide(5) is Decision.RECORD
-    assert Commits().is_idle
+def test_new_master_has_nothing_under_way() -> None:
+    commits = Commits()
+    assert commits.is_idle
+    assert not commits.is_syncing(5)
+    assert not commits.has_lost(5)
 
 
-def test_an_open_session_of_the_epoch_defers_the_record_to_its_end() -> None:
+def test_open_session_is_not_waited_for() -> None:
     commits = Commits()
     commits.begun(0, 3)
-    commits.begun(1, 5)
-    assert commits.decide(2) is Decision.RECORD
-    assert commits.decide(4) is Decision.DEFER
-    commits.defer(4)
-    assert commits.due() is None
-    commits.ended(0)
-    assert commits.due() is None
-    commits.synced(0)
-    assert commits.due() == 4
-    assert commits.due() is None
+    assert not commits.is_idle
+    assert not commits.is_syncing(3)
+    assert not commits.has_lost(3)
 
 
-def test_a_session_that_is_being_synced_is_waited_for() -> None:
+def test_ended_session_is_waited_for_until_it_is_synced() -> None:
     commits = Commits()
     commits.begun(0, 3)
     commits.ended(0)
     commits.begun(0, 4)
-    assert commits.decide(3) is Decision.WAIT
-    assert not commits.is_idle
-    commits.synced(0)
-    assert commits.decide(3) is Decision.RECORD
-    assert commits.decide(4) is Decision.DEFER
-
-
-def test_of_several_deferred_epochs_the_largest_is_recorded() -> None:
-    commits = Commits()
-    commits.begun(0, 1)
-    commits.defer(1)
-    commits.defer(3)
-    commits.defer(2)
     commits.ended(0)
+    assert not commits.is_idle
+    assert not commits.is_syncing(2)
+    assert commits.is_syncing(3)
     commits.synced(0)
-    assert commits.due() == 3
+    assert not commits.is_syncing(4)
+    assert commits.is_idle
 
 
-def test_what_lost_a_session_is_never_whole() -> None:
+def test_epoch_of_a_dropped_session_and_later_ones_are_lost() -> None:
     commits = Commits()
     commits.begun(0, 3)
     commits.begun(1, 2)
     commits.ended(1)
-    commits.defer(3)
     commits.dropped(0)
-    assert commits.due() is None
-    assert commits.decide(2) is Decision.WAIT
-    assert commits.decide(3) is Decision.REFUSE
+    assert commits.is_syncing(2)
+    assert not commits.has_lost(2)
+    assert commits.has_lost(3)
     commits.dropped(1)
     assert commits.lost == 2
-    assert commits.decide(1) is Decision.RECORD
-    assert commits.decide(2) is Decision.REFUSE
+    assert not commits.has_lost(1)
+    assert commits.has_lost(2)
+    assert not commits.is_syncing(2)
     commits.dropped(7)
     assert commits.lost == 2
+
+
+def test_drop_of_an_idle_channel_loses_nothing() -> None:
+    commits = Commits()
+    commits.begun(0, 3)
+    commits.ended(0)
+    commits.synced(0)
+    commits.dropped(0)
+    assert commits.lost is None

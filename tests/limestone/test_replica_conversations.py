@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from flowstone.limestone import extensions
+from flowstone.limestone import extensions, names, transcode
 from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.extensions import Action
 from flowstone.limestone.messages import (
+    Blob,
     Error,
     ErrorCode,
     GroupCommit,
@@ -19,10 +21,13 @@ from flowstone.limestone.messages import (
     Message,
     RdmaInit,
     SessionBegin,
+    SessionFlags,
     WireEntry,
+    encode,
 )
+from flowstone.limestone.received_blob import ReceivedBlob
 from flowstone.limestone.replica import Replica
-from tests.limestone.peer import row, session
+from tests.limestone.peer import blob_session, row, session
 from tests.limestone.running_replica import (
     markers,
     master_of,
@@ -152,18 +157,18 @@ async def test_second_end_after_a_good_session(tmp_path: Path) -> None:
     assert markers(tmp_path / "pwal_0000") == [(2, 1), (3, 1)]
 
 
-async def test_a_repeated_session_begin_is_passed_over_and_rdma_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as replica:
+@pytest.mark.parametrize("compatible", [False, True])
+async def test_a_repeated_session_begin_is_passed_over_and_rdma_is_refused(tmp_path: Path, compatible: bool) -> None:
+    """With the original's codes and texts."""
+    async with running(tmp_path, compatible=compatible) as replica:
         master = master_of(replica)
         await master.begin()
         answer = await master.control.ask(SessionBegin(), RdmaInit(4))
-        assert isinstance(answer, Error)
-        assert answer.code == 101
+        assert answer == Error(101, "Failed to initialize RDMA receiver")
         await master.commit(1)
         log = await master.open(0)
         answer = await log.ask(SessionBegin(), RdmaInit(4))
-        assert isinstance(answer, Error)
-        assert answer.code == 100
+        assert answer == Error(100, "Invalid handler resources for RDMA_INIT")
         await log.acknowledged(session(2, ONE))
 
 
@@ -189,3 +194,73 @@ async def test_connections_that_say_nothing_are_bounded(tmp_path: Path, monkeypa
         for peer in silent:
             assert await peer.receive() is None
         await master_of(replica).begin()
+
+
+# --- blobs in pieces ---
+
+
+@pytest.fixture
+def _large_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcode, "BLOB_WHOLE_MAX", 1000)
+
+
+def temporaries(path: Path) -> list[Path]:
+    return list(path.rglob("*.tmp"))
+
+
+LARGE = blob_session(1, "k", Blob(5, b"x" * 5000))
+
+
+@pytest.mark.usefixtures("_large_blobs")
+async def test_a_large_blob_that_is_cut_off_leaves_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        log = await master_of(replica).open(0)
+        log.send(encode(LARGE)[:3000])
+        await until(lambda: temporaries(tmp_path))
+        await log.close()
+        await until(lambda: not temporaries(tmp_path))
+        log = await master_of(replica).open(0)
+        await log.acknowledged(LARGE)
+        assert (tmp_path / names.blob(5)).read_bytes() == b"x" * 5000
+
+
+@pytest.mark.usefixtures("_large_blobs")
+async def test_a_large_blob_outside_of_a_session_is_refused_and_gone(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        log = await master_of(replica).open(0)
+        assert await log.refused(LARGE._replace(flags=0)) == ErrorCode.LOG_CHANNEL_CONFUSED
+        await until(lambda: not temporaries(tmp_path))
+        assert not (tmp_path / names.blob(5)).exists()
+
+
+@pytest.mark.usefixtures("_large_blobs")
+async def test_two_channels_receive_the_same_large_blob_piece_by_piece(tmp_path: Path) -> None:
+    data = encode(LARGE)
+    async with running(tmp_path) as replica:
+        master = master_of(replica)
+        logs = [await master.open(channel) for channel in range(2)]
+        for log in logs:
+            log.send(data[:3000])
+        for log in logs:
+            await log.acknowledged(data[3000:])
+        assert (tmp_path / names.blob(5)).read_bytes() == b"x" * 5000
+        assert not temporaries(tmp_path)
+
+
+@pytest.mark.usefixtures("_large_blobs")
+async def test_session_is_abandoned_when_an_unfinished_blob_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(received: ReceivedBlob) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(ReceivedBlob, "discard", fail)
+    async with running(tmp_path) as replica:
+        log = await master_of(replica).open(0)
+        log.send(session(1, row("a", "1", 1), flags=SessionFlags.BEGIN))
+        log.send(encode(LARGE._replace(flags=0))[:3000])
+        await until(lambda: temporaries(tmp_path))
+        await log.close()
+        await until(lambda: replica.directory.channel(0).session is None)
+        log = await master_of(replica).open(0)
+        await log.acknowledged(session(1, row("b", "2", 1)))

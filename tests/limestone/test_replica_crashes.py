@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from flowstone.limestone import catalog, epoch_file, files, names
-from flowstone.limestone.catalog import Catalog
+from flowstone.limestone import epoch_file, files, names
 from flowstone.limestone.endpoint import Endpoint
 from flowstone.limestone.entries import Entry, WriteVersion, decode_all, put, walk
 from flowstone.limestone.extensions import Action, ExtensionError
@@ -25,6 +24,7 @@ from flowstone.limestone.scan import REPAIR, STARTUP, Scan
 from flowstone.limestone.upkeep import CONTROL, LOOK_SECONDS, START_COMPACTION
 from flowstone.outside import Disk, Outside
 from tests.conftest import FULL
+from tests.limestone import original
 from tests.limestone.peer import Master, blob_session, row, session
 from tests.simulation.disk import Inode, Loss
 from tests.simulation.simulation import Simulation
@@ -140,7 +140,7 @@ Scenario = Callable[[Master, Told, random.Random], Coroutine[Any, Any, None]]
 
 def by_the_originals_rules(disk: Disk, durable_epoch: int) -> Keys:
     """Its repair, which puts active files aside, then its start. What is compacted is there twice for a moment."""
-    listed = catalog.read(disk, PATH) or Catalog()
+    listed = original.listed(disk, PATH)
     compacted = files.read_whole(disk, f"{PATH}/{names.COMPACTED}") or b""
     found = {entry.key for entry in decode_all(compacted, PATH) if isinstance(entry, Entry)}
     for name in input_files(disk, PATH, listed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -194,9 +195,38 @@ async def test_where_nothing_is_durable_nothing_is_compacted(tmp_path: Path) -> 
 async def test_a_blob_of_which_the_master_has_nothing_left_stays(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     await directory.store([Blob(1, b"content")])
-    await directory.store([Blob(1, b""), Blob(2, b"")], is_old=True)
+    await directory.store([Blob(1, b""), Blob(2, b"")], are_gone=True)
     assert (tmp_path / names.blob(1)).read_bytes() == b"content"
     assert (tmp_path / names.blob(2)).read_bytes() == b""
     await directory.store([Blob(1, b"")])
     assert (tmp_path / names.blob(1)).read_bytes() == b""
     await directory.close()
+
+
+async def test_channels_that_receive_the_same_blob_at_once_do_not_collide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = await opened(tmp_path)
+    both_written, replace = threading.Barrier(2, timeout=10), os.replace
+
+    def replace_together(old: str, new: str) -> None:
+        both_written.wait()
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", replace_together)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(directory.store([Blob(5, b"content")]) for _ in range(2)))
+    await directory.close()
+    blob_directory = tmp_path / "blob" / "dir_05"
+    assert {path.name: path.read_bytes() for path in blob_directory.iterdir()} == {"0000000000000005.blob": b"content"}
+
+
+async def test_partly_received_blobs_are_deleted_at_open(tmp_path: Path) -> None:
+    directory = await opened(tmp_path)
+    await directory.store([Blob(5, b"content")])
+    await directory.close()
+    blob_directory = tmp_path / "blob" / "dir_05"
+    for name in ("0000000000000069.blob.tmp", "0000000000000069.blob.12.tmp", "other.tmp"):
+        (blob_directory / name).write_bytes(b"part")
+    await (await opened(tmp_path)).close()
+    assert sorted(path.name for path in blob_directory.iterdir()) == ["0000000000000005.blob", "other.tmp"]

@@ -134,6 +134,37 @@ async def test_one_that_has_not_is_seeded_while_sessions_go_on(tmp_path: Path) -
             assert replica.durable_epoch == 21
 
 
+@pytest.mark.parametrize(
+    ("value_size", "count", "in_flight_max"),
+    [(10, 12, 8), ((4 << 20) - 1000, 12, 2), ((4 << 20) + 1000, 12, 5), (11 << 20, 5, 2), (30 << 20, 3, 1)],
+)
+async def test_catch_up_waits_for_a_slow_replica_when_enough_memory_is_in_flight(
+    tmp_path: Path, value_size: int, count: int, in_flight_max: int
+) -> None:
+    """Else the backlog of the catch-up itself would end this conversation and every later one."""
+    async with scripted(is_ours=True) as replica:
+        replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
+        master = Master(tmp_path, replica, on_lost="degrade")
+        for number in range(count):
+            master.files.append(0, 1 + number, b"%d" % number, bytes(value_size))
+        async with running(master, last_epoch=count):
+            in_flight: list[int] = []
+
+            def is_lost_or_has(acknowledged: int) -> bool:
+                in_flight.append(master.propagation.status().replicas[0].unacknowledged_sessions)
+                expected = min(in_flight_max, count - acknowledged)
+                has_sent = in_flight[-1] >= expected and len(keys_heard(replica)) > acknowledged
+                return has_sent or master.state == "lost"
+
+            for acknowledged in range(count):
+                await eventually(lambda: is_lost_or_has(acknowledged))  # noqa: B023, called before the next round
+                assert master.error is None
+                seeding = next(connection for connection in replica.connections if connection.channel_id == 9999)
+                seeding.writer.write(messages.ACK)
+            await eventually(lambda: master.state == "live")
+            assert max(in_flight) == in_flight_max
+
+
 async def test_a_session_counts_only_when_the_replica_has_all_before_it(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         held: list[bytes] = []

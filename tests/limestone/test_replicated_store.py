@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from flowstone.limestone import lineage, offline, replica_link, replica_seeding
+from flowstone.limestone import lineage, names, offline, replica_link, replica_seeding
 from flowstone.limestone.channel import AsyncLogChannel
 from flowstone.limestone.conversation import AuthenticationFailed
 from flowstone.limestone.datastore import AsyncDatastore
@@ -104,6 +104,71 @@ async def test_what_is_durable_here_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "m" / "pwal_0001").read_bytes() == (tmp_path / "r" / "pwal_0001").read_bytes()
 
 
+async def test_an_empty_blob_that_reuses_an_id_is_empty_on_the_replica(tmp_path: Path) -> None:
+    """The first blob of the id was of a session that never became durable, so the id was free again."""
+
+    async def put_blob(store: Store, content: bytes) -> None:
+        blob_id = await store.store.blob_pool().register_data(content)
+        assert blob_id == 1
+        await store.channels[0].begin_session()
+        store.channels[0].add_entry(1, b"with a blob", b"", (store.epoch, 1), [blob_id])
+        await store.channels[0].end_session()
+
+    options: dict[str, Any] = {"on_lost": "degrade"}
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint, **options) as store:
+        await eventually(lambda: store.states == ["live"])
+        await store.put()
+        await store.next_epoch()
+        await put_blob(store, b"old content")
+    blob = tmp_path / "r" / names.blob(1)
+    assert blob.read_bytes() == b"old content"
+    async with master(tmp_path / "m") as store:
+        await put_blob(store, b"")
+        await store.next_epoch()
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint, **options) as store:
+        await eventually(lambda: store.states == ["live"])
+        assert blob.read_bytes() == b""
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
+async def test_large_blobs_come_whole(tmp_path: Path) -> None:
+    """Live and when catching up, several in one session, in pieces and not."""
+    contents = [bytes([number]) * size for number, size in enumerate([3 << 20, 10, (1 << 20) + 1, 1 << 20, 0])]
+
+    async def put_blobs(store: Store) -> list[int]:
+        pool = store.store.blob_pool()
+        blob_ids = [await pool.register_data(content) for content in contents]
+        await store.channels[0].begin_session()
+        store.channels[0].add_entry(1, b"three", b"", (store.epoch, 1), blob_ids[:3])
+        store.channels[0].add_entry(1, b"two %d" % blob_ids[0], b"", (store.epoch, 2), blob_ids[3:])
+        await store.channels[0].end_session()
+        await store.next_epoch()
+        return blob_ids
+
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
+        blob_ids = await put_blobs(store)
+    async with master(tmp_path / "m") as store:
+        blob_ids += await put_blobs(store)
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
+        await eventually(lambda: store.states == ["live"])
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+    for blob_id, content in zip(blob_ids, contents * 2, strict=True):
+        assert (tmp_path / "r" / names.blob(blob_id)).read_bytes() == content
+    assert not list((tmp_path / "r").rglob("*.tmp"))
+
+
+async def test_a_thousand_channels_become_live(tmp_path: Path) -> None:
+    count = 1000
+    async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint, channels=count) as store:
+        await eventually(lambda: replica.status().channels == count)
+        assert store.states == ["live"]
+        for channel in range(0, count, 100):
+            await store.put(channel)
+        await store.next_epoch()
+        assert replica.status().durable_epoch == store.epoch - 1
+    assert held(tmp_path / "m") == held(tmp_path / "r")
+
+
 async def test_a_session_of_many_mebibytes_arrives_whole(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
         await store.put(rows=100, size=100_000)
@@ -153,6 +218,7 @@ async def test_an_empty_replica_is_seeded_under_load(tmp_path: Path) -> None:
                 await eventually(lambda: store.states == ["live", "live"])
                 await writing
                 await eventually(lambda: second.status().durable_epoch == store.epoch - 1)
+                await eventually(lambda: first.status().durable_epoch == store.epoch - 1)
     assert held(tmp_path / "m") == held(tmp_path / "b") == held(tmp_path / "a")
 
 

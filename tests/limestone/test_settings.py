@@ -73,3 +73,8 @@ def test_what_contradicts_itself_is_refused(fields: dict[str, Any], message: str
 
 def test_the_secret_is_not_shown() -> None:
     assert "hush" not in repr(Settings("d", secret="hush"))
+
+
+def test_rdma_slots_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert Settings.from_environment("d", {"REPLICATION_RDMA_SLOTS": "8"}) == Settings("d")
+    assert caplog.messages == ["ignoring REPLICATION_RDMA_SLOTS=8: RDMA is not supported, replicating over TCP"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from flowstone.limestone import entries, messages, transcode
 from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, put
 from flowstone.limestone.errors import BadMessage
 from flowstone.limestone.messages import Blob, GroupCommit, LogEntries, Message, MessageParser, WireEntry, wire_entry
-from flowstone.limestone.transcode import DiskEntries, WireReader, wire_parts
+from flowstone.limestone.transcode import BlobContent, BlobPart, DiskEntries, WireReader, wire_parts
 from tests.conftest import FULL
 from tests.limestone import recorded
 
@@ -34,7 +35,7 @@ wire_entries = st.builds(
     texts,
     texts,
     recorded.versions,
-    st.one_of(st.just(()), st.lists(st.builds(Blob, recorded.ids, texts), max_size=2).map(tuple)),
+    st.one_of(st.just(()), st.lists(st.builds(Blob, recorded.ids, texts, st.just(False)), max_size=2).map(tuple)),
 )
 plain_entries = recorded.entries.map(lambda entry: wire_entry(entry._replace(blob_ids=())))
 streams = st.lists(
@@ -57,6 +58,12 @@ def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 def content(blob_id: int) -> bytes:
     return b"blob %d" % blob_id
+
+
+def opened(blob_id: int) -> BlobContent:
+    """In two pieces."""
+    data = content(blob_id)
+    return BlobContent(len(data), [data[:3], data[3:]])
 
 
 def sent(found: list[Entry], epoch: int, *, begin: bool, end: bool) -> bytes:
@@ -83,7 +90,7 @@ def test_a_compatible_master_sends_what_the_original_sends(
     found: list[Entry], epoch: int, begin: bool, end: bool
 ) -> None:
     disk = b"".join(map(entries.encode, found))
-    parts = wire_parts(disk, epoch, begin=begin, end=end, compatible=True, blob_content=content)
+    parts = wire_parts(disk, epoch, begin=begin, end=end, compatible=True, open_blob=opened)
     assert b"".join(parts) == sent(found, epoch, begin=begin, end=end)
 
 
@@ -91,7 +98,7 @@ def test_a_compatible_master_sends_what_the_original_sends(
 @given(entry_lists, recorded.ids, st.booleans(), st.booleans())
 def test_a_batch_holds_the_same_entries_in_few_messages(found: list[Entry], epoch: int, begin: bool, end: bool) -> None:
     disk = memoryview(b"".join(map(entries.encode, found)))
-    batch = parsed(b"".join(wire_parts(disk, epoch, begin=begin, end=end, blob_content=content)))
+    batch = parsed(b"".join(wire_parts(disk, epoch, begin=begin, end=end, open_blob=opened)))
     alone = parsed(sent(found, epoch, begin=False, end=False))
     assert [entry for message in batch for entry in message.entries] == [message.entries[0] for message in alone]
     assert {message.epoch for message in batch} <= {epoch}
@@ -116,8 +123,9 @@ def test_sessions_that_were_recorded_are_sent_again_from_the_log() -> None:
 
 
 def resent(path: Path) -> Iterator[bytes]:
-    def blob(blob_id: int) -> bytes:
-        return next(path.parent.rglob(f"{blob_id:016x}.blob")).read_bytes()
+    def blob(blob_id: int) -> BlobContent:
+        data = next(path.parent.rglob(f"{blob_id:016x}.blob")).read_bytes()
+        return BlobContent(len(data), [data])
 
     data = path.read_bytes()
     head = epoch = 0
@@ -125,7 +133,7 @@ def resent(path: Path) -> Iterator[bytes]:
         if isinstance(token, Marker) and token.type is EntryType.MARKER_BEGIN:
             head, epoch = offset + 9, token.epoch
         elif isinstance(token, Marker):
-            yield from wire_parts(data[head:offset], epoch, begin=True, end=True, compatible=True, blob_content=blob)
+            yield from wire_parts(data[head:offset], epoch, begin=True, end=True, compatible=True, open_blob=blob)
 
 
 def test_only_whole_entries_are_sent() -> None:
@@ -134,8 +142,8 @@ def test_only_whole_entries_are_sent() -> None:
     marker = entries.encode(Marker(EntryType.MARKER_BEGIN, 1))
     for bad in (entry[:-1], entry[:20], with_blobs[:-1], marker, b"\0", b"\x0b"):
         with pytest.raises(LocalProtocolError, match=f"byte {len(entry)} of"):
-            list(wire_parts(entry + bad, 1, begin=True, end=True, blob_content=content))
-    with pytest.raises(LocalProtocolError, match="nobody has their content"):
+            list(wire_parts(entry + bad, 1, begin=True, end=True, open_blob=opened))
+    with pytest.raises(LocalProtocolError, match="no content was given for them"):
         list(wire_parts(with_blobs, 1, begin=True, end=True))
     with pytest.raises(LocalProtocolError, match="64 bits"):
         list(wire_parts(entry, 1 << 64, begin=True, end=True))
@@ -144,12 +152,12 @@ def test_only_whole_entries_are_sent() -> None:
 def test_blobs_are_asked_for_when_their_turn_comes() -> None:
     asked: list[int] = []
 
-    def note(blob_id: int) -> bytes:
+    def note(blob_id: int) -> BlobContent:
         asked.append(blob_id)
-        return b""
+        return BlobContent(0, ())
 
     disk = b"".join(entries.encode(put(1, b"k", b"", WriteVersion(1, 1), (number,))) for number in range(5))
-    parts = wire_parts(disk, 1, begin=True, end=True, blob_content=note)
+    parts = wire_parts(disk, 1, begin=True, end=True, open_blob=note)
     next(parts)
     assert len(asked) <= 2
 
@@ -189,13 +197,37 @@ def merged(found: list[DiskEntries | Message]) -> list[DiskEntries | Message]:
 
 def read(*pieces: bytes, size_max: int = 1 << 20) -> tuple[list[DiskEntries | Message], BadMessage | None]:
     reader = WireReader(size_max)
+    parts: list[BlobPart] = []
     found: list[DiskEntries | Message] = []
     try:
         for piece in pieces:
-            found += reader.feed(piece)
+            found += whole(reader.feed(piece), parts)
     except BadMessage as error:
         return found, error
     return found, None
+
+
+def whole(stream: Iterable[DiskEntries | BlobPart | Message], parts: list[BlobPart]) -> Iterator[DiskEntries | Message]:
+    """With the content of blobs where it belongs, whether it came before or not."""
+    for each in stream:
+        if isinstance(each, BlobPart):
+            parts.append(each)
+        elif isinstance(each, DiskEntries):
+            yield replace(each, blobs=tuple(_with_content(blob, parts) for blob in each.blobs))
+            assert not parts
+        else:
+            yield each
+
+
+def _with_content(blob: Blob, parts: list[BlobPart]) -> Blob:
+    content = b""
+    while blob.has_come:
+        part = parts.pop(0)
+        assert part.blob_id == blob.blob_id
+        content += part.data
+        if part.is_last:
+            return Blob(blob.blob_id, content)
+    return blob
 
 
 def expected(*pieces: bytes, size_max: int = 1 << 20) -> tuple[list[DiskEntries | Message], BadMessage | None]:
@@ -218,7 +250,12 @@ def check(*pieces: bytes, size_max: int = 1 << 20) -> None:
     assert str(error) == str(bad)
 
 
-@pytest.mark.usefixtures("_both_ways")
+@pytest.fixture(params=[3, transcode.BLOB_WHOLE_MAX], ids=["in pieces", "whole"])
+def _large_blobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcode, "BLOB_WHOLE_MAX", request.param)
+
+
+@pytest.mark.usefixtures("_both_ways", "_large_blobs")
 @given(streams, st.data())
 def test_what_is_read_is_what_a_replica_logs_however_it_is_cut(found: list[Message], choice: st.DataObject) -> None:
     data = b"".join(map(messages.encode, found))
@@ -309,17 +346,63 @@ def test_a_length_above_the_limit_is_refused_at_once_and_costs_nothing(data: byt
 
 
 def test_a_long_message_in_many_pieces_is_read_in_linear_time() -> None:
-    value = bytes(8 << 20)
-    entry = WireEntry(1, 1, b"", value, WriteVersion(1, 1))
-    for wire in (LogEntries(1, (entry,), 7), LogEntries(1, (entry._replace(value=b"", blobs=(Blob(1, value),)),), 7)):
-        data = messages.encode(wire)
-        reader, joined = WireReader(), 0
+    wire = LogEntries(1, (WireEntry(1, 1, b"", bytes(8 << 20), WriteVersion(1, 1)),), 7)
+    data = messages.encode(wire)
+    reader, joined = WireReader(), 0
+    for at in range(0, len(data), 4096):
+        before = reader._data
+        found = list(reader.feed(data[at : at + 4096]))
+        joined += reader._data is not before
+    assert found == logged([wire])
+    assert joined < 5
+
+
+def test_a_large_blob_is_handed_over_as_it_comes_and_never_held() -> None:
+    content = bytes(range(256)) * (8 << 12)
+    wire = LogEntries(1, (WireEntry(10, 1, b"k", b"v", WriteVersion(1, 1), (Blob(1, content), Blob(2, b""))),), 7)
+    data = messages.encode(wire)
+    reader, found = WireReader(), list[DiskEntries | BlobPart | Message]()
+    tracemalloc.start()
+    try:
         for at in range(0, len(data), 4096):
-            before = reader._data
-            found = list(reader.feed(data[at : at + 4096]))
-            joined += reader._data is not before
-        assert found == logged([wire])
-        assert joined < 5
+            for each in reader.feed(data[at : at + 4096]):
+                found.append(each if isinstance(each, DiskEntries) else replace(each, data=b""))  # type: ignore[type-var]
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    *parts, last = found
+    assert all(isinstance(part, BlobPart) and part.blob_id == 1 for part in parts)
+    assert isinstance(last, DiskEntries)
+    assert last.blobs == (Blob(1, b"", has_come=True), Blob(2, b""))
+    check(data[:100], data[100:5000], data[5000:], size_max=16 << 20)
+
+
+def test_blobs_of_an_unfinished_message_count_as_held() -> None:
+    blobs = tuple(Blob(number, bytes(1000)) for number in range(50))
+    version = WriteVersion(1, 1)
+    entries = (WireEntry(10, 1, b"k", b"v", version, blobs[:25]), WireEntry(10, 1, b"l", b"v", version, blobs[25:]))
+    data = messages.encode(LogEntries(1, entries, 7))
+    reader = WireReader()
+    for at in range(0, len(data) - 1, 100):
+        assert not list(reader.feed(data[at : min(at + 100, len(data) - 1)]))
+    assert reader.held >= 50_000
+    assert len(list(reader.feed(data[-1:]))) == 1
+    assert reader.held == 0
+
+
+def test_a_large_blob_above_the_limit_is_refused_at_its_head() -> None:
+    wire = LogEntries(1, (WireEntry(10, 1, b"k", b"v", WriteVersion(1, 1), (Blob(1, bytes(3 << 20)),)),), 7)
+    found, error = read(messages.encode(wire)[:100], size_max=2 << 20)
+    assert not found
+    assert "a message of more than 2097152 bytes" in str(error)
+
+
+def test_blobs_that_are_gone_are_told_from_empty_ones() -> None:
+    disk = b"".join(entries.encode(put(1, b"k", b"", WriteVersion(1, 1), (number,))) for number in range(3))
+    contents = [BlobContent(0, ()), None, BlobContent(1, [b"x"])]
+    sent = parsed(b"".join(wire_parts(disk, 1, begin=True, end=True, open_blob=contents.__getitem__)))
+    assert [message.flags for message in sent] == [1, 0x80, 6]
+    assert [message.entries[0].blobs[0].content for message in sent] == [b"", b"", b"x"]
 
 
 def test_all_kernels_are_there_before_the_first_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from flowstone.limestone.recovery import recover
 from flowstone.limestone.settings import Settings
 from flowstone.outside import Disk, production
 from tests.limestone.crashes import DIRECTORY, crashed
+from tests.limestone.programs import check_by_the_original
 from tests.limestone.test_rotation import opened, started, write
 from tests.limestone.world import outside_on
 
@@ -180,6 +182,15 @@ async def test_a_blob_of_a_session_that_was_taken_back_waits_for_another_one(tmp
     await store.shutdown()
 
 
+async def until_rotating(store: AsyncDatastore, work: asyncio.Future[Any]) -> None:
+    """Return when the work waits for an epoch to be switched to, or has ended."""
+    for _ in range(100):
+        if store._rotations or work.done():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("nothing is being rotated")
+
+
 @pytest.mark.timeout(3600)
 def test_a_crash_at_any_moment_of_a_compaction_or_backup_loses_nothing_that_was_told() -> None:
     """Sessions go on meanwhile; the store opens again, with whole epochs, and compacts."""
@@ -200,12 +211,15 @@ def test_a_crash_at_any_moment_of_a_compaction_or_backup_loses_nothing_that_was_
             await write(channel, b"%d" % (first + 1))
         await compacting
         backing_up = await started(store.begin_backup())
+        await until_rotating(store, backing_up)
         await store.switch_epoch(first + 2)
         (await backing_up).notify_end_backup()
         await store.shutdown()
 
     def check(disk: Disk, expected: set[int]) -> None:
-        rows = recover(disk, DIRECTORY, repairs=False).snapshot.rows()
+        found = recover(disk, DIRECTORY, repairs=False)
+        check_by_the_original(disk, DIRECTORY, found)
+        rows = found.snapshot.rows()
         epochs = [{int(row.key) for row in rows if row.storage_id == channel} for channel in (0, 1)]
         assert epochs[0] == epochs[1] >= expected
 

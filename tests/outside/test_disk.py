@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,29 @@ def test_a_created_file_is_appended_to_and_read(disk: Disk, tmp_path: Path) -> N
         assert file.size() == disk.size(path) == 10
         assert file.read_at(0, 10) == b"XLOG\n0.13\n"
         assert file.read_at(5, 4) == b"0.13"
+
+
+def test_new_directories_and_files_are_readable_by_their_owner_only(disk: Disk, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        disk.make_directory(str(tmp_path / "data" / "wal" / ""))
+        disk.create(str(tmp_path / "data" / "wal" / "a.xlog")).close()
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / path).stat().st_mode & 0o777 for path in ("data", "data/wal", "data/wal/a.xlog")]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_existing_directory_and_file_keep_their_modes(disk: Disk, tmp_path: Path) -> None:
+    directory, file = tmp_path / "data", tmp_path / "data" / "a.xlog"
+    directory.mkdir()
+    file.write_bytes(b"")
+    directory.chmod(0o750)
+    file.chmod(0o640)
+    disk.make_directory(str(directory))
+    disk.append_to(str(file)).close()
+    disk.overwrite(str(file), b"", 0)
+    assert (directory.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o750, 0o640)
 
 
 def test_a_read_is_short_only_at_the_end(disk: Disk, tmp_path: Path) -> None:
@@ -204,6 +228,14 @@ def test_a_lock_leaves_nothing_behind_and_is_for_directories(disk: Disk, tmp_pat
 
 def test_free_space_is_that_of_the_file_system(disk: Disk, tmp_path: Path) -> None:
     assert 0 < disk.free_space(str(tmp_path)) < 2**63
+
+
+@pytest.mark.parametrize(("soft", "expected"), [(1024, 1024), (resource.RLIM_INFINITY, None)])
+def test_limit_of_open_files_is_the_soft_one(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, soft: int, expected: int | None
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, resource.RLIM_INFINITY))
+    assert disk.open_files_max() == expected
 
 
 def test_a_link_is_told_from_what_it_leads_to(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
 from flowstone.errors import LocalProtocolError
-from flowstone.outside.loop_thread import LoopThread
+from flowstone.outside.loop_thread import LoopEnded, LoopThread
 
 DEADLINE_SECONDS = 30
 
@@ -85,6 +87,90 @@ def test_close_cancels_what_still_runs_and_ends_the_thread() -> None:
 
     with pytest.raises(LocalProtocolError, match="has ended"):
         thread.run(late())
+
+
+def outcome(call: Callable[[], object]) -> object:
+    """Return the result or error of a call in another thread; TimeoutError if the call hangs."""
+    result: Future[object] = Future()
+
+    def answer() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return result.exception(DEADLINE_SECONDS) or result.result()
+
+
+def test_calls_are_refused_while_the_loop_is_closing() -> None:
+    """A coroutine that the loop accepts after it has cancelled the others would never run: its caller would hang."""
+    thread = LoopThread()
+    waiting, closing, may_end = (threading.Event() for _ in range(3))
+
+    async def end_slowly() -> None:
+        try:
+            waiting.set()
+            await asyncio.Event().wait()
+        finally:
+            closing.set()
+            may_end.wait(DEADLINE_SECONDS)
+
+    async def late() -> None: ...
+
+    thread.start(end_slowly())
+    assert waiting.wait(DEADLINE_SECONDS)
+    closers = [threading.Thread(target=thread.close, daemon=True) for _ in range(2)]
+    try:
+        for closer in closers:
+            closer.start()
+        assert closing.wait(DEADLINE_SECONDS)
+        refused = [outcome(lambda: thread.start(late())), outcome(lambda: thread.run(late()))]
+    finally:
+        may_end.set()
+    for closer in closers:
+        closer.join(DEADLINE_SECONDS)
+    assert [type(error) for error in refused] == [LoopEnded, LoopEnded]
+    assert not any(closer.is_alive() for closer in closers)
+
+
+def test_run_says_that_the_loop_has_ended_when_close_cancels_the_coroutine() -> None:
+    thread = LoopThread()
+    waiting = threading.Event()
+
+    async def wait_for_ever() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    def close() -> None:
+        waiting.wait(DEADLINE_SECONDS)
+        thread.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    assert isinstance(outcome(lambda: thread.run(wait_for_ever())), LoopEnded)
+    closer.join(DEADLINE_SECONDS)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_coroutines_that_a_loop_did_not_run_fail_when_an_exit_ends_it() -> None:
+    thread = LoopThread()
+    may_exit = threading.Event()
+
+    async def leave() -> None:
+        may_exit.wait(DEADLINE_SECONDS)
+        raise SystemExit
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    leaving = thread.start(leave())
+    left = [thread.start(never()) for _ in range(3)]
+    may_exit.set()
+    assert isinstance(leaving.exception(DEADLINE_SECONDS), SystemExit)
+    assert {type(outcome(partial(thread.result, future))) for future in left} == {LoopEnded}
+    assert isinstance(outcome(lambda: thread.run(never())), LoopEnded)
+    thread.close()
 
 
 def test_the_lock_can_be_taken_again_by_who_has_it(loop: LoopThread) -> None:

@@ -8,6 +8,7 @@ meanwhile. Rotating the log files is the datastore's; here is only what is done 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -67,17 +68,23 @@ async def begin(
     outside: Outside,
     directory: str,
     open_backups: OpenBackups,
+    compacting: AbstractAsyncContextManager[object],
     current_epoch: Callable[[], int],
     rotate: Callable[[], Awaitable[None]] | None = None,
 ) -> Backup:
     """Begin a backup. `rotate` puts the epoch file and then every log file aside; then only files are listed that do
-    not change any more. Without it all files are, as they are."""
+    not change any more. Without it all files are, as they are.
+
+    `compacting` is the lock that a compaction holds while its worker runs: the backup waits for the end of it, and no
+    other compaction begins while the backup is open."""
 
     def end() -> None:
         open_backups.count -= 1
 
     open_backups.count += 1
     try:
+        async with compacting:
+            pass
         if rotate is not None:
             await rotate()
         entries = await outside.blocking(entries_of, outside.disk, directory, rotate is None)
@@ -116,7 +123,9 @@ def rotate_epoch_file(disk: Disk, directory: str, milliseconds: int, epoch: int)
 
     Whoever calls writes no epoch meanwhile. A crash in between leaves no epoch file, which those put aside stand in
     for; the next start removes them, when it has written a record itself."""
-    name = names.rotated(names.EPOCH, milliseconds, epoch)
+    # Two rotations within a millisecond: the second epoch file is empty, and would replace all records of the first.
+    while disk.kind(f"{directory}/{(name := names.rotated(names.EPOCH, milliseconds, epoch))}") is not None:
+        milliseconds += 1
     disk.rename(f"{directory}/{names.EPOCH}", f"{directory}/{name}")
     disk.create(f"{directory}/{names.EPOCH}").close()
     disk.sync_directory(directory)
@@ -160,6 +169,7 @@ def restore(
             copying.copy(disk, entry.source, f"{target}/{_place(disk, target, entry.destination, parents)}")
     for parent in parents:
         disk.sync_directory(parent)
+    catalog.settle(disk, target)  # the original opens the restored directory, too
     lineage.add(disk, target, former)
     copying.write(disk, f"{target}/{names.MANIFEST}", identity)
     disk.sync_directory(target)

@@ -7,7 +7,9 @@ back costs more than that. Callbacks are called in the loop's thread: they must 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -22,21 +24,48 @@ from flowstone.limestone.epochs import Due
 from flowstone.limestone.errors import WrongTime
 from flowstone.limestone.settings import Settings
 from flowstone.outside import Outside, production
-from flowstone.outside.loop_thread import LoopThread
+from flowstone.outside.loop_thread import LoopEnded, LoopThread, Started
 
 T = TypeVar("T")
 
 NOTHING: Final = Due()
 
 
+class _Calls:
+    """Hands the calls of a store, its channels and its pools to the loop; WrongTime once the store is shut down."""
+
+    def __init__(self, thread: LoopThread, path: str) -> None:
+        self._thread = thread
+        self._path = path
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        with self._refusing():
+            return self._thread.run(call)
+
+    def start(self, call: Coroutine[Any, Any, T]) -> Started[T]:
+        with self._refusing():
+            return self._thread.start(call)
+
+    def result(self, started: Started[T]) -> T:
+        with self._refusing():
+            return self._thread.result(started)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except LoopEnded:
+            raise WrongTime(f"the datastore {self._path} is shut down") from None
+
+
 class LogChannel:
     """Made by `Datastore.create_channel`; used by one thread at a time."""
 
-    def __init__(self, channel: AsyncLogChannel, store: AsyncDatastore, thread: LoopThread) -> None:
+    def __init__(self, channel: AsyncLogChannel, store: AsyncDatastore, calls: _Calls) -> None:
         self.id = channel.id
         self._channel = channel
         self._store = store
-        self._thread = thread
+        self._calls = calls
         # These are the channel's own: they are called a million times a second.
         self.add_entry = channel.add_entry
         self.add_entries = channel.add_entries
@@ -55,11 +84,13 @@ class LogChannel:
         try:
             self._write()
             due = self._finished()
+            # Not cancelled when the caller is interrupted: no other call would record what is due.
+            recording = None if due == NOTHING else self._calls.start(self._store.done(due))
         except BaseException as error:
             self._store.fail(error)
             raise
-        if due != NOTHING:
-            self._thread.run(self._store.done(due))
+        if recording is not None:
+            self._calls.result(recording)
 
     def _write(self) -> None:
         """Write and sync here, while the loop waits for the replicas. Who shuts the store down waits for the first."""
@@ -68,14 +99,14 @@ class LogChannel:
             if replicated is None:
                 file.sync()
                 return
-            replicating = self._thread.start(replicated)
+            replicating = self._calls.start(replicated)
             try:
                 file.sync()
             except BaseException:
                 replicating.cancel()
                 raise
         try:
-            replicating.result()
+            self._calls.result(replicating)
         except BaseException:
             replicating.cancel()
             raise
@@ -84,38 +115,61 @@ class LogChannel:
         with self._store.guard:
             if not self._channel.has_hooks:
                 return self._channel.finish()
-        return self._thread.run(self._finished_in_loop())
+        return self._calls.run(self._finished_in_loop())
 
     async def _finished_in_loop(self) -> Due:
         return self._channel.finish()
 
     def abort_session(self) -> None:
         """Take back what was added since the session began."""
-        self._thread.run(self._channel.abort_session())
+        self._calls.run(self._channel.abort_session())
 
 
 class BlockingBlobPool:
     """Registers blobs for entries to come; what no entry has named when it is released is deleted."""
 
-    def __init__(self, pool: BlobPool, thread: LoopThread) -> None:
+    def __init__(self, pool: BlobPool, calls: _Calls) -> None:
         self._pool = pool
-        self._thread = thread
+        self._calls = calls
 
     def register_data(self, data: bytes) -> int:
         """Store these bytes."""
-        return self._thread.run(self._pool.register_data(data))
+        return self._calls.run(self._pool.register_data(data))
 
     def register_file(self, path: str, *, is_temporary: bool = False) -> int:
         """Store a file's content; a temporary one is moved there, or gone after it was copied."""
-        return self._thread.run(self._pool.register_file(path, is_temporary=is_temporary))
+        return self._calls.run(self._pool.register_file(path, is_temporary=is_temporary))
 
     def duplicate_data(self, blob_id: int) -> int:
         """Another blob of the same content."""
-        return self._thread.run(self._pool.duplicate_data(blob_id))
+        return self._calls.run(self._pool.duplicate_data(blob_id))
 
     def release(self) -> None:
         """Delete what was registered and never named. Releasing twice is harmless."""
-        self._thread.run(self._pool.release())
+        self._calls.run(self._pool.release())
+
+
+class _Handover:
+    """Hands a backup from the loop to a thread, and ends the backup if the thread was interrupted meanwhile."""
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+        self._given: Backup | None = None
+        self._is_refused = False
+
+    async def give(self, begin: Callable[[], Coroutine[Any, Any, Backup]]) -> Backup:
+        begun = await begin()
+        with self._lock:
+            self._given = begun
+            if self._is_refused:
+                begun.notify_end_backup()
+        return begun
+
+    def refuse(self) -> None:
+        with self._lock:
+            self._is_refused = True
+            if self._given is not None:
+                self._given.notify_end_backup()
 
 
 class Datastore:
@@ -129,8 +183,8 @@ class Datastore:
             settings = Settings(settings, **fields)
         elif fields:
             raise TypeError("fields of settings are given with a path, not with Settings")
-        self._is_closed = False
         self._thread = LoopThread("flowstone-limestone")
+        self._calls = _Calls(self._thread, settings.path)
         self._store = AsyncDatastore(outside or production(), settings, guard=self._thread.lock)
 
     @classmethod
@@ -139,12 +193,12 @@ class Datastore:
         return cls(Settings.from_environment(path, environment, **fields))
 
     def create_channel(self) -> LogChannel:
-        """A log channel more. Before `ready` only."""
-        return LogChannel(self._run(self._store.create_channel()), self._store, self._thread)
+        """A log channel more. Before `ready` only. LimestoneError if the limit of open files cannot hold it."""
+        return LogChannel(self._calls.run(self._store.create_channel()), self._store, self._calls)
 
     def ready(self) -> None:
         """Recover what the directory holds, and let sessions begin once an epoch has been switched to."""
-        self._run(self._store.ready())
+        self._calls.run(self._store.ready())
 
     def restore(
         self,
@@ -157,7 +211,7 @@ class Datastore:
         """Make the directory what a backup holds; replicas are seeded from it. Before `ready` only.
 
         `replaces`: what was in the directory may go; else it must hold no entries."""
-        self._run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
+        self._calls.run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
 
     @property
     def last_epoch(self) -> int:
@@ -171,7 +225,7 @@ class Datastore:
 
     def switch_epoch(self, epoch: int) -> None:
         """Sessions that begin from now on are of this epoch. What becomes durable by that is recorded first."""
-        self._run(self._store.switch_epoch(epoch))
+        self._calls.run(self._store.switch_epoch(epoch))
 
     def add_persistent_callback(self, callback: Callback) -> None:
         """Have `callback` called with each epoch that is durable, and all before it with it; some are skipped."""
@@ -183,15 +237,15 @@ class Datastore:
 
     def until_durable(self, epoch: int) -> None:
         """Return when this epoch is durable. Somebody has to switch to a later one, and end its sessions."""
-        self._run(self._store.until_durable(epoch))
+        self._calls.run(self._store.until_durable(epoch))
 
     def snapshot(self) -> StoreSnapshot:
         """The rows at the durable epoch, whatever is written later; to be read until the store is shut down."""
-        return self._run(self._store.snapshot())
+        return self._calls.run(self._store.snapshot())
 
     def blob_pool(self) -> BlockingBlobPool:
         """Where the blobs of entries to come are registered."""
-        return BlockingBlobPool(self._store.blob_pool(), self._thread)
+        return BlockingBlobPool(self._store.blob_pool(), self._calls)
 
     def blob_path(self, blob_id: int) -> str:
         """The file of a blob; BlobError if there is none."""
@@ -205,7 +259,7 @@ class Datastore:
         """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
 
         Another thread has to switch to a later one meanwhile. Sessions go on, and nothing of it is told to replicas."""
-        return self._run(self._store.compact())
+        return self._calls.run(self._store.compact())
 
     def switch_available_boundary_version(self, version: WriteVersion) -> None:
         """Nobody will read versions before this one: compaction may delete blobs that only those name."""
@@ -215,24 +269,24 @@ class Datastore:
         """Files to copy, in their order; until the end of that is notified no blob is deleted.
 
         `rotates`: all files are put aside first; another thread has to switch to a later epoch meanwhile."""
-        return self._run(self._store.begin_backup(rotates=rotates))
+        handover = _Handover(self._thread.lock)
+        try:
+            return self._calls.run(handover.give(partial(self._store.begin_backup, rotates=rotates)))
+        except BaseException:
+            handover.refuse()
+            raise
 
     def status(self) -> Status:
         """At any time."""
         return self._store.status()
 
     def shutdown(self) -> None:
-        """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._thread.run(self._store.shutdown())
-            self._thread.close()
+        """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count.
 
-    def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        if self._is_closed:
-            call.close()
-            raise WrongTime(f"the datastore {self._store.settings.path} is shut down")
-        return self._thread.run(call)
+        An interrupted shutdown continues; the next call, of this thread or of another, waits until it is complete."""
+        with suppress(LoopEnded):  # the shutdown of another thread is complete, and it closes the loop
+            self._thread.run(self._store.shutdown())
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowstone.errors import LocalProtocolError
-from flowstone.limestone import names
+from flowstone.limestone import copying, names
 from flowstone.limestone.errors import DamagedFile
-from flowstone.limestone.files import read_or_back, read_whole, write_whole
+from flowstone.limestone.files import read_or_back, read_whole, replace
 from flowstone.outside import Disk
 
 HEADER: Final = "COMPACTION_CATALOG_HEADER"
@@ -94,20 +94,33 @@ def read(disk: Disk, directory: str) -> Catalog | None:
 
 
 def write(disk: Disk, directory: str, catalog: Catalog) -> None:
-    """Put this catalog in place; the one before it is kept as `.back`, if it can be read.
+    """Replace the catalog; the previous one is kept as `.back` if it can be read.
 
-    A crash leaves the old or the new one to `read`."""
+    The main file is there and whole at every moment: the original takes a missing one for an empty catalog, whatever
+    `.back` says. `.back` is a copy and no second name: the original renames the main file to it and then truncates the
+    main file, which would empty both."""
     path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
-    if disk.kind(path) == "file" and _is_sound(disk, path):
-        disk.rename(path, back)
-        disk.sync_directory(directory)
-    write_whole(disk, path, encode(catalog))
-    disk.sync_directory(directory)
+    current = read_whole(disk, path)
+    if current is not None and _is_sound(current, path):
+        copying.write(disk, back, current)
+    replace(disk, directory, names.CATALOG, names.CATALOG_TEMPORARY, encode(catalog))
 
 
-def _is_sound(disk: Disk, path: str) -> bool:
+def settle(disk: Disk, directory: str) -> None:
+    """Restore the main file from `.back` if it is missing or unreadable, and remove what a cut write left.
+
+    The original leaves such a directory behind if it dies after renaming the main file and before writing a new one.
+    The caller holds the lock of the directory. If neither file can be read, both stay and `read` reports it."""
+    path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
+    copying.remove(disk, f"{directory}/{names.CATALOG_TEMPORARY}")
+    current, kept = read_whole(disk, path), read_whole(disk, back)
+    if (current is None or not _is_sound(current, path)) and kept is not None and _is_sound(kept, back):
+        replace(disk, directory, names.CATALOG, names.CATALOG_TEMPORARY, kept)
+
+
+def _is_sound(data: bytes, path: str) -> bool:
     try:
-        parse(read_whole(disk, path) or b"", path)
+        parse(data, path)
     except DamagedFile:
         return False
     return True

@@ -11,7 +11,7 @@ Reads through the Disk one is handed, in a worker where it is much; never sends,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -155,9 +155,8 @@ def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str
         # The catalog first: when compaction ends after that, its result has more than the files that were left out.
         listed = catalog.read(disk, directory) or catalog.Catalog()
         found = input_files(disk, directory, listed)
-        sizes = finished_sizes()
         try:
-            files = _opened(disk, directory, found, sizes, listed, begun_with)
+            files = _opened(disk, directory, found, finished_sizes, listed, begun_with)
         except FileNotFoundError:
             continue
         if input_files(disk, directory, listed) == found:
@@ -167,14 +166,23 @@ def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str
 
 
 def _opened(
-    disk: Disk, directory: str, found: list[str], sizes: dict[str, int], listed: catalog.Catalog, begun_with: int
+    disk: Disk,
+    directory: str,
+    found: list[str],
+    finished_sizes: Callable[[], dict[str, int]],
+    listed: catalog.Catalog,
+    begun_with: int,
 ) -> LogFiles:
     logs: list[LogFile] = []
     files = LogFiles(logs, listed.detached, listed.max_epoch_id if listed.compacted else 0)
     try:
         for name in found:
             file = disk.open(f"{directory}/{name}")
-            logs.append(LogFile(name, file, min(file.size(), sizes.get(name, 1 << 63))))
+            logs.append(LogFile(name, file, file.size()))
+        # Last: a file that no channel has now had no open session when its size was read. Of any other file the
+        # finished size counts alone, because the size that was read may be in the middle of a session.
+        sizes = finished_sizes()
+        logs[:] = [replace(log, size=sizes.get(log.name, log.size)) for log in logs]
         # Compaction names the file in the catalog before it puts the first one there, and may have been cut short.
         path = compacted_path(disk, directory)
         if path is not None:

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, overload
 from weakref import WeakSet
 
 from flowstone.errors import LocalProtocolError
-from flowstone.limestone import names
+from flowstone.limestone import descriptors, names
 from flowstone.limestone.entries import MARKER_SIZE, Entry, EntryType, Marker, WriteVersion, encode
 from flowstone.limestone.epochs import Due
 from flowstone.limestone.errors import WrongTime
@@ -184,7 +184,7 @@ class AsyncLogChannel:
     def _open_file(self) -> None:
         """Not in a worker: it is done once, and nobody can be cancelled in the middle of it."""
         try:
-            with self._host.writing():
+            with self._host.writing(), descriptors.explained():
                 file = _opened(self._outside, self._directory, self.path)
             size = file.size()
             with self._host.guard:  # who asks in another thread sees both, or neither

@@ -41,6 +41,10 @@ ANSWER_SECONDS: Final = 20.0
 PREPARE_SECONDS: Final = 600.0
 """A replica reads its directory before it says that it is prepared."""
 
+OPENING_MAX: Final = 64
+"""Log channels that are being opened at once. A replica rejects connections that open no channel yet beyond a limit
+(`UNOPENED_MAX` in `replica.py`), and its listen queue is finite, so a thousand channels must take turns."""
+
 CLOSE_SECONDS: Final = 1.0
 READ_SIZE: Final = 1 << 16
 ANSWER_SIZE_MAX: Final = 64 << 10
@@ -168,9 +172,10 @@ class LogChannel:
     async def _open(self) -> None:
         conversation = self._conversation
         try:
-            wire = await conversation.connect(MessageParser(size_max=ANSWER_SIZE_MAX))
-            data = messages.encode(LogChannelCreate(self.channel_id, conversation.token))
-            answer = await conversation.asked(wire, data, ANSWER_SECONDS)
+            async with conversation.opening:
+                wire = await conversation.connect(MessageParser(size_max=ANSWER_SIZE_MAX))
+                data = messages.encode(LogChannelCreate(self.channel_id, conversation.token))
+                answer = await conversation.asked(wire, data, ANSWER_SECONDS)
             if not isinstance(answer, Ack):
                 conversation.refused("LOG_CHANNEL_CREATE", answer)
                 return
@@ -247,6 +252,8 @@ class Conversation:
         self.token = b""
         """The secret of a log channel's opening."""
         self.lost: asyncio.Future[ReplicaLost] = asyncio.get_running_loop().create_future()
+        self.opening = asyncio.Semaphore(OPENING_MAX)
+        """Held while a log channel is being opened."""
         self._control: Wire | None = None
         self._parser = ControlParser()
         self._wires: list[Wire] = []

@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from flowstone.limestone import backup, blobs, manifest, names, packing, transcode
+from flowstone.limestone import backup, blobs, descriptors, manifest, names, packing, transcode
 from flowstone.limestone.backup import Backup, BackupEntry
 from flowstone.limestone.blobs import BlobPool, Blobs
 from flowstone.limestone.channel import AsyncLogChannel, Parts, both
@@ -32,6 +32,7 @@ from flowstone.limestone.recovery import FinishedSizes, Recovered, recover_live
 from flowstone.limestone.rotation import Rotated, Rotation
 from flowstone.limestone.settings import Settings
 from flowstone.limestone.upkeep import CONTROL, Upkeep
+from flowstone.limestone.workers import with_workers
 from flowstone.limestone.writers import Writers
 from flowstone.outside import Disk, Outside
 
@@ -75,7 +76,7 @@ class AsyncDatastore:
         """Held while the rules are asked, where several threads do. It can be taken twice by one."""
         self._writers = Writers(self.guard, self.check)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._outside = outside
+        self._outside, self._workers = with_workers(outside, self._refusal)
         self._state = State.NEW
         self._failure: BaseException | None = None
         self._rules = EpochRules()
@@ -97,21 +98,28 @@ class AsyncDatastore:
         """That somebody waits for."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._upkeep: Upkeep | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     # --- life ---
 
     async def create_channel(self) -> AsyncLogChannel:
-        """A log channel more. Before `ready` only."""
+        """A log channel more. Before `ready` only. LimestoneError if the limit of open files cannot hold it."""
         async with self._opening:
             self._check_new("create_channel")
             directory = await self._opened()
             number = len(self._channels)
+            self._check_descriptors(number + 1)
             channel = AsyncLogChannel(self, self._outside, directory.path, number, self.settings.spill)
             if self._propagation is not None:
                 await self._propagation.open_channel(number)
             assert self._rules.add_channel() == number
             self._channels.append(channel)
             return channel
+
+    def _check_descriptors(self, channels: int) -> None:
+        settings = self.settings
+        per_channel = descriptors.per_master_channel(len(settings.replicas), compatible=settings.compatible)
+        descriptors.check(self._outside.disk, channels, per_channel)
 
     async def ready(self) -> None:
         """Recover what the directory holds, and let sessions begin once an epoch has been switched to.
@@ -168,12 +176,17 @@ class AsyncDatastore:
             await self._outside.blocking(_alone, work, self._outside, source, self.settings.path)
 
     async def shutdown(self) -> None:
-        """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count."""
-        if self._state is State.CLOSED:
-            return
-        with self.guard:
-            self._state = State.CLOSED
-        self._give_up(self._refusal())
+        """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count.
+
+        Cancelling the call only ends the wait; the next call waits until the shutdown is complete."""
+        if self._closing is None:
+            with self.guard:
+                self._state = State.CLOSED
+            self._give_up(self._refusal())
+            self._closing = asyncio.ensure_future(self._shut_down())
+        await asyncio.shield(self._closing)
+
+    async def _shut_down(self) -> None:
         if self._upkeep is not None:
             await self._upkeep.close()
         if self._propagation is not None:
@@ -185,6 +198,7 @@ class AsyncDatastore:
                     await asyncio.shield(task)
         await self._writers.all_done()
         async with self._opening:
+            await self._workers.close()
             self._let_go()
 
     def _let_go(self) -> None:
@@ -336,9 +350,15 @@ class AsyncDatastore:
     # --- what it holds ---
 
     async def snapshot(self) -> StoreSnapshot:
-        """The rows at the durable epoch, whatever is written later; to be read until the store is shut down."""
+        """The rows at the durable epoch, whatever is written later; to be read until the store is shut down.
+
+        Cancelling the call only ends the wait; the next call begins when this one is complete."""
         self.check()
+        return await asyncio.shield(asyncio.ensure_future(self._read_durable()))
+
+    async def _read_durable(self) -> StoreSnapshot:
         async with self._reading:
+            self.check()
             assert self._directory is not None
             assert self._snapshot is not None
             epoch = self._rules.durable
@@ -387,6 +407,7 @@ class AsyncDatastore:
             self._outside,
             self._directory.path,
             self._upkeep.open_backups,
+            self._upkeep.in_worker,
             lambda: self._rules.switched,
             self._rotate_all if rotates else None,
         )

@@ -6,19 +6,18 @@ is for `recovery.py`; what is written to the log files, for channels. Only who h
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
-from typing import Final
 
 from flowstone.limestone import catalog, manifest, names, offline, replica_seeding
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.epoch_file import EpochWriter
 from flowstone.limestone.errors import DamagedFile, LimestoneError
-from flowstone.limestone.files import replace, write_whole
+from flowstone.limestone.files import write_whole
 from flowstone.limestone.manifest import Manifest
 from flowstone.limestone.recovery import Recovered, recover
 from flowstone.outside import Disk, Lock, Outside
-
-CATALOG_TEMPORARY: Final = f".{names.CATALOG}.tmp"
+from flowstone.outside.worker import by_worker
 
 
 class DataDirectory:
@@ -39,7 +38,11 @@ class DataDirectory:
         fresh_uuid = str(outside.random.uuid())
         milliseconds = int(outside.clock.wall() * 1000)
         opening = _Opening(outside.disk, path.rstrip("/") or "/", fresh_uuid, milliseconds)
-        found, epochs, lock = await outside.blocking(opening.run, create)
+        try:
+            found, epochs, lock = await by_worker(outside, opening.run, create)
+        except asyncio.CancelledError:
+            opening.release()  # the caller never gets the lock that the worker has taken
+            raise
         return cls(outside, opening.path, found, epochs, lock)
 
     @property
@@ -49,7 +52,7 @@ class DataDirectory:
 
     async def promote(self) -> None:
         """It is a store from now on, even if it has been a replica's; then it is one that nobody resumes or follows."""
-        self.manifest, self.epochs = await self._outside.blocking(self._promote)
+        self.manifest, self.epochs = await by_worker(self._outside, self._promote)
 
     def _promote(self) -> tuple[Manifest, EpochWriter]:
         disk = self._outside.disk
@@ -61,7 +64,7 @@ class DataDirectory:
 
     async def recover(self) -> Recovered:
         """What the directory holds; what does not count is marked or cut off. DamagedFile if something is lost."""
-        return await self._outside.blocking(recover, self._outside.disk, self.path)
+        return await by_worker(self._outside, recover, self._outside.disk, self.path)
 
     def release(self) -> None:
         """Let go; twice is harmless."""
@@ -76,6 +79,11 @@ class _Opening:
         self._disk = disk
         self._fresh_uuid = fresh_uuid
         self._milliseconds = milliseconds
+        self._lock: Lock | None = None
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def run(self, create: bool) -> tuple[Manifest, EpochWriter, Lock]:
         disk, path = self._disk, self.path
@@ -83,7 +91,7 @@ class _Opening:
             self._make_directory()
         if disk.kind(path) != "directory":
             raise LimestoneError(f"{path} is no directory")
-        lock = self._locked(create)
+        lock = self._lock = self._locked(create)
         try:
             manifest.settle(disk, path)
             self._write_first(create)
@@ -157,9 +165,9 @@ class _Opening:
         disk.sync_directory(path)
 
     def _epochs(self) -> EpochWriter:
+        catalog.settle(self._disk, self.path)
         if catalog.read(self._disk, self.path) is None:
-            # By rename: half of a first one would have no other to fall back on.
-            replace(self._disk, self.path, names.CATALOG, CATALOG_TEMPORARY, catalog.encode(Catalog()))
+            catalog.write(self._disk, self.path, Catalog())
         return EpochWriter.open(self._disk, self.path)
 
 

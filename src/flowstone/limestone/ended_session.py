@@ -13,7 +13,7 @@ from typing import Final
 from flowstone.limestone import names
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.messages import SessionFlags, encode_entries
-from flowstone.limestone.transcode import wire_parts
+from flowstone.limestone.transcode import BlobContent, wire_parts
 from flowstone.outside import Disk
 
 KEPT_MAX: Final = 4 << 20
@@ -21,6 +21,12 @@ KEPT_MAX: Final = 4 << 20
 
 BLOB_KEPT_MAX: Final = 1 << 20
 """A blob that is longer is read by a worker, when its turn comes."""
+
+PIECE_SIZE: Final = 1 << 20
+"""Bytes of a blob that are read and sent at once."""
+
+COST: Final = 2048
+"""Bytes of memory that a session takes besides its messages: objects, closures and places in queues, as measured."""
 
 Parts = Callable[[], Iterable[bytes | memoryview]]
 """The entries of a session as they are in a log file, without markers, in parts of whole entries; may be called again.
@@ -41,37 +47,49 @@ class WireForm:
     compatible: bool = False
     has_stale_end: bool = False
     is_old: bool = False
-    """Whether the entries may name blobs that are gone: no row has one that was collected, so it is sent as empty."""
+    """Whether the entries may name blobs that are gone: no row has one that was collected, so it is sent as empty, and
+    marked as gone."""
 
-    def blob_content(self, blob_id: int, size_max: int | None = None) -> bytes:
+    def open_blob(self, blob_id: int) -> BlobContent | None:
+        """Return the content of a blob; None if `is_old` and the blob has been deleted."""
         path = f"{self.directory}/{names.blob(blob_id)}"
         if self.is_old and self.disk.kind(path) is None:
-            return b""
-        with self.disk.open(path) as file:
-            size = file.size()
-            if size_max is not None and size > size_max:
-                raise _TooLarge
-            return file.read_at(0, size)
+            return None
+        size = self.disk.size(path)
+        return BlobContent(size, self._read(path, size))
 
-    def _small_blob_content(self, blob_id: int) -> bytes:
-        return self.blob_content(blob_id, BLOB_KEPT_MAX)
+    def _read(self, path: str, size: int) -> Iterator[bytes]:
+        with self.disk.open(path) as file:
+            at = 0
+            while at < size:
+                data = file.read_at(at, min(PIECE_SIZE, size - at))
+                if not data:
+                    raise LimestoneError(f"{path} became shorter while it was sent: it had {size} bytes, and has {at}")
+                at += len(data)
+                yield data
+
+    def _open_small_blob(self, blob_id: int) -> BlobContent | None:
+        content = self.open_blob(blob_id)
+        if content is not None and content.size > BLOB_KEPT_MAX:
+            raise _TooLarge
+        return content
 
     def pieces(
         self, epoch: int, parts: Iterable[bytes | memoryview], epoch_before: int, *, only_small_blobs: bool = False
     ) -> Iterator[bytes]:
         """What is sent for a session of these parts, in order."""
-        content = self._small_blob_content if only_small_blobs else self.blob_content
+        open_blob = self._open_small_blob if only_small_blobs else self.open_blob
         part: bytes | memoryview = b""
         is_first, is_stale = True, self.compatible and self.has_stale_end
         for following in parts:
             if part:
                 yield from wire_parts(
-                    part, epoch, begin=is_first, end=False, compatible=self.compatible, blob_content=content
+                    part, epoch, begin=is_first, end=False, compatible=self.compatible, open_blob=open_blob
                 )
                 is_first = False
             part = following
         yield from wire_parts(
-            part, epoch, begin=is_first, end=not is_stale, compatible=self.compatible, blob_content=content
+            part, epoch, begin=is_first, end=not is_stale, compatible=self.compatible, open_blob=open_blob
         )
         if is_stale:
             yield encode_entries(epoch_before, (), 0, _ENDS)
@@ -96,20 +114,23 @@ class EndedSession:
         self.epoch = epoch
         self.acknowledged: list[object] = []
         self._form = form
-        self._parts = parts
+        self._parts: Parts | None = parts
         self._epoch_before = epoch_before
-        self.kept = self._whole()
+        self.kept = self._whole(parts)
         """All that is sent for it; None where that is too much to keep."""
+        if self.kept is not None:
+            self._parts = None  # a second copy of the entries
 
     @property
     def held(self) -> int:
-        """Bytes that it may hold in memory until it is acknowledged: its messages, or what its parts have kept."""
-        return KEPT_MAX if self.kept is None else len(self.kept)
+        """Bytes of memory that it may take until it is acknowledged: its messages here and in the buffer of the
+        connection, or what its parts have kept; and the objects around them."""
+        return COST + (KEPT_MAX if self.kept is None else 2 * len(self.kept))
 
-    def _whole(self) -> bytes | None:
+    def _whole(self, parts: Parts) -> bytes | None:
         found: list[bytes] = []
         size = 0
-        pieces = self._form.pieces(self.epoch, self._parts(), self._epoch_before, only_small_blobs=True)
+        pieces = self._form.pieces(self.epoch, parts(), self._epoch_before, only_small_blobs=True)
         try:
             for piece in pieces:
                 found.append(piece)
@@ -125,6 +146,7 @@ class EndedSession:
         if self.kept is not None:
             yield self.kept
             return
+        assert self._parts is not None
         try:
             yield from self._form.pieces(self.epoch, self._parts(), self._epoch_before)
         except OSError as error:

@@ -65,11 +65,16 @@ class SessionFlags(IntFlag):
     BEGIN = 0x01
     END = 0x02
     FLUSH = 0x04
+    GONE = 0x80
+    """An extension for catching up between two of ours: empty blobs of this message were deleted at the master. The
+    original ignores the bit, and is never sent it."""
 
 
 class Blob(NamedTuple):
     blob_id: int
     content: bytes
+    has_come: bool = False
+    """True if the content was handed over before, piece by piece, and is not in `content`."""
 
 
 class WireEntry(NamedTuple):
@@ -247,17 +252,22 @@ def encode_entries(epoch: int, encoded: Iterable[bytes], count: int, flags: int)
 
 
 def encode_entry(entry: WireEntry) -> bytes:
-    kind, storage_id, key, value, version, blobs = entry
-    parts = [
-        _ENTRY_HEAD.pack(kind, storage_id, len(key)),
-        key,
-        _LENGTH.pack(len(value)),
-        value,
-        _ENTRY_TAIL.pack(*version, len(blobs)),
-    ]
-    for blob_id, content in blobs:
-        parts += (_BLOB_HEAD.pack(blob_id, len(content)), content)
+    parts = [encode_entry_head(entry, len(entry.blobs))]
+    for blob_id, content, _ in entry.blobs:
+        parts += (encode_blob_head(blob_id, len(content)), content)
     return b"".join(parts)
+
+
+def encode_entry_head(entry: WireEntry, blob_count: int) -> bytes:
+    """Return the encoding of an entry up to its blobs."""
+    kind, storage_id, key, value, version, _ = entry
+    head, tail = _ENTRY_HEAD.pack(kind, storage_id, len(key)), _ENTRY_TAIL.pack(*version, blob_count)
+    return b"".join((head, key, _LENGTH.pack(len(value)), value, tail))
+
+
+def encode_blob_head(blob_id: int, size: int) -> bytes:
+    """Return the bytes before the content of a blob: its id and its size."""
+    return _BLOB_HEAD.pack(blob_id, size)
 
 
 class Starved(Exception):
@@ -315,12 +325,15 @@ class Parser(Generic[Entries]):
     def _require(self, at: int, size: int) -> int:
         """Where these bytes end, which must be there; a message that would be too long because of them is refused."""
         end = at + size
-        if self._size + end - self._at > self._size_max:
-            raise BadMessage(f"a message of more than {self._size_max} bytes")
+        self._check_size(end)
         if end > len(self._data):
             self._wanted = end - self._at
             raise Starved
         return end
+
+    def _check_size(self, end: int) -> None:
+        if self._size + end - self._at > self._size_max:
+            raise BadMessage(f"a message of more than {self._size_max} bytes")
 
     def _taken(self, end: int) -> None:
         self._available -= end - self._at
@@ -380,14 +393,22 @@ class Parser(Generic[Entries]):
             self._unfinished = entry, blob_count
         entry, blob_count = self._unfinished
         while len(self._come) < blob_count:
-            content_at = self._require(self._at, _BLOB_HEAD.size)
-            blob_id, size = _BLOB_HEAD.unpack_from(self._data, self._at)
-            end = self._require(content_at, size)
-            self._come.append(Blob(blob_id, self._data[content_at:end]))
-            self._read_to(end)
+            self._come.append(self._blob())
         entry = entry._replace(blobs=tuple(self._come))
         self._unfinished, self._come = None, []
         return entry
+
+    def _blob(self) -> Blob:
+        content_at, blob_id, size = self._blob_head()
+        end = self._require(content_at, size)
+        blob = Blob(blob_id, self._data[content_at:end])
+        self._read_to(end)
+        return blob
+
+    def _blob_head(self) -> tuple[int, int, int]:
+        """Return the offset of the content of the next blob, its id and its size."""
+        content_at = self._require(self._at, _BLOB_HEAD.size)
+        return content_at, *_BLOB_HEAD.unpack_from(self._data, self._at)
 
     def _entry_without_blobs(self) -> tuple[WireEntry, int, int]:
         """With how many blobs it has, and where they begin."""

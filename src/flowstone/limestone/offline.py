@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
-from flowstone.limestone import blobs, copying, lineage, manifest, names, replica_seeding
+from flowstone.limestone import blobs, catalog, copying, lineage, manifest, names, replica_seeding
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.manifest import Manifest
 from flowstone.outside import Disk, Outside
@@ -41,6 +41,7 @@ def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Ma
     with lock:
         if not only_looks:
             manifest.settle(disk, directory)
+            catalog.settle(disk, directory)
         found = manifest.read(disk, directory)
         if found is None:
             raise no_directory(directory)

@@ -104,12 +104,11 @@ def live_inputs_of(disk: Disk, directory: str, finished_sizes: FinishedSizes) ->
         held: list[Source] = []
         try:
             held += (source.opened_for_long() for source in found.sources)
-            found = replace(
-                found,
-                compacted=found.compacted and held[0],
-                logs=dict(zip(found.logs, held[1:], strict=True)),
-                sizes=finished_sizes(),
-            )
+            logs = dict(zip(found.logs, held[1:], strict=True))
+            # The sizes of the files first: one that no channel has afterwards had no open session then.
+            sizes = {name: source.held.size() for name, source in logs.items() if source.held is not None}
+            sizes |= finished_sizes()
+            found = replace(found, compacted=found.compacted and held[0], logs=logs, sizes=sizes)
             again = inputs_of(disk, directory)
             if (again.listed, [*again.logs]) == (found.listed, [*found.logs]):
                 return found

@@ -1,4 +1,4 @@
-"""A replica: takes what a master sends, has it on disk before it says so, and keeps whole epochs.
+"""A replica: takes what a master sends, has it on disk before it says so, and keeps what was committed.
 
 Serves one master after another, the original or ours, on the Outside that it is handed. Each connection has a task.
 Whatever a peer sends, at worst that connection is closed, with the protocol's ERROR where there is one (reference:
@@ -17,19 +17,21 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from flowstone.limestone import extensions
+from flowstone.limestone import descriptors, extensions
 from flowstone.limestone import replica_events as events
 from flowstone.limestone.endpoint import Endpoint
 from flowstone.limestone.errors import BadMessage, LimestoneError
 from flowstone.limestone.extensions import ExtensionError
 from flowstone.limestone.messages import MESSAGE_SIZE_MAX, ErrorCode, LogChannelCreate
 from flowstone.limestone.names import CHANNELS_MAX
-from flowstone.limestone.replica_connection import OPENING_SECONDS, Connection, Refusal
+from flowstone.limestone.replica_connection import OPENING_SECONDS, READ_AHEAD_MAX, Connection, Refusal
 from flowstone.limestone.replica_conversations import ControlConversation, LogConversation
 from flowstone.limestone.replica_directory import CannotSetBack, ReplicaDirectory
 from flowstone.limestone.replica_master import Master
+from flowstone.limestone.replica_memory import READ_AHEAD_TOTAL, Memory
 from flowstone.limestone.transcode import compile_kernels
 from flowstone.limestone.upkeep import LOOK_SECONDS, START_COMPACTION
+from flowstone.limestone.workers import with_workers
 from flowstone.outside import Client, Listener, Outside, Tls
 from flowstone.outside.network import DEFAULT_OPTIONS, SocketOptions
 
@@ -89,7 +91,7 @@ class Replica:
         if compatible and secret is not None:
             raise LimestoneError("the original knows no secret", hint="leave out compatible, or the secret")
         self.endpoint = endpoint
-        self.outside = outside
+        self.outside, self._workers = with_workers(outside, lambda: LimestoneError(f"the replica of {path} is stopped"))
         self.compatible = compatible
         self.secret = secret.encode() if secret is not None else None
         self.message_size_max = message_size_max
@@ -107,7 +109,9 @@ class Replica:
         self._listener: Listener | None = None
         self._is_open = asyncio.Event()
         self._is_stopping = False
+        self._stopping: asyncio.Task[None] | None = None
         self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self.memory = Memory(lambda: len(self._connections))
         self._unopened: dict[Connection, None] = {}
         self._idle: dict[Connection, None] = {}
         """Of these, those that we wait for, or that were refused; the oldest first."""
@@ -157,15 +161,22 @@ class Replica:
         return directory
 
     async def stop(self) -> None:
-        """Close all connections, let what is being written come to its end, and give the directory back."""
-        if self._listener is None:
-            return
-        listener, self._listener, self._is_stopping = self._listener, None, True
+        """Close all connections, let what is being written come to its end, and give the directory back.
+
+        Cancelling the call only ends the wait; the next call waits until the shutdown is complete."""
+        if self._listener is not None:
+            listener, self._listener, self._is_stopping = self._listener, None, True
+            self._stopping = asyncio.ensure_future(self._stop(listener))
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
+
+    async def _stop(self, listener: Listener) -> None:
         await listener.close()
         self._watching.cancel()
         for connection in list(self._connections):
             connection.abort()
         await asyncio.gather(*self._connections.values(), *self._tasks, return_exceptions=True)
+        await self._workers.close()
         await self.directory.close()
         self.tell(events.Stopped(self.directory.durable_epoch))
 
@@ -195,7 +206,7 @@ class Replica:
     # --- connections ---
 
     def _accept(self, client: Client) -> Connection:
-        connection = Connection(client)
+        connection = Connection(client, lambda: self.memory.share(READ_AHEAD_TOTAL, READ_AHEAD_MAX))
         if self._is_stopping or (len(self._unopened) >= UNOPENED_MAX and not self._drop_idle()):
             connection.abort()
             return connection
@@ -300,12 +311,19 @@ class Replica:
             if current is not None and channel_id in current.used:
                 text = f"Log channel {channel_id} already created"
                 raise Refusal(ErrorCode.TOO_MANY_LOG_CHANNELS, text)
+            self._check_descriptors(0 if current is None else len(current.used))
             master = current or await self._welcome(connection)
             number = len(master.used) if self.compatible else channel_id
             master.used[channel_id] = number
             master.channels[channel_id] = connection
             self.opened(connection)
             return master, number
+
+    def _check_descriptors(self, open_channels: int) -> None:
+        try:
+            descriptors.check(self.outside.disk, open_channels + 1, descriptors.PER_REPLICA_CHANNEL)
+        except LimestoneError as error:
+            raise Refusal(ErrorCode.TOO_MANY_LOG_CHANNELS, str(error)) from error
 
     async def _welcome(self, connection: Connection) -> Master:
         """A new master, and a directory that holds what is durable and nothing else."""

@@ -5,7 +5,8 @@ them, and nobody touches the channel meanwhile. A crash at any moment leaves a f
 
 * A begin marker is written by itself: nothing follows it before it is whole, so an epoch is never read from half of it.
 * A session of an epoch that is durable already could not be told from a damaged one if it were cut short. It is written
-  as an invalidated one, synced, and made valid by one byte.
+  as an invalidated one, synced, and made valid by one byte. `hide` does that to sessions whose epoch is about to become
+  durable before their end.
 
 `compatible`: markers of epoch 0, as the original's replica writes them; then neither holds. Never knows connections or
 what is durable: that is for `replica.py`.
@@ -25,15 +26,19 @@ SPILL: Final = 1 << 20
 """Bytes of a session that are kept in memory before they are put into the file."""
 
 _VALID: Final = bytes((EntryType.MARKER_BEGIN,))
+_INVALIDATED: Final = bytes((EntryType.MARKER_INVALIDATED_BEGIN,))
 
 
 @dataclass
 class Session:
-    """From begin to end. `offset`: where its begin marker is. `is_hidden`: until its last byte is synced."""
+    """From begin to end. `offset`: where its begin marker is. `is_hidden`: until its last byte is synced.
+
+    `marker`: the begin marker, for as long as it is not in the file."""
 
     epoch: int
     offset: int
     is_hidden: bool = False
+    marker: list[bytes] = field(default_factory=list, repr=False, compare=False)
 
 
 @dataclass
@@ -43,12 +48,16 @@ class _Writes:
     parts: list[list[bytes]] = field(default_factory=lambda: [[]])
     size: int = 0
 
-    def add(self, data: bytes, *, apart: bool = False) -> None:
-        if apart:
-            self.parts += [[data], []]
-        else:
-            self.parts[-1].append(data)
+    def add(self, data: bytes) -> None:
+        self.parts[-1].append(data)
         self.size += len(data)
+
+    def add_apart(self, data: bytes) -> list[bytes]:
+        """Add a write of its own, and return it: it can be changed as long as it keeps its size."""
+        written = [data]
+        self.parts += [written, []]
+        self.size += len(data)
+        return written
 
 
 class ReplicaChannel:
@@ -58,6 +67,8 @@ class ReplicaChannel:
         self.name = name
         self.lock = asyncio.Lock()
         """Held from the begin of a session until it is on disk or gone, and by who renames the file."""
+        self.writing = asyncio.Lock()
+        """Held while a worker writes to the file."""
         self.session: Session | None = None
         """The one that has begun and not ended."""
         self.ended: list[Session] = []
@@ -86,8 +97,9 @@ class ReplicaChannel:
         written = 0 if self._compatible else epoch
         is_hidden = not self._compatible and epoch <= durable_epoch
         kind = EntryType.MARKER_INVALIDATED_BEGIN if is_hidden else EntryType.MARKER_BEGIN
-        self.session = Session(epoch, self._size + self._writes.size, is_hidden)
-        self._writes.add(encode(Marker(kind, written)), apart=True)
+        offset = self._size + self._writes.size
+        marker = self._writes.add_apart(encode(Marker(kind, written)))
+        self.session = Session(epoch, offset, is_hidden, marker)
 
     def add(self, entries: bytes) -> None:
         """Entries in the form of the file, markers not among them."""
@@ -101,6 +113,25 @@ class ReplicaChannel:
         self._writes.add(encode(Marker(EntryType.MARKER_END, epoch)))
         self.ended.append(self.session)
         self.session = None
+
+    def unhidden(self, epoch: int) -> list[Session]:
+        """Return the incomplete or unsynced sessions up to this epoch that a recovery would take for valid."""
+        if self._compatible:
+            return []
+        unfinished = self.ended if self.session is None else [*self.ended, self.session]
+        return [session for session in unfinished if session.epoch <= epoch and not session.is_hidden]
+
+    def hide(self, sessions: list[Session]) -> None:
+        """Mark these `unhidden` sessions, durably, as invalid until they have ended and are synced.
+
+        Blocks if a session is in the file already. After an OSError some may still be valid."""
+        written = [session.offset for session in sessions if session.offset < self._size]
+        if written:
+            self._disk.overwrite(self._path, _INVALIDATED, *written)
+        for session in sessions:
+            if session.offset >= self._size:
+                session.marker[0] = _INVALIDATED + session.marker[0][1:]
+            session.is_hidden = True
 
     def flush(self, sync: bool) -> list[Session]:
         """Put everything into the file. With `sync`, the sessions that have ended and now survive a loss of power.

@@ -1,27 +1,13 @@
-"""When a replica may write the record of an epoch: not before every session of it that has begun is on disk.
+"""Which sessions of a master are under way on a replica, and which of its epochs can be recorded.
 
-Pure: what the channels of one master do goes in, what is to be done about a GROUP_COMMIT comes out. A real master in
-its default order sends it while a session of that epoch is open, and waits for the answer before it ends the session
-(reference: STORED and PROPAGATED): then it is answered at once, and the record is written when the session has ended.
+Pure: what the log channels of one master do goes in, what that means for a GROUP_COMMIT comes out. The original's
+master sends one while sessions of that epoch are open, and waits for the answer before it ends them (reference: STORED
+and PROPAGATED). With the answer it reports the epoch to its clients, so the record must be on disk by then, as it is on
+the original's replica. A session that has not ended cannot be waited for; it is hidden instead, and does not count
+before its end (`replica_channel.py`).
 """
 
 from __future__ import annotations
-
-from enum import Enum
-
-
-class Decision(Enum):
-    RECORD = "record"
-    """All that has begun is on disk: write the record, then answer."""
-
-    WAIT = "wait"
-    """Some session has ended and is being synced: ask again when that is done."""
-
-    DEFER = "defer"
-    """Some session may be waiting for the answer to this: answer, and record when it has ended."""
-
-    REFUSE = "refuse"
-    """Some session will never end: the epoch is not whole here."""
 
 
 class Commits:
@@ -32,7 +18,6 @@ class Commits:
         """The smallest epoch of a session that began and never ended."""
         self._open: dict[int, int] = {}
         self._syncing: dict[int, list[int]] = {}
-        self._deferred: int | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -56,24 +41,11 @@ class Commits:
             epochs.append(self._open.pop(channel))
         if epochs:
             self.lost = min(epochs) if self.lost is None else min(self.lost, *epochs)
-        if self.lost is not None and self._deferred is not None and self._deferred >= self.lost:
-            self._deferred = None
 
-    def decide(self, epoch: int) -> Decision:
-        if self.lost is not None and epoch >= self.lost:
-            return Decision.REFUSE
-        if any(each <= epoch for epochs in self._syncing.values() for each in epochs):
-            return Decision.WAIT
-        if any(each <= epoch for each in self._open.values()):
-            return Decision.DEFER
-        return Decision.RECORD
+    def is_syncing(self, epoch: int) -> bool:
+        """True if a session of this epoch or an earlier one has ended and is not on disk yet."""
+        return any(each <= epoch for epochs in self._syncing.values() for each in epochs)
 
-    def defer(self, epoch: int) -> None:
-        self._deferred = epoch if self._deferred is None else max(self._deferred, epoch)
-
-    def due(self) -> int | None:
-        """The epoch that was deferred and can be recorded now; it is asked for once."""
-        if self._deferred is None or self.decide(self._deferred) is not Decision.RECORD:
-            return None
-        epoch, self._deferred = self._deferred, None
-        return epoch
+    def has_lost(self, epoch: int) -> bool:
+        """True if a session of this epoch or an earlier one will never be complete here."""
+        return self.lost is not None and self.lost <= epoch

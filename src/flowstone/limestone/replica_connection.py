@@ -7,6 +7,7 @@ said what they are gets little memory and little time. Never decides what a mess
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from flowstone.limestone.errors import BadMessage, LimestoneError
@@ -28,7 +29,7 @@ OPENING_SECONDS: Final = 10.0
 """For the message that opens a channel, and for the proof of a shared secret where one is asked for."""
 
 READ_AHEAD_MAX: Final = 4 << 20
-"""Bytes that wait to be served, from which on the peer is held back."""
+"""Pending bytes of one connection beyond which reading from it is paused; less if there are many connections."""
 
 LINGER_SECONDS: Final = 0.25
 LINGER_SIZE_MAX: Final = 64 << 20
@@ -50,8 +51,10 @@ class Refusal(LimestoneError):
 class Connection:
     """A Receiver of a Client, and the bytes that came and nobody has read."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, read_ahead: Callable[[], int] = lambda: READ_AHEAD_MAX) -> None:
+        """`read_ahead` returns how many received bytes may be pending before reading from the peer is paused."""
         self.peer = client.peer
+        self._read_ahead = read_ahead
         self.is_closed = False
         self._client = client
         self._chunks: list[bytes] = []
@@ -64,7 +67,7 @@ class Connection:
     def received(self, data: bytes) -> None:
         self._chunks.append(data)
         self._size += len(data)
-        if self._size > READ_AHEAD_MAX and not self._is_paused:
+        if not self._is_paused and self._size > self._read_ahead():
             self._is_paused = True
             self._client.pause_reading()
         self._arrival.set()

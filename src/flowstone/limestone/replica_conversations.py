@@ -8,6 +8,7 @@ another but while the directory changes under both.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from flowstone.limestone import extensions
@@ -28,11 +29,12 @@ from flowstone.limestone.messages import (
     SessionFlags,
     encode,
 )
+from flowstone.limestone.received_blob import ReceivedBlob
 from flowstone.limestone.replica_channel import SPILL
-from flowstone.limestone.replica_commits import Decision
 from flowstone.limestone.replica_connection import OPENING_SECONDS, Connection, Refusal
 from flowstone.limestone.replica_master import Master
-from flowstone.limestone.transcode import DiskEntries, WireReader
+from flowstone.limestone.replica_memory import BUFFERED_TOTAL, LARGE_MESSAGE
+from flowstone.limestone.transcode import BlobPart, DiskEntries, WireReader
 
 if TYPE_CHECKING:
     from flowstone.limestone.replica import Replica
@@ -95,7 +97,7 @@ class ControlConversation:
                 pass
             case RdmaInit():
                 code = ErrorCode.RDMA_NOT_AVAILABLE
-                self._connection.write(encode(Error(code, "RDMA is not available")))
+                self._connection.write(encode(Error(code, "Failed to initialize RDMA receiver")))
             case Hello():
                 await self._hello(message)
             case Prepare():
@@ -110,23 +112,27 @@ class ControlConversation:
             await replica.record(epoch)
         else:
             if master.instance is None:
-                # The original begins a session before it sends this, but on another connection: let that be read.
+                # The original may have sent sessions before this over other connections: read those first.
                 await replica.outside.clock.sleep(0)
                 await replica.outside.clock.sleep(0)
-            await self._record_whole(master, epoch)
+            await self._record(master, epoch)
         self._connection.write(ACK)
 
-    async def _record_whole(self, master: Master, epoch: int) -> None:
-        while (decision := master.commits.decide(epoch)) is Decision.WAIT:
+    async def _record(self, master: Master, epoch: int) -> None:
+        """Record an epoch with all of its sessions that have ended; open ones count from their end on.
+
+        The master may wait for the answer before it ends them, and then reports the epoch to its clients."""
+        directory, commits = self._replica.directory, master.commits
+        if not commits.has_lost(epoch):
+            directory.promise(epoch)
+            await directory.hide_unfinished(epoch)
+        while commits.is_syncing(epoch) and not commits.has_lost(epoch):
             master.changed.clear()
             await master.changed.wait()
-        if decision is Decision.REFUSE:
-            text = f"epoch {epoch} is not whole here: a session of epoch {master.commits.lost} was cut short"
+        if commits.has_lost(epoch):
+            text = f"epoch {epoch} is not whole here: a session of epoch {commits.lost} was cut short"
             raise Refusal(ExtensionError.REFUSED, text)
-        if decision is Decision.DEFER:
-            master.commits.defer(epoch)
-        else:
-            await self._replica.record(epoch)
+        await self._replica.record(epoch)
 
     async def _hello(self, hello: Hello) -> None:
         replica, secret, proof = self._replica, self._replica.secret, None
@@ -197,6 +203,10 @@ class LogConversation:
         self._replica = replica
         self._connection = connection
         self._has_lock = False
+        self._has_place = False
+        self._received: list[ReceivedBlob] = []
+        """Large blobs of the message that is being received; the last one may be incomplete."""
+        self._is_receiving = False
 
     async def run(self, opener: LogChannelCreate, rest: bytes) -> None:
         if opener.connection_type != 1:
@@ -206,12 +216,23 @@ class LogConversation:
         self._channel = self._replica.directory.channel(number)
         try:
             self._connection.write(ACK)
-            reader, data = WireReader(self._replica.message_size_max), rest
+            reader, data = WireReader(self._replica.message_size_max, self._replica.memory.scratch), rest
             while data or (data := await self._connection.read()):
                 await self._take(reader, data)
+                await self._take_place(reader.held > LARGE_MESSAGE)
                 data = b""
         finally:
+            await self._take_place(False)
             await self._leave()
+
+    async def _take_place(self, is_needed: bool) -> None:
+        """Acquire a place for a large message, or release it when the message is complete."""
+        places = self._replica.memory.large_messages
+        if is_needed and not self._has_place:
+            await places.acquire()
+        elif self._has_place and not is_needed:
+            places.release()
+        self._has_place = is_needed
 
     async def _take(self, reader: WireReader, data: bytes) -> None:
         """All messages that these bytes complete; sessions that end among them are synced together."""
@@ -229,12 +250,14 @@ class LogConversation:
         if problem is not None:
             raise problem
 
-    async def _handle(self, message: DiskEntries | Message) -> None:
+    async def _handle(self, message: DiskEntries | BlobPart | Message) -> None:
         if isinstance(message, DiskEntries):
             await self._entries(message)
+        elif isinstance(message, BlobPart):
+            await self._receive(message)
         elif isinstance(message, RdmaInit):
             code = ErrorCode.RDMA_WRONG_CHANNEL
-            self._connection.write(encode(Error(code, "RDMA is asked for on the control channel")))
+            self._connection.write(encode(Error(code, "Invalid handler resources for RDMA_INIT")))
         elif not isinstance(message, SessionBegin):
             raise BadMessage(f"{type(message).__name__} on a log channel")
 
@@ -247,14 +270,30 @@ class LogConversation:
                 raise Refusal(ErrorCode.LOG_CHANNEL_CONFUSED, f"log channel {self._id}: outside of a session")
             return
         if message.blobs:
-            is_old = self._master.instance is not None and self._id == extensions.SEED_CHANNEL_MAX
-            await self._replica.directory.store(message.blobs, is_old=is_old)
+            are_gone = self._master.instance is not None and bool(message.flags & SessionFlags.GONE)
+            await self._replica.directory.store(message.blobs, self._received, are_gone=are_gone)
+            self._received = []
         channel.add(message.disk)
         if message.flags & ENDS:
             channel.end()
             self._master.commits.ended(self._id)
-        if channel.buffered > SPILL:
-            await self._replica.outside.blocking(channel.flush, False)
+        if channel.buffered > self._replica.memory.share(BUFFERED_TOTAL, SPILL):
+            async with channel.writing:
+                await self._replica.outside.blocking(channel.flush, False)
+
+    async def _receive(self, part: BlobPart) -> None:
+        """Write a piece of a blob to a temporary file: the flags, which may begin a session, come after the blobs."""
+        if self._master.is_preparing:
+            raise Refusal(ExtensionError.REFUSED, "a session begins before the answer to PREPARE")
+        if not self._is_receiving:
+            self._received.append(await self._replica.directory.receive(part.blob_id))
+        append = partial(self._received[-1].append, is_last=part.is_last)
+        self._is_receiving = not part.is_last
+        await self._replica.outside.blocking(append, part.data)
+
+    def _discard(self) -> None:
+        for received in self._received:
+            received.discard()
 
     async def _begin(self, epoch: int) -> None:
         master, directory = self._master, self._replica.directory
@@ -284,12 +323,10 @@ class LogConversation:
         count = len(channel.ended)
         if not count:
             return
-        replica.directory.written(channel, await replica.outside.blocking(channel.flush, True))
+        async with channel.writing:
+            replica.directory.written(channel, await replica.outside.blocking(channel.flush, True))
         self._master.commits.synced(self._id)
         self._master.changed.set()
-        due = self._master.commits.due()
-        if due is not None:
-            await replica.record(due)
         if channel.session is None:
             self._let_go()
         self._connection.write(ACK * count)
@@ -300,7 +337,10 @@ class LogConversation:
         self._master.changed.set()
         try:
             if self._has_lock:
-                await self._replica.outside.blocking(self._channel.abandon)
+                async with self._channel.writing:
+                    await self._replica.outside.blocking(self._channel.abandon)
+            if self._received:
+                await self._replica.outside.blocking(self._discard)
         finally:
             self._let_go()
             del self._master.channels[self._id]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import count
 from typing import Final
 
-from flowstone.limestone import blobs, catalog, files, names
+from flowstone.limestone import blobs, catalog, copying, files, names
 from flowstone.limestone import replica_seeding as seeding
 from flowstone.limestone.catalog import Catalog
 from flowstone.limestone.compaction import Compacted, compact_online
@@ -24,6 +25,7 @@ from flowstone.limestone.entries import Entry, EntryType, Marker, Torn, walk
 from flowstone.limestone.epoch_file import EpochWriter, record
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.messages import Blob
+from flowstone.limestone.received_blob import ReceivedBlob
 from flowstone.limestone.recovery import INVALIDATED, Recovered, recover
 from flowstone.limestone.replica_channel import ReplicaChannel, Session
 from flowstone.limestone.replica_seeding import Phase, State
@@ -31,6 +33,9 @@ from flowstone.limestone.snippets import snippets
 from flowstone.outside import Disk, Outside
 
 _NUMBERED: Final = re.compile(r"pwal_\d{4}", re.ASCII)
+
+_BLOB_TEMPORARY: Final = re.compile(r"[0-9a-f]{16}\.blob(\.\d+)?\.tmp", re.ASCII)
+"""Temporary files of blobs that are being received; after a crash they are garbage."""
 
 REMEMBERED_MAX: Final = 100_000
 """Sessions beyond the durable epoch whose places are remembered; if there are more, they are looked for."""
@@ -63,6 +68,11 @@ class ReplicaDirectory:
         self._naming = asyncio.Lock()
         self._beyond: dict[str, list[Session]] = {}
         """By file: sessions on disk that are not durable."""
+        self._temporaries = count()
+        """Numbers for temporary names: several channels may receive the same blob at once."""
+        self._making = asyncio.Lock()
+        self._blob_directories: set[str] = set()
+        """Directories of blobs that survive a loss of power; added to under the lock above."""
         self._has_to_look = False
         """More than `_beyond` may have to be taken away."""
 
@@ -106,26 +116,61 @@ class ReplicaDirectory:
         """Something could not be written: what there is has to be looked at before the next master is served."""
         self._has_to_look = True
 
-    async def store(self, stored: Iterable[Blob], *, is_old: bool = False) -> None:
+    async def receive(self, blob_id: int) -> ReceivedBlob:
+        """Return a temporary file for a blob that arrives piece by piece; `store` gives it its name."""
+        await self._make_room([blob_id])
+        path = f"{self.path}/{names.blob(blob_id)}.{next(self._temporaries)}.tmp"
+        return await self._outside.blocking(ReceivedBlob, self._disk, path)
+
+    async def store(
+        self, stored: Sequence[Blob], received: Iterable[ReceivedBlob] = (), *, are_gone: bool = False
+    ) -> None:
         """Blobs are files, and survive a loss of power, before an entry names them. One that is there is replaced.
 
-        `is_old`: unless nothing has come for it, because the master has deleted it since: a row may be here that still
-        has it, until that is withdrawn."""
-        await self._outside.blocking(self._store, stored, is_old)
+        `received` are the files of blobs that arrived piece by piece, in order. `are_gone`: empty blobs were deleted at
+        the master; an existing file stays, because a row that is about to be withdrawn may refer to it."""
+        await self._make_room([blob.blob_id for blob in stored])
+        await self._outside.blocking(self._store, stored, iter(received), are_gone)
 
-    def _store(self, stored: Iterable[Blob], is_old: bool) -> None:
-        for blob_id, content in stored:
-            if is_old and not content and self._disk.kind(f"{self.path}/{names.blob(blob_id)}") == "file":
+    async def _make_room(self, blob_ids: Iterable[int]) -> None:
+        parents = {names.blob_directory(blob_id) for blob_id in blob_ids}
+        if not parents <= self._blob_directories:
+            async with self._making:
+                await self._outside.blocking(self._make_directories, sorted(parents - self._blob_directories))
+                self._blob_directories |= parents
+
+    def _make_directories(self, parents: Iterable[str]) -> None:
+        for parent in parents:
+            self._disk.make_directory(f"{self.path}/{parent}")
+        self._disk.sync_directory(f"{self.path}/{blobs.ROOT}")
+        self._disk.sync_directory(self.path)
+
+    def _store(self, stored: Iterable[Blob], received: Iterator[ReceivedBlob], are_gone: bool) -> None:
+        for blob_id, content, has_come in stored:
+            if has_come:
+                next(received).move(f"{self.path}/{names.blob(blob_id)}")
                 continue
-            parent = blobs.make_directory(self._disk, self.path, blob_id)
-            name = names.blob(blob_id).rpartition("/")[2]
-            files.replace(self._disk, parent, name, f"{name}.tmp", content)
+            if are_gone and not content and self._disk.kind(f"{self.path}/{names.blob(blob_id)}") == "file":
+                continue
+            parent, _, name = names.blob(blob_id).rpartition("/")
+            files.replace(self._disk, f"{self.path}/{parent}", name, f"{name}.{next(self._temporaries)}.tmp", content)
 
     # --- epochs ---
 
     def promise(self, epoch: int) -> None:
         """`commit` of this epoch follows."""
         self.promised_epoch = max(self.promised_epoch, epoch)
+
+    async def hide_unfinished(self, epoch: int) -> None:
+        """Hide the sessions up to this epoch that have not ended or are not synced. Call `promise` first.
+
+        Otherwise a crash after `commit` could leave an incomplete session of a durable epoch."""
+        for channel in list(self._channels.values()):
+            if channel.session is None and not channel.ended and not channel.writing.locked():
+                continue
+            async with channel.writing:
+                if sessions := channel.unhidden(epoch):
+                    await self._outside.blocking(channel.hide, sessions)
 
     async def commit(self, epoch: int) -> None:
         """Write a record of this epoch; durable on return, as is the end of a seeding that it completes."""
@@ -224,6 +269,7 @@ class ReplicaDirectory:
             self._seeded_by = instance
             self.state = await self._outside.blocking(seeding.put_aside, self._disk, self.path)
         self._epochs = EpochWriter(self._disk, self.path)
+        self._blob_directories.clear()
         self.durable_epoch = self.promised_epoch = 0
 
     def is_of_none(self, claims: AbstractSet[str]) -> bool:
@@ -249,11 +295,13 @@ class ReplicaDirectory:
 
     def _start(self, collects: bool) -> None:
         self.state, self.was_restored = seeding.bring_back(self._disk, self.path)
+        self._blob_directories.clear()
         settle_compaction(self._disk, self.path)
         self._epochs = EpochWriter.open(self._disk, self.path)
         found = self._recovered()
         self.durable_epoch = self.promised_epoch = found.durable_epoch
         if collects:
+            _delete_temporaries(self._disk, self.path)
             _collect_blobs(self._disk, self.path, found)
 
     def _recovered(self) -> Recovered:
@@ -269,6 +317,16 @@ class ReplicaDirectory:
         for channel in self._channels.values():
             channel.close()
         self._beyond = {}
+
+
+def _delete_temporaries(disk: Disk, directory: str) -> None:
+    """Delete blobs that were being received when the process died."""
+    root = f"{directory}/{blobs.ROOT}"
+    for child in disk.list_directory(root) if disk.kind(root) == "directory" else ():
+        parent = f"{root}/{child}"
+        for name in disk.list_directory(parent) if disk.kind(parent) == "directory" else ():
+            if _BLOB_TEMPORARY.fullmatch(name):
+                copying.remove(disk, f"{parent}/{name}")
 
 
 def _collect_blobs(disk: Disk, directory: str, found: Recovered) -> None:

@@ -42,6 +42,10 @@ SILENCE_SECONDS: Final = 60.0
 IN_FLIGHT_MAX: Final = 8
 """Sessions of what a replica lacks that are on their way at once, each of about a window."""
 
+IN_FLIGHT_SIZE_MAX: Final = 24 << 20
+"""Bytes of memory that those sessions may take, more than 8 windows need. A session that takes more is sent alone. Well
+below `UNACKNOWLEDGED_MAX` of `conversation.py`: a slow replica must not be taken for lost because it catches up."""
+
 
 class LinkState(Enum):
     CONNECTING = "connecting"
@@ -364,33 +368,43 @@ class ReplicaLink:
             await self._send_files(conversation, files.sessions(prepared))
         finally:
             files.close()
+        for channel_id in self._all.channels:  # a replica that refuses one would be lost as soon as it is live
+            await self._open_channel(conversation, channel_id)
+        if conversation.lost.done():
+            raise conversation.lost.result()
         for session in recent:
             session.acknowledged.append(conversation)
 
     async def _send_files(self, conversation: Conversation, sessions: Iterator[tuple[int, bytes]]) -> None:
         form = replace(self._form, is_old=True)
-        in_flight: list[EndedSession] = []
+        in_flight: dict[EndedSession, int] = {}
 
-        def next_session() -> EndedSession | None:
+        def next_session() -> tuple[EndedSession, int] | None:
             found = next(sessions, None)
             if found is None:
                 return None
             epoch, data = found
-            return EndedSession(form, SEED_CHANNEL_MAX, epoch, lambda: (data,))
+            session = EndedSession(form, SEED_CHANNEL_MAX, epoch, lambda: (data,))
+            return session, max(session.held, len(data))  # a session that is too long to keep has its entries
 
-        while (session := await by_worker(self._outside, next_session)) is not None:
-            while self._count_unacknowledged(in_flight) >= IN_FLIGHT_MAX:
+        while (found := await by_worker(self._outside, next_session)) is not None:
+            session, size = found
+            while not self._has_room(in_flight, size):
                 await self._acknowledged(conversation)
-            in_flight = [sent for sent in in_flight if sent in self._unacknowledged]
-            in_flight.append(session)
+            in_flight[session] = size
             self.send(session)
-        while self._count_unacknowledged(in_flight):
+        while self._unacknowledged.keys() & in_flight.keys():
             await self._acknowledged(conversation)
         if SEED_CHANNEL_MAX not in self._all.channels:
             await conversation.close_channel(SEED_CHANNEL_MAX)
 
-    def _count_unacknowledged(self, sessions: list[EndedSession]) -> int:
-        return sum(session in self._unacknowledged for session in sessions)
+    def _has_room(self, in_flight: dict[EndedSession, int], size: int) -> bool:
+        """True if a session of this size may be sent besides those that are not acknowledged; forget the others."""
+        for session in [*in_flight]:
+            if session not in self._unacknowledged:
+                del in_flight[session]
+        is_small = size + sum(in_flight.values()) <= IN_FLIGHT_SIZE_MAX
+        return not in_flight or (is_small and len(in_flight) < IN_FLIGHT_MAX)
 
     async def _acknowledged(self, conversation: Conversation) -> None:
         """Wait until one more session is."""

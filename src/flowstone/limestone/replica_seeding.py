@@ -81,8 +81,7 @@ def put_aside(disk: Disk, directory: str) -> State:
     write(disk, directory, replace(state, phase=Phase.MOVING))
     _move(disk, directory, f"{directory}/{ASIDE}")
     epoch_file.EpochWriter.open(disk, directory)
-    # By rename, unlike at other times: whoever opens the directory in the middle of this must be able to read it.
-    files.replace(disk, directory, names.CATALOG, TEMPORARY, catalog.encode(Catalog()))
+    catalog.write(disk, directory, Catalog())
     state = replace(state, phase=Phase.SEEDING)
     write(disk, directory, state)
     return state
@@ -125,6 +124,7 @@ def bring_back(disk: Disk, directory: str) -> tuple[State, bool]:
         _delete(disk, directory)
         write(disk, directory, replace(state, phase=Phase.MOVING))
     _move(disk, f"{directory}/{ASIDE}", directory)
+    catalog.settle(disk, directory)
     state = replace(state, phase=Phase.SETTLED)
     write(disk, directory, state)
     return state, True

@@ -6,6 +6,7 @@ environment variables). Never connects, never opens.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
@@ -14,6 +15,8 @@ from flowstone.errors import LocalProtocolError
 from flowstone.limestone.endpoint import Endpoint
 from flowstone.outside import Tls
 
+LOG: Final = logging.getLogger("flowstone.limestone")
+
 OnLost = Literal["block", "degrade", "fail"]
 GroupCommit = Literal["local_first", "replica_first", "concurrent"]
 SessionClose = Literal["default", "async"]
@@ -21,6 +24,7 @@ SessionClose = Literal["default", "async"]
 ENDPOINT: Final = "TSURUGI_REPLICATION_ENDPOINT"
 ASYNC_SESSION_CLOSE: Final = "REPLICATION_ASYNC_SESSION_CLOSE"
 ASYNC_GROUP_COMMIT: Final = "REPLICATION_ASYNC_GROUP_COMMIT"
+RDMA_SLOTS: Final = "REPLICATION_RDMA_SLOTS"
 SECRET: Final = "FLOWSTONE_LIMESTONE_SECRET"
 """Ours: the original has none. A replica of ours asks for the same one."""
 
@@ -82,7 +86,9 @@ class Settings:
 
     @classmethod
     def from_environment(cls, path: str, environment: Mapping[str, str], **others: Any) -> Settings:
-        """What the original's variables say, and the secret; `others` are fields of Settings, and stronger."""
+        """Read the original's variables and the secret; `others` are fields of Settings, and take precedence.
+
+        REPLICATION_RDMA_SLOTS is not supported: a warning is logged, and replication uses TCP."""
         found: dict[str, Any] = {}
         if ENDPOINT in environment:
             found["replicas"] = (Endpoint.parse(environment[ENDPOINT]),)
@@ -90,6 +96,10 @@ class Settings:
             found["session_close"] = "async"
         if ASYNC_GROUP_COMMIT in environment:
             found["group_commit"] = "concurrent"
+        if RDMA_SLOTS in environment:
+            LOG.warning(
+                "ignoring %s=%s: RDMA is not supported, replicating over TCP", RDMA_SLOTS, environment[RDMA_SLOTS]
+            )
         if SECRET in environment and "secret" not in others:
             found["secret"] = environment[SECRET]
             if not found["secret"]:

@@ -9,9 +9,10 @@ hands over.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,9 +29,11 @@ from flowstone.limestone.messages import (
     MessageType,
     Parser,
     SessionFlags,
+    Starved,
+    WireEntry,
+    encode_blob_head,
     encode_entries,
-    encode_entry,
-    wire_entry,
+    encode_entry_head,
 )
 
 HEAD_SIZE: Final = 13
@@ -38,6 +41,9 @@ HEAD_SIZE: Final = 13
 
 SCRATCH_SIZE: Final = 1 << 20
 """What a reader keeps to work in; for longer input it takes memory as it needs it."""
+
+BLOB_WHOLE_MAX: Final = 1 << 20
+"""Largest blob that a reader returns with its message; larger blobs are returned piece by piece."""
 
 _TYPE_ENTRIES: Final = int(MessageType.LOG_ENTRIES)
 _BEGIN: Final = int(SessionFlags.BEGIN)
@@ -211,6 +217,17 @@ def log_messages(buf: Bytes, at: int, size_max: int, out: Bytes) -> tuple[int, i
     return at, to, logged, flags
 
 
+class BlobContent(NamedTuple):
+    """Size and content of a blob. The pieces are read lazily, and can be iterated once."""
+
+    size: int
+    pieces: Iterable[bytes]
+
+
+OpenBlob = Callable[[int], BlobContent | None]
+"""Returns the content of the blob with this id, or None if the blob was deleted."""
+
+
 def wire_parts(
     disk: bytes | memoryview,
     epoch: int,
@@ -218,23 +235,28 @@ def wire_parts(
     begin: bool,
     end: bool,
     compatible: bool = False,
-    blob_content: Callable[[int], bytes] | None = None,
+    open_blob: OpenBlob | None = None,
 ) -> Iterator[bytes]:
     """What is sent for whole entries of a log file, which have no markers among them: pieces, to be sent in order.
 
     One LOG_ENTRIES that begins and ends the session as asked; `compatible`: as the original, one to begin, one for each
-    entry, one to end. An entry with blobs always has one of its own, whose content is asked for when its turn comes.
+    entry, one to end. An entry with blobs always has one of its own, in as many pieces as its blobs have; each piece is
+    read from the blob only when the previous one was taken.
     LocalProtocolError if there is anything else in `disk`, or a blob that no message can hold.
     """
     if not 0 <= epoch < 1 << 64:
         raise LocalProtocolError(f"epoch {epoch} does not fit 64 bits")
     flags, ends = _BEGIN if begin else 0, _ENDS if end else 0
-    messages = _messages(bytes(disk), epoch, compatible, blob_content)
+    messages = _messages(bytes(disk), epoch, compatible, open_blob)
     if compatible:
         if begin:
             yield encode_entries(epoch, (), 0, flags)
         for message in messages:
-            yield message.tobytes()
+            if isinstance(message, _BlobMessage):
+                yield from message.pieces()
+                yield bytes((message.flags,))
+            else:
+                yield message.tobytes()
         if end:
             yield encode_entries(epoch, (), 0, ends)
         return
@@ -242,8 +264,13 @@ def wire_parts(
     for message in messages:
         if held is not None:
             yield held.tobytes()
-        message[-1] = flags
-        held, flags = message, 0
+        if isinstance(message, _BlobMessage):
+            yield from message.pieces()
+            held = np.array([message.flags], np.uint8)
+        else:
+            held = message
+        held[-1] |= flags
+        flags = 0
     if held is not None:
         held[-1] |= ends
         yield held.tobytes()
@@ -251,7 +278,7 @@ def wire_parts(
         yield encode_entries(epoch, (), 0, flags | ends)
 
 
-def _messages(disk: bytes, epoch: int, alone: bool, blob_content: Callable[[int], bytes] | None) -> Iterator[Bytes]:
+def _messages(disk: bytes, epoch: int, alone: bool, open_blob: OpenBlob | None) -> Iterator[Bytes | _BlobMessage]:
     """LOG_ENTRIES without flags, at least one byte each; where `alone`, as many as there are entries in each array."""
     buf, at = np.frombuffer(disk, np.uint8), 0
     big_epoch = np.uint64(int.from_bytes(epoch.to_bytes(8), "little"))
@@ -267,7 +294,7 @@ def _messages(disk: bytes, epoch: int, alone: bool, blob_content: Callable[[int]
             yield out[:to]
         if status == SINGLE:
             entry, at = _blob_entry(disk, at)
-            yield _blob_message(entry, epoch, blob_content)
+            yield _BlobMessage(entry, epoch, open_blob)
         elif status != DONE:
             raise LocalProtocolError(f"byte {at} of {buf.size} to be sent does not begin a whole entry")
 
@@ -279,15 +306,35 @@ def _blob_entry(disk: bytes, at: int) -> tuple[Entry, int]:
     return entry, end
 
 
-def _blob_message(entry: Entry, epoch: int, blob_content: Callable[[int], bytes] | None) -> Bytes:
-    if entry.blob_ids and blob_content is None:
-        raise LocalProtocolError(f"an entry has blobs {entry.blob_ids}, but nobody has their content")
-    contents = [Blob(blob_id, blob_content(blob_id)) for blob_id in entry.blob_ids if blob_content is not None]
-    try:
-        encoded = encode_entry(wire_entry(entry, tuple(contents)))
-    except struct.error as error:
-        raise LocalProtocolError(f"an entry with blobs {entry.blob_ids} cannot be sent: {error}") from None
-    return np.frombuffer(bytearray(encode_entries(epoch, (encoded,), 1, 0)), np.uint8)
+class _BlobMessage:
+    """A LOG_ENTRIES of one entry with blobs; `flags`, its last byte, is left to the caller."""
+
+    def __init__(self, entry: Entry, epoch: int, open_blob: OpenBlob | None) -> None:
+        if entry.blob_ids and open_blob is None:
+            raise LocalProtocolError(f"an entry has blobs {entry.blob_ids}, but no content was given for them")
+        self._contents = [open_blob(blob_id) for blob_id in entry.blob_ids if open_blob is not None]
+        self._entry = entry
+        self._epoch = epoch
+        self.flags = SessionFlags.GONE if None in self._contents else SessionFlags.NONE
+
+    def pieces(self) -> Iterator[bytes]:
+        entry, blob_ids = self._entry, self._entry.blob_ids
+        head = WireEntry(entry.type, entry.storage_id, entry.key, entry.value, entry.version)
+        try:
+            held = _HEAD.pack(_TYPE_ENTRIES, self._epoch, 1) + encode_entry_head(head, len(blob_ids))
+            heads = [
+                encode_blob_head(blob_id, content.size if content else 0)
+                for blob_id, content in zip(blob_ids, self._contents, strict=True)
+            ]
+        except struct.error as error:
+            raise LocalProtocolError(f"an entry with blobs {blob_ids} cannot be sent: {error}") from None
+        for blob_head, content in zip(heads, self._contents, strict=True):
+            held += blob_head
+            for piece in content.pieces if content else ():
+                yield held + piece if held else piece
+                held = b""
+        if held:
+            yield held
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,22 +352,46 @@ class DiskEntries:
     blobs: tuple[Blob, ...] = ()
 
 
-class WireReader(Parser[DiskEntries]):
+@dataclass(frozen=True, slots=True)
+class BlobPart:
+    """A piece of a large blob. All pieces come, in order, before the DiskEntries of their message."""
+
+    blob_id: int
+    data: bytes
+    is_last: bool
+
+
+class _Streams(Exception):
+    """Raised at the start of a large blob, whose pieces are returned before its message is complete."""
+
+
+class WireReader(Parser[DiskEntries | BlobPart]):
     """The inbound side of a log channel: `feed` bytes, get what to write.
 
-    Accepts what `MessageParser` does, if no entry is a marker. Memory is for one message, and for what is fed at once.
+    Accepts what `MessageParser` does, if no entry is a marker. Memory is for one message without its large blobs, and
+    for what is fed at once.
     """
 
-    def __init__(self, size_max: int = MESSAGE_SIZE_MAX) -> None:
+    def __init__(self, size_max: int = MESSAGE_SIZE_MAX, scratch: Bytes | None = None) -> None:
+        """`scratch`: room that several readers of one thread share; it is used only while one of them is called."""
         super().__init__(size_max=size_max)
-        self._scratch = np.empty(SCRATCH_SIZE, np.uint8)
+        self._scratch = np.empty(SCRATCH_SIZE, np.uint8) if scratch is None else scratch
         # Of the message that has not come to its end: what goes to the log, of how many entries; how many were read.
         self._parts: list[bytes] = []
         self._logged = self._done = 0
         self._blobs: list[Blob] = []
         self._refused: BadMessage | None = None
+        # Of a blob that is coming piece by piece: its id, and how many bytes are still to come.
+        self._coming = self._left = 0
+        # Bytes of the unfinished message that were handed over piece by piece.
+        self._streamed = 0
 
-    def feed(self, data: bytes) -> Iterator[DiskEntries | Message]:  # type: ignore[override]
+    @property
+    def held(self) -> int:
+        """Bytes in memory of a message that is not complete: entries and blobs, but not what was handed over."""
+        return self._available + (0 if self._head is None else self._size - self._streamed)
+
+    def feed(self, data: bytes) -> Iterator[DiskEntries | BlobPart | Message]:  # type: ignore[override]
         """What these bytes complete. BadMessage, after all that came before it: drop the connection."""
         super().feed(data)
         return iter(self.next_message, None)
@@ -328,7 +399,7 @@ class WireReader(Parser[DiskEntries]):
     def _out(self, size: int) -> Bytes:
         return self._scratch if size <= SCRATCH_SIZE else np.empty(size, np.uint8)
 
-    def _message(self) -> DiskEntries | Message:
+    def _message(self) -> DiskEntries | BlobPart | Message:
         data, at = self._data, self._at
         if data[at] == _TYPE_ENTRIES:
             out = self._out(len(data) - at)
@@ -338,16 +409,19 @@ class WireReader(Parser[DiskEntries]):
                 return DiskEntries(int.from_bytes(data[at + 1 : at + 9]), flags, out[:to].tobytes(), logged)
         return super()._message()
 
-    def _log_entries(self) -> DiskEntries:
+    def _log_entries(self) -> DiskEntries | BlobPart:
         assert self._head is not None
         epoch, count = self._head
         while self._done < count:
-            self._read_entries(count - self._done)
+            if self._left:
+                return self._blob_part()
+            with suppress(_Streams):
+                self._read_entries(count - self._done)
         flags = self._flags()
         if self._refused is not None:
             raise self._refused
         entries = DiskEntries(epoch, flags, b"".join(self._parts), self._logged, tuple(self._blobs))
-        self._parts, self._blobs, self._logged, self._done = [], [], 0, 0
+        self._parts, self._blobs, self._logged, self._done, self._streamed = [], [], 0, 0, 0
         return entries
 
     def _read_entries(self, count: int) -> None:
@@ -366,6 +440,28 @@ class WireReader(Parser[DiskEntries]):
             self._require(self._at, size)
         elif status == SINGLE:
             self._read_single()
+
+    def _blob(self) -> Blob:
+        content_at, blob_id, size = self._blob_head()
+        if size <= BLOB_WHOLE_MAX:
+            return super()._blob()
+        self._check_size(content_at + size)
+        self._read_to(content_at)
+        self._coming, self._left = blob_id, size
+        raise _Streams
+
+    def _blob_part(self) -> BlobPart:
+        end = min(self._at + self._left, len(self._data))
+        if end == self._at:
+            self._wanted = 1
+            raise Starved
+        part = BlobPart(self._coming, self._data[self._at : end], is_last=end - self._at == self._left)
+        self._left -= len(part.data)
+        self._streamed += len(part.data)
+        self._read_to(end)
+        if part.is_last:
+            self._come.append(Blob(self._coming, b"", has_come=True))
+        return part
 
     def _read_single(self) -> None:
         entry = self._entry()

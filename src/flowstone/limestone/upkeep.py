@@ -7,7 +7,8 @@ in a worker; here is what must be put aside and durable before. Nothing of it is
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final, Protocol
 
 from flowstone.limestone import catalog
@@ -44,29 +45,48 @@ class Upkeep:
         self._directory = directory
         self._blobs = blobs
         self._store = store
-        self._compacting = False
-        self._work: asyncio.Future[Compacted] | None = None
+        self.in_worker = asyncio.Lock()
+        """Held while a worker compacts."""
+        self._is_compacting = False
+        self._work: asyncio.Task[Compacted] | None = None
         self._watching = asyncio.ensure_future(self._watch())
 
     async def compact(self) -> Compacted:
         """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
 
         Somebody has to switch to a later epoch meanwhile. Log files whose rows are there then are listed as detached,
-        and stay."""
-        if self._compacting:
-            raise WrongTime(f"a compaction of {self._directory} is running")
-        if self.open_backups:
-            # A newer catalog, copied with an older list of files, would lose rows.
-            raise WrongTime(f"a backup of {self._directory} is open", hint="notify its end first")
-        self._compacting = True
+        and stay. A cancelled call returns at once; a worker that has started runs to its end, and no other
+        compaction begins before that."""
+        if self._is_compacting:
+            raise WrongTime(f"a compaction of {self._directory} is running", hint="try again when it has ended")
+        self._refuse_in_backup()
+        with ExitStack() as guards:
+            guards.enter_context(self._alone())
+            guards.enter_context(self._blobs.watching())
+            rotated = await self._store.rotate()
+            await self._store.until_durable(rotated.epoch)
+            self._work = asyncio.ensure_future(self._compact_guarded(rotated.epoch, guards.pop_all()))
+        return await asyncio.shield(self._work)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._is_compacting = True
         try:
-            with self._blobs.watching():
-                rotated = await self._store.rotate()
-                await self._store.until_durable(rotated.epoch)
-                self._work = asyncio.ensure_future(self._outside.blocking(self._compact, rotated.epoch))
-                return await asyncio.shield(self._work)
+            yield
         finally:
-            self._compacting = False
+            self._is_compacting = False
+
+    def _refuse_in_backup(self) -> None:
+        """A newer catalog, copied with an older list of files, would lose rows."""
+        if self.open_backups:
+            raise WrongTime(f"a backup of {self._directory} is open", hint="notify its end first")
+
+    async def _compact_guarded(self, epoch: int, guards: ExitStack) -> Compacted:
+        """Run as a task of its own: the guards are held until the worker ends, even if the caller is cancelled."""
+        with guards:
+            async with self.in_worker:
+                self._refuse_in_backup()
+                return await self._outside.blocking(self._compact, epoch)
 
     def _compact(self, epoch: int) -> Compacted:
         disk = self._outside.disk

@@ -10,16 +10,21 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # in collections.abc only from Python 3.12 on
+
+DIRECTORY_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+"""Modes of new directories and files: logs and snapshots hold password hashes, so only their owner may read them."""
 
 # writev takes at most IOV_MAX parts at once (1024 on Linux and macOS).
 WRITEV_PARTS_MAX = 1024
@@ -96,7 +101,7 @@ class Disk(Protocol):
         ...
 
     def create(self, path: str) -> File:
-        """A new file, for writing and reading; FileExistsError if there is one.
+        """A new file, for writing and reading, by its owner only; FileExistsError if there is one.
 
         The name survives a loss of power only after `sync_directory` of its directory."""
         ...
@@ -127,7 +132,7 @@ class Disk(Protocol):
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents; an existing one is fine."""
+        """Make a directory and its parents, all readable by their owner only; existing ones keep their modes."""
         ...
 
     def list_directory(self, path: str) -> list[str]:
@@ -168,12 +173,27 @@ class Disk(Protocol):
         """Bytes that an unprivileged writer can still add to the file system holding `path`."""
         ...
 
+    def open_files_max(self) -> int | None:
+        """How many files and sockets this process may have open at once; None if there is no limit."""
+        ...
+
 
 def check_within(path: str, end: int, size: int, offsets: Iterable[int]) -> None:
     """ValueError if `size` bytes at one of the offsets are not all in a file of this length."""
     for offset in offsets:
         if offset < 0 or offset + size > end:
             raise ValueError(f"cannot overwrite {size} bytes at {offset} of {path}: it ends at {end}")
+
+
+def make_private_directory(path: str) -> None:
+    """Make a directory and its missing parents with `DIRECTORY_MODE`; existing ones keep their modes.
+
+    `os.makedirs` gives its mode to the last directory only.
+    """
+    parent = os.path.dirname(path.rstrip("/"))
+    if parent and not os.path.exists(parent):
+        make_private_directory(parent)
+    os.makedirs(path, mode=DIRECTORY_MODE, exist_ok=True)
 
 
 class SystemDisk:
@@ -206,7 +226,7 @@ class SystemDisk:
         os.unlink(path)
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        make_private_directory(path)
 
     def list_directory(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
@@ -246,6 +266,10 @@ class SystemDisk:
     def free_space(self, path: str) -> int:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+    def open_files_max(self) -> int | None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return None if soft == resource.RLIM_INFINITY else soft
 
 
 class _Descriptor:
@@ -368,7 +392,7 @@ def _locked(path: str, descriptor: int) -> _SystemLock:
 
 
 def _open(path: str, flags: int) -> _SystemFile:
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
     # Opening a directory read-only succeeds; the surprise would come with the first read.
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -9,22 +9,38 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from flowstone.errors import LocalProtocolError
 
 T = TypeVar("T")
 
+Started = Future
+"""What `start` returns."""
+
+
+class LoopEnded(LocalProtocolError):
+    """The loop accepts no coroutines any more, or `close` has cancelled this one."""
+
+    def __init__(self) -> None:
+        super().__init__("the loop has ended")
+
 
 class LoopThread:
     """Starts with its making; `close` cancels what still runs in it and returns when the thread has ended.
 
-    The thread does not keep the program from ending.
+    The thread does not keep the program from ending. Every future of `start` gets a result, an error or a cancellation,
+    however the loop ends: a caller never waits for a coroutine that no loop runs.
     """
 
     def __init__(self, name: str = "flowstone-loop") -> None:
         self.lock = threading.RLock()
+        self._accepting = threading.Lock()
+        """Held while a coroutine is handed to the loop, and while `_is_closing` is set."""
+        self._is_closing = False
+        self._unfinished: set[Future[Any]] = set()
         self._begun: Future[asyncio.AbstractEventLoop] = Future()
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
@@ -32,33 +48,67 @@ class LoopThread:
         self._loop = self._begun.result()
 
     def _live(self) -> None:
-        asyncio.run(self._until_closed())  # which ends tasks, generators and workers that are left over
+        try:
+            with asyncio.Runner() as runner:  # which ends tasks, generators and workers that are left over
+                try:
+                    runner.run(self._until_closed())
+                finally:
+                    with self._accepting:
+                        self._is_closing = True
+        finally:
+            self._fail_unfinished()
+
+    def _fail_unfinished(self) -> None:
+        """Where a SystemExit ends the loop, it may not have begun or cancelled all coroutines."""
+        for future in list(self._unfinished):
+            with suppress(InvalidStateError):  # its caller has cancelled it
+                future.set_exception(LoopEnded())
 
     async def _until_closed(self) -> None:
         self._begun.set_result(asyncio.get_running_loop())
         await self._end.wait()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns or raises; who is interrupted while waiting cancels it."""
+        """What the coroutine returns or raises; who is interrupted while waiting cancels it.
+
+        LoopEnded when the loop is closing or has been closed, before the coroutine began or while it ran."""
         if self._thread is threading.current_thread():
             coroutine.close()
             raise LocalProtocolError("who is called in the loop must not wait for it", hint="use another thread")
-        if not self._thread.is_alive():
-            coroutine.close()
-            raise LocalProtocolError("the loop has ended")
-        result = self.start(coroutine)
+        future = self.start(coroutine)
         try:
-            return result.result()
+            return self.result(future)
         except BaseException:
-            result.cancel()
+            future.cancel()
             raise
 
-    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Let the coroutine run while the caller does something else; whoever cancels the result cancels it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Started[T]:
+        """Let the coroutine run while the caller does something else; whoever cancels the result cancels it.
+
+        LoopEnded when the loop is closing or has been closed. `result` waits for it."""
+        with self._accepting:
+            if not self._is_closing:
+                # The loop begins this before it acts on a `close` that comes later, so it cancels it.
+                future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+                self._unfinished.add(future)
+                future.add_done_callback(self._unfinished.discard)
+                return future
+        coroutine.close()
+        raise LoopEnded
+
+    def result(self, future: Started[T]) -> T:
+        """Wait for what `start` returned; LoopEnded if `close` has cancelled it."""
+        try:
+            return future.result()
+        except CancelledError:
+            if self._is_closing:
+                raise LoopEnded from None
+            raise
 
     def close(self) -> None:
-        """Closing twice is harmless."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join()
+        """Closing twice is harmless, and from several threads: all of them return when the thread has ended."""
+        with self._accepting:
+            if not self._is_closing:
+                self._is_closing = True
+                self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flowstone.outside import Outside
 
@@ -14,7 +14,12 @@ T = TypeVar("T")
 
 async def by_worker(outside: Outside, work: Callable[..., T], *arguments: object) -> T:
     """As `outside.blocking`, but a caller who is cancelled leaves only when the worker has: they share files."""
-    task = asyncio.get_running_loop().create_task(outside.blocking(work, *arguments))
+    return await to_its_end(outside.blocking(work, *arguments))
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end even if the caller is cancelled; then re-raise the cancellation."""
+    task = asyncio.get_running_loop().create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

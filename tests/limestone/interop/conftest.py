@@ -6,15 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.limestone.interop import real_limestone
+from tests.limestone.interop import real_limestone, real_master
 
 HERE = Path(__file__).parent
+WITH_LIBRARY = ("test_cut_compaction.py", "test_independent_reader.py", "test_kill_rounds.py")
+"""Modules that drive the real library, not only its programs."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without the programs that `FLOWSTONE_LIMESTONE` names nothing here can be said."""
-    if real_limestone.available():
-        return
-    unfit = [item for item in items if HERE in item.path.parents]
-    config.hook.pytest_deselected(items=unfit)
-    items[:] = [item for item in items if HERE not in item.path.parents]
+    unfit = {item for item in items if HERE in item.path.parents and not _is_possible(item.path.name)}
+    if unfit:
+        config.hook.pytest_deselected(items=[*unfit])
+        items[:] = [item for item in items if item not in unfit]
+
+
+def _is_possible(module: str) -> bool:
+    return real_limestone.available() and (module not in WITH_LIBRARY or real_master.available())

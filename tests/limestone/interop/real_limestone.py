@@ -68,6 +68,14 @@ def logutil(command: str, directory: Path, *options: str) -> Said:
 @contextmanager
 def replica(directory: Path) -> Iterator[str]:
     """A running tgreplica; where it is reached. It serves one master, and is killed at the end."""
+    with replica_process(directory) as (endpoint, process):
+        yield endpoint
+        assert process.poll() is None, f"the real replica ended with {process.returncode}"
+
+
+@contextmanager
+def replica_process(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The same, with its process, which may be killed any time."""
     directory.mkdir(parents=True, exist_ok=True)
     endpoint = f"tcp://127.0.0.1:{_free_port()}"
     process = subprocess.Popen(
@@ -78,8 +86,7 @@ def replica(directory: Path) -> Iterator[str]:
     )
     try:
         _wait_for_listening(process)
-        yield endpoint
-        assert process.poll() is None, f"the real replica ended with {process.returncode}"
+        yield endpoint, process
     finally:
         process.kill()
         process.communicate()
