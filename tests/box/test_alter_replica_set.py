@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from flowstone.box import statements
 from flowstone.box.box import Box
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
@@ -32,6 +34,17 @@ def test_members_come_and_go(box: Box) -> None:
     run(box, replace, "_cluster", 2, A.upper())
     run(box, delete, "_cluster", 2)
     assert [row[0] for row in rows(box, "_cluster")] == [1]
+
+
+def test_former_members_are_remembered_unless_their_deletion_is_rolled_back(box: Box) -> None:
+    run(box, insert, "_cluster", 2, A)
+    run(box, insert, "_cluster", 3, B)
+    run(box, delete, "_cluster", 2)
+    transaction = box.begin()
+    statements.delete(transaction, box.space("_cluster"), 0, pack((3,)))
+    assert box.former_members == {(2, UUID(A)), (3, UUID(B))}
+    transaction.rollback()
+    assert box.former_members == {(2, UUID(A))}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from flowstone.box.definition_checks import (
     checked_space,
 )
 from flowstone.box.definitions import SpaceDefinition, read_index, read_space, with_indexes
+from flowstone.box.foreign_keys import check_definition, check_rows, check_unreferenced
 from flowstone.box.space import Space
 from flowstone.box.system_rows import has_grants, has_rows, space_of
 from flowstone.iproto import errors
@@ -63,6 +64,7 @@ def _create_space(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
         definition = checked_space(row, errors.CreateSpace, box.dialect)
         _check_ddl(transaction, definition, Privilege.CREATE)
         check_format_collations(definition, box.collations)
+    check_definition(transaction, definition)
     box.put_space(Space(definition, box.collations, box.views, box.dialect))
     box.access.put_owner(definition.id, definition.owner)
 
@@ -80,6 +82,7 @@ def _drop_space(transaction: Transaction, space: Space) -> Undo:
     reason = _why_not_dropped(transaction, space)
     if reason is not None:
         raise errors.DropSpace(f"Can't drop space '{space.name}': {reason}")
+    check_unreferenced(transaction, space, if_filled=False)
     box.remove_space(space.id)
     box.access.put_owner(space.id, None)
 
@@ -130,6 +133,7 @@ def _alter_space(transaction: Transaction, space: Space, row: tuple[Any, ...]) -
     definition = with_indexes(definition, before.indexes)
     if not box.is_recovering:
         check_part_types(definition, box.dialect)
+    check_definition(transaction, definition)
     undo = _put_altered(transaction, space, definition)
     box.access.put_owner(definition.id, definition.owner)
 
@@ -153,6 +157,8 @@ def _change_index(transaction: Transaction, old: Row, new: Row) -> Undo:
     if not box.is_recovering:
         _check_index_change(transaction, space, index_id, old, new)
     others = [index for index in space.definition.indexes if index.id != index_id]
+    if new is None and index_id == 0:
+        check_unreferenced(transaction, space, if_filled=True)
     if new is None:
         return _put_altered(transaction, space, with_indexes(space.definition, others))
     if box.is_recovering:
@@ -191,7 +197,10 @@ def _check_index_change(transaction: Transaction, space: Space, index_id: int, o
 def _put_altered(transaction: Transaction, space: Space, definition: SpaceDefinition) -> Callable[[], None]:
     box = transaction.box
     # Rows of system spaces about themselves, of which each snapshot has a hundred, say what is known already.
-    box.put_space(space if definition == space.definition else space.altered(definition, box.collations))
+    altered = space if definition == space.definition else space.altered(definition, box.collations)
+    if definition.foreign_keys or definition.checks:
+        check_rows(transaction, altered, space.definition)
+    box.put_space(altered)
     return lambda: box.put_space(space)
 
 
@@ -212,6 +221,7 @@ def _change_truncate(transaction: Transaction, _: Row, new: Row) -> Undo:
             raise errors.TruncateSystemSpace(f"Can't truncate a system space, space '{space.name}'")
         owner = space.definition.owner
         box.access.check(transaction.user, Privilege.WRITE, "space", space.id, owner, space.name)
+    check_unreferenced(transaction, space, if_filled=True)
     emptied = space.empty(box.collations)
 
     def put(replacement: Space) -> None:

@@ -231,12 +231,19 @@ def _drop_function(transaction: Transaction, function: FunctionDefinition) -> Un
             (has_grants(transaction, "function", function.id), "function has grants"),
             (has_rows(transaction, system.FUNC_INDEX_ID, 1, function.id), "function has references"),
             (function.language == "SQL_BUILTIN", "function is SQL built-in"),
+            (_is_called(transaction, function), "function is referenced by constraint"),
         ):
             if is_used:
                 # The number is the owner's: so says the real server.
                 raise errors.DropFunction(f"Can't drop function {function.owner}: {reason}")
     box.functions.pop(function.name, None)
     return lambda: box.functions.update({function.name: function})
+
+
+def _is_called(transaction: Transaction, function: FunctionDefinition) -> bool:
+    """Return True if a constraint of some space calls the function."""
+    spaces = transaction.box.spaces.values() if transaction.box.dialect.has_constraints else ()
+    return any(check.function_id == function.id for space in spaces for check in space.definition.checks)
 
 
 def _function(transaction: Transaction, function_id: int) -> FunctionDefinition | None:

@@ -70,7 +70,7 @@ def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
     if row[0] == transaction.box.replica_id and not transaction.box.is_recovering:
         raise errors.LocalInstanceIdIsReadOnly(f"The local instance id {row[0]} is read-only")
     if new is None:
-        return None
+        return _note_former(transaction, old)
     _check_uuid(new[1])
     if UUID(new[1]).int == 0:
         raise errors.InvalidUuid(f"Invalid UUID: {new[1]}")
@@ -78,7 +78,22 @@ def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
     is_renewed = has_name and transaction.box.is_recovering
     if old is not None and UUID(old[1]) != UUID(new[1]) and not is_renewed:
         raise errors.Unsupported("Space _cluster does not support updates of instance uuid")
-    return None
+    return _note_former(transaction, old) if old is not None and UUID(old[1]) != UUID(new[1]) else None
+
+
+def _note_former(transaction: Transaction, row: Row) -> Undo:
+    """Record that the instance of this row is not a member any more: its id must not become another member's."""
+    if row is None:
+        return None
+    former_members, pair = transaction.box.former_members, (int(row[0]), UUID(row[1]))
+    if pair in former_members:
+        return None
+    former_members.add(pair)
+
+    def undo() -> None:
+        former_members.discard(pair)
+
+    return undo
 
 
 def _check_uuid(text: object) -> None:

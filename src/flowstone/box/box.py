@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from typing import Protocol
+from uuid import UUID
 
 from flowstone.box import system
 from flowstone.box.access import Access
 from flowstone.box.collation import Collation
+from flowstone.box.constraints import ForeignKey
 from flowstone.box.definitions import read_index, read_space, with_indexes
 from flowstone.box.dialect import Dialect
+from flowstone.box.foreign_keys import guards_of
 from flowstone.box.function import FunctionDefinition
 from flowstone.box.read_view import ReadView
 from flowstone.box.sequence import Sequence
-from flowstone.box.space import Space
+from flowstone.box.space import NOT_KNOWN, Space
 from flowstone.box.transaction import ADMIN, InteractiveTransaction, Isolation, Transaction
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
@@ -51,6 +54,8 @@ class Box:
         self.access = Access()
         self.sequences: dict[int, Sequence] = {}
         self.collations: dict[int, Collation] = {}
+        self.foreign_keys: dict[int, tuple[ForeignKey, ...]] = {}
+        """Those of all spaces, by the id of the space that has them."""
         self.functions: dict[str, FunctionDefinition] = {}
         self.is_recovering = False
         self.is_read_only = False
@@ -60,6 +65,10 @@ class Box:
         """Whether operations of an UPSERT may change a field twice, as in replica sets since 3.0."""
         self.replica_id = 0
         """Our own number in `_cluster`; 0 before we have one."""
+        self.former_members: set[tuple[int, UUID]] = set()
+        """Id and UUID of each row of `_cluster` that was deleted, or got another UUID, since the newest snapshot was
+        read. Snapshots do not keep this: `_cluster` has no place for it.
+        """
         self.views: list[ReadView] = []
         self.in_flight: deque[Visible] = deque()
         """What is visible and not yet in the log, in the order of its LSNs."""
@@ -75,6 +84,8 @@ class Box:
         self.dialect, self.access, self.views = other.dialect, other.access, other.views
         self.repeats_updates = other.repeats_updates
         self.sequences, self.collations, self.functions = other.sequences, other.collations, other.functions
+        self.foreign_keys = other.foreign_keys
+        self.former_members = other.former_members
 
     def _put_system_spaces(self) -> None:
         """The core definitions, with which a snapshot's own can be read; its rows replace them."""
@@ -101,11 +112,36 @@ class Box:
         space.claim_indexes()
         self.spaces[space.id] = space
         self.names[space.name] = space
+        self._guard(space)
         self.schema_version += 1
 
     def remove_space(self, space_id: int) -> None:
         self.names.pop(self.spaces.pop(space_id).name, None)
+        if space_id in self.foreign_keys:
+            self._set_foreign_keys(space_id, ())
         self.schema_version += 1
+
+    def _guard(self, space: Space) -> None:
+        """Tell `space`, which has just become the valid one, and its parents what statements must be checked for."""
+        keys = space.definition.foreign_keys if self.dialect.has_constraints else ()
+        if keys != self.foreign_keys.get(space.id, ()):
+            self._set_foreign_keys(space.id, keys)
+        if self.foreign_keys or space.definition.checks:
+            self._set_guards(space)
+
+    def _set_foreign_keys(self, child_id: int, keys: tuple[ForeignKey, ...]) -> None:
+        before = self.foreign_keys.pop(child_id, ())
+        if keys:
+            self.foreign_keys[child_id] = keys
+        for parent_id in dict.fromkeys(key.parent_id(child_id) for key in (*before, *keys)):
+            if parent_id in self.spaces:
+                self._set_guards(self.spaces[parent_id])
+
+    def _set_guards(self, space: Space) -> None:
+        guards = guards_of(space.definition, self.foreign_keys) if self.dialect.has_constraints else None
+        if guards != space.guards:
+            space.guards = guards
+            space.lane = NOT_KNOWN
 
     def read_only_error(self) -> errors.TarantoolError:
         """What whoever wants to write is told."""

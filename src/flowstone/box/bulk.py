@@ -35,14 +35,16 @@ class Lane(NamedTuple):
     key_kinds: int
     is_text: int
     is_alone: bool
-    """A write is one entry in one index and one row of the log, and nothing else, if no sequence numbers the tuples."""
+    """A write is one entry in one index and one row of the log, and nothing else, if no sequence numbers the tuples.
+
+    False for a space with constraints, or that foreign keys refer to: each of its statements has to be checked."""
 
 
 _KINDS: Final = (KeyKind.INTEGER, KeyKind.STRING)
 
 
 def lane_of(space: Space) -> Lane | None:
-    """The lane of `space`, if it has one; found once, as a space never changes."""
+    """The lane of `space`, if it has one; found once, as only the box changes a space, when constraints do."""
     if space.lane is NOT_KNOWN:
         space.lane = _find_lane(space)
     lane: Lane | None = space.lane
@@ -64,7 +66,7 @@ def _find_lane(space: Space) -> Lane | None:
         part.field,
         ACCEPTS[part.type],
         int(index.key.kind is KeyKind.STRING),
-        len(space.served) == 1 and not is_special,
+        len(space.served) == 1 and not is_special and space.guards is None,
     )
 
 

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from flowstone.box import ddl_rows as rows
 from flowstone.box import statements, system
+from flowstone.box.constraints import CONSTRAINT, FOREIGN_KEY
+from flowstone.box.ddl_constraints import stored_constraint, stored_foreign_key, with_stored_constraints
 from flowstone.box.ddl_forms import check_options, illegal, lua_type, resolve_field, stored_format, stored_parts
 from flowstone.box.ddl_sequence import create_sequence, drop_sequence, find_sequence
 from flowstone.box.definition_checks import SPACE_ID_MAX
@@ -28,6 +30,7 @@ _SPACE_OPTIONS: Final = {
     "temporary": "boolean",
     "is_sync": "boolean",
 }
+_CONSTRAINT_OPTIONS: Final = {CONSTRAINT: "string, table", FOREIGN_KEY: "table"}
 _STORED_INDEX_OPTIONS: Final = {
     "unique": "boolean",
     "dimension": "number",
@@ -63,7 +66,8 @@ def create_space(txn: Transaction, name: str, /, **options: Any) -> tuple[Space,
     if not isinstance(name, str):
         raise illegal("name should be a string")
     options = _given(options)
-    check_options(options, _SPACE_OPTIONS)
+    has_constraints = txn.box.dialect.has_constraints
+    check_options(options, _SPACE_OPTIONS | (_CONSTRAINT_OPTIONS if has_constraints else {}))
     if name in txn.box.names:
         if options.get("if_not_exists"):
             return txn.space(name), "not created"
@@ -78,6 +82,12 @@ def create_space(txn: Transaction, name: str, /, **options: Any) -> tuple[Space,
         flags["temporary"] = True
     if "is_sync" in options:
         flags["is_sync"] = options["is_sync"]
+    if has_constraints:
+        with_stored_constraints(txn, (space_id, name), format)
+    if CONSTRAINT in options:
+        flags[CONSTRAINT] = stored_constraint(txn, options[CONSTRAINT])
+    if FOREIGN_KEY in options:
+        flags[FOREIGN_KEY] = stored_foreign_key(txn, (space_id, name), options[FOREIGN_KEY], is_complex=True)
     engine, field_count = options.get("engine", "memtx"), options.get("field_count", 0)
     rows.insert(txn, "_space", space_id, owner, name, engine, field_count, flags, format)
     return txn.space(space_id), "created"
@@ -168,7 +178,10 @@ def format_space(txn: Transaction, space: int | str, format: Any) -> None:
     if lua_type(format) != "table":
         raise illegal("format should be a table")
     stored = stored_format(format, lambda text: _collation_id(txn, text))
-    rows.update(txn, "_space", (_space(txn, space).id,), ("=", 7, stored))
+    there = _space(txn, space)
+    if txn.box.dialect.has_constraints:
+        with_stored_constraints(txn, (there.id, there.name), stored)
+    rows.update(txn, "_space", (there.id,), ("=", 7, stored))
 
 
 def truncate(txn: Transaction, space: int | str) -> None:

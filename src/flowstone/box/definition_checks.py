@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, Final
 
+from flowstone.box.constraints import CONSTRAINT, FOREIGN_KEY, check_field_constraints, check_tuple_constraints
 from flowstone.box.definitions import (
     IndexDefinition,
     IndexPart,
@@ -113,6 +114,9 @@ def checked_space(row: tuple[Any, ...], error: type[errors.TarantoolError], dial
     if 0 < field_count < len(format):
         raise refused("exact_field_count must be either 0 or >= formatted field count")
     known = _SPACE_OPTIONS | (_ADDED_IN_2_11["space"] if dialect is Dialect.V2_11 else {})
+    if dialect.has_constraints:
+        check_tuple_constraints(flags)
+        flags = {name: value for name, value in flags.items() if name not in (CONSTRAINT, FOREIGN_KEY)}
     check_options(flags, known, errors.WrongSpaceOptions, "Wrong space options (field {}): {}", 5)
     _check_flags(flags, refused)
     _check_duplicates(format)
@@ -134,6 +138,8 @@ def _field_problem(number: int, field: Any, dialect: Dialect) -> str | None:
             _check_option(
                 key, value, _FIELD_OPTIONS[key], errors.WrongSpaceFormat, "Wrong space format (field {}): {}", number
             )
+    if dialect.has_constraints:
+        check_field_constraints(number, field)
     name = field.get("name", "")
     if not name:
         return f"field {number} name is not specified"

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from flowstone.box.constraints import Check, ForeignKey, read_constraints
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto.constants import GROUP_LOCAL
 
@@ -78,6 +79,8 @@ class SpaceDefinition(msgspec.Struct, frozen=True):
     is_temporary: bool = False
     is_view: bool = False
     indexes: tuple[IndexDefinition, ...] = ()
+    foreign_keys: tuple[ForeignKey, ...] = ()
+    checks: tuple[Check, ...] = ()
 
     @property
     def primary_key(self) -> IndexDefinition | None:
@@ -97,18 +100,23 @@ def read_space(row: tuple[Any, ...]) -> SpaceDefinition:
         flags = {flag.strip(): True for flag in flags.split(",")}
     if not isinstance(flags, dict):
         raise DefinitionError(f"flags of the space are {flags!r}, not a map")
+    format = _at(row, 6, ())
+    fields = _read_format(format)
+    foreign_keys, checks = read_constraints(flags, format)
     return SpaceDefinition(
         id=_unsigned(row, 0, "space id"),
         owner=_unsigned(row, 1, "owner"),
         name=_text(row, 2, "space name"),
         engine=_text(row, 3, "engine", "memtx"),
         field_count=_unsigned(row, 4, "field_count", 0),
-        fields=_read_format(_at(row, 6, ())),
+        fields=fields,
         is_sync=flags.get("is_sync") is True,
         is_local=flags.get("group_id", 0) == GROUP_LOCAL,
         # Since 3.0 `type` says it: "temporary" (the definition too) or "data-temporary".
         is_temporary=flags.get("temporary") is True or "temporary" in str(flags.get("type", "")),
         is_view=flags.get("view") is True,
+        foreign_keys=foreign_keys,
+        checks=checks,
     )
 
 

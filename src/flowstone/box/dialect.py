@@ -44,6 +44,11 @@ class Dialect(Enum):
         return self is Dialect.V2_11
 
     @property
+    def has_constraints(self) -> bool:
+        """Whether foreign keys and check functions in a format or in flags mean something."""
+        return self is Dialect.V2_11
+
+    @property
     def protocol_version(self) -> int:
         return 6 if self.has_id else 0
 

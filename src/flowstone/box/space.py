@@ -20,6 +20,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.msgpack import unpack
 
 if TYPE_CHECKING:
+    from flowstone.box.foreign_keys import Guards
     from flowstone.box.read_view import ReadView
     from flowstone.box.sequence import SpaceSequence
 
@@ -40,7 +41,18 @@ def _format_of(definition: SpaceDefinition, dialect: Dialect) -> TupleFormat:
 class Space:
     """Spaces are compared by identity: an altered one is another."""
 
-    __slots__ = ("_dialect", "definition", "format", "indexes", "lane", "primary", "sequence", "served", "views")
+    __slots__ = (
+        "_dialect",
+        "definition",
+        "format",
+        "guards",
+        "indexes",
+        "lane",
+        "primary",
+        "sequence",
+        "served",
+        "views",
+    )
 
     def __init__(
         self,
@@ -54,6 +66,8 @@ class Space:
         self.views = views
         self._dialect = dialect
         self.lane: Any = NOT_KNOWN  # what `bulk.py` knows of it
+        self.guards: Guards | None = None
+        """Constraints of this space and of those that refer to it; the box sets them."""
         self.sequence: SpaceSequence | None = None
         self.indexes: dict[int, Index] = {}
         self._set_indexes(
@@ -118,6 +132,13 @@ class Space:
         if built or is_checked:
             altered._build(self.tuples(), built)
         return altered
+
+    def redefined(self, definition: SpaceDefinition, collations: Mapping[int, Collation]) -> Space:
+        """A space with the same indexes and tuples, which are not checked, defined by `definition`."""
+        redefined = Space(definition, collations, self.views, self._dialect)
+        redefined.sequence = self.sequence
+        redefined._set_indexes(self.indexes)
+        return redefined
 
     def _kept_indexes(self, altered: Space) -> dict[int, Index]:
         old_primary, new_primary = self.definition.primary_key, altered.definition.primary_key

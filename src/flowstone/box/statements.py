@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from flowstone.box import sysview
 from flowstone.box.access import Privilege
+from flowstone.box.foreign_keys import check_referrers, check_runnable, check_tuple
 from flowstone.box.index import Index
 from flowstone.box.keys import Key, KeyKind, Span
 from flowstone.box.paths import find, parse_path
@@ -123,6 +124,8 @@ def replace(txn: Transaction, space: Space, raw: bytes) -> bytes:
     raw, values = _checked_tuple(txn, space, raw)
     if space.primary is not None:
         old = txn.find_to_replace(space, space.primary, space.primary.key.entries(values)[0])
+        if old is not None and space.guards is not None:
+            _check_referrers(txn, space, old, raw)
         txn.write(space, old, raw, None, values)
     txn.log(Statement(REPLACE, space, tuple_body(space, raw)))
     return raw
@@ -133,6 +136,7 @@ def delete(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes |
     index = _index_to_write(txn, space, index_id)
     old = txn.find(index, _exact(space, index, key))
     if old is not None:
+        _check_referrers(txn, space, old, None)
         txn.write(space, old, None, None, None)
     index, key = _logged_key(space, index, key, old)
     txn.log(Statement(DELETE, space, key_body(space, index, 0, key)))
@@ -151,8 +155,9 @@ def update(
         rules = UpdateRules(txn.box.dialect.fills_gaps, repeats=txn.box.is_recovering)
         new = update_raw(old, _operations(space, operations, index_base), space.format, rules)
         new_values, old_values = unpack(new), unpack(old)
+        _check_referrers(txn, space, old, new)
         _check_size(txn, new)
-        space.format.check(new, new_values)
+        _check_fit(txn, space, new, new_values)
         primary = _primary(space)
         entries = primary.key.entries(new_values)
         if entries != primary.key.entries(old_values):
@@ -183,8 +188,9 @@ def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_
         rules = UpdateRules(txn.box.dialect.fills_gaps, txn.box.repeats_updates)
         new = upsert_raw(old, decoded, space.format, rules)
         new_values = unpack(new)
+        _check_referrers(txn, space, old, new)
         _check_size(txn, new)
-        space.format.check(new, new_values)
+        _check_fit(txn, space, new, new_values)
         # A change of the primary key is left out, as everything that an upsert cannot do.
         if primary.key.entries(new_values) == [key]:
             txn.write(space, old, new, None, new_values)
@@ -212,6 +218,8 @@ def check_writable(txn: Transaction, space: Space) -> None:
     if box.is_read_only and not definition.is_temporary and not definition.is_local:
         raise box.read_only_error()
     check_access(txn, space, _WRITE)
+    if space.guards is not None:
+        check_runnable(box, space, space.guards.checks)
     if definition.engine == "sysview":
         raise errors.ViewIsRo(f"View '{space.name}' is read-only")
 
@@ -227,8 +235,22 @@ def _checked_tuple(txn: Transaction, space: Space, raw: bytes, *, numbered: bool
     if space.sequence is not None and numbered:
         raw, values = _numbered(txn, space.sequence, raw, values)
     _check_size(txn, raw)
-    space.format.check(raw, values)
+    _check_fit(txn, space, raw, values)
     return raw, values
+
+
+def _check_fit(txn: Transaction, space: Space, raw: bytes, values: Values) -> None:
+    """Check a new tuple against the format and the constraints of its space."""
+    if space.guards is None:
+        space.format.check(raw, values)
+    else:
+        check_tuple(txn, space, raw, values)
+
+
+def _check_referrers(txn: Transaction, space: Space, old: bytes, new: bytes | None) -> None:
+    """Check that no tuple refers to `old`, which goes or is replaced by `new`."""
+    if space.guards is not None:
+        check_referrers(txn, space, old, new)
 
 
 def _numbered(txn: Transaction, numbering: SpaceSequence, raw: bytes, values: Values) -> tuple[bytes, Values]:

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 from flowstone.box.alter import on_change
 from flowstone.box.index import WHOLE, Index
 from flowstone.box.keys import Key, Span
+from flowstone.box.pending_definitions import PendingDefinitions, check_change
 from flowstone.box.read_view import Changes, KeyOrder, Layer, ReadView, Spans, successor
 from flowstone.box.space import Space, Values
-from flowstone.box.system import FIRST_SYSTEM_SPACE_ID, FIRST_USER_SPACE_ID
+from flowstone.box.system import FIRST_SYSTEM_SPACE_ID, FIRST_USER_SPACE_ID, TRUNCATE_ID
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import unpack
 
 if TYPE_CHECKING:
     from flowstone.box.box import Box
+    from flowstone.box.foreign_keys import Guards
 
 ADMIN: Final = 1
 """The user that may do everything: who embeds a node, and whatever the node does by itself."""
@@ -67,6 +69,8 @@ class Transaction:
     keeps_spaces = False
     """Whether a row of a definition keeps the spaces there were, for views opened while it is in flight, although the
     box is recovering: then nobody opens any, and it would cost a log of many definitions dear."""
+    enforces_keys = False
+    """True if foreign keys are enforced although the box is recovering: for rows of a peer, as servers do."""
 
     def __init__(self, box: Box, user: int = ADMIN) -> None:
         self.box = box
@@ -206,7 +210,8 @@ class InteractiveTransaction(Transaction):
 
     It sees everything as it was at its first statement, and until then it costs nobody anything. One that has failed
     answers whatever is asked of it, `prepare` too, with its failure; after a rollback it is as if it had just begun.
-    Rows of system spaces mean nothing before `prepare`, which refuses those that make no sense.
+    Rows of system spaces take effect with `prepare`, which refuses those that make no sense; before, only the
+    statements of this transaction see what it has truncated, and obey formats and constraints that it has changed.
     """
 
     is_interactive = True
@@ -222,10 +227,11 @@ class InteractiveTransaction(Transaction):
         self._writes: dict[Index, Changes] = {}
         self._orders: dict[Index, KeyOrder] = {}
         self._spaces: dict[int, Space] = {}
+        self._guards: dict[int, Guards | None] = {}
         self._keys_read: dict[Index, dict[Key, None]] = {}
         self._spans_read: dict[Index, list[Span]] = {}
         self._changes: list[tuple[int, bytes | None, bytes | None]] = []
-        self._has_definitions = False
+        self._pending: PendingDefinitions | None = None
 
     def check(self) -> None:
         """Raises why it has failed, if it has."""
@@ -249,7 +255,8 @@ class InteractiveTransaction(Transaction):
         if self._view is not None and self._view.spaces.get(current.id) is not current:
             self._fail_by_conflict()
         self._spaces[current.id] = current
-        return current
+        self._guards.setdefault(current.id, current.guards)
+        return current if self._pending is None else self._pending.shown(current)
 
     def _fail_by_conflict(self) -> NoReturn:
         failure = conflict()
@@ -264,6 +271,7 @@ class InteractiveTransaction(Transaction):
             self._view = self.box.open_view(confirmed=self.isolation in _READING_CONFIRMED)
             # Nothing was read of a space that was looked up and has changed since.
             self._spaces = {number: space for number, space in self._spaces.items() if spaces.get(number) is space}
+            self._guards = {number: space.guards for number, space in self._spaces.items()}
             if any(self._view.spaces.get(number) is not space for number, space in self._spaces.items()):
                 self._fail_by_conflict()
         return self._view
@@ -331,7 +339,11 @@ class InteractiveTransaction(Transaction):
         self._changes.pop()
 
     def _alter(self, space: Space, old: Values | None, new: Values | None, mark: int) -> None:
-        self._has_definitions = True
+        if self._pending is None:
+            self._pending = PendingDefinitions(self.box)
+        undo = self._pending.note(space.id, old, new)
+        if undo is not None:
+            self._undo.append(undo)
 
     def prepare(self) -> Transaction:
         """Makes the writes live, as a transaction that can be taken back; error 97 if what it read has changed.
@@ -346,7 +358,7 @@ class InteractiveTransaction(Transaction):
             if self.statements or self._writes:
                 self._validate()
             prepared = Transaction(self.box, self.user)
-            if self._has_definitions:
+            if self._pending is not None:
                 self._repeat(prepared)
             else:
                 for index, writes in self._writes.items():
@@ -360,18 +372,27 @@ class InteractiveTransaction(Transaction):
             self.end()
 
     def _repeat(self, prepared: Transaction) -> None:
-        """Makes the changes in their order, as those of system spaces decide what the next ones find."""
+        """Makes the changes in their order, as those of system spaces decide what the next ones find and must obey."""
+        primaries = {number: space.primary for number, space in self._spaces.items()}
         try:
             for space_id, old, new in self._changes:
                 space = self.box.space(space_id)
-                prepared.write(space, old, new, None, unpack(new) if new is not None else None)
+                if space_id >= FIRST_USER_SPACE_ID:
+                    if space.index(0) is not primaries.get(space_id):
+                        raise _primary_changed(space)
+                    check_change(prepared, space, old, new)
+                values = unpack(new) if new is not None else None
+                prepared.write(space, old, new, None, values)
+                if space_id == TRUNCATE_ID and values is not None:
+                    truncated = self.box.space(values[0])
+                    primaries[truncated.id] = truncated.primary
         except BaseException:
             prepared.rollback()
             raise
 
     def _validate(self) -> None:
         for number, space in self._spaces.items():
-            if self.box.spaces.get(number) is not space:
+            if self.box.spaces.get(number) is not space or self._guards.get(number) is not space.guards:
                 raise conflict()
         changes = self._view.changes if self._view is not None else {}
         for index, before in changes.items():
@@ -433,6 +454,14 @@ def _check_linearizable(space: Space) -> None:
     definition = space.definition
     if not (definition.is_sync or definition.is_temporary or definition.is_local):
         raise errors.Unsupported(f'space "{space.name}" does not support linearizable operations')
+
+
+def _primary_changed(space: Space) -> errors.TarantoolError:
+    """The error of statements that have found tuples by an index that no longer is the primary one."""
+    return errors.Unsupported(
+        f"Flowstone does not support writing to space '{space.name}' in the transaction that changes its primary index;"
+        " commit that change first"
+    )
 
 
 def conflict() -> errors.TarantoolError:
