@@ -1,4 +1,4 @@
-"""Ranges of keys at live servers: page by page, exactly their rows, many at once."""
+"""Whole spaces at live servers, page by page: each row once."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto.constants import Key
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.scan import TUPLE_AT, TUPLE_END
 from flowstone.iproto.uri import parse_uri
 from flowstone.spark import index_scan
-from flowstone.spark.index_scan import array_of, key_of, scan_ranges, tuple_spans, tuples_of
-from flowstone.spark.key_filters import KeyRange
+from flowstone.spark.index_scan import array_of, can_walk, key_of, scan_space, tuple_spans, tuples_of
 from flowstone.spark.live_node import CannotUse, definitions
 from tests.spark.live_servers import PAIR_ROWS
 
@@ -24,44 +23,36 @@ def pairs(address: str) -> SpaceDefinition:
     return definitions([parse_uri(address)]).space("pairs")
 
 
-def scanned(address: str, *ranges: KeyRange) -> list[tuple[Any, ...]]:
+def scanned(address: str) -> list[tuple[Any, ...]]:
     found = []
-    for slab in scan_ranges([parse_uri(address)], pairs(address), ranges):
+    for slab in scan_space([parse_uri(address)], pairs(address)):
         for at, end in zip(slab.cells[TUPLE_AT].tolist(), slab.cells[TUPLE_END].tolist(), strict=True):
             found.append(unpack(slab.buf[at:end].tobytes()))
     return found
 
 
-@pytest.mark.parametrize("page", [1, 3, 256])
-def test_ranges_have_exactly_their_rows_in_pages_of_any_size(
+@pytest.mark.parametrize("page", [1, 3, 40, 256])
+def test_scan_returns_each_row_once_with_any_page_size(
     address: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_scan, "FIRST_PAGE_ROWS", page)
     monkeypatch.setattr(index_scan, "PAGE_ROWS_MAX", page)
     monkeypatch.setattr(index_scan, "ROWS_MIN", 10)
-    assert scanned(address, KeyRange()) == list(PAIR_ROWS)
-    assert scanned(address, KeyRange((1,)), KeyRange((3,))) == [row for row in PAIR_ROWS if row[0] in (1, 3)]
-    some = scanned(address, KeyRange((1,), ("b3", False), ("b5", True)), KeyRange((2,), None, ("b1", True)))
-    assert some == [(1, "b4", 4), (1, "b5", 5), (2, "b0", 0), (2, "b1", 2)]
-    assert scanned(address, KeyRange((), (3, True))) == [row for row in PAIR_ROWS if row[0] == 3]
-    assert scanned(address, KeyRange((2, "b9")), KeyRange((2, "none")), KeyRange((0, "b0"))) == [
-        (2, "b9", 18),
-        (0, "b0", 0),
-    ]
+    assert scanned(address) == list(PAIR_ROWS)
 
 
-def test_many_keys_are_asked_for_at_once(address: str) -> None:
-    wanted = [KeyRange((a, f"b{b}")) for a in range(4) for b in range(30)]
-    assert scanned(address, *wanted) == list(PAIR_ROWS)
-
-
-def test_no_range_asks_nobody() -> None:
-    assert not list(scan_ranges([parse_uri("127.0.0.1:1")], SpaceDefinition(1, "t"), ()))
+@pytest.mark.parametrize(
+    ("type", "path", "walks"), [("tree", None, True), ("hash", None, False), ("tree", ".inside", False)]
+)
+def test_only_a_tree_on_plain_fields_is_walked(type: str, path: str | None, walks: bool) -> None:
+    parts = (IndexPart(0, "unsigned"), IndexPart(1, "string", path=path))
+    assert can_walk(IndexDefinition(512, 0, "pk", type, True, parts)) is walks
+    assert not can_walk(None)
 
 
 def test_a_server_that_is_not_there_is_one_error(real_server: str) -> None:
     with pytest.raises(CannotUse, match=r"cannot connect to 127.0.0.1:1: connection refused"):
-        list(scan_ranges([parse_uri("127.0.0.1:1")], pairs(real_server), [KeyRange()]))
+        list(scan_space([parse_uri("127.0.0.1:1")], pairs(real_server)))
 
 
 def test_tuples_are_found_in_answers() -> None:

@@ -87,7 +87,7 @@ def test_a_load_that_was_killed_between_commits_goes_on_with_the_other_tables(
     assert list(lake.load(frame, [ORDERS, USERS], UUID, at(9))) == [USERS.id]
     assert lake.load(frame, [ORDERS, USERS], UUID, at(9)) == {}
     again = lake.load(frame_of(spark, *orders(2, 3)), [ORDERS], UUID, at(20))
-    assert again[ORDERS.id].version == 1
+    assert (again[ORDERS.id].version, again[ORDERS.id].upserts) == (1, 2)
     table = lake.table("orders")
     assert table is not None
     assert sorted(tuples_in(table)) == [key_of(2), key_of(3)]
@@ -95,8 +95,9 @@ def test_a_load_that_was_killed_between_commits_goes_on_with_the_other_tables(
 
 def test_histories_and_several_sets_are_loaded_too(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path), several_sets=True)
-    lake.load(frame_of(spark, *orders(1, 2)), [ORDERS], UUID, at(9), history=True, moment=moment(9))
-    lake.load(frame_of(spark, *orders(2)), [ORDERS], OTHER_UUID, at(7), history=True, moment=moment(7))
+    first = lake.load(frame_of(spark, *orders(1, 2)), [ORDERS], UUID, at(9), history=True, moment=moment(9))
+    second = lake.load(frame_of(spark, *orders(2)), [ORDERS], OTHER_UUID, at(7), history=True, moment=moment(7))
+    assert (first[ORDERS.id].upserts, second[ORDERS.id].upserts) == (2, 1)
     table = lake.table("orders")
     assert table is not None
     assert table.positions == {UUID: at(9), OTHER_UUID: at(7)}

@@ -105,8 +105,10 @@ def test_no_rows_are_no_rows(schema: LakeSchema) -> None:
     assert len(checked_rows(schema, SET, stored(schema, *ROWS).slice(0, 0))) == 0
 
 
-def test_files_of_other_writers_have_views_of_bytes_and_are_read_all_the_same(schema: LakeSchema) -> None:
+@pytest.mark.parametrize("several_sets", [False, True])
+def test_files_of_other_writers_have_views_of_bytes_and_are_read_all_the_same(several_sets: bool) -> None:
     """delta-rs writes such files when it updates or compacts."""
+    schema = LakeSchema(SPACE, several_sets=several_sets)
     batch = stored(schema, *ROWS)
     views = pa.schema(
         [

@@ -118,6 +118,25 @@ def test_of_several_sets_each_has_its_own_rows(tmp_path: Path) -> None:
         assert [(row["space_id"], row["tuple"], row["wrong"]) for row in found] == [(number, packed(1, name), None)]
 
 
+def test_outside_edit_of_a_table_of_several_sets_is_reported_for_its_set(tmp_path: Path) -> None:
+    lake = Lake.open(str(tmp_path), several_sets=True)
+    definition = space(("id", "unsigned"), ("name", "string"))
+    for uuid, name in ((UUID, "ours"), (OTHER_UUID, "theirs")):
+        table = lake.create(definition, uuid, at(1))
+        table.merge(folded({1: packed(1, name)}, definition), definition, at(2), uuid)
+        lake.save(Progress(uuid, at(2), 0, (), {512: "orders"}, {}))
+    DeltaTable(str(tmp_path / "orders")).update(updates={"name": "'edited'"}, predicate="name = 'theirs'")
+    for uuid, expected in ((UUID, None), (OTHER_UUID, "name is 'edited', its tuple says 'theirs'")):
+        side = LakeSide(str(tmp_path))
+        side.refresh()
+        side.choose(uuid)
+        pinned = side.pinned("orders", side.lake.progress[uuid])
+        assert pinned is not None
+        work = [pa.record_batch({"space_id": [512], "path": [path]}) for path in pinned.current]
+        found = [row["wrong"] for rows in read_files({512: pinned}, uuid, iter(work)) for row in rows.to_pylist()]
+        assert found == [expected]
+
+
 def test_a_lake_without_progress_is_none(tmp_path: Path) -> None:
     with pytest.raises(SideError, match="there is no lake"):
         LakeSide(str(tmp_path)).refresh()

@@ -65,6 +65,7 @@ def test_a_data_directory_that_opens(spark: SparkSession, tmp_path: Path) -> Non
         assert (recovered.durable_epoch, recovered.catalog.max_epoch_id) == (epoch, epoch)
         for row in directory.state(epoch):
             assert all((out / names.blob(each)).read_bytes() == b"blob %d" % each for each in row[5])
+    assert {path.stat().st_mode & 0o777 for path in (out, *out.rglob("*")) if path.is_dir()} == {0o700}
     with pytest.raises(OutputTaken, match="not empty"):
         restore(spark, opened(directory), 20, str(tmp_path / "out 20"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -39,6 +40,29 @@ def test_spaces_are_chosen_and_left_out_by_name_or_number() -> None:
     assert chosen(Choice.parse(["513"], [], [])) == ["orders"]
     assert chosen(Choice.parse([], ["513"], [])) == ["users"]
     assert chosen(Choice.parse([], ["users"], [])) == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("usres", "name one of: orders, users"), ("999", "name one of"), ("us*", "patterns are not supported; name one")],
+)
+def test_excluding_a_space_that_does_not_exist_is_an_error(name: str, hint: str) -> None:
+    with pytest.raises(WrongChoice, match=rf"--exclude {re.escape(name)}: there is no such space; {hint}"):
+        Choice.parse([], [name], []).check_excluded([SCHEMA])
+
+
+def test_excluding_an_unknown_space_lists_all_spaces_that_can_be_excluded() -> None:
+    choice = Choice.parse([], ["orders", "usres"], [])
+    with pytest.raises(WrongChoice, match=r"--exclude usres: there is no such space; name one of: orders, users$"):
+        choice.check_excluded([SCHEMA])
+
+
+def test_an_excluded_space_exists_in_some_source_or_did_when_the_lake_was_begun() -> None:
+    choice = Choice.parse([], ["users", "513", "_own"], [])
+    choice.check_excluded([Schema({512: USERS}), Schema({513: ORDERS, 300: SYSTEM})])
+    choice.check_excluded([Schema({300: SYSTEM})], accepted={"users", "513"})
+    with pytest.raises(WrongChoice, match="--exclude 513: there is no such space; leave --exclude out"):
+        choice.check_excluded([Schema({300: SYSTEM})], accepted={"users"})
 
 
 def test_a_space_with_a_table_keeps_it_under_another_name() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -20,9 +20,10 @@ from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import DataLoss
 from flowstone.spark.lake import Lake, Progress
+from flowstone.spark.lake_table_spark import EXTENSION
 from flowstone.spark.masks import Masking, WrongMask
 from flowstone.spark.mirror import Mirror, MirrorOptions, Place
-from flowstone.spark.mirror_choice import Choice
+from flowstone.spark.mirror_choice import Choice, WrongChoice
 from flowstone.spark.mirror_sources import DirectorySource, MirrorBusy
 from flowstone.spark.mirror_start import OtherSettings, WrongPlace, check_start, made, origin_of
 from tests.real_tarantool import free_port
@@ -37,6 +38,8 @@ REFUSED: list[tuple[MirrorOptions, type[FlowstoneError], str]] = [
     (MirrorOptions(masking=Masking.parse(["order.name=null"])), WrongMask, "there is no space 'order' to mask"),
     (MirrorOptions(choice=Choice.parse(["users"], [], [])), UnknownSpace, "users"),
     (MirrorOptions(choice=Choice.parse([], [], ["orders=nick"])), UnknownColumn, "has no field 'nick'"),
+    (MirrorOptions(choice=Choice.parse([], ["ordres"], [])), WrongChoice, "--exclude ordres: there is no such space"),
+    (MirrorOptions(choice=Choice.parse([], ["ord*"], [])), WrongChoice, "patterns are not supported; name one of: "),
 ]
 
 
@@ -102,20 +105,14 @@ def test_a_directory_is_read_before_anything_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_what_masks_hide_only_the_mirror_may_read(node_server: str, tmp_path: Path) -> None:
+def test_only_the_mirror_may_read_its_spool(node_server: str, tmp_path: Path) -> None:
     members = [parse_uri(node_server)]
     uuid = origin_of(members, []).replicaset_uuid
     spool = tmp_path / "spool"
     start([members], tmp_path / "lake", spool, MASKED)
     assert [mode(f"{spool}{each}") for each in ("", f"/{uuid}", "/exact")] == [0o700] * 3
     start([members], tmp_path / "other", tmp_path / "plain", MirrorOptions())
-    assert mode(f"{tmp_path}/plain/{uuid}") == 0o777 & ~umask()
-
-
-def umask() -> int:
-    now = os.umask(0o022)
-    os.umask(now)
-    return now
+    assert [mode(f"{tmp_path}/plain{each}") for each in ("", f"/{uuid}")] == [0o700] * 2
 
 
 def test_while_nobody_answers_the_only_replica_set_of_the_lake_is_meant(tmp_path: Path) -> None:
@@ -145,6 +142,64 @@ def test_what_contradicts_the_lake_is_refused(archive: WrittenArchive, tmp_path:
     Lake.open(lake).save(Progress(OTHER_UUID, VClock({1: 3}), settings=MASKED.settings))
     with pytest.raises(OtherSettings, match=f"rows of replica set {OTHER_UUID}"):
         check_start([archive.directory], lake, MASKED)
+
+
+def test_exclude_of_a_space_that_has_a_table_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    begun = MirrorOptions(choice=Choice.parse([], ["queue"], []))
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=begun.settings))
+    assert check_start([archive.directory], lake, begun), "a space that was excluded and is gone"
+    for name in ("orders", "512"):
+        with pytest.raises(OtherSettings, match=r"space 'orders' has a table in .* cannot be excluded any more"):
+            check_start([archive.directory], lake, MirrorOptions(choice=Choice.parse([], [name], [])))
+
+
+def test_exclude_of_a_dropped_space_is_accepted_for_a_lake_whose_settings_do_not_name_exclusions(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    """A lake that was begun before exclusions were saved: the space may have been dropped since."""
+    lake = str(tmp_path / "lake")
+    options = MirrorOptions(choice=Choice.parse([], ["queue"], []))
+    settings = {name: value for name, value in options.settings.items() if name != "excluded"}
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=settings))
+    assert check_start([archive.directory], lake, options)
+    with pytest.raises(OtherSettings, match="cannot be excluded any more"):
+        check_start([archive.directory], lake, MirrorOptions(choice=Choice.parse([], ["orders"], [])))
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), settings=MirrorOptions().settings))
+    with pytest.raises(WrongChoice, match="there is no such space"):
+        check_start([archive.directory], lake, options)
+
+
+def test_exclude_of_a_new_space_is_not_refused_while_a_known_source_is_away(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    nobody, lake = [parse_uri(f"127.0.0.1:{free_port()}")], str(tmp_path / "lake")
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=MirrorOptions().settings))
+    assert check_start([nobody], lake, MirrorOptions(choice=Choice.parse([], ["created_since"], []))) == [nobody]
+    with pytest.raises(OtherSettings, match="cannot be excluded any more"):
+        check_start([nobody], lake, MirrorOptions(choice=Choice.parse([], ["orders"], [])))
+
+
+class DeltaSession:
+    """A session with Delta's jars, as far as a start looks at it. Its catalog has the schema `default`."""
+
+    conf: ClassVar = {"spark.sql.extensions": EXTENSION}
+
+    @property
+    def catalog(self) -> DeltaSession:
+        return self
+
+    def databaseExists(self, name: str) -> bool:  # noqa: N802
+        return name == "default"
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_catalog_without_the_schema_is_refused_before_anything_is_made(archive: WrittenArchive, tmp_path: Path) -> None:
+    session = cast(SparkSession, DeltaSession())
+    place = Place(str(tmp_path / "lake"), str(tmp_path / "spool"))
+    with nothing_new(tmp_path), pytest.raises(WrongPlace, match=r"--catalog shop: .* has no such schema; create it"):
+        Mirror(session, [archive.directory], place, MirrorOptions(catalog="shop")).run()
+    Mirror(session, [archive.directory], place, MirrorOptions(catalog="default")).run()
 
 
 def test_a_lake_that_is_written_to_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:

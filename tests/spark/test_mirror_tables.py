@@ -20,7 +20,8 @@ from flowstone.spark.masks import Masking
 from flowstone.spark.mirror_batch import Folded, Truncation
 from flowstone.spark.mirror_choice import Choice
 from flowstone.spark.mirror_progress import Event
-from flowstone.spark.mirror_tables import EMPTY, MirrorTables, at, last_states
+from flowstone.spark.mirror_start import WrongPlace
+from flowstone.spark.mirror_tables import EMPTY, MirrorTables, at, check_catalog, last_states
 from flowstone.spark.sort_keys import sort_keys
 from flowstone.xlog.columns import ColumnOptions
 from tests.spark.change_rows import ORDERS, UUID
@@ -225,6 +226,13 @@ def test_a_table_that_is_gone_is_missed_where_its_space_has_another_name(tmp_pat
     sales = msgspec.structs.replace(ORDERS, name="sales")
     with pytest.raises(LakeError, match="no table of space 'orders', which there was; bring its directory back"):
         Place(tmp_path, Masking()).tables.leave([(ORDERS, sales)], {512: sales}, UUID, VClock({1: 5}), 0)
+
+
+def test_catalog_schema_must_exist(spark: SparkSession) -> None:
+    check_catalog(spark, "default")
+    for name, problem in (("nosuch", "has no such schema"), ("no.such.schema", ""), ("a b", "")):
+        with pytest.raises(WrongPlace, match=f"--catalog {name}: .*{problem}"):
+            check_catalog(spark, name)
 
 
 def test_the_last_state_of_each_key() -> None:

@@ -109,9 +109,9 @@ def test_a_session_of_spark_connect_is_registered_with_what_it_has() -> None:
 
 
 def test_a_setting_that_cannot_be_made_is_one_error() -> None:
-    session: Any = Session(Conf("spark.sql.python.filterPushdown.enabled"))
+    session: Any = Session(Conf("spark.sql.execution.arrow.pyspark.enabled"))
     with pytest.raises(
-        CannotRegister, match=r"does not let spark.sql.python.filterPushdown.enabled be set to true: .*set it where"
+        CannotRegister, match=r"does not let spark.sql.execution.arrow.pyspark.enabled be set to true: .*set it where"
     ):
         register_sources(session)
 
@@ -119,7 +119,7 @@ def test_a_setting_that_cannot_be_made_is_one_error() -> None:
 def test_a_real_session_knows_the_formats(spark: SparkSession) -> None:
     flowstone.spark.register(spark)
     flowstone.spark.register(spark)
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
 
 
 def test_importing_flowstone_loads_no_spark() -> None:

@@ -1,14 +1,12 @@
-"""Rows of a live server by its primary key: ranges of keys as SELECTs, several under way at once, page by page.
+"""All tuples of a space at a live server, read through its primary key by SELECT, page by page.
 
-Each answer is what the server has at that moment: rows that change between two pages may be there in their new form,
-or be missed or seen as they move. Tuples stay MessagePack.
+Each page shows the server's state at its own moment: a row that changes between two pages appears as it was before or
+after the change. Tuples stay MessagePack.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -18,7 +16,7 @@ from flowstone.box import keys
 from flowstone.box.definitions import IndexDefinition, SpaceDefinition
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto.constants import Key, RequestType
-from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response
 from flowstone.iproto.scan import Bytes, Cells, read_map, read_uint, skip_value, value_end
 from flowstone.iproto.uri import Uri
@@ -26,21 +24,17 @@ from flowstone.kernels import kernel
 from flowstone.kernels.wide import big16, big32, byte
 from flowstone.node.connection import REQUEST_SECONDS, Connection
 from flowstone.outside.loop_thread import LoopThread
-from flowstone.spark.key_filters import KeyRange
 from flowstone.spark.live_node import connect, explained, select_body
 from flowstone.spark.state_contract import slab_of_spans
 from flowstone.xlog.reader import Slab
 
 PAGE_SIZE: Final = 4 * 1024 * 1024
-"""Bytes that a page should have; the first of a range is small, because nobody knows how large tuples are."""
+"""Size of a page to aim for, in bytes. The first page is small because the size of tuples is not known yet."""
 
 FIRST_PAGE_ROWS: Final = 256
 PAGE_ROWS_MAX: Final = 20_000
 ROWS_MIN: Final = 2048
 """Rows that are decoded together, where there are so many."""
-
-UNDER_WAY: Final = 64
-"""Ranges whose first page is asked for at the same time."""
 
 DATA: Final = Key.DATA.value
 
@@ -94,15 +88,18 @@ def tuples_of(body: bytes) -> list[bytes]:
     return [body[edges[number] : edges[number + 1]] for number in range(count)]
 
 
-def scan_ranges(members: Sequence[Uri], space: SpaceDefinition, ranges: Sequence[KeyRange]) -> Iterator[Slab]:
-    """The tuples of the ranges, as slabs of rows that insert them; at the first of `members` that can be reached."""
-    if not ranges:
-        return
+def can_walk(key: IndexDefinition | None) -> bool:
+    """Return True if SELECT can page through the whole index: a tree on plain fields."""
+    return key is not None and key.type == "tree" and not any(part.path for part in key.parts)
+
+
+def scan_space(members: Sequence[Uri], space: SpaceDefinition) -> Iterator[Slab]:
+    """Yield all tuples of `space` as slabs of INSERT rows, read from the first of `members` that can be reached."""
     thread = LoopThread("flowstone-select")
     try:
         connection, uri = thread.run(connect(members))
         try:
-            scan = _Scan(connection, space, ranges)
+            scan = _Scan(connection, space)
             while len(slab := thread.run(_words(scan.next_rows(), uri))):
                 yield slab
         finally:
@@ -119,16 +116,17 @@ async def _words(work: Any, uri: Uri) -> Any:
 
 
 class _Scan:
-    """Pages of one range after another; first pages are asked for ahead of time."""
+    """Pages through the primary index in key order; requests the next page before the last one is decoded."""
 
-    def __init__(self, connection: Connection, space: SpaceDefinition, ranges: Sequence[KeyRange]) -> None:
+    def __init__(self, connection: Connection, space: SpaceDefinition) -> None:
         assert space.primary_key is not None
         self._connection = connection
         self._space = space
         self._key: IndexDefinition = space.primary_key
-        self._waiting = deque(ranges)
-        self._sent: deque[tuple[KeyRange, int, asyncio.Future[Response]]] = deque()
         self._edges: Cells = np.empty(PAGE_ROWS_MAX + 1, np.int64)
+        self._limit = FIRST_PAGE_ROWS
+        self._is_begun = False
+        self._sent: asyncio.Future[Response] | None = None
 
     async def next_rows(self) -> Slab:
         """Of one page, or of several small ones; none at the end."""
@@ -145,47 +143,28 @@ class _Scan:
         return slab_of_spans(buf, starts, ends, self._space.id, self._connection.address)
 
     async def _page(self) -> tuple[bytes, Cells] | None:
-        """The next page, perhaps an empty one: an answer, and where its tuples lie; None at the end."""
-        while self._waiting and len(self._sent) < UNDER_WAY:
-            wanted = self._waiting.popleft()
-            limit = 1 if len(wanted.prefix) == len(self._key.parts) else FIRST_PAGE_ROWS
-            self._sent.append((wanted, limit, self._ask(_first(wanted), limit)))
-        if not self._sent:
+        """Return the next page as an answer and the offsets of its tuples, or None at the end."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._sent = self._ask(keys.ALL, pack(()))
+        if self._sent is None:
             return None
-        wanted, limit, future = self._sent.popleft()
-        response = await self._connection.answer(future, timeout=REQUEST_SECONDS)
+        response = await self._connection.answer(self._sent, timeout=REQUEST_SECONDS)
         if response.is_error:
             raise response.error()
         count = tuple_spans(np.frombuffer(response.body, np.uint8), self._edges)
         if count < 0:
             raise RemoteProtocolError(f"{self._connection.address} sent a broken answer to a SELECT")
         edges = self._edges[: count + 1].copy()
-        if len(wanted.prefix) < len(self._key.parts):
-            inside = self._inside(wanted, response.body, edges)
-            if count == limit == inside:
-                self._go_on(wanted, response.body, edges)
-            edges = edges[: inside + 1]
+        self._sent = None
+        if count == self._limit:
+            size = int(edges[-1] - edges[0])
+            self._limit = max(1, min(PAGE_ROWS_MAX, PAGE_SIZE * count // max(size, 1)))
+            self._sent = self._ask(keys.GT, array_of(key_of(response.body[edges[-2] : edges[-1]], self._key)))
         return response.body, edges
 
-    def _inside(self, wanted: KeyRange, body: bytes, edges: Cells) -> int:
-        """How many tuples of a page are of the range; those behind it may be of another, and come with that."""
-
-        def is_behind(number: int) -> bool:
-            key = key_of(body[edges[number] : edges[number + 1]], self._key)
-            return not _is_inside(wanted, [unpack(part) for part in key])
-
-        return bisect_left(range(len(edges) - 1), True, key=is_behind)
-
-    def _go_on(self, wanted: KeyRange, body: bytes, edges: Cells) -> None:
-        """Behind the last tuple."""
-        count, size = len(edges) - 1, int(edges[-1] - edges[0])
-        limit = max(1, min(PAGE_ROWS_MAX, PAGE_SIZE * count // max(size, 1)))
-        key = array_of(key_of(body[edges[-2] : edges[-1]], self._key))
-        self._sent.appendleft((wanted, limit, self._ask((keys.GT, key), limit)))
-
-    def _ask(self, start: tuple[int, bytes], limit: int) -> asyncio.Future[Response]:
-        iterator, key = start
-        body = select_body(self._space.id, iterator=iterator, limit=limit, raw_key=key)
+    def _ask(self, iterator: int, key: bytes) -> asyncio.Future[Response]:
+        body = select_body(self._space.id, iterator=iterator, limit=self._limit, raw_key=key)
         return self._connection.send(RequestType.SELECT, body)
 
 
@@ -199,28 +178,6 @@ def key_of(raw: bytes, index: IndexDefinition) -> list[bytes]:
         spans.append((at, end))
         at = end
     return [raw[slice(*spans[part.field])] for part in index.parts]
-
-
-def _first(wanted: KeyRange) -> tuple[int, bytes]:
-    if wanted.lower is not None:
-        value, is_in = wanted.lower
-        return keys.GE if is_in else keys.GT, pack((*wanted.prefix, value))
-    if wanted.prefix and wanted.upper is None:
-        return keys.EQ, pack(wanted.prefix)
-    return keys.GE if wanted.prefix else keys.ALL, pack(wanted.prefix)
-
-
-def _is_inside(wanted: KeyRange, key: Sequence[Any]) -> bool:
-    """Whether a key at or behind the beginning of the range is not behind its end."""
-    prefix, upper = wanted.prefix, wanted.upper
-    if tuple(key[: len(prefix)]) != prefix:
-        return False
-    if upper is None:
-        return True
-    value, bound = key[len(prefix)], upper[0]
-    if isinstance(bound, str):
-        value, bound = value.encode("utf-8", "surrogateescape"), bound.encode("utf-8", "surrogateescape")
-    return bool(value <= bound)
 
 
 def array_of(parts: Sequence[bytes]) -> bytes:

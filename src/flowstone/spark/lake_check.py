@@ -7,7 +7,7 @@ typed column that says something else was changed by somebody, or is a bug.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import numpy as np
@@ -28,6 +28,8 @@ CHECKED: pa.Schema = pa.schema(
     ]
 )
 
+_PLAIN: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+
 
 def checked_rows(schema: LakeSchema, replicaset_uuid: str, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The rows of one replica set; `wrong` says which column of a row contradicts its tuple."""
@@ -47,7 +49,13 @@ def checked_rows(schema: LakeSchema, replicaset_uuid: str, batch: pa.RecordBatch
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Keys and tuples of Arrow's plain type, whoever wrote the file; one that is null counts as one without bytes."""
+    """Return the batch with plain Arrow types instead of views, and with a key and a tuple in every row.
+
+    delta-rs writes files of views, which Arrow can neither filter nor take from. A null key or tuple counts as empty.
+    """
+    for place, column in enumerate(batch.columns):
+        if column.type in _PLAIN:
+            batch = batch.set_column(place, batch.schema.field(place).name, column.cast(_PLAIN[column.type]))
     for name in (KEY.name, TUPLE.name):
         place = batch.schema.get_field_index(name)
         if place < 0:

@@ -93,6 +93,10 @@ class _Rewritten:
     deletes: int = 0
 
 
+def _added(files: Sequence[WrittenFile]) -> _Rewritten:
+    return _Rewritten(None, list(files), upserts=sum(each.entry.row_count for each in files))
+
+
 class EmbeddedTable:
     """A `LakeTable`; see there for what its methods promise."""
 
@@ -316,7 +320,7 @@ class EmbeddedTable:
     def overwrite(self, schema: LakeSchema, written: Sequence[WrittenFile], positions: Mapping[str, VClock]) -> Merged:
         """The table with these files and nothing else, whatever it was before."""
         turn = _Turn(self.schema, schema, b"", is_overwrite=True)
-        done = [_Rewritten(None, list(written)), *(_Rewritten(each, []) for each in self.entries)]
+        done = [_added(written), *(_Rewritten(each, []) for each in self.entries)]
         return self._commit(done, turn, positions)
 
     def take_in(
@@ -333,7 +337,7 @@ class EmbeddedTable:
             done = [*self._file_by_file(turn, work, nothing, nothing), *self._former_rewritten(turn)]
         else:
             done = self._each(self.entries, partial(turn.without_set, self.storage))
-        return self._commit([*done, _Rewritten(None, list(written))], turn, {uuid: position})
+        return self._commit([*done, _added(written)], turn, {uuid: position})
 
     def files_of_set(self, schema: LakeSchema, uuid: str, target: TableFiles) -> list[WrittenFile]:
         """The rows of one replica set as files of another table."""

@@ -62,7 +62,7 @@ def restore(
         job = _Job(spark, index, epoch, tell)
         with job.prepared(formats):
             for each in formats:
-                os.makedirs(places[each], exist_ok=True)
+                index.disk.make_directory(places[each])
                 job.write(each, places[each])
         tell("syncing")
         sync_all(directory)
@@ -133,7 +133,7 @@ class _Job:
                     f"{source} is missing, which a row of epoch {self.epoch} names",
                     hint="blobs of former states are collected: restore a newer epoch, or a backup",
                 )
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+            disk.make_directory(os.path.dirname(target))
             copying.copy(disk, source, target)
 
     @property

@@ -45,7 +45,7 @@ from flowstone.spark.mirror_start import (
     origins_of,
     schema_of,
 )
-from flowstone.spark.mirror_tables import MirrorTables
+from flowstone.spark.mirror_tables import MirrorTables, check_catalog
 from flowstone.spark.options import LOOPBACK
 from flowstone.spark.session import is_one_process
 from flowstone.spark.slice_bytes import SliceServer, Transport
@@ -140,6 +140,7 @@ class MirrorOptions:
             "mask_fingerprint": self.masking.fingerprint,
             "columns": columns,
             "types": f"{self.types.unsigned_as},{self.types.decimal_scale},{self.types.strings_as}",
+            "excluded": ",".join(map(str, self.choice.excluded)),
         }
 
 
@@ -224,6 +225,8 @@ class Mirror:
                 "--catalog needs Delta's jars in the Spark session, which it does not have",
                 hint="add --conf spark.jars.packages=io.delta:delta-spark_4.0_2.13:…, or leave --catalog out",
             )
+        if self._options.catalog is not None:
+            check_catalog(self._spark, self._options.catalog)
         saved = lake.progress
         origins = origins_of(self._places, self._place.lake, self._options, saved)
         exact = self._make_directories(origins, stack)
@@ -250,7 +253,7 @@ class Mirror:
                 stream.target = stream.source.target()
 
     def _make_directories(self, origins: Sequence[Origin], stack: ExitStack) -> Lake | None:
-        """The mirror's own ones, for nobody else to read where masks hide something; the lake of exact tuples."""
+        """Make the mirror's own directories, private as the spool holds `_user`; return the lake of exact tuples."""
         live = [each.replicaset_uuid for each in origins if not isinstance(each.source, DirectorySource)]
         is_masked = bool(self._options.masking)
         if not (live or is_masked):
@@ -259,7 +262,7 @@ class Mirror:
         assert spool is not None, "live sources and masks have a place of their own"
         exact = os.path.join(spool, "exact")
         within = [os.path.join(spool, uuid) for uuid in live] + ([exact] if is_masked else [])
-        stack.enter_context(made(spool, *within, is_private=is_masked))
+        stack.enter_context(made(spool, *within, is_private=True))
         return Lake.open(exact, spark=self._spark, several_sets=len(self._places) > 1) if is_masked else None
 
     def _batch_job(self, stack: ExitStack) -> BatchJob:

@@ -6,8 +6,10 @@ has a primary key, and is chosen. Once it has a table, it is known by its id: a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema, UnknownSpace
@@ -51,9 +53,7 @@ class Choice:
 
     def takes(self, space: SpaceDefinition) -> bool:
         """Whether the space is chosen, and one that can have a table."""
-        if space.id < FIRST_USER_SPACE_ID or space.is_local or space.is_temporary or space.is_view:
-            return False
-        if space.primary_key is None or space.id in self.excluded or space.name in self.excluded:
+        if not _can_have_table(space) or space.id in self.excluded or space.name in self.excluded:
             return False
         return not self.spaces or space.id in self.spaces or space.name in self.spaces
 
@@ -85,6 +85,20 @@ class Choice:
             if space.id < FIRST_USER_SPACE_ID:
                 raise UnknownSpace(f"space {name!r} is one of the server's own", hint="only users' spaces are mirrored")
 
+    def check_excluded(self, schemas: Sequence[Schema], accepted: Collection[str] = ()) -> None:
+        """Raise WrongChoice for an excluded name that no space has: a misspelled one would be mirrored.
+
+        `schemas` are those of all sources. `accepted` are names that were checked when the lake was begun; a space
+        that has been dropped since then does not keep the mirror from starting again.
+        """
+        for name in self.excluded:
+            if str(name) in accepted or any(schema.get(name) is not None for schema in schemas):
+                continue
+            known = sorted({space.name for schema in schemas for space in schema if _can_have_table(space)})
+            hint = "patterns are not supported; " if _PATTERN.search(str(name)) else ""
+            hint += f"name one of: {', '.join(known)}" if known else "leave --exclude out"
+            raise WrongChoice(f"--exclude {name}: there is no such space", hint=hint)
+
     def spaces_of(self, schema: Schema, known: Spaces) -> dict[int, SpaceDefinition]:
         """What is mirrored where `schema` holds and `known` was mirrored before."""
         found: dict[int, SpaceDefinition] = {}
@@ -93,6 +107,16 @@ class Choice:
             if is_known or self.takes(space):
                 found[space.id] = space
         return found
+
+
+_PATTERN: Final = re.compile(r"[*?\[\]%]")
+
+
+def _can_have_table(space: SpaceDefinition) -> bool:
+    """Return True for a user's space that keeps its data in the log and has a primary key."""
+    if space.id < FIRST_USER_SPACE_ID or space.is_local or space.is_temporary or space.is_view:
+        return False
+    return space.primary_key is not None
 
 
 def _space(text: str) -> int | str:

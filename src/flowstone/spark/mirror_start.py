@@ -16,7 +16,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
 from flowstone.node.archive_definitions import DefinitionRow, Definitions
 from flowstone.outside import production
-from flowstone.outside.disk import AlreadyLocked
+from flowstone.outside.disk import DIRECTORY_MODE, AlreadyLocked
 from flowstone.spark.archive_index import DataLoss
 from flowstone.spark.archive_runs import SnapshotFile
 from flowstone.spark.lake import Lake
@@ -87,6 +87,7 @@ def origins_of(
             f"{lake} also has the rows of replica set {strange[0]}, which no source is of",
             hint="name all its sources, or another lake",
         )
+    _check_excluded(origins, lake, options, saved)
     for origin in origins:
         if origin.replicaset_uuid not in saved:
             _check_beginning(origin, options)
@@ -108,6 +109,42 @@ def origin_of(source: Source, known: Sequence[str]) -> Origin:
     return Origin(source, facts.replicaset_uuid, facts.definitions)
 
 
+def _check_excluded(origins: Sequence[Origin], lake: str, options: MirrorOptions, saved: Mapping[str, Saved]) -> None:
+    """Every excluded space exists in some source, or did when the lake was begun, and has no table yet.
+
+    Names cannot be checked while a source is away, nor for a lake whose settings do not have them: it was begun by a
+    release that did not save them, and the space may have been dropped since.
+    """
+    excluded = options.choice.excluded
+    if not excluded:
+        return
+    schemas, is_away = [schema_of(each.definitions) for each in saved.values()], False
+    for origin in origins:
+        if isinstance(origin.source, DirectorySource):
+            schemas += _schemas_in(origin.source.index, is_history=options.history)
+        elif origin.definitions is not None:
+            schemas.append(schema_of(origin.definitions))
+        else:
+            is_away = True
+    accepted = {name for each in saved.values() for name in each.settings.get("excluded", "").split(",")}
+    if not is_away and all("excluded" in each.settings for each in saved.values()):
+        options.choice.check_excluded(schemas, accepted)
+    for each in saved.values():
+        for space_id, name in each.tables.items():
+            if {name, str(space_id)} & ({*map(str, excluded)} - accepted):
+                raise OtherSettings(
+                    f"space {name!r} has a table in {lake} already: it cannot be excluded any more",
+                    hint="leave --exclude out, or begin another lake",
+                )
+
+
+def _schemas_in(index: Log, *, is_history: bool) -> tuple[Schema, Schema]:
+    """The definitions that a first load begins with, and the newest."""
+    snapshot = first_snapshot(index, is_history=is_history)
+    first = index.schema_at(snapshot.vclock if snapshot is not None else index.earliest).schema
+    return first, index.schema_at(index.settled).schema
+
+
 def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
     """Choice and masks fit the spaces that a first load is going to have."""
     if isinstance(origin.source, DirectorySource):
@@ -117,9 +154,7 @@ def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
                 f"{index.directory} is a Limestone, whose log has no times: it cannot have a history",
                 hint="leave --history out",
             )
-        newest = index.schema_at(index.settled).schema
-        snapshot = first_snapshot(index, is_history=options.history)
-        first = index.schema_at(snapshot.vclock if snapshot is not None else index.earliest).schema
+        first, newest = _schemas_in(index, is_history=options.history)
     else:
         assert origin.definitions is not None, "who is new has answered"
         newest = first = schema_of(origin.definitions)
@@ -206,7 +241,7 @@ def made(*directories: str, is_private: bool = False) -> Iterator[None]:
     """
     new = [each for each in directories if not os.path.isdir(each)]
     for each in new:
-        os.makedirs(each, mode=0o700 if is_private else 0o777, exist_ok=True)
+        os.makedirs(each, mode=DIRECTORY_MODE if is_private else 0o777, exist_ok=True)
     try:
         yield
     except BaseException:

@@ -27,6 +27,7 @@ from flowstone.spark.lake_table import LakeTable, Merged, Moment
 from flowstone.spark.masks import Masking
 from flowstone.spark.mirror_batch import Folded, Target, Truncation, behind, mask_rows
 from flowstone.spark.mirror_choice import Choice, Spaces
+from flowstone.spark.mirror_start import WrongPlace
 from flowstone.xlog.columns import ColumnOptions
 
 if TYPE_CHECKING:
@@ -37,6 +38,22 @@ LOADED_DDL = "space_id BIGINT, sort_key BINARY, tuple BINARY"
 
 Pair = tuple[SpaceDefinition, SpaceDefinition]
 """A space as it was and as it is."""
+
+
+def check_catalog(spark: SparkSession, schema: str) -> None:
+    """Raise WrongPlace unless Spark's catalog has `schema`: tables cannot be registered in one that does not exist."""
+    from pyspark.errors import PySparkException
+
+    try:
+        is_there = spark.catalog.databaseExists(schema)
+    except PySparkException as error:
+        problem = str(error).splitlines()[0]
+        raise WrongPlace(f"--catalog {schema}: {problem}", hint="name a schema of Spark's catalog") from error
+    if not is_there:
+        raise WrongPlace(
+            f"--catalog {schema}: Spark's catalog has no such schema",
+            hint=f"create it with CREATE SCHEMA {schema}, or name another",
+        )
 
 
 class MirrorTables:

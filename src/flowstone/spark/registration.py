@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTINGS: Final = {
-    # A source that can use filters is refused by Spark unless this is on.
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 PYTHON_CONF: Final = "spark.pyspark.python"

@@ -29,7 +29,7 @@ from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node.archive_log import version_of
 from flowstone.node.checkpoint import States
-from flowstone.outside.disk import AlreadyLocked, Disk
+from flowstone.outside.disk import DIRECTORY_MODE, AlreadyLocked, Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import ArchiveIndex
 from flowstone.spark.clear_errors import clear_errors
@@ -151,7 +151,7 @@ def destination(disk: Disk, out: str) -> Iterator[str]:
     """A directory beside `out` that becomes it when the block ends, and is gone if it does not end well."""
     out = os.path.abspath(out)
     unfinished = out + INPROGRESS
-    os.makedirs(unfinished, exist_ok=True)
+    os.makedirs(unfinished, mode=DIRECTORY_MODE, exist_ok=True)
     try:
         lock = disk.lock(unfinished)
     except AlreadyLocked as error:
@@ -245,7 +245,7 @@ class _Job:
         )
 
     def write(self, format: Format, directory: str) -> str:
-        os.makedirs(directory, exist_ok=True)
+        self.index.disk.make_directory(directory)
         if format == "snap":
             return self._write_snapshot(directory)
         return self._write_delta(directory) if format == "delta" else self._write_parquet(directory)

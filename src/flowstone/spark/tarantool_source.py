@@ -1,18 +1,19 @@
 """Source and writer `tarantool`: a live server's spaces as they are, its settled changes as a stream, and rows into it.
 
-A batch is one snapshot of each replica set, of one moment, which a task takes and decodes as it comes; or rows are
-looked up by the primary key, as filters name them. Imports pyspark; streams and writing are modules of their own.
+A batch is one snapshot of each replica set, of one moment, which a task takes and decodes as it comes; or all rows of
+one space by SELECT. Filters stay with Spark: its releases 4.2.0, 4.2.1 and 4.3.0 reuse the filters pushed to one scan
+of a frame for its other scans, which then miss rows. Imports pyspark; streams and writing are modules of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema, SchemaTracker
@@ -23,8 +24,7 @@ from flowstone.iproto.uri import Uri
 from flowstone.node.archive_snapshot import replicaset_uuid_in
 from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.contract import shape_of
-from flowstone.spark.index_scan import scan_ranges
-from flowstone.spark.key_filters import WHOLE, KeyRange, can_walk, key_ranges
+from flowstone.spark.index_scan import can_walk, scan_space
 from flowstone.spark.live_node import CannotUse, Definitions, definitions
 from flowstone.spark.live_snapshot import snapshot_slabs
 from flowstone.spark.options import TarantoolOptions, tarantool_options, writer_options
@@ -40,21 +40,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class StatePart(InputPartition):
-    """What one task reads: a whole replica set by a snapshot, or ranges of its primary key."""
+    """What one task reads: the rows of one replica set."""
 
     members: tuple[Uri, ...]
     contract: StateContract
-    ranges: tuple[KeyRange, ...] | None = None
 
 
 class TarantoolSource(DataSource):
     """A live Tarantool server, or a node of ours.
 
     As a batch, options: `uri` (required): members of a replica set with `,` between them, replica sets with `;`;
-    `space`: a name or an id, all spaces of users without it; `readMode`: snapshot (default) or select (rows whose keys
-    filters name, looked up by the primary key, or all of them; load() anew for each query); `columns`, `unsignedAs`,
-    `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`. As a stream it has those of `tarantool_stream`, and
-    `spoolLocation` says that it is one. To write: `uri`, `space`, `onConflict`. docs/reference/spark.md has them all.
+    `space`: a name or an id, all spaces of users without it; `readMode`: snapshot (default) or select (one space, in
+    pages of its primary key); `columns`, `unsignedAs`, `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`. As a
+    stream it has those of `tarantool_stream`, and `spoolLocation` says that it is one. To write: `uri`, `space`,
+    `onConflict`. docs/reference/spark.md has them all.
     """
 
     @classmethod
@@ -73,7 +72,7 @@ class TarantoolSource(DataSource):
     @clear_errors()
     def reader(self, schema: StructType) -> TarantoolReader:
         options = tarantool_options(self.options)
-        return TarantoolReader(options) if options.read_mode == "snapshot" else TarantoolKeyReader(options)
+        return TarantoolReader(options)
 
     @clear_errors()
     def streamReader(self, schema: StructType) -> TarantoolStreamReader:  # noqa: N802
@@ -95,7 +94,7 @@ class TarantoolSource(DataSource):
 
 
 class TarantoolReader(DataSourceReader):
-    """The rows of one space, or of all, as they are at one moment."""
+    """Reads the rows of one space, or of all, as they are at one moment (snapshot) or page by page (select)."""
 
     def __init__(self, options: TarantoolOptions) -> None:
         self._options = options
@@ -103,56 +102,30 @@ class TarantoolReader(DataSourceReader):
 
     @clear_errors()
     def partitions(self) -> Sequence[InputPartition]:
-        return [StatePart(members, contract, self._ranges(contract)) for members, contract in self._contracts]
+        for _, contract in self._contracts:
+            if contract.space is not None:
+                _check_readable(contract.space, self._options.read_mode)
+        return [StatePart(members, contract) for members, contract in self._contracts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StatePart)
-        members, contract, ranges = partition.members, partition.contract, partition.ranges
-        show_secrets = self._options.changes.show_secrets
+        members, contract = partition.members, partition.contract
+        read = read_snapshot if self._options.read_mode == "snapshot" else read_pages
         with clear_errors():
-            if ranges is None:
-                yield from read_snapshot(members, contract, show_secrets=show_secrets)
-            else:
-                yield from read_ranges(members, contract, ranges, show_secrets=show_secrets)
-
-    def _ranges(self, contract: StateContract) -> tuple[KeyRange, ...] | None:
-        """None for a snapshot."""
-        space = contract.space
-        if space is not None and (space.is_local or space.is_temporary or space.engine == "sysview"):
-            raise CannotUse(
-                f"space {space.name!r} is local, temporary or a view of the system: no snapshot has its rows",
-                hint="read it with readMode=select",
-            )
-        return None
+            yield from read(members, contract, show_secrets=self._options.changes.show_secrets)
 
 
-class TarantoolKeyReader(TarantoolReader):
-    """The rows of one space by SELECT: those whose keys filters name, or all.
-
-    A class of its own, because Spark 4.2 keeps what a frame's last query with filters made of them for its next query
-    without: a reader that takes filters is for frames that are used once.
-    """
-
-    _filters: tuple[Filter, ...] = ()
-
-    @clear_errors()
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """All stay with Spark, too: what they ask for is read, and perhaps a little more."""
-        self._filters = tuple(filters)
-        return filters
-
-    def _ranges(self, contract: StateContract) -> tuple[KeyRange, ...]:
-        space = contract.space
-        assert space is not None
-        ranges = key_ranges(space, contract.columns, self._filters)
-        if ranges is not None:
-            return ranges
-        if not can_walk(space.primary_key):
-            raise CannotUse(
-                f"space {space.name!r} cannot be read by SELECT: that takes a primary key of type tree on plain fields",
-                hint="name whole keys in filters, or read it with readMode=snapshot",
-            )
-        return WHOLE
+def _check_readable(space: SpaceDefinition, read_mode: str) -> None:
+    if read_mode == "snapshot" and (space.is_local or space.is_temporary or space.engine == "sysview"):
+        raise CannotUse(
+            f"space {space.name!r} is local, temporary or a view of the system: no snapshot has its rows",
+            hint="read it with readMode=select",
+        )
+    if read_mode == "select" and not can_walk(space.primary_key):
+        raise CannotUse(
+            f"space {space.name!r} cannot be read by SELECT: that takes a primary key of type tree on plain fields",
+            hint="read it with readMode=snapshot",
+        )
 
 
 def read_snapshot(
@@ -181,13 +154,13 @@ def read_snapshot(
         yield contract.batch(shown, rows, tracker.schema)
 
 
-def read_ranges(
-    members: Sequence[Uri], contract: StateContract, ranges: Sequence[KeyRange], *, show_secrets: bool = False
+def read_pages(
+    members: Sequence[Uri], contract: StateContract, *, show_secrets: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in the ranges of the primary key."""
+    """Yield the rows of the contract's space, in pages of its primary key."""
     space = contract.space
     assert space is not None
-    for slab in scan_ranges(members, space, ranges):
+    for slab in scan_space(members, space):
         if space.id in USER_SPACES and not show_secrets:
             slab = _hidden(slab, space)
         yield contract.batch(slab, np.arange(len(slab), dtype=np.int64), Schema({space.id: space}))
