@@ -16,14 +16,14 @@ demo: setup ## show what Flowstone does, with no configuration and no outside se
 	$(PYTHON_BIN) -m flowstone.cli demo
 
 test: check ## the whole suite at CI scale (some 25 minutes on 2 cores); PYTEST_ARGS passes options on
-	$(PYTHON_BIN) -m tests.simulation --runs 300
+	$(PYTHON_BIN) -m tests.simulation --runs 250 --fresh 50
 	$(PYTEST) $(PYTEST_ARGS)
 
 soak: setup ## simulated runs for SECONDS (default 3600): whole replica sets under faults, each from a seed of its own
 	$(PYTHON_BIN) -m tests.simulation --soak $(or $(SECONDS),3600) --first $(or $(FIRST),0)
 
 test-full: check ## the same tests at full scale (under 4 hours)
-	$(PYTHON_BIN) -m tests.simulation --runs 2000
+	$(PYTHON_BIN) -m tests.simulation --runs 2000 --fresh 50
 	FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200 $(PYTEST_ARGS)
 
 check: setup ## lint, formatting, types, import rules, and the rules of the house (tests/test_tidy.py)

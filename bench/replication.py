@@ -56,20 +56,7 @@ box.cfg{replication = arg[1], memtx_memory = 1024^3, log = 'join.log', replicati
 print(clock.time() - started)
 os.exit()
 """
-JOIN_PYTHON: Final = """
-import asyncio, sys, time
-import flowstone
-from flowstone.node.warm_up import warm_up
-from flowstone.outside import production
-
-async def main():
-    warm_up(production())
-    started = time.time()
-    async with flowstone.Node("data", replication=[sys.argv[1]]):
-        print(time.time() - started)
-
-asyncio.run(main())
-"""
+JOINING_NODE: Final = Path(__file__).with_name("joining_node.py")
 
 
 class Bench:
@@ -171,7 +158,7 @@ def joined(bench: Bench) -> Iterator[Result]:
     master.eval(FILL_LUA, JOINED_ROWS)
     taken = pair()
     for _ in range(ROUNDS):
-        for times, command in zip(taken, ([sys.executable, "-c", JOIN_PYTHON], ["tarantool", "join.lua"]), strict=True):
+        for times, command in zip(taken, ([sys.executable, str(JOINING_NODE)], ["tarantool", "join.lua"]), strict=True):
             place = bench.place("joining")
             (place / "join.lua").write_text(JOIN_LUA)
             done = subprocess.run(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,10 @@ from tests.chaos.seats import (
 )
 from tests.chaos.upkeep import Operator
 from tests.chaos.verdict import broken_promises, lost, read_finally, slips
+from tests.chaos.watcher import Watcher, broken_reports
 from tests.interop.member import Member, eventually
 from tests.interop.versions import binaries
+from tests.judges.judging import Refused, judge_all
 from tests.simulation.history import FINAL
 
 KEYS_EACH: Final = 10_000_000
@@ -55,6 +58,8 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     resumed: Counter[str] = field(default_factory=Counter)
     disks: str = ""
+    looks: int = 0
+    found: Counter[str] = field(default_factory=Counter)
     lost: int = 0
     violations: list[str] = field(default_factory=list)
 
@@ -64,6 +69,7 @@ class Report:
             f"  operations: {self.asked} asked, {self.answered} answered",
             f"  faults: {_told(self.faults)} ({self.faults.total()} in all; disks: {self.disks})",
             f"  followers helped by the operator: {_told(self.resumed)}",
+            f"  looks at what is reported: {self.looks}, that found: {_told(self.found)}",
             f"  acknowledged and lost: {self.lost}",
             *(f"  VIOLATED: {violation}" for violation in self.violations),
             f"  verdict: {'VIOLATED' if self.violations else 'ok'}",
@@ -127,11 +133,17 @@ class Run:
         self._clients = Clients(Doors(seats), Random(f"{report.seed}/clients"), has_elections=seats.has_elections)
         _hire(seats, self._clients)
         self._operator = Operator(seats)
+        self._watcher = Watcher(seats)
         self._nemeses: list[Nemesis] = [
             ProcessNemesis(seats, Random(f"{report.seed}/processes")),
             WireNemesis(seats, Random(f"{report.seed}/wires")),
         ]
-        self._threads: list[Clients | Operator | Nemesis] = [self._clients, self._operator, *self._nemeses]
+        self._threads: list[Clients | Operator | Watcher | Nemesis] = [
+            self._clients,
+            self._operator,
+            self._watcher,
+            *self._nemeses,
+        ]
 
     def go(self, seconds: float) -> None:
         for one in self._threads:
@@ -189,6 +201,8 @@ class Run:
         self._clients.check()
         self._seats.assert_equal()
         self._operator.stop()
+        self._watcher.stop()
+        self._report.violations += broken_reports(self._seats)
 
     def _count(self) -> None:
         """What happened, whatever came of it; the harness has read, too."""
@@ -196,7 +210,8 @@ class Run:
         asked = [operation for operation in operations if operation.process != FINAL]
         report.asked, report.answered = len(asked), sum(operation.is_answered for operation in asked)
         report.resumed = self._operator.resumed
-        report.violations += [*self._operator.violations, *self._clients.surprises]
+        report.found, report.looks = self._watcher.found, self._watcher.looks
+        report.violations += [*self._operator.violations, *self._watcher.violations, *self._clients.surprises]
 
     def _judge(self, when: str) -> None:
         """What is there must be what clients were told, and what is read now must fit to what was read before."""
@@ -223,6 +238,22 @@ class Run:
             if node.exit_code():
                 self._report.violations.append(f"{node} was stopped and ended with {node.exit_code()}")
         self._report.violations += slips(self._seats)
+        self._report.violations += refused(self._seats.nodes)
+
+
+def refused(nodes: Sequence[Member]) -> list[str]:
+    """Why servers do not start from the directories of nodes that have stopped, or not with the same rows.
+
+    Copies refused directories next to the logs of their processes: the small disks are unmounted at the end.
+    """
+    places = {node.name: Path(node.options.get("memtx_dir", node.directory)) for node in nodes}
+    try:
+        judge_all(places)
+    except Refused as error:
+        for node in nodes:
+            shutil.copytree(places[node.name], node.directory / "refused")
+        return [str(error)]
+    return []
 
 
 def view(member: Member) -> object:

@@ -139,7 +139,7 @@ def test_who_is_refused_leaves_a_line_and_a_server_that_is_away_none() -> None:
         lines = process.communicate(timeout=SECONDS)[1].splitlines()
     told = [each for each in map(json.loads, lines) if each["logger"] != "flowstone"]
     assert [(each["logger"], each["message"], each["request_id"]) for each in told] == [
-        ("flowstone.web", "GET '/api/state': 401", request_id)
+        ("flowstone.web", f"GET '/api/state' from {told[0]['peer']}: 401", request_id)
     ]
 
 

@@ -18,6 +18,7 @@ from tests.interop.member import Member, eventually
 from tests.interop.mesh import PLAIN, QUORUM_TIMEOUT, Mesh, Pending, keys, promote, queue, write
 from tests.interop.versions import fits
 from tests.observation.situations import assert_well, found
+from tests.real_tarantool import free_port
 
 
 @not_for_stand_ins
@@ -53,12 +54,13 @@ def test_a_dead_member_is_expelled_at_the_leader_and_who_was_asked_only_by_force
     assert any("a quorum is left" in line for line in found.errors)
     eventually("it is gone everywhere", lambda: not any(dead_id in member.replication() for member in (leader, other)))
 
-    found = flowstone("expel", "--yes", "--force", other.address, str(other.id))
+    number = other.id  # it has none afterwards
+    found = flowstone("expel", "--yes", "--force", other.address, str(number))
     assert (found.code, found.text) == (
         0,
-        f"replica {other.id} ({other.address}) is no member of {set_uuid(leader)} any more\n",
+        f"replica {number} ({other.address}) is no member of {set_uuid(leader)} any more\n",
     )
-    assert any("it runs: it will follow nobody any more" in line for line in found.errors)
+    assert any("it runs: it will" in line for line in found.errors)
 
 
 @not_for_stand_ins
@@ -124,6 +126,26 @@ def test_where_the_row_waits_behind_a_queue_without_a_quorum_the_order_is_told(
     assert (refused.code, pending.outcome()) == (1, QUORUM_TIMEOUT)
     assert "Only if gone for good, so that nobody can start it again, in this order: lower" in refused.complaints[-1]
     assert dead_id in owner.replication()
+
+
+@not_for_stand_ins
+def test_address_that_no_member_lists_is_asked_which_member_it_is(nodes: Cluster, flowstone: Command) -> None:
+    master = nodes.ours("master")
+    replica = nodes.ours("replica", replication=[master.uri])
+    number = replica.id
+    gone = f"127.0.0.1:{free_port()}"
+    refused = flowstone("expel", "--yes", master.address, gone)
+    assert refused.code == 2
+    (line,) = refused.complaints
+    assert line.startswith(f"flowstone: {gone} is no member of the replica set {set_uuid(master)}; ")
+    assert "connection refused" in line
+    assert f"there are {master.id} ({master.address}), {number} (replica {number})" in line
+    done = flowstone("expel", "--yes", master.address, replica.address)
+    assert done.code == 0, done.errors
+    assert done.text == f"replica {number} ({replica.address}) is no member of {set_uuid(master)} any more\n"
+    assert any("it runs: it will neither replicate" in line for line in done.errors)
+    assert done.errors[-1].startswith("flowstone: take the member out of `replication` in the configuration")
+    assert number not in master.replication()
 
 
 def set_uuid(member: Member) -> str:

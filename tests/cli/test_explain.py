@@ -15,6 +15,7 @@ from flowstone.cli import run
 from flowstone.cli.explain import is_path, looked_at
 from flowstone.observation.replica_set import replica_sets
 from tests import real_tarantool
+from tests.node.expelled_files import leave_expelled
 from tests.observation.directories import leave
 from tests.observation.reports import downstream, report
 from tests.real_tarantool import Server, free_port
@@ -71,6 +72,15 @@ def test_json_has_the_findings_and_what_was_looked_at(
     (seen,) = told["directories"]
     assert (seen["path"], seen["is_in_use"]) == (str(directory), False)
     assert seen["end"]["1"] > 60
+
+
+def test_directory_of_an_expelled_member_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(leave_expelled(tmp_path / "data", tmp_path / "other"))
+    assert run(["explain", str(tmp_path / "data")]) == 1
+    shown = capsys.readouterr().out
+    assert "its instance was expelled  [not_registered]" in " ".join(shown.split("\n")[:2])
+    assert "flowstone rebootstrap" in shown
+    assert run(["explain", str(tmp_path / "other")]) == 0
 
 
 def test_two_directories_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +156,12 @@ def test_an_address_with_a_path_in_it_is_no_directory_and_shows_no_password(
     shown = capsys.readouterr()
     assert "no such directory" not in shown.err
     assert not any(part in shown.out + shown.err for part in ("geh", "eim"))
+
+
+def test_servers_that_are_no_members_are_not_counted_as_such() -> None:
+    (line,) = looked_at(replica_sets([report(1, {1: 5}), report(0, {1: 5}, ro=True)]), ())
+    assert "1 of 1 members answered" in line
+    assert line.count("{1: 5}") == 2
 
 
 def test_who_was_not_asked_because_nobody_knows_its_address_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -75,6 +76,17 @@ def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
     assert "Example:" in text
     assert "Exit codes:" in text
     assert "--compatible" in text
+
+
+def test_replica_raises_its_limit_of_open_files(tmp_path: Path) -> None:
+    """Each log channel takes two files, and the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        with started(tmp_path, "--listen", "tcp://127.0.0.1:0") as running:
+            assert resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

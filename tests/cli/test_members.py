@@ -23,7 +23,7 @@ def test_with_yes_nobody_is_asked() -> None:
 
 def test_without_a_terminal_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    with pytest.raises(UsageError, match="give --yes"):
+    with pytest.raises(UsageError, match="use --yes to skip the confirmation"):
         consent("really?", yes=False)
 
 

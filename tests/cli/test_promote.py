@@ -105,11 +105,21 @@ def test_who_does_not_lead_afterwards_is_a_failure_that_says_why(nodes: Cluster,
 
 
 @not_for_stand_ins
+def test_who_is_no_member_is_not_promoted(nodes: Cluster, flowstone: Command) -> None:
+    master = nodes.ours("a")
+    anonymous = nodes.ours("b", replication=[master.uri], replication_anon=True, read_only=True)
+    found = flowstone("promote", "--yes", anonymous.address)
+    assert (found.code, found.text) == (1, "")
+    why = "it is not a member of its replica set: it was expelled, or is an anonymous replica"
+    assert found.complaints == [f"flowstone: {anonymous.address} cannot lead: {why}; promote a member"]
+
+
+@not_for_stand_ins
 def test_nothing_is_done_where_nobody_can_be_asked(nodes: Cluster, flowstone: Command) -> None:
     node = nodes.ours("a")
     found = flowstone("promote", node.address)
     assert (found.code, found.text) == (2, "")
-    assert found.complaints == ["flowstone: nobody is there to be asked; give --yes to do it without a question"]
+    assert found.complaints == ["flowstone: stdin is not a terminal; use --yes to skip the confirmation"]
     assert queue(node)["owner"] == 0
 
 

@@ -31,7 +31,9 @@ class Served:
         self.port = real_tarantool.free_port()
         self._log = directory / f"log-{self.port}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FLOWSTONE_")}
-        command = [sys.executable, "-m", "flowstone.cli", "serve", f"--listen=127.0.0.1:{self.port}", *options]
+        listens = any(option.startswith("--listen=") for option in options)
+        given = options if listens else (f"--listen=127.0.0.1:{self.port}", *options)
+        command = [sys.executable, "-m", "flowstone.cli", "serve", *given]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=directory, stderr=log, env=environment | variables)
 

@@ -13,6 +13,7 @@ import pytest
 from flowstone import Node
 from flowstone.iproto import errors
 from tests.cli.conftest import Command
+from tests.node.expelled_files import leave_expelled
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,11 +108,12 @@ def test_what_needs_a_restart_is_said_beside_a_running_node_only(flowstone: Comm
     assert "restart" not in flowstone("serve", "--check", "--listen=127.0.0.1:0").text
 
 
-def test_without_one_a_taken_address_is_a_problem(flowstone: Command) -> None:
+def test_without_one_a_taken_address_is_a_problem(flowstone: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWSTONE_LISTEN", "127.0.0.1:0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for option in ("--listen", "--http-listen"):
-            answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", f"{option}={address}")
+            answer = flowstone("serve", "--check", f"{option}={address}")
             assert answer.code == 2
             [complaint] = answer.complaints
             assert complaint.startswith(
@@ -131,8 +133,11 @@ def test_without_one_a_taken_address_is_a_problem(flowstone: Command) -> None:
         ),
     ],
 )
-def test_a_complaint_says_where_and_what_to_do(flowstone: Command, options: tuple[str, ...], told: str) -> None:
-    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", *options)
+def test_a_complaint_says_where_and_what_to_do(
+    flowstone: Command, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setenv("FLOWSTONE_LISTEN", "127.0.0.1:0")
+    answer = flowstone("serve", "--check", *options)
     assert answer.code == 2
     (complaint,) = answer.complaints
     assert told in complaint
@@ -210,6 +215,29 @@ def test_options_that_the_dialect_of_the_data_does_not_have_are_a_problem(flowst
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--election-mode=candidate")
     assert answer.code == 2
     assert "'election_mode': unexpected option: the data in data has dialect 2.6" in answer.complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ((), "is not registered with replica set"),
+        (("--replication-anon", "--read-only"), "Incorrect value for option 'replication_anon'"),
+    ],
+)
+def test_directory_of_an_expelled_member_is_a_problem(
+    flowstone: Command, tmp_path: Path, options: tuple[str, ...], problem: str
+) -> None:
+    asyncio.run(leave_expelled(tmp_path / "data", tmp_path / "other"))
+    (tmp_path / "data" / "00000000000000000099.xlog.inprogress").touch()
+    before = state(tmp_path)
+    answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", *options)
+    assert answer.code == 2
+    (complaint,) = answer.complaints
+    assert problem in complaint
+    assert "flowstone rebootstrap" in complaint
+    assert state(tmp_path) == before
+    others = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--work-dir=other")
+    assert (others.code, others.complaints) == (0, [])
 
 
 def test_a_wrong_value_is_a_problem(flowstone: Command) -> None:

@@ -41,7 +41,14 @@ def three() -> list[Report | Unreachable]:
     }
     return [
         elected(1, {2: {"upstream": upstream(2, lag=0.5)}, 3: {"upstream": upstream(3, "disconnected", idle=4000.0)}}),
-        elected(2, {1: {"downstream": downstream({1: 204, 2: 66})}, 3: {"downstream": {"status": "stopped"}}}, gc=gc),
+        elected(
+            2,
+            {
+                1: {"upstream": upstream(1), "downstream": downstream({1: 204, 2: 66})},
+                3: {"downstream": {"status": "stopped"}},
+            },
+            gc=gc,
+        ),
         Unreachable(address="db3:3301", reason="cannot connect to db3:3301: connection refused"),
     ]
 
@@ -61,6 +68,7 @@ EXPECTED = """\
   follower  follows   state           lag  rows   idle
   db1:3301  db2:3301  follow        0.5 s     4  0.1 s
   db1:3301  db3:3301  disconnected      –     –  1.1 h
+  db2:3301  db1:3301  follow        0.0 s     0  0.1 s
   db3:3301  db2:3301  stopped           –     –      –
 
   logs of   rows  snapshots  held by   slowest   behind

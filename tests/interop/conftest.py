@@ -9,8 +9,11 @@ import pytest
 
 from tests.interop.cluster import Cluster
 from tests.interop.versions import ANY, Binary, parameters
+from tests.judges.judging import refusal_of
+from tests.observation.promise import broken_promises
 
 _CLUSTER = pytest.StashKey[Cluster]()
+_HAS_FAILED = pytest.StashKey[bool]()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -27,6 +30,7 @@ def pytest_runtest_makereport(
     cluster = item.stash.get(_CLUSTER, None)
     if cluster is not None and report.failed and report.when == "call":
         report.sections.append(("logs of the members", cluster.logs()))
+        item.stash[_HAS_FAILED] = True
     return report
 
 
@@ -46,9 +50,16 @@ def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def _cluster(binary: Binary, directory: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     cluster = Cluster(directory, binary)
     request.node.stash[_CLUSTER] = cluster
+    reports: list[str] = []
     try:
         yield cluster
+        running = [member.address for member in cluster.members if member.is_running]
+        if len(running) > 1 and not request.node.stash.get(_HAS_FAILED, False):
+            reports = broken_promises(running)
     finally:
         cluster.close()
+    assert not reports, f"what is reported of the members is not true: {reports}\n{cluster.logs()}"
+    refusals = {member.name: refusal_of(member.directory) for member in cluster.members}
+    assert not any(refusals.values()), f"no server starts from what they left: {refusals}"
     broken = [member.name for member in cluster.members if "Traceback" in member.log()]
     assert not broken, f"something unforeseen happened in {broken}:\n{cluster.logs()}"

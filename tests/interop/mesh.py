@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from tests.interop.cluster import Cluster
 from tests.interop.compare import transactions
 from tests.interop.member import SECONDS, Member, eventually
 from tests.interop.proxy import Proxy
+from tests.judges.judging import judge_all
 
 SYNCHRONOUS, PLAIN = 720, 721
 REPLICATION_TIMEOUT, ELECTION_TIMEOUT = 0.5, 2.0
@@ -144,6 +146,12 @@ class Mesh:
 
         term: int = eventually(f"{number} owns the queue", agreed, seconds=seconds)
         return term
+
+    def judge(self, **archives: Path) -> None:
+        """Ends all members, all of which have the same; servers start from their directories with the same rows."""
+        for member in self.members:
+            member.kill()
+        judge_all({member.name: member.directory for member in self.members} | archives)
 
     def wait_same(self, *sources: Member) -> None:
         """All have what these have."""

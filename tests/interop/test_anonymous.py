@@ -58,6 +58,7 @@ def test_an_anonymous_replica_is_nobody_until_it_registers(
     eventually("the master knows it", lambda: master.downstream(2).get("status") == "follow")
     master.configure(replication=[replica.uri])
     master.wait_follow(replica)
+    replica.wait_writable()  # one that has just registered is an orphan until it has caught up
     replica.call("interop.transaction", ledger.transaction(2))
     master.catch_up(replica)
     master.call("interop.transaction", ledger.transaction(3))

@@ -96,7 +96,9 @@ def test_empty_members_that_come_late_join_the_booted_one(cluster: Cluster, boot
     else:
         for member in late:
             member.launch(replication=uris)
-    wait_ready(*late)
+    wait_ready(late[0])
+    booted.configure(replication=uris[:2])  # the other may have joined this one, and must not stay unknown
+    wait_ready(late[1])
     booted.configure(replication=uris)
     _assert_one_set([booted, *late])
     assert _ids(booted)[SMALL] == 1

@@ -243,6 +243,7 @@ def test_a_leader_without_a_quorum_is_fenced_and_what_waits_is_decided_by_the_ne
     mesh = Mesh(cluster, kinds, replication_synchro_timeout=60, election_fencing_mode=fencing)
     leader = _elect(mesh)
     write(leader, 1)
+    mesh.wait_same(leader)  # with the CONFIRM: else the others have only what the next PROMOTE says
     for wire in mesh.wires(leader):
         wire.hold()
     pending = Pending(leader, 2).wait_on(leader)

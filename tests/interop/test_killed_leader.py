@@ -47,7 +47,7 @@ class Load:
     Each write ends as acknowledged, as refused by an error, or as unknown: no answer came.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Member], writers: int = WRITERS) -> None:
         self.acknowledged: set[int] = set()
         self.refused: dict[int, TarantoolError] = {}
         self.unknown: set[int] = set()
@@ -55,7 +55,7 @@ class Load:
         self._lock = Lock()
         self._ending = Event()
         self._problems: list[BaseException] = []
-        self._threads = [Thread(target=self._run, args=(number,), daemon=True) for number in range(WRITERS)]
+        self._threads = [Thread(target=self._run, args=(number,), daemon=True) for number in range(writers)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -221,7 +221,9 @@ def _lose_leaders(mesh: Mesh, fault: Fault) -> None:
 def test_a_leader_that_is_gone_is_replaced_in_time_and_nothing_acknowledged_is_lost(
     nodes: Cluster, fault: Fault
 ) -> None:
-    _lose_leaders(Mesh(nodes, ("ours", "ours", "ours"), direct=True), fault)
+    mesh = Mesh(nodes, ("ours", "ours", "ours"), direct=True)
+    _lose_leaders(mesh, fault)
+    mesh.judge()
 
 
 @FAULTS
@@ -234,3 +236,4 @@ def test_a_leader_of_a_mixed_set_that_is_gone_is_replaced_in_time_and_nothing_ac
     _lose_leaders(mesh, fault)
     promote(mesh.members[1])
     assert mesh.wait_leader() is mesh.members[1]
+    mesh.judge()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import pytest
@@ -243,8 +243,16 @@ def test_lag_of_the_downstream_is_what_a_transaction_took(
     master.client.insert(GLOBAL, 1)
     eventually("the lag shows", lambda: master.downstream(replica).get("lag", 0) > 0.15)
     wire.delay(0)
-    master.client.insert(GLOBAL, 2)
-    eventually("it is gone", lambda: master.downstream(replica)["lag"] < 0.15)
+    # A piece that the proxy already holds back, such as a heartbeat, still delays the row sent after it, and an idle
+    # relay keeps the lag of the last transaction (relay_process_ack in relay.cc). So each look has a row of its own.
+    numbers = count(2)
+
+    def lag_of_the_next_transaction() -> float:
+        master.client.insert(GLOBAL, next(numbers))
+        replica.catch_up(master)
+        return float(master.downstream(replica)["lag"])
+
+    eventually("the lag is gone", lambda: lag_of_the_next_transaction() < 0.15)
 
 
 @BOTH_WAYS

@@ -110,13 +110,19 @@ def test_a_replica_that_was_killed_goes_on_waiting_for_the_verdict(
     later = UnderWay(master, insert(SYNC, 2))
     story.wait(6, master)
     master.configure(replication_synchro_quorum=2)
-    assert commits.codes() == [0, 0]  # the replica had said that it has them
+    if master_kind == "real":
+        assert commits.codes() == [0, 0]  # the replica has acknowledged them
+    else:
+        assert commits.is_waiting  # a node counts a member only while it is connected: its data may be gone
     assert later.is_waiting
     replica.start()
     assert later.codes() == [0]
+    assert master_kind == "real" or commits.codes() == [0, 0]
     assert_converged(master, replica)
     assert unpack(replica.tuples(SYNC)[0]) == (1, "newer")
-    assert story.of(master)[-2:] == ["1+7 confirm 1+4", "1+8 confirm 1+6"]
+    # The first acknowledgement after the restart covers what the replica had, or the new row, too.
+    one_by_one, together = ["1+7 confirm 1+4", "1+8 confirm 1+6"], ["1+6 insert", "1+7 confirm 1+6"]
+    assert story.of(master)[-2:] in ([one_by_one] if master_kind == "real" else [one_by_one, together])
     assert story.of(master) == story.of(replica)
     replica.snapshot()
     assert snapshot_keys(replica) == [1, 2]

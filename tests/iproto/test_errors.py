@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from flowstone.iproto import errors
-from flowstone.iproto.error_codes import HINTS, NAMES
+from flowstone.iproto.error_codes import HINT_OF_EXPELLED, HINTS, NAMES
 from flowstone.iproto.errors import CLASSES, AccessDenied, TarantoolError, TupleFound, error_of
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 
@@ -39,6 +39,14 @@ def test_an_orphan_is_not_made_writable_by_an_option() -> None:
     orphan = error_of(7, f"{text}it is an orphan")
     assert "box.info.replication of that peer" in str(orphan)
     assert "box.cfg.read_only" not in str(orphan)
+
+
+@pytest.mark.parametrize("what", ["snapshots", "followers"])
+def test_refusal_of_an_expelled_server_gets_advice_about_the_expulsion(what: str) -> None:
+    error = error_of(5, f"Instance that was expelled from its replica set does not support {what}")
+    assert error.hint == HINT_OF_EXPELLED
+    assert "expelled" in HINT_OF_EXPELLED
+    assert error_of(5, "Vinyl does not support this").hint == HINTS[5]
 
 
 def test_an_error_raised_here_gives_no_advice_about_another_server() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import posixpath
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any, Literal, Self
@@ -39,6 +40,11 @@ class FaultDisk:
         self.on_death: Callable[[], object] = lambda: None
         self.appends = 0
         self.syncs = 0
+        self.calls: Counter[str] = Counter()
+
+    def count(self, name: str) -> int:
+        """Return how often the call `name` was made."""
+        return self.calls[name]
 
     def outside(self) -> Outside:
         """The world as it is, with this disk."""
@@ -70,6 +76,7 @@ class FaultDisk:
         return disk
 
     def call(self, name: str, path: str) -> None:
+        self.calls[name] += 1
         if self.life is not None and self.life < 0:
             raise Died
         if name in self.broken:
@@ -104,6 +111,7 @@ class FaultDisk:
         self.directories.add(path)
 
     def list_directory(self, path: str) -> list[str]:
+        self.call("list_directory", path)
         return sorted(posixpath.basename(name) for name in self.names if posixpath.dirname(name) == path)
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:

@@ -621,6 +621,19 @@ async def test_a_peer_of_another_replica_set_is_named_so_and_no_data_is_said_to_
         assert State.LOADING not in states
 
 
+async def test_a_peer_that_was_expelled_is_asked_again_and_the_log_says_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = "Anonymous replica does not support non-anonymous followers."
+    master = ScriptedMaster(SUBSCRIBE=[error_packet(5, text)])
+    async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
+        it.start()
+        await until(lambda: states.count(State.LOADING) >= 3)
+        assert caplog.text.count(f"{text} (ER_UNSUPPORTED, 5); it was expelled, or is an anonymous replica") == 1
+        assert f"cannot follow {it.uri.address}: {text}" in caplog.text
+        assert "release or engine" not in caplog.text
+
+
 async def test_a_member_that_a_newer_master_never_knows_is_told_that_it_may_have_been_removed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -41,7 +41,7 @@ def confirmed(replica: Replica) -> list[bytes]:
 
 async def owner(monkeypatch: pytest.MonkeyPatch) -> Replica:
     """Owns the queue, in which one transaction waits for a second member."""
-    monkeypatch.setattr(applying, "_schema_version", lambda box: (2, 11, 1))
+    monkeypatch.setattr(applying, "schema_version", lambda box: (2, 11, 1))
     replica = Replica(WalMode.FSYNC, Dialect.V2_11)
     replica.commits.queue.see_term(2)
     await replica.commits.queue.promote(2)

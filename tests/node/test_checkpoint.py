@@ -119,6 +119,22 @@ async def test_a_second_snapshot_of_the_same_moment_is_none() -> None:
     assert disk.names == before
 
 
+@pytest.mark.parametrize("allowed", [0, 1])
+async def test_checkpoint_is_not_made_when_it_is_refused_even_after_its_begin(
+    monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    disk = FaultDisk()
+    node = await small_node(disk)
+    answers = iter([None] * allowed + [errors.Unsupported("expelled")] * 2)
+    monkeypatch.setattr(node.checkpointer, "_refusal", lambda: next(answers))
+    with pytest.raises(errors.Unsupported, match="expelled"):
+        await node.checkpointer.snapshot()
+    assert snapshots(disk) == [0]
+    assert not is_in_progress(node)
+    await node.checkpointer._make_unasked()
+    assert snapshots(disk) == [0]
+
+
 async def test_the_log_ends_at_the_snapshot_and_older_files_go() -> None:
     disk = FaultDisk()
     node = await small_node(disk)

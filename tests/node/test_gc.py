@@ -186,3 +186,35 @@ async def test_members_are_not_awaited_for_ever() -> None:
     assert gc._collection is not None
     await gc._collection
     assert left(disk) == ([30], [30])
+
+
+async def test_replica_letting_go_of_many_logs_costs_one_listing_and_one_header_each() -> None:
+    """Else catching up over many logs is quadratic: each ACK at the end of a log starts a collection."""
+    count = 100
+    disk = directory([1000], list(range(0, 10 * count, 10)))
+    gc = collector(disk, 1)
+    consumer = gc.add_consumer("replica", VClock({1: 0}))
+    await gc.collect()
+    listings, opened = disk.count("list_directory"), disk.count("open")
+    for lsn in range(10, 10 * count, 10):
+        gc.advance(consumer, VClock({1: lsn}))
+        await gc.close()
+        assert gc.vclock == VClock({1: lsn})
+    assert left(disk) == ([1000], [990])
+    assert disk.count("list_directory") - listings <= 3
+    assert disk.count("open") - opened <= 2 * count
+
+
+async def test_log_that_could_not_be_deleted_is_deleted_by_the_next_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = directory([0, 20], [0, 10, 20, 30])
+    gc = collector(disk, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "unlink", refuse)
+        await gc.collect()
+    assert left(disk) == ([0, 20], [0, 10, 20, 30])
+    await gc.collect()
+    assert left(disk) == ([20], [20, 30])
+
+
+def refuse(path: str) -> None:
+    raise PermissionError(13, "Permission denied", path)

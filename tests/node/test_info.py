@@ -60,3 +60,10 @@ def test_the_name_of_a_replica_set_is_the_one_that_newer_members_gave_it() -> No
     schema = instance.box.space(SCHEMA_ID)
     statements.insert(instance.box.begin(), schema, pack(("replicaset_name", "the-set")))
     assert replicaset_name(instance) == "the-set"
+
+
+def test_failed_write_to_the_log_is_shown_until_one_succeeds() -> None:
+    instance = make_instance()
+    assert "wal" not in box_info(instance)
+    instance.journal.counters.failures, instance.journal.counters.failure = 244, "No space left on device"
+    assert box_info(instance)["wal"] == {"failure": "No space left on device", "failures": 244}

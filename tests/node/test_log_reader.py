@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
 from flowstone.node import log_reader
 from flowstone.node.log_reader import LogReader, LogsGone
+from flowstone.outside import Disk
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.writer import LogWriter
 from tests.node.fault_disk import FaultDisk
@@ -147,6 +151,63 @@ def test_a_log_that_vanished_in_the_middle_is_missed() -> None:
     assert caught.value.need == VClock({1: 2})
 
 
+class Collector:
+    """Deletes logs right after a directory was listed: `count` of the oldest, after each of the next listings."""
+
+    def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch, *counts: int) -> None:
+        self._counts = list(counts)
+        self._log = log
+        monkeypatch.setattr(log_reader, "scan_directory", self._scan)
+
+    def _scan(self, disk: Disk, directory: str) -> LogDirectory:
+        found = scan_directory(disk, directory)
+        for each in found.logs[: self._counts.pop(0) if self._counts else 0]:
+            self._log.disk.unlink(each.path)
+        return found
+
+
+def twenty_logs() -> Log:
+    """Log number n begins at LSN n, and holds row n + 1."""
+    log = Log()
+    for lsn in range(1, 21):
+        log.write(lsn)
+        log.rotate()
+    return log
+
+
+@pytest.mark.parametrize("counts", [(12,), (17,), (11, 6)])
+def test_reader_finds_its_first_log_while_older_ones_are_deleted(
+    counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = twenty_logs()
+    Collector(log, monkeypatch, *counts)
+    assert read_all(log.reader(17), 20) == [18, 19, 20]
+
+
+def test_first_log_deleted_after_the_listing_is_missed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = twenty_logs()
+    Collector(log, monkeypatch, 18)
+    with pytest.raises(LogsGone) as caught:
+        log.reader(17).read(VClock({1: 20}))
+    assert (caught.value.have, caught.value.need) == (VClock({1: 17}), VClock({1: 18}))
+
+
+@pytest.mark.parametrize("position", [7, 0])
+def test_log_that_is_listed_and_never_there_ends_the_search(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a dangling symbolic link: it must neither hang the relay nor be taken for a gap."""
+    log = twenty_logs()
+    listed = scan_directory(log.door, "data")
+    log.disk.unlink("data/00000000000000000007.xlog")
+    monkeypatch.setattr(log_reader, "scan_directory", lambda *_: replace(listed, logs=fresh(listed.logs)))
+    with pytest.raises(FileNotFoundError):
+        read_all(log.reader(position), 20)
+
+
+def fresh(logs: tuple[ListedFile, ...]) -> tuple[ListedFile, ...]:
+    """The same files, without the headers that were read."""
+    return tuple(replace(each) for each in logs)
+
+
 def test_what_came_by_a_new_join_is_missed_by_who_was_behind() -> None:
     """The log before the JOIN is still there, and the one behind it names none (seed 2212)."""
     log = Log()
@@ -173,3 +234,17 @@ def test_a_block_that_is_half_written_is_not_there_yet() -> None:
     assert read_all(reader, 2) == [1]
     inode.data[:] = whole
     assert read_all(reader, 2) == [2]
+
+
+def test_catching_up_over_many_logs_lists_the_directory_once_and_reads_each_header_twice() -> None:
+    """Once per log, a listing makes catching up quadratic: 94 s for 2,400 logs."""
+    log, count = Log(), 100
+    for lsn in range(1, count + 1):
+        log.write(lsn)
+        log.rotate()
+    listings, opened = log.disk.count("list_directory"), log.disk.count("open")
+    reader = log.reader(0)
+    assert read_all(reader, count) == list(range(1, count + 1))
+    assert log.disk.count("list_directory") - listings <= 2
+    # The header for the check and the rows; a bisection for the first log.
+    assert log.disk.count("open") - opened <= 2 * count + 10

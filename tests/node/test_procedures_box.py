@@ -190,3 +190,11 @@ def names_of_the_registry() -> list[str]:
 def test_the_documentation_lists_every_built_in_procedure_and_no_other() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "procedures.md").read_text()
     assert sorted(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == names_of_the_registry()
+
+
+async def test_disk_usage_tells_the_room_left_or_why_nobody_knows(tmp_path: Path) -> None:
+    (free,) = await Conversation(make_instance(tmp_path)).call("flowstone.disk_usage")
+    assert sorted(free) == ["memtx_free_bytes", "wal_free_bytes"]
+    assert all(room > 0 for room in free.values())
+    gone = Conversation(make_instance(tmp_path, wal_dir="gone"))
+    assert await gone.call("flowstone.disk_usage") == ({"failure": "No such file or directory"},)

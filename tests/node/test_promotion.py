@@ -132,6 +132,18 @@ async def test_an_anonymous_instance_is_neither_promoted_nor_demoted(sim: Simula
     await them.close()
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+@simulated()
+async def test_expelled_instance_is_neither_promoted_nor_demoted(sim: Simulation, mode: Mode) -> None:
+    them = await started(sim, mode)
+    member = them.members[1]
+    member.expelled()
+    for attempt in (member.promote, member.demote):
+        with pytest.raises(errors.LocalInstanceIdIsReadOnly, match="The local instance id 1 is read-only"):
+            await attempt()
+    await them.close()
+
+
 @simulated()
 async def test_a_voter_is_not_promoted(sim: Simulation) -> None:
     them = await started(sim, Mode.VOTER)

@@ -21,6 +21,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.node.gc import GarbageCollector
 from flowstone.node.relay import Relays
 from flowstone.replication.election import Config, Mode
+from flowstone.replication.messages import Ack, encode_ack
 from flowstone.replication.synchro import RaftState
 from flowstone.replication.vclock import VClock
 from tests.node.instances import UUID as OWN
@@ -149,6 +150,16 @@ async def test_a_refusal_that_is_repeated_is_logged_once(master: Master, caplog:
     assert refused[0].startswith("SUBSCRIBE of 127.0.0.1 is refused: Replica ")
 
 
+async def test_log_lines_about_refusals_are_limited(master: Master, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flowstone.node"):
+        for _ in range(50):  # no two in a row are the same
+            with pytest.raises(errors.UnknownReplica):
+                await master.subscribe(VClock())
+            with pytest.raises(errors.ConnectionToSelf):
+                await master.join(OWN)
+    assert 10 <= sum("refused" in record.message for record in caplog.records) < 50
+
+
 async def test_who_says_no_version_is_too_old_for_a_newer_schema(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,14 +281,95 @@ async def test_logs_are_kept_while_the_member_is_away(master: Master, tmp_path: 
     await until(lambda: len(logs(tmp_path)) == 1)
 
 
-async def test_a_member_that_is_removed_is_cut_off(master: Master) -> None:
+async def test_expelled_member_gets_the_row_that_says_so_and_its_acks_count_no_more(master: Master) -> None:
     await master.join()
     connection = await master.subscribe(master.instance.vclock)
+    assert connection.receiver is not None
+    acked: list[int] = []
+    master.relays.on_ack.append(lambda replica_id, vclock: acked.append(replica_id))
+    connection.take()
     await remove_member(master, 2, REPLICA)
-    assert connection.is_closed
+    await settle()
+    assert [row.type for row in connection.take()] == [RequestType.DELETE.value]
+    connection.receiver.received(encode_ack(Ack(master.instance.vclock.without_zero(), 1)))
+    assert acked == []
+    assert not connection.is_closed
+    connection.receiver.closed()
     assert master.collector.consumers == []
+    assert master.relays.replicas == []
     with pytest.raises(errors.UnknownReplica):
         await master.subscribe(master.instance.vclock)
+
+
+async def test_expelled_member_that_does_not_hang_up_is_cut_off(master: Master) -> None:
+    await master.join()
+    connection = await master.subscribe(master.instance.vclock)
+    assert connection.receiver is not None
+    await remove_member(master, 2, REPLICA)
+    before = master.instance.vclock.without_zero()
+    for _ in range(40):
+        connection.receiver.received(encode_ack(Ack(VClock({1: before.get(1) - 1}), 1)))
+        await master.clock.advance(1)
+    assert connection.is_closed
+    assert master.collector.consumers == []
+
+
+async def test_expelled_member_that_has_the_row_is_cut_off_soon(master: Master) -> None:
+    await master.join()
+    connection = await master.subscribe(master.instance.vclock)
+    assert connection.receiver is not None
+    await remove_member(master, 2, REPLICA)
+    connection.receiver.received(encode_ack(Ack(master.instance.vclock.without_zero(), 1)))
+    await master.clock.advance(2)
+    assert connection.is_closed
+
+
+async def test_expelled_member_that_has_the_row_is_cut_off_although_it_acknowledges_more(master: Master) -> None:
+    await master.join()
+    connection = await master.subscribe(master.instance.vclock)
+    assert connection.receiver is not None
+    await remove_member(master, 2, REPLICA)
+    for number in range(8):
+        await master.put(number)
+        if not connection.is_closed:
+            connection.receiver.received(encode_ack(Ack(master.instance.vclock.without_zero(), 1)))
+        await master.clock.advance(0.5)
+    assert connection.is_closed
+
+
+async def test_acknowledgements_of_a_member_are_forgotten_when_its_connection_ends(master: Master) -> None:
+    await master.join()
+    connection = await master.subscribe(master.instance.vclock)
+    assert connection.receiver is not None
+    lost: list[int] = []
+    master.relays.on_lost.append(lost.append)
+    connection.receiver.closed()
+    assert lost == [2]
+
+
+async def test_member_is_intact_while_it_follows_with_all_its_own_rows(newer: Master) -> None:
+    await newer.join()
+    assert not newer.relays.is_intact(REPLICA)
+    connection = await newer.subscribe(newer.instance.vclock)
+    assert newer.relays.is_intact(REPLICA)
+    assert connection.receiver is not None
+    connection.receiver.closed()
+    assert not newer.relays.is_intact(REPLICA)
+    newer.instance.journal.submit_replicated(b"", {2: 5}, lambda error: None)
+    await newer.subscribe(newer.instance.vclock)
+    assert not newer.relays.is_intact(REPLICA)
+
+
+async def test_expelled_instance_feeds_nobody(newer: Master) -> None:
+    await newer.join()
+    connection = await newer.subscribe(newer.instance.vclock)
+    newer.instance.expelled_id = 1
+    newer.relays.expelled()
+    assert connection.is_closed
+    with pytest.raises(errors.Unsupported, match="does not support non-anonymous followers"):
+        await newer.subscribe(newer.instance.vclock)
+    with pytest.raises(errors.Unsupported, match="does not support registration"):
+        await newer.join(OTHER)
 
 
 async def test_the_position_of_a_member_is_what_it_says_when_it_comes_back(master: Master) -> None:

@@ -174,6 +174,23 @@ async def test_the_smallest_free_id_is_given(master: Master) -> None:
     assert dict(members(master.instance))[4] == str(REPLICA)
 
 
+async def test_id_of_a_former_member_is_given_only_when_all_ids_were_used(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = master.instance.box.space(320)
+    first = UUID(int=1 << 64 | 2)
+    await master.join(first)
+    await master.write(lambda txn: statements.delete(txn, cluster, 0, pack((2,))))
+    for number in range(3, 32):
+        uuid = UUID(int=1 << 64 | number)
+        await master.join(uuid)
+        assert dict(members(master.instance))[number] == str(uuid)
+    assert "former member" not in caplog.text
+    await master.join()
+    assert dict(members(master.instance))[2] == str(REPLICA)
+    assert f"{REPLICA} gets id 2 of a former member" in caplog.text
+
+
 async def test_the_thirty_second_member_is_refused(master: Master) -> None:
     for number in range(2, 32):
         await master.join(UUID(int=(0x4 << 76) | (0x8 << 60) | number))

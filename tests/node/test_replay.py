@@ -13,7 +13,7 @@ from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack, unpack
-from flowstone.iproto.row import Row
+from flowstone.iproto.row import Row, encode_header
 from flowstone.node.replay import BULK_MIN, RecoveryError, Replay, Synchro
 from flowstone.outside import production
 from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState, Rollback
@@ -69,6 +69,10 @@ def confirm(lsn: int, up_to: int) -> bytes:
 
 def rollback(lsn: int, first: int) -> bytes:
     return control(lsn, RequestType.RAFT_ROLLBACK, Rollback(1, first).encode())
+
+
+def promotion(replica_id: int, lsn: int, body: Promote) -> bytes:
+    return control(lsn, RequestType.RAFT_PROMOTE, body.encode(), replica_id)
 
 
 def slabs(rows: Iterable[bytes], file_type: FileType = FileType.XLOG) -> list[Slab]:
@@ -222,6 +226,28 @@ class TestSynchronous:
         _, replay = replayed(alone(replace(1, [1], 513), SYNC), alone(nop, SYNC), alone(replace(2, [2]), QUEUED))
         assert [(applied.replica_id, applied.lsn) for applied in replay.pending] == [(1, 1), (1, 2)]
         assert replay.vclock == VClock({1: 2, 3: 17})
+
+    @pytest.mark.parametrize("flags", [0, Flag.WAIT_ACK.value, QUEUED, SYNC])
+    def test_nop_of_a_former_owner_voids_what_follows_it_whatever_its_flags(self, flags: int) -> None:
+        """3.8 leaves WAIT_ACK, earlier releases of ours both flags, 2.11 none."""
+        promotes = [promotion(1, 1, Promote(0, 0, 2)), promotion(3, 1, Promote(1, 0, 3))]
+        _, replay = replayed(*promotes, alone(Row(RequestType.NOP, 1, lsn=2, timestamp=1.0), flags))
+        assert (replay.pending, replay.synchro.owner_id) == ((), 3)
+        assert replay.synchro.tenures.voids == {1: 2}
+
+    def test_nop_in_place_of_a_control_row_voids_nothing(self) -> None:
+        nop = Row(RequestType.NOP, 1, lsn=2, timestamp=1.0, tsn=2, flags=Flag.COMMIT.value)
+        promotes = [promotion(1, 1, Promote(0, 0, 2)), promotion(3, 1, Promote(1, 0, 3))]
+        _, replay = replayed(*promotes, encode_header(nop, is_explicit=True))
+        assert replay.vclock == VClock({1: 2, 3: 1})
+        assert replay.synchro.tenures.voids == {}
+
+    def test_late_transaction_of_a_former_owner_has_no_effect(self) -> None:
+        """Archives of earlier releases may have it. A real server stops there."""
+        promotes = [promotion(1, 1, Promote(0, 0, 2)), promotion(3, 1, Promote(1, 0, 3))]
+        box, replay = replayed(*promotes, alone(replace(2, [2], 513), SYNC), alone(replace(3, [3]), QUEUED))
+        assert tuples(box) == tuples(box, 513) == []
+        assert (replay.pending, replay.vclock) == ((), VClock({1: 3, 3: 1}))
 
     def test_logs_without_flags_go_by_the_schema(self) -> None:
         box, replay = replayed(

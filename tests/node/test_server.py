@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 
-from flowstone.box import ddl, statements
+from flowstone.box import ddl, ddl_access, statements
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
-from flowstone.iproto import errors
+from flowstone.iproto import auth, errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import decode_response, encode_request, split
 from flowstone.iproto.uri import Uri
+from flowstone.node.auth_deadline import AuthDeadline
 from flowstone.node.connection import Connection
 from flowstone.node.instance import Instance
 from flowstone.node.journal import WalMode
-from flowstone.node.server import Limits, Server, limits_of
+from flowstone.node.limits import Limits
+from flowstone.node.server import Server
 from flowstone.outside import Tls, production
 from flowstone.outside.blocking import ThreadBlocking
 from flowstone.replication.election import Config, Mode
@@ -108,22 +110,6 @@ def select(sync: int, key: int) -> bytes:
 
 def select_all(sync: int) -> bytes:
     return encode_request(RequestType.SELECT, sync, pack({0x10: 512, 0x12: 9, 0x14: 2, 0x20: ()}))
-
-
-def test_every_bound_is_an_option() -> None:
-    given: dict[str, Any] = {
-        "connections_max": 1,
-        "net_msg_max": 2,
-        "wal_queue_max_size": 3,
-        "packet_size_max": 4000,
-        "guest_packet_size_max": 2000,
-        "output_size_max": 5000,
-        "slow_reader_timeout": 6.0,
-        "auth_timeout": 7.0,
-    }
-    assert limits_of(make_instance(**given)) == Limits(1, 2, 3, 4000, 2000, 5000, 6.0, 7.0)
-    assert limits_of(make_instance()) == Limits()
-    assert limits_of(make_instance(packet_size_max=2000)).packet_size_max_before_auth == 2000
 
 
 @pytest.mark.parametrize("dialect", Dialect)
@@ -219,7 +205,7 @@ async def test_strangers_may_send_small_packets_only() -> None:
 async def test_who_has_authenticated_may_send_large_ones() -> None:
     instance = make_instance()
     transaction = instance.box.begin()
-    ddl.create_user(transaction, "u", password="secret")
+    ddl_access.create_user(transaction, "u", password="secret")
     async with serving(instance) as server, await connect(server, "u", "secret") as client:
         with pytest.raises(errors.NoSuchSpace):
             await client.request(RequestType.REPLACE, pack({0x10: 512, 0x21: (1, "x" * (1 << 20))}))
@@ -282,11 +268,84 @@ async def test_a_client_that_reads_nothing_for_too_long_is_disconnected() -> Non
         await slow.close()
 
 
-async def test_who_does_not_authenticate_in_time_is_disconnected_if_asked_for() -> None:
-    async with serving(limits=Limits(auth_seconds=0.01)) as server:
+async def test_client_that_does_not_authenticate_in_time_is_disconnected() -> None:
+    async with serving(make_instance(), Limits(auth_seconds=0.01)) as server:
         client = await Raw.open(server)
         assert await client.read() == []
         await client.close()
+
+
+async def test_guest_with_rights_outlives_the_authentication_timeout() -> None:
+    async with serving(limits=Limits(auth_seconds=0.01)) as server, await connect(server) as guest:
+        now = production().clock.monotonic() + 1
+        for connection in list(server._connections):
+            connection.sweep(now, AuthDeadline(server.limits, now, trusts_guests=server.trusts_guests()))
+        await guest.request(RequestType.PING)
+
+
+async def test_guest_that_watches_the_ballot_outlives_the_authentication_timeout() -> None:
+    async with serving(make_instance(), Limits(auth_seconds=0.01)) as server:
+        watching, other = await Raw.open(server), await Raw.open(server)
+        watching.send(encode_request(RequestType.WATCH, 1, pack({0x57: "internal.ballot"})))
+        await watching.read_one()
+        other.send(encode_request(RequestType.WATCH, 1, pack({0x57: "nosuchkey"})))
+        assert len(await other.read()) == 1, "an event, and the end"
+        assert server.connection_count == 1
+        await other.close()
+        await watching.close()
+
+
+async def test_guests_that_watch_ballots_leave_connections_to_clients() -> None:
+    instance = make_instance()
+    transaction = instance.box.begin()
+    ddl_access.create_user(transaction, "app", password="secret")
+    async with serving(instance, Limits(auth_seconds=0.01, connections_max=8)) as server:
+        watching = [await Raw.open(server) for _ in range(8)]
+        for each in watching:
+            each.send(encode_request(RequestType.WATCH, 1, pack({0x57: "internal.ballot"})))
+        await until(lambda: server.connection_count == 2)
+        async with await connect(server, "app", "secret") as client:
+            await client.request(RequestType.PING)
+        for each in watching:
+            await each.close()
+
+
+async def test_wrong_passwords_are_checked_slowly_however_many_connections_guess() -> None:
+    """30,780 guesses in 4 s were possible."""
+    instance = make_instance(auth_delay=0.05, auth_retries=3)
+    transaction = instance.box.begin()
+    ddl_access.create_user(transaction, "app", password="secret")
+    async with serving(instance) as server:
+        begun = asyncio.get_running_loop().time()
+
+        async def guess() -> None:
+            with pytest.raises(errors.CredsMismatch):
+                await connect(server, "app", "wrong")
+
+        await asyncio.gather(*(guess() for _ in range(12)))
+        assert asyncio.get_running_loop().time() - begun >= 8 * 0.05
+        assert instance.counters.auth_failures == 12
+        assert instance.counters.auth_delays == 8
+
+
+async def test_requests_sent_after_a_delayed_login_run_as_its_user() -> None:
+    instance = make_instance(auth_delay=0.05, auth_retries=0)
+    transaction = instance.box.begin()
+    ddl.create_space(transaction, "numbers")
+    ddl.create_index(transaction, "numbers", "pk")
+    ddl_access.create_user(transaction, "app", password="secret")
+    ddl.grant(transaction, "app", "super")
+    async with serving(instance) as server:
+        with pytest.raises(errors.CredsMismatch):
+            await connect(server, "app", "wrong")
+        client = await connect(server)
+        scramble = auth.scramble("secret", client.greeting.salt)
+        login = client.send(RequestType.AUTH, pack({0x23: "app", 0x21: (auth.METHOD, scramble)}))
+        written = client.send(RequestType.REPLACE, pack({0x10: 512, 0x21: (1, "x")}))
+        client.values(await client.answer(login))
+        assert client.values(await client.answer(written))[0x30] == ((1, "x"),)
+        await client.close()
+    assert instance.counters.auth_delays == 1
 
 
 async def test_requests_that_take_time_are_bounded_and_all_answered() -> None:

@@ -15,8 +15,9 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.packet import encode_request
 from flowstone.iproto.row import decode_row
 from flowstone.node.gc import GarbageCollector
+from flowstone.node.limits import Limits
 from flowstone.node.relay import Relays
-from flowstone.node.server import Limits, Server
+from flowstone.node.server import Server
 from flowstone.replication.messages import (
     Ack,
     FetchSnapshot,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ from flowstone.node.instance import Instance
 from flowstone.node.replication import ReplicationClosed
 from flowstone.node.session import STREAMS_MAX, WATCHES_MAX, WATCHES_MAX_BEFORE_AUTH
 from flowstone.node.streams import OpenTransactions
+from flowstone.outside import production
 from tests.node.answering import Answering
 from tests.node.conversations import SALT, Conversation
 from tests.node.instances import UUID, make_instance
+from tests.standing_clock import StandingClock
 
 
 @pytest.fixture
@@ -208,6 +211,26 @@ async def test_a_transaction_that_takes_too_long_is_over(client: Conversation) -
     with raises(errors.TransactionTimeout):
         await client.request(RequestType.COMMIT, stream=1)
     await client.request(RequestType.COMMIT, stream=1)
+    assert await client.select() == ()
+
+
+@pytest.mark.parametrize("last", [RequestType.COMMIT, RequestType.SELECT, RequestType.INSERT])
+async def test_transaction_times_out_at_its_deadline_without_a_sweep(last: RequestType) -> None:
+    clock = StandingClock()
+    instance = make_instance(outside=replace(production(), clock=clock))
+    transaction = instance.box.begin()
+    ddl.create_space(transaction, "numbers")
+    ddl.create_index(transaction, "numbers", "pk")
+    client = Conversation(instance)
+    await client.request(RequestType.BEGIN, {0x56: 0.2}, stream=1)
+    clock.now += 0.1
+    await client.insert(1, "one", stream=1)
+    clock.now += 0.2
+    body = {0x10: 512, 0x12: 1, 0x20: (), 0x14: 2, 0x21: (2, "two")} if last is not RequestType.COMMIT else {}
+    with raises(errors.TransactionTimeout, "aborted by timeout"):
+        await client.request(last, body, stream=1)
+    assert not instance.box.views
+    await client.request(RequestType.ROLLBACK, stream=1)
     assert await client.select() == ()
 
 
@@ -487,6 +510,11 @@ async def test_guest_needs_no_proof_and_stays_a_stranger(known: Conversation) ->
     assert (known.session.user, known.session.is_authenticated) == (GUEST, False)
 
 
+async def test_guest_stays_a_stranger_with_the_password_that_everybody_knows(known: Conversation) -> None:
+    await known.log_in("guest", "")
+    assert (known.session.user, known.session.is_authenticated) == (GUEST, False)
+
+
 async def test_a_disabled_user_may_not_open_a_session(known: Conversation) -> None:
     ddl.disable_user(known.instance.box.begin(), "known")
     with raises(errors.AccessDenied, "Session access to universe"):
@@ -550,6 +578,12 @@ async def test_a_watch_is_answered_by_events_only(client: Conversation) -> None:
     client.instance.box.is_read_only = False
     client.watchers.check()
     assert len(client.events) == 2
+
+
+async def test_guest_without_rights_sees_the_replica_set_in_box_id_as_with_real_servers(known: Conversation) -> None:
+    """2.11.9 and 3.8.0 send the same event to a guest; docs/reference/configuration.md says so."""
+    assert await known.response(RequestType.WATCH, {0x57: "box.id"}) is None
+    assert known.events[0].values()[0x58]["replicaset_uuid"] == known.instance.replicaset_uuid
 
 
 async def test_a_value_can_be_asked_for_once(client: Conversation) -> None:

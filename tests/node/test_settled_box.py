@@ -21,6 +21,7 @@ from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import make_transaction
 
 SYNC = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
+QUEUED = Flag.WAIT_SYNC.value
 ORDERS, OTHER, LATER = 512, 513, 514
 
 Operation = tuple[RequestType, dict[int, Any]]
@@ -55,23 +56,24 @@ def index(space_id: int) -> tuple[Any, ...]:
 
 
 class Upstream:
-    """A log in the making, of replica 1; each call is a slab of one transaction."""
+    """A log in the making, of one replica; each call is a slab of one transaction."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica_id: int = 1) -> None:
+        self.replica_id = replica_id
         self.lsn = 0
 
     def transaction(self, *operations: Operation, flags: int = 0) -> bytes:
         rows = []
         for kind, body in operations:
             self.lsn += 1
-            rows.append(Row(kind, 1, lsn=self.lsn, timestamp=1000.0 + self.lsn, body=pack(body)))
+            rows.append(Row(kind, self.replica_id, lsn=self.lsn, timestamp=1000.0 + self.lsn, body=pack(body)))
         return b"".join(row.encode() for row in make_transaction(rows, flags).rows)
 
     def slab(self, *operations: Operation, flags: int = 0) -> Slab:
         return slab_of_rows(self.transaction(*operations, flags=flags), "upstream")
 
     def verdict(self, kind: RequestType, lsn: int) -> Slab:
-        return self.slab((kind, {0x02: 1, 0x03: lsn}))
+        return self.slab((kind, {0x02: self.replica_id, 0x03: lsn}))
 
     def confirm(self, lsn: int) -> Slab:
         return self.verdict(RequestType.RAFT_CONFIRM, lsn)
@@ -206,6 +208,22 @@ def test_what_was_held_back_is_forgotten_when_rows_come_anew() -> None:
     box.push(log.slab(insert(ORDERS, 7), flags=SYNC))
     box.push(log.confirm(2))
     assert content(box) == [(1,), (7,)]
+
+
+def test_rows_of_a_former_owner_from_a_lagging_member_change_nothing() -> None:
+    """The address leads to another member now, which sends what came before the PROMOTE that is known here."""
+    box, old, new = settled_box(), Upstream(), Upstream(2)
+    box.push(old.slab((RequestType.RAFT_PROMOTE, {0x02: 0, 0x03: 0, 0x53: 2})))
+    box.push(old.slab(insert(ORDERS, 1), flags=SYNC))
+    box.push(new.slab((RequestType.RAFT_PROMOTE, {0x02: 1, 0x03: 2, 0x53: 3})))
+    box.resume(has_flags=True)
+    box.push(old.slab(insert(ORDERS, 2), flags=SYNC))
+    box.push(old.slab(insert(ORDERS, 3), flags=QUEUED))
+    box.push(new.slab(insert(ORDERS, 4), flags=SYNC))
+    assert (content(box), box.held_count) == ([(1,)], 1)
+    box.push(new.confirm(2))
+    assert (content(box), box.held_count) == ([(1,), (4,)], 0)
+    assert box.vclock == VClock({1: 4, 2: 3})
 
 
 def test_rows_that_were_seen_are_passed_over() -> None:

@@ -26,4 +26,4 @@ def test_guests_whom_somebody_trusts_are_clients_like_others() -> None:
 
 
 def test_a_stream_without_a_transaction_has_nothing_to_use() -> None:
-    assert Stream().usable() is None
+    assert Stream().usable(0.0) is None

@@ -33,6 +33,7 @@ def report(
     *,
     gc: Any = None,
     cfg: Any = None,
+    upstreams_configured: Any = None,
     **info: Any,
 ) -> Report:
     """Of the instance with this id; `peers` gives `upstream` and `downstream` by id."""
@@ -52,7 +53,7 @@ def report(
         "vclock": vclock,
         "replication": rows,
     }
-    return report_of(address(number), table | info, gc=gc, cfg=cfg)
+    return report_of(address(number), table | info, gc=gc, cfg=cfg, upstreams_configured=upstreams_configured)
 
 
 def pair(first: dict[int, int], second: dict[int, int], told: dict[str, Any]) -> list[Report]:

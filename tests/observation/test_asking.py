@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,20 @@ import pytest
 import flowstone
 from flowstone.iproto.constants import Key
 from flowstone.iproto.errors import NoSuchProc
-from flowstone.iproto.msgpack import pack
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.row import Row
 from flowstone.iproto.uri import parse_uri
-from flowstone.observation.asking import Asking, ask_all
-from flowstone.observation.report import Report, Unreachable
+from flowstone.observation.asking import DISK_USAGE, Asking, ask_all
+from flowstone.observation.explanation import explain
+from flowstone.observation.finding import Kind
+from flowstone.observation.replica_set import replica_sets
+from flowstone.observation.report import Disk, Report, Unreachable
 from flowstone.outside import production
 from tests.interop.cluster import Cluster
 from tests.interop.member import REPLICATOR, SECONDS, Member, eventually
 from tests.interop.versions import fits
 from tests.node.fake_server import answering, peer
+from tests.node.hanging_disk import HangingDisk
 from tests.real_tarantool import free_port
 from tests.simulation.simulation import Simulation, simulated
 
@@ -175,6 +181,36 @@ async def test_who_accepts_and_says_nothing_is_given_up_in_time() -> None:
     assert address in found.reason
     assert found.hint is not None
     assert "its process may hang" in found.hint
+
+
+async def test_node_whose_disk_hangs_is_reported_with_a_finding_about_its_disk(tmp_path: Path) -> None:
+    disk = HangingDisk()
+    outside, user = replace(production(), disk=disk), ("app", "secret")
+    async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=user, outside=outside) as node:
+        server = Asking(production(), parse_uri(f"app:secret@{node.address}"))
+        with disk.hanging():
+            found = await once(server)
+    assert isinstance(found, Report)
+    assert found.disk == Disk(failure="the disk does not answer")
+    (finding,) = explain(replica_sets([found]))
+    assert (finding.kind, finding.why) == (Kind.LOG_FAILING, "the disk does not answer")
+
+
+async def test_silence_about_the_disk_does_not_cost_the_rest_of_the_report() -> None:
+    """Of a node that sets no limit itself; the connection stays usable."""
+    silent = asyncio.Event()
+
+    async def before(request: Row) -> None:
+        if unpack(request.body).get(Key.FUNCTION_NAME) == DISK_USAGE:
+            await silent.wait()
+
+    info = {"package": "Flowstone", "version": "2.11.9", "uuid": "u", "status": "running"}
+    answer = pack({Key.DATA: (info,)})
+    async with peer(answering(lambda request: (0, answer), (2, 11, 0), before)) as address:
+        found = await once(Asking(production(), parse_uri(address), timeout=1.0))
+        silent.set()
+    assert isinstance(found, Report)
+    assert (found.status, found.disk) == ("running", Disk(failure="the disk does not answer"))
 
 
 @simulated(seeds=range(2))

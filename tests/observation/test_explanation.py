@@ -172,6 +172,16 @@ def test_clocks_that_differ_are_told_from_lag() -> None:
     assert _found(*pair({1: 10}, {1: 10}, {"lag": 3.2e9})) == ()
 
 
+def test_rows_that_come_late_both_ways_are_no_difference_of_clocks() -> None:
+    def follows(number: int, lag: float) -> Report:
+        other = 3 - number
+        sides = {"upstream": upstream(other, lag=lag, idle=0.2), "downstream": downstream({1: 10})}
+        return report(number, {1: 10}, {other: sides})
+
+    assert _found(follows(1, 5.0), follows(2, 0.001)) == ()
+    assert {one.kind for one in _found(follows(1, 60.0), follows(2, -60.0))} == {Kind.CLOCK_SKEW}
+
+
 def test_a_member_that_nobody_sees_is_a_warning_where_all_masters_were_asked() -> None:
     alone = report(1, {1: 3}, {2: {}})
     assert (_one(alone).kind, _one(alone).member) == (Kind.UNREACHABLE, uuid(2))

@@ -64,8 +64,27 @@ def test_of_a_silent_member_is_told_what_the_others_know() -> None:
     found = planned("3", led(1, {1: 9, 3: 4}), led(2), silent(3))
     first, second, third = found.consequences()
     assert first == "it does not answer; the others know that it was at {3: 4} at least"
-    assert second == "no other row is lost with it that is known of"
+    assert second == "no rows are known to exist only on this member"
     assert third == "2 of 2 other members are alive, 2 are needed: a quorum is left"
+
+
+def test_members_whose_replication_lists_the_expelled_one_are_named() -> None:
+    asked = report(1, {1: 9}, {2: {"upstream": upstream(2)}, 3: {"upstream": upstream(3)}})
+    other = report(2, {1: 9}, {1: {"upstream": upstream(1)}, 3: {"downstream": downstream({1: 9})}})
+    assert planned("3", asked, other, led(3)).afterwards() == (
+        "unless a new member gets its address, take db3:3301 out of `replication` of db1:3301; while "
+        "`replication` lists an expelled member, a start may wait the whole `replication_connect_timeout` for it"
+    )
+    assert (
+        planned("3", led(1), led(2), silent(3))
+        .afterwards()
+        .startswith(
+            "unless a new member gets its address, take db3:3301 out of `replication` of db1:3301 and db2:3301; "
+        )
+    )
+    assert planned("3", other, report(1, {1: 9}), led(3)).afterwards() == (
+        "take the member out of `replication` in the configuration of the other members, if it is listed there"
+    )
 
 
 def test_the_quorum_is_that_of_who_is_left() -> None:

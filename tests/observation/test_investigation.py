@@ -499,7 +499,7 @@ def test_an_expelled_member_that_runs_is_named_by_those_who_are_told_to_follow_i
     for asked in ((master,), (master, replica)):
         finding = found(Kind.NOT_REGISTERED, *asked)
         assert (finding.severity, finding.member) == (Severity.STOPPED, master.uuid)
-        assert f"is told to follow {replica.address}, which is no member" in finding.what
+        assert f" lists {replica.address}, which is not a member" in finding.what
         assert "it was expelled" in finding.why
         assert f"`flowstone rebootstrap DIR {master.address}`" in finding.advice
         assert not [one for one in explained(*asked) if one.kind is Kind.WRONG_CLUSTER]
@@ -693,8 +693,9 @@ def test_clocks_that_differ_are_told_from_lag(tmp_path: Path) -> None:
                 while time.monotonic() < deadline:
                     # A heartbeat that came late carries an older time, and a link that was lost comes back.
                     findings = explain(await survey.look())
-                    if findings and TIME in findings[0].why:
-                        return findings[0]
+                    # The node follows nobody and may lack a row of the server, which is found, too.
+                    if told := [finding for finding in findings if TIME in finding.why]:
+                        return told[0]
                     await asyncio.sleep(0.05)
                 raise AssertionError(f"clocks that differ were not found: {findings}")
             finally:

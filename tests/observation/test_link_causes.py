@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowstone import Node
+from flowstone.iproto.uri import parse_uri
+from flowstone.observation.asking import Asking
 from flowstone.observation.finding import Kind
 from flowstone.observation.link_causes import QUOTED_MAX, Between, cause_of, conflict_advice, quoted
+from flowstone.outside import production
+from tests.node.test_applier import until
+from tests.real_tarantool import free_port
 
 BETWEEN = Between("b", "a")
 OURS, THEIRS = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
@@ -31,6 +40,9 @@ WORDS = [
         Kind.WRONG_CLUSTER,
     ),
     ("Can't subscribe non-anonymous replica x until join is done", Kind.NOT_REGISTERED),
+    ("The local instance id 3 is read-only; this instance was expelled from its replica set", Kind.NOT_REGISTERED),
+    ("Anonymous replica does not support non-anonymous followers.", Kind.NOT_REGISTERED),
+    ("db1:3301 is not a member: _cluster does not have x as 3", Kind.NOT_REGISTERED),
     (ACCESS, Kind.NO_RIGHTS),
     ("Write access to space '_cluster' is denied for user 'replicator'", Kind.NO_RIGHTS),
     ("Incorrect password supplied for user 'replicator'", Kind.WRONG_PASSWORD),
@@ -115,3 +127,50 @@ def test_any_text_has_a_cause(message: str, system_message: str | None) -> None:
 def test_long_words_are_cut_off_and_stay_on_one_line() -> None:
     assert quoted("a\nb") == "a b"
     assert len(quoted("x" * 10_000)) == QUOTED_MAX + 1
+
+
+def test_advice_to_set_replication_again_keeps_the_passwords() -> None:
+    """A node shows no passwords, and restarts stopped appliers; a real server ignores the value that it has."""
+    words = "Failed to write to disk"
+    node = cause_of(words, BETWEEN._replace(is_node=True)).advice
+    assert "`box.cfg` with the value that it shows, which keeps the passwords" in node
+    assert "{}" not in node
+    real = cause_of(words, BETWEEN._replace(is_node=False)).advice
+    assert "`box.cfg{replication = {}}`, then the same value, with passwords" in real
+    unknown = cause_of(words, BETWEEN).advice
+    assert "a node: CALL" in unknown
+    assert "Tarantool: `box.cfg{replication = {}}`" in unknown
+
+
+def test_advice_on_a_duplicate_key_of_a_node_does_not_empty_its_replication() -> None:
+    advice = conflict_advice(BETWEEN._replace(is_node=True), "box.space.s:delete({1})")
+    assert "on b, `box.space.s:delete({1})`, then set `replication` there again (CALL `box.cfg`" in advice
+    assert "{}" not in advice
+
+
+async def test_node_follows_again_when_replication_is_set_to_the_value_that_it_shows(tmp_path: Path) -> None:
+    """What the advice says, of a link with a password that a duplicate key has stopped."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    user = ("replicator", "secret")
+    async with (
+        Node(tmp_path / "1", listen=addresses[0], user=user) as master,
+        Node(tmp_path / "2", listen=addresses[1], replication=[f"replicator:secret@{addresses[0]}"]) as follower,
+    ):
+        await (await master.create_space("orders")).create_index("pk")
+
+        def upstream() -> Any:
+            return follower.info()["replication"][1]["upstream"]
+
+        await until(lambda: follower.info()["vclock"] == master.info()["vclock"])
+        await follower.space("orders").insert((1, "follower"))
+        await master.space("orders").insert((1, "master"))
+        await until(lambda: upstream()["status"] == "stopped")
+        await follower.space("orders").delete((1,))
+        asking = Asking(production(), parse_uri(f"replicator:secret@{addresses[1]}"))
+        try:
+            shown = await asking.call("box.cfg.replication")
+            assert "secret" not in str(shown)
+            await asking.call("box.cfg", {"replication": shown})
+        finally:
+            await asking.close()
+        await until(lambda: upstream()["status"] == "follow" and follower.space("orders").get((1,)) is not None)

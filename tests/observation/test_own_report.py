@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from flowstone.iproto.uri import parse_uri
 from flowstone.node.node import NotRunning
 from flowstone.observation.asking import Asking
 from flowstone.observation.own_report import own_report
-from flowstone.observation.report import Report
+from flowstone.observation.report import Disk, Report
 from flowstone.outside import production
+from tests.interop.member import SECONDS
+from tests.node.hanging_disk import HangingDisk
 
 
 async def test_it_is_the_one_that_others_are_given(tmp_path: Path) -> None:
@@ -21,9 +25,9 @@ async def test_it_is_the_one_that_others_are_given(tmp_path: Path) -> None:
         asking = Asking(production(), parse_uri(f"app:secret@{node.address}"))
         asked = await asking.ask()
         await asking.close()
-        own = own_report(node)
+        own = await own_report(node)
     assert isinstance(asked, Report)
-    changing = {"queue", "uptime"}
+    changing = {"queue", "uptime", "disk"}
     for name in (field for field in Report.__struct_fields__ if field not in changing):
         assert getattr(own, name) == getattr(asked, name), name
     assert own.cfg
@@ -31,6 +35,16 @@ async def test_it_is_the_one_that_others_are_given(tmp_path: Path) -> None:
     assert logs not in repr(own)
 
 
-def test_a_node_that_does_not_run_has_none(tmp_path: Path) -> None:
+async def test_report_of_a_node_whose_disk_hangs_says_so_and_has_all_else(tmp_path: Path) -> None:
+    disk = HangingDisk()
+    async with Node(tmp_path, listen="127.0.0.1:0", outside=replace(production(), disk=disk)) as node:
+        with disk.hanging():
+            async with asyncio.timeout(SECONDS):
+                own = await own_report(node)
+        assert own.disk == Disk(failure="the disk does not answer")
+        assert (own.status, own.vclock) == ("running", node.info()["vclock"])
+
+
+async def test_a_node_that_does_not_run_has_none(tmp_path: Path) -> None:
     with pytest.raises(NotRunning):
-        own_report(Node(tmp_path))
+        await own_report(Node(tmp_path))

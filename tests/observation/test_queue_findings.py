@@ -39,7 +39,7 @@ def test_an_owner_whose_followers_are_gone_has_lost_its_quorum() -> None:
         "bring replica 2 and replica 3 back. Only if gone for good, so that nobody can start it again, in this order: "
         "lower the quorum to what is left, on db1:3301: `box.cfg{replication_synchro_quorum = 1}`; then expel "
         "who is gone: `flowstone expel db1:3301 2` and `flowstone expel db1:3301 3`; then set "
-        "`replication_synchro_quorum` back to `N / 2 + 1`. While it is lowered, what the quorum is for is given up"
+        "`replication_synchro_quorum` back to `N / 2 + 1`. With a lowered quorum, committed transactions can be lost"
     )
 
 
@@ -61,11 +61,21 @@ def test_a_server_of_2_6_goes_by_its_option() -> None:
     alone = report(1, {1: 9}, {2: {}}, version="2.6.0", cfg={"replication_synchro_quorum": 2})
     (finding,) = _of(Kind.QUORUM_LOST, alone)
     assert "2 members must have a row" in finding.why
-    assert "`flowstone expel db1:3301 2`. While" in finding.advice  # nothing is to be set back
+    assert "`flowstone expel db1:3301 2`. With" in finding.advice  # nothing is to be set back
     peers = {2: {"downstream": downstream({1: 9})}, 3: {"downstream": downstream({1: 9})}, 4: {}, 5: {}}
     (finding,) = _of(Kind.QUORUM_LOST, report(1, {1: 9}, peers, version="2.6.0", cfg={"replication_synchro_quorum": 5}))
-    assert "back to 2. While" in finding.advice
+    assert "back to 2. With" in finding.advice
     assert _of(Kind.QUORUM_LOST, report(1, {1: 9}, {2: {}}, cfg={"replication_synchro_quorum": 1})) == []
+
+
+def test_writable_replica_of_2_6_that_nobody_follows_needs_no_quorum() -> None:
+    options: dict[str, Any] = {"version": "2.6.0", "cfg": {"replication_synchro_quorum": 2}}
+    replica = report(2, {1: 9}, {1: {"upstream": upstream(1)}}, **options)
+    master = report(1, {1: 9}, {2: {"downstream": downstream({1: 9})}}, **options)
+    assert _of(Kind.QUORUM_LOST, master, replica) == []
+    gone = report(1, {1: 9}, {2: {"downstream": downstream({1: 9}, "stopped")}}, **options)
+    (finding,) = _of(Kind.QUORUM_LOST, gone, replica)
+    assert finding.member == uuid(1)
 
 
 def _voter(number: int, *, state: str = "follower", leader: int = 0, lsn: int = 5, **more: Any) -> Report:
@@ -84,16 +94,17 @@ def test_a_minority_that_elects_nobody_has_lost_its_quorum() -> None:
 
 
 def test_who_may_lead_is_advised_to_whoever_has_most() -> None:
+    lost = [Unreachable(address=address(number), reason="connection refused") for number in (2, 3)]
     for mode, member, how in (
         ("candidate", 1, "wait until it is elected"),
         ("manual", 1, "promote it: `flowstone promote db1:3301`"),
         ("voter", 2, "wait until it is elected"),
     ):
         first = _voter(1, cfg={"election_mode": mode}, lsn=9, **_synchro(owner=0, quorum=3))
-        (finding,) = _of(Kind.QUORUM_LOST, first, _voter(2, **_synchro(owner=0, quorum=3)))
+        (finding,) = _of(Kind.QUORUM_LOST, first, _voter(2, **_synchro(owner=0, quorum=3)), lost[1])
         assert finding.member == uuid(member)
         assert how in finding.advice
-    (finding,) = _of(Kind.QUORUM_LOST, _voter(1, cfg={"election_mode": "voter"}))
+    (finding,) = _of(Kind.QUORUM_LOST, _voter(1, cfg={"election_mode": "voter"}), *lost)
     assert "with `election_mode` set to candidate" in finding.advice
 
 
@@ -160,7 +171,8 @@ def test_to_lead_is_advised_to_who_has_most_and_may() -> None:
 
 
 def test_two_that_hold_themselves_for_owners_are_found_before_they_meet() -> None:
-    old, new = report(1, {1: 9}, **_synchro(1, quorum=1)), report(2, {2: 4}, {1: {}}, **_synchro(2, term=5, quorum=1))
+    old = report(1, {1: 9}, {2: {}}, **_synchro(1, quorum=1))
+    new = report(2, {2: 4}, {1: {}}, **_synchro(2, term=5, quorum=1))
     (finding,) = _of(Kind.TWO_OWNERS, old, new)
     assert (finding.member, finding.peer) == (uuid(1), uuid(2))
     assert "newer term 5" in finding.why

@@ -58,13 +58,16 @@ class LogRow:
     def is_synchronous(self) -> bool:
         return bool(self.flags & Flag.WAIT_ACK)
 
+    was_control: bool = False
+    """A NOP that replaces a control row: its TSN and COMMIT are written out."""
     was_transfer: bool = False
     """A NOP that was a PROMOTE or DEMOTE; a real one does not tell."""
 
     def as_nop(self) -> LogRow:
-        """Its flags still say what it was."""
+        """Return the NOP that is written instead. It has no flags: a real server would queue it during recovery."""
         was_transfer = self.was_transfer or isinstance(self.body, Promote | Demote)
-        return LogRow(self.origin_id, self.lsn, flags=self.flags, was_transfer=was_transfer)
+        was_control = self.was_control or self.body is not None
+        return LogRow(self.origin_id, self.lsn, was_control=was_control, was_transfer=was_transfer)
 
     def __str__(self) -> str:
         where = f"{self.origin_id}:{self.lsn}"
@@ -141,6 +144,16 @@ class Replay:
                 self._confirm(body.lsn)
             else:
                 self._rollback(body.lsn)
+
+    def note_nop(self, row: LogRow) -> None:
+        """A NOP of an instance that is not the owner replaces a transaction that was rolled back."""
+        if (
+            self.term
+            and not row.was_control
+            and row.origin_id != self.owner_id
+            and row.lsn > self.confirmed.get(row.origin_id, 0)
+        ):
+            self.voids.setdefault(row.origin_id, row.lsn)
 
     def _confirm(self, lsn: int) -> None:
         while self.waiting and (self.waiting[0][0].lsn <= lsn or not self.waiting[0][0].is_synchronous):
@@ -266,8 +279,8 @@ class Member:
                 replay.add(row, self._apply(row))
             elif row.body is not None:
                 replay.decide(row.origin_id, row.body)
-            elif row.is_synchronous:
-                replay.voids.setdefault(row.origin_id, row.lsn)
+            elif row.raft is None:
+                replay.note_nop(row)
             for change in replay.undone:
                 self._undo(change, replay.term)
             for change in replay.kept:
@@ -387,7 +400,9 @@ class Member:
             self._do(self.limbo.request(request))
             return
         try:
-            fate = self.limbo.admit(row.origin_id, row.lsn, flags=row.flags, has_effect=bool(row.name))
+            fate = self.limbo.admit(
+                row.origin_id, row.lsn, flags=row.flags, has_effect=bool(row.name), was_control=row.was_control
+            )
             if fate is Fate.NOP or not row.name:
                 if row.name:
                     self._decide(row.name, self.limbo.term, kept=False)

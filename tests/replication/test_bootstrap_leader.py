@@ -108,8 +108,14 @@ def test_who_chose_another_leader_is_found() -> None:
 
 def test_members_that_no_address_leads_to_are_named() -> None:
     knowing = peer(1, registered_uuids=(uuid(1), uuid(2), uuid(3)))
-    assert unlisted_members([knowing, peer(2)], 3) == ()
-    assert unlisted_members([knowing, peer(2)], 2) == (uuid(3),)
+    assert unlisted_members([knowing, peer(2)], 3, knowing) == ()
+    assert unlisted_members([knowing, peer(2)], 2, knowing) == (uuid(3),)
+
+
+def test_expelled_peer_names_no_members() -> None:
+    leader, expelled = peer(1, registered_uuids=(uuid(1), uuid(2))), peer(3, registered_uuids=(uuid(3), uuid(4)))
+    assert unlisted_members([leader, peer(2), expelled], 3, leader) == ()
+    assert unlisted_members([peer(1), expelled], 1, peer(1)) == (uuid(4),)
 
 
 class TestRejoin:

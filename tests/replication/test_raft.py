@@ -266,6 +266,18 @@ def test_a_quorum_that_shrinks_can_decide_an_election() -> None:
     assert raft.ready().promote_term == 2
 
 
+def test_vote_of_an_expelled_member_does_not_decide_an_election() -> None:
+    raft = machine(members=4)
+    settle(raft)
+    raft.tick(4.0)
+    settle(raft, 4.0)
+    raft.message(4, RaftState(term=2, vote=1, state=State.FOLLOWER), 4.1)
+    raft.set_quorum(2, [1, 2, 3], 4.2)
+    assert raft.leader == 0
+    raft.message(3, RaftState(term=2, vote=1, state=State.FOLLOWER), 4.3)
+    assert raft.leader == 1
+
+
 def test_a_leadership_that_ended_before_anybody_looked_asks_for_no_promote() -> None:
     raft = machine(members=1)
     settle(raft)

@@ -100,6 +100,8 @@ REFUSED: list[tuple[RequestOfReplica, Facts, type[errors.TarantoolError], str]] 
         errors.ReplicasetUuidMismatch,
         f"Replica set UUID mismatch: expected {SET}, got {OTHER}",
     ),
+    (ANONYMOUS, facts(is_replaced=True), errors.Protocol, "Can't subscribe a previously deleted non-anonymous replica"),
+    (ANONYMOUS, new(is_replaced=True), errors.Protocol, "Can't subscribe a previously deleted non-anonymous replica"),
     (ANONYMOUS, new(replica_id=2), errors.Protocol, "Can't subscribe an anonymous replica having an ID assigned"),
     (
         SUBSCRIBE,
@@ -118,6 +120,22 @@ def test_the_first_check_that_fails_is_the_answer(
     error = refusal(request_, known)
     assert isinstance(error, kind)
     assert error.message.startswith(text)
+
+
+@pytest.mark.parametrize("is_2_6", [True, False])
+@pytest.mark.parametrize(
+    "request_", [JOIN, FETCH, REGISTER, SUBSCRIBE, ANONYMOUS, dataclasses.replace(SUBSCRIBE, replicaset_uuid=OTHER)]
+)
+def test_user_without_rights_learns_nothing_else_about_the_replica_set(
+    request_: RequestOfReplica, is_2_6: bool
+) -> None:
+    for changes in (
+        {},
+        {"replica_id": 2},
+        {"is_anonymous": True, "has_log": False},
+        {"replica_id": 2, "is_followed": True, "is_joining": True, "read_only": READ_ONLY},
+    ):
+        assert refusal(request_, facts(is_2_6=is_2_6, no_read=NO_READ, **changes)) is NO_READ
 
 
 SERVED: list[tuple[RequestOfReplica, Facts]] = [

@@ -24,7 +24,7 @@ A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
 def with_upstreams(count: int, quorum: int) -> ReplicaSet:
     found = ReplicaSet()
     found.set_upstreams([Upstream(f"host{number}:3301") for number in range(count)])
-    found.quorum = quorum
+    found.quorum_max = quorum
     return found
 
 
@@ -96,6 +96,30 @@ def test_with_ourselves_and_with_whom_we_follow_already_there_is_nothing_to_catc
     found.follow(found.upstreams[2], ApplierState.STOPPED, B, own_uuid=A)
     assert not found.is_synced
     found.follow(found.upstreams[1], ApplierState.FOLLOW, B, own_uuid=A)
+    assert found.is_synced
+
+
+@pytest.mark.parametrize("state", [ApplierState.LOADING, ApplierState.STOPPED, ApplierState.FOLLOW])
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_stranger_counts_neither_for_the_quorum_nor_as_synced(state: ApplierState, quorum: int) -> None:
+    found = with_upstreams(2, quorum)
+    member, stranger = found.upstreams
+    found.follow(member, ApplierState.CONNECTED, A)
+    found.follow(stranger, ApplierState.CONNECTED, B)
+    stranger.is_stranger = True
+    found.follow(stranger, state, B)
+    assert (found.quorum, found.is_synced, found.may_sync) == (1, False, True)
+    found.follow(member, ApplierState.FOLLOW, A)
+    assert found.is_synced
+    found.follow(stranger, ApplierState.CONNECT, B)
+    assert found.quorum == quorum
+
+
+def test_upstream_that_is_not_awaited_may_take_the_place_of_another() -> None:
+    found = with_upstreams(2, 2)
+    found.upstreams[0].is_awaited = False
+    assert found.quorum == 1
+    found.follow(found.upstreams[0], ApplierState.FOLLOW, A)
     assert found.is_synced
 
 

@@ -12,13 +12,21 @@ from hypothesis import strategies as st
 
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto import scan
-from flowstone.iproto.constants import TYPE_ERROR
+from flowstone.iproto.constants import TYPE_ERROR, RequestType
 from flowstone.iproto.errors import Loading
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import frame, split
 from flowstone.iproto.row import Row, decode_row, encode_header
-from flowstone.replication.row_stream import RowStream, StreamError, journal_rows, slab_of_rows, stream_packets
+from flowstone.replication.row_stream import (
+    RowStream,
+    StreamError,
+    journal_rows,
+    replaces_control,
+    slab_of_rows,
+    stream_packets,
+)
 from flowstone.xlog.reader import Slab
+from flowstone.xlog.transactions import make_transaction
 from tests.vectors import recorded
 
 PEER = "127.0.0.1:3301"
@@ -311,3 +319,35 @@ def test_of_no_rows_nothing_is_sent_and_nothing_written() -> None:
     slab = slab_of_rows(b"", "log")
     assert (len(slab), stream_packets(slab), journal_rows(slab, 0, 0, 1.5)) == (0, b"", b"")
     assert stream_packets(slab_of_rows(transaction(1, 1)[0].encode(), "log"), np.array([False])) == b""
+
+
+@pytest.mark.parametrize("flags", [2, 4, 6])
+def test_nops_are_sent_without_limbo_flags(flags: int) -> None:
+    """Logs of earlier releases have them, and a real server that gets them writes them into its own."""
+    alone = make_transaction([Row(RequestType.NOP, 1, lsn=5, timestamp=1.0)], flags).rows
+    three = make_transaction([Row(RequestType.NOP, 1, lsn=lsn, timestamp=1.0) for lsn in (6, 7, 8)], flags).rows
+    mixed = make_transaction([*transaction(9, 1), Row(RequestType.NOP, 1, lsn=10, timestamp=1.0)], flags).rows
+    slab = slab_of_rows(b"".join(each.encode() for each in (*alone, *three, *mixed)), "log")
+    sent = [decode_row(packet) for packet in split(stream_packets(slab))[0]]
+    assert [(each.lsn, each.tsn, each.flags) for each in sent] == [
+        (5, 5, 1),
+        (6, 6, 0),
+        (7, 6, 0),
+        (8, 6, 1),
+        (9, 9, 0),
+        (10, 9, 1 | flags),
+    ]
+
+
+def test_nop_in_place_of_a_control_row_is_told_from_a_void_transaction_in_log_and_stream() -> None:
+    marked = encode_header(Row(RequestType.NOP, 1, lsn=5, timestamp=1.0, tsn=5, flags=1), is_explicit=True)
+    plain = Row(RequestType.NOP, 1, lsn=6, timestamp=1.0, tsn=6, flags=1).encode()
+    many = make_transaction([Row(RequestType.NOP, 1, lsn=lsn, timestamp=1.0) for lsn in (7, 8)]).rows
+    logged = slab_of_rows(marked + plain + b"".join(each.encode() for each in many), "log")
+    stream = RowStream("peer")
+    stream.feed(stream_packets(logged))
+    received = stream.take()
+    assert received is not None
+    again = slab_of_rows(journal_rows(received, 0, len(received), 2.0), "log")
+    for slab in (logged, received, again):
+        assert [replaces_control(slab, number) for number in range(4)] == [True, False, False, False]

@@ -2,8 +2,10 @@
 
     --seed 17 --verbose     one run, with all that happened in it; the last line is the verdict and the hash of it
     --runs 300              the ordinary seeds 0, 1, 2, …; a summary, and the seeds that were violated
+    --runs 250 --fresh 50   and 50 more that change from commit to commit (fresh.py); the first line names them
     --soak 3600             as many as there is time for
     --mutation NAME         with one of the deliberate bugs of mutations.py, which runs must find
+    --mutations             the table of these bugs: what each does, the seed that finds it, and by which words
 
 The exit code is 1 where anything was violated.
 """
@@ -19,7 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from tests.simulation.mutations import MUTATIONS
+from tests.simulation.all_mutations import MUTATIONS, table_lines
+from tests.simulation.fresh import fresh
 from tests.simulation.pool import outcomes
 from tests.simulation.run import run
 from tests.simulation.summary import Summary
@@ -30,25 +33,39 @@ PROGRESS_RUNS: Final = 50
 
 def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
+    if options.mutations:
+        print("\n".join(table_lines()))
+        return 0
     if options.seed is not None:
         return _replay(options.seed, options.mutation, is_verbose=options.verbose)
     seeds: Iterable[int] = itertools.count(options.first)
-    if options.runs is not None:
-        seeds = range(options.first, options.first + options.runs)
+    if options.soak is None:
+        seeds = range(options.first, options.first + (options.runs or 0))
+    if options.fresh is not None:
+        chosen = fresh(options.fresh)
+        print(chosen, flush=True)
+        seeds = itertools.chain(seeds, chosen.seeds)
     return _run_many(_for_a_while(seeds, options.soak), options.jobs, options.mutation)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").split("\n")[0])
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, help="the run of this seed")
     what.add_argument("--runs", type=int, help="so many runs")
     what.add_argument("--soak", type=float, metavar="SECONDS", help="runs for so long")
+    what.add_argument("--mutations", action="store_true", help="the table of deliberate bugs")
+    parser.add_argument("--fresh", type=int, metavar="RUNS", help="with --runs or alone: so many runs of fresh seeds")
     parser.add_argument("--verbose", action="store_true", help="with --seed: everything that happened")
     parser.add_argument("--first", type=int, default=0, help="the seed to begin with (0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one for each processor)")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), metavar="NAME", help="with this bug in the nodes")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.mutations and {options.seed, options.runs, options.soak, options.fresh} == {None}:
+        parser.error("one of --seed, --runs, --soak, --fresh and --mutations is needed")
+    if options.fresh is not None and (options.seed is not None or options.soak is not None or options.mutations):
+        parser.error("--fresh goes with --runs, or alone")
+    return options
 
 
 def _replay(seed: int, mutation: str | None, *, is_verbose: bool) -> int:
@@ -78,11 +95,17 @@ def _run_many(seeds: Iterable[int], jobs: int, mutation: str | None) -> int:
         for outcome in outcomes(seeds, jobs, run):
             summary.add(outcome)
             if outcome.violations:
-                print(f"seed {outcome.seed}: {outcome.verdict}: {outcome.violations[0]}", flush=True)
+                print(f"seed {outcome.seed}: {outcome.verdict}: {outcome.violations[0]}")
+                print(f"  to run it again: {_command(outcome.seed, mutation)}", flush=True)
             elif summary.runs % PROGRESS_RUNS == 0:
                 print(f"{summary.runs} runs in {time.monotonic() - begun:.0f} s", flush=True)
     print(summary.text(time.monotonic() - begun))
     return bool(summary.violated)
+
+
+def _command(seed: int, mutation: str | None) -> str:
+    suffix = "" if mutation is None else f" --mutation {mutation}"
+    return f"python -m tests.simulation --seed {seed} --verbose{suffix}"
 
 
 def _for_a_while(seeds: Iterable[int], seconds: float | None) -> Iterator[int]:

@@ -81,7 +81,8 @@ that may have come first (docs/reference/replication.md)."""
 UNDECIDED: Final = (errors.WalIo,)
 """A loss of power can bring back what could not be cut off durably; so is told, too, what a node that stops leaves."""
 
-NOT_READ: Final = (*NOT_DONE, *TAKEN_BACK, *UNDECIDED, errors.System)
+NOT_READ: Final = (*NOT_DONE, *TAKEN_BACK, *UNDECIDED, errors.System, errors.LocalInstanceIdIsReadOnly)
+"""The last one is what an expelled member answers."""
 
 WORKLOADS: Final[dict[str, Callable[[Plan], Workload]]] = {
     "register": Register,

@@ -115,11 +115,22 @@ class Consensus:
         self._hear_anonymous(instance)
         quorum = min(instance.queue.limbo.quorum, self._quorums.get(name, 0))
         self._check_majority(name, instance, request.body.owner_id, request.body.lsn, quorum)
+        self._check_transfer(name, instance, request.body, quorum)
         newest = instance.queue.limbo._queue.last_synchronous
         if isinstance(request.body, Promote | Demote) and newest is not None and newest.lsn > request.body.lsn:
             # Somebody may have confirmed it, and told so.
             text = f"{name} takes the queue of {request.body.owner_id} over up to row {request.body.lsn}, and gives up"
             self._tell("takeover", f"{text} row {newest.lsn}, which it has")
+
+    def _check_transfer(self, name: str, instance: Instance, body: object, quorum: int) -> None:
+        """Who takes the queue over knows that a quorum has what that makes facts."""
+        limbo = instance.queue.limbo
+        if not isinstance(body, Promote | Demote) or not body.owner_id or body.lsn <= limbo.confirmed_lsn:
+            return
+        known = len(limbo._acks.holders(body.owner_id, body.lsn) | {instance.id})
+        if known < quorum:
+            text = f"{name} takes the queue of {body.owner_id} over up to row {body.lsn},"
+            self._tell("transfer", f"{text} which it knows {known} to have; {quorum} must")
 
     def _look_at_verdicts(self, name: str, instance: Instance) -> None:
         confirmed = instance.queue.limbo.confirmed_vclock
@@ -165,6 +176,13 @@ class Consensus:
 
     def _holders(self, known: Iterable[str], owner_id: int, lsn: int) -> list[str]:
         return [name for name in known if self._may_have(name, owner_id, lsn)]
+
+    def holders(self, owner_id: int, lsn: int) -> list[str]:
+        """Members, and those who ever were, that have a row or may have it."""
+        for name in self._ever:
+            if self._sim.is_ready(name):
+                self._written[name] = self._sim.node(name)._instance.journal.written_vclock
+        return self._holders(self._ever, owner_id, lsn)
 
     def _hear_anonymous(self, instance: Instance) -> None:
         """Listeners and archives among them, into which nobody looks: their ACKs are taken at their word."""

@@ -167,6 +167,8 @@ class Storage:
         """How often each file was read."""
         self.failure_count = 0
         """Calls that failed because it is broken or full."""
+        self.refused: dict[Inode, None] = {}
+        """Files to which the last append failed, whatever their names are."""
         self._synced_names: dict[str, Inode] = {}
         self._unsynced_names: list[dict[str, Inode | None]] = []
         self._trace = trace
@@ -390,6 +392,9 @@ class SimulatedDisk:
     def free_space(self, path: str) -> int:
         return self.enter().room
 
+    def open_files_max(self) -> int | None:
+        return None
+
 
 class SimulatedLock:
     def __init__(self, disk: SimulatedDisk, held: str | Inode) -> None:
@@ -436,6 +441,7 @@ class SimulatedFile:
     def append(self, *parts: Buffer) -> None:
         storage = self._enter(for_writing=True)
         data = b"".join(parts)
+        storage.refused[self._inode] = None  # unless it comes to its end
         storage.operate("append", self.path, data, self._inode)
         taken = min(len(data), storage.room)
         storage.room -= taken
@@ -443,6 +449,7 @@ class SimulatedFile:
         if taken < len(data):
             storage.failure_count += 1
             raise OSError(errno.ENOSPC, "No space left on device", self.path)
+        del storage.refused[self._inode]
 
     def truncate(self, size: int) -> None:
         storage = self._enter(for_writing=True)

@@ -24,6 +24,10 @@ SLOW_SECONDS: Final = ((0.01, 0.1), (0.05, 0.5), (0.5, 2.0))
 """How long a worker may wait for a slow disk, twice."""
 
 BYTES_LEFT_MAX: Final = 5_000
+FULL_BYTES_LEFT_MAX: Final = 300
+FULL_SECONDS: Final = (15.0, 40.0)
+"""What is left on a disk that stays full, and for how long it does."""
+
 FLIPS_MAX: Final = 4
 RETRY_SECONDS: Final = 0.5
 START_SECONDS: Final = 60.0
@@ -60,6 +64,28 @@ async def full_disk(replica_set: ReplicaSet, rng: Random) -> bool:
             storage.room += size
     await _look_after(replica_set, names)
     return _failures(storages) > before
+
+
+async def full_for_long(replica_set: ReplicaSet, rng: Random) -> bool:
+    """One disk stays full until an operator makes room. All that while the node says that it cannot write, and does not
+    lead (see `disk_reports.py`); nobody touches what stopped because of it. Not that of a master for good.
+    """
+    sim = replica_set.sim
+    masters = [] if replica_set.plan.has_elections else replica_set.members[:1]
+    names = [name for name in running(replica_set) if name not in masters]
+    if not names:
+        return False
+    name = rng.choice(names)
+    storage = sim.storage(name)
+    taken = max(storage.room - rng.randrange(FULL_BYTES_LEFT_MAX), 0)
+    before = storage.failure_count
+    storage.room -= taken
+    try:
+        await sim.sleep(rng.uniform(*FULL_SECONDS))
+    finally:
+        storage.room += taken
+    await _look_after(replica_set, [name])
+    return storage.failure_count > before
 
 
 async def failing_write(replica_set: ReplicaSet, rng: Random) -> bool:

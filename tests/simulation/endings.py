@@ -15,9 +15,15 @@ from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RaftKey, RequestType
 from flowstone.iproto.msgpack import pack
+from flowstone.observation.explanation import explain
+from flowstone.observation.finding import Kind
+from flowstone.observation.own_report import report_now
+from flowstone.observation.replica_set import replica_sets
 from flowstone.replication.applier import ApplierState
 from flowstone.replication.vclock import VClock
 from tests.simulation.cluster import contents_of
+from tests.simulation.expelled import running, unbound
+from tests.simulation.judged import JUDGED_EVERY, judged
 from tests.simulation.logs import (
     CONTROL,
     DEMOTE,
@@ -41,13 +47,14 @@ LIVE_SECONDS: Final = 120.0
 WRITE_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.1
 
+_OF_MACHINES: Final = (Kind.DISK_FULL, Kind.CLOCK_SKEW)
+"""Findings that may be true of simulated machines: their disks are small, and their clocks differ."""
+
 SHOWN_MAX: Final = 3
 """Differences of one kind that are told."""
 
 
 class Led(Watched, Protocol):
-    @property
-    def departed(self) -> list[str]: ...
     def leader(self) -> str | None: ...
 
 
@@ -67,6 +74,7 @@ async def check_liveness(replica_set: Led, *, seconds: float = LIVE_SECONDS) -> 
         ("everybody has the same position", lambda: _is_converged(replica_set)),
         # Who was alone may come back with a newer term, and the leader resigns.
         ("somebody leads when all have heard of each other", replica_set.leader),
+        ("nobody who was expelled takes writes", lambda: not unbound(replica_set)),
     ]
     for what, condition in conditions:
         if not await _comes_true(replica_set, condition, seconds):
@@ -189,6 +197,18 @@ def overgrown(replica_set: Watched) -> list[str]:
     return found
 
 
+async def check_reports(replica_set: Watched, *, seconds: float = LIVE_SECONDS) -> list[str]:
+    """Where everybody follows and has everything, nothing is found: whatever is, is a false alarm."""
+    sim, found = replica_set.sim, [""]
+    deadline = sim.now + seconds
+    while found and sim.now <= deadline:
+        sets = replica_sets([report_now(sim.node(name)) for name in names(replica_set)])
+        found = [f"{one.kind.value}: {one.what}; {one.why}" for one in explain(sets) if one.kind not in _OF_MACHINES]
+        if found:
+            await sim.sleep(LOOK_SECONDS)
+    return [f"a false alarm of {text}" for text in found]
+
+
 def check_equal(replica_set: Watched) -> list[str]:
     """All nodes are at the same position, with the same tuples, byte for byte."""
     sim, (first, *others) = replica_set.sim, names(replica_set)
@@ -236,9 +256,11 @@ async def stop_and_compare(replica_set: Led) -> Left:
     have gone, too, tell the same story."""
     sim = replica_set.sim
     boxes = {name: sim.node(name).box for name in names(replica_set)}
-    for name in boxes:
+    for name in (*running(replica_set), *boxes):
         await sim.stop(name)
     found = check_replay([read_log(name, sim.storage(name)) for name in boxes], boxes)
+    if isinstance(sim.seed, int) and sim.seed % JUDGED_EVERY == 0:
+        found += [each for name, box in boxes.items() for each in judged(name, sim.storage(name), box)]
     logs = [read_all(name, sim.storage(name)) for name in boxes]
     departed = [read_all(name, sim.storage(name), has_departed=True) for name in replica_set.departed]
     found += check_terms([*logs, *departed])

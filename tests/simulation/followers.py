@@ -29,6 +29,7 @@ from tests.simulation.disk import Loss, Storage
 from tests.simulation.disk_faults import READING
 from tests.simulation.endings import LIVE_SECONDS, Led, Left
 from tests.simulation.final_history import FinalHistory, Heard, Told, contents_of, difference
+from tests.simulation.judged import JUDGED_EVERY, judged
 from tests.simulation.logs import CONTROL, NOP, NodeLog, read_log
 from tests.simulation.process_faults import jump
 from tests.simulation.replay import Contents, replayed
@@ -404,6 +405,8 @@ class Archiver:
             if self._sim.storage(name).names:
                 log = read_log(name, self._sim.storage(name))
                 found += _check_archived(log, history)
+                if isinstance(self._sim.seed, int) and self._sim.seed % JUDGED_EVERY == 0:
+                    found += judged(name, self._sim.storage(name))
                 found += check_readers(log, self._sim.storage(name), history, is_whole=name == self.name)
                 if name == self.name:
                     found += _check_whole(log, history)

@@ -1,6 +1,7 @@
 """A Limestone and its replica beside a replica set, in the same simulation: they write, die, and lose each other.
 
-The programs and what their directories must hold are those of `tests/limestone/`; here is what happens to the two.
+In half of the runs the master is the original, played by its model (`tests/limestone/original_pair.py`). The programs
+and what their directories must hold are those of `tests/limestone/`; here is what happens to the two.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from random import Random
 from typing import Final, get_args
 
 from flowstone.limestone.settings import GroupCommit, SessionClose, Settings
+from tests.limestone.original_pair import OriginalPair
 from tests.limestone.pair import Pair
 from tests.limestone.programs import ENDPOINT, MASTER, REPLICA, Shape
 from tests.simulation.disk import Loss
@@ -24,13 +26,26 @@ ENTRIES_MAX: Final = 400
 """Of which the model, which looks at all of them, still takes no time."""
 
 
+def limestone_of(sim: Simulation, rng: Random) -> LimestonePair | OriginalPair:
+    """A pair of ours, or one whose master is the original."""
+    return OriginalPair(sim, rng, PAUSE_SECONDS) if rng.random() < 0.5 else LimestonePair(sim, rng)
+
+
 class LimestonePair:
     """`start()` at any time, and `finish()` when all faults are over: what was wrong, in words."""
 
-    def __init__(self, sim: Simulation, rng: Random) -> None:
+    def __init__(
+        self,
+        sim: Simulation,
+        rng: Random,
+        *,
+        pause_seconds: tuple[float, float] = PAUSE_SECONDS,
+        shape: Shape | None = None,
+    ) -> None:
         self._sim = sim
         self._random = rng
         self._is_over = False
+        self._pause_seconds = pause_seconds
         settings = Settings(
             f"/{MASTER}",
             (ENDPOINT,),
@@ -38,7 +53,7 @@ class LimestonePair:
             group_commit=rng.choice(get_args(GroupCommit)),
             session_close=rng.choice(get_args(SessionClose)),
         )
-        shape = Shape(pause_seconds=rng.choice([0.01, 0.1]))
+        shape = shape or Shape(pause_seconds=rng.choice([0.01, 0.1]))
         self.pair = Pair(sim, settings, f"{sim.seed}/limestone", shape, is_enough=lambda: self._is_over)
         self.hurt_count = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -68,7 +83,7 @@ class LimestonePair:
     async def _keep_hurting(self) -> None:
         running = self._tasks[0]
         while not running.done():
-            await self._sim.sleep(self._random.uniform(*PAUSE_SECONDS))
+            await self._sim.sleep(self._random.uniform(*self._pause_seconds))
             if sum(len(session.entries) for session in self.pair.model.sessions) > ENTRIES_MAX:
                 self._is_over = True
             await self._hurt(self._random.choice([MASTER, REPLICA]))

@@ -11,9 +11,10 @@ import asyncio
 import heapq
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
+from math import inf
 from typing import Any, Final, TypeVar, cast
 
 T = TypeVar("T")
@@ -40,6 +41,10 @@ class NothingWillHappen(AssertionError):
 
 class TimeStandsStill(AssertionError):
     """Somebody goes round in circles without waiting."""
+
+
+class NeverEnds(AssertionError):
+    """The scenario still runs at the end of the virtual time that it may take."""
 
 
 class Life:
@@ -113,6 +118,8 @@ class VirtualLoop:
         self._is_running = False
         self._is_closed = False
         self._running_life: Life | None = None
+        self.deadline = inf
+        """Virtual time after which a scenario that still runs is held to run for ever."""
         self.before_jump: list[Callable[[], None]] = []
         """Called when nothing is left to do at this moment; they may find something."""
         self.on_failure: Callable[[dict[str, Any]], None] = lambda context: None
@@ -284,6 +291,8 @@ class VirtualLoop:
             heapq.heappop(timers)
         if not timers:
             raise NothingWillHappen(f"at {self._time} nobody can go on, and no timer is set")
+        if timers[0][0] > self.deadline:
+            raise NeverEnds(f"the scenario still waits after {self._time:.0f} virtual seconds: {self._waiting()}")
         if timers[0][0] > self._time:
             self._time = timers[0][0]
             self._steps = 0
@@ -292,9 +301,21 @@ class VirtualLoop:
             handle.passed()
             self._ready.append(handle)
 
+    def _waiting(self) -> str:
+        """Return where each task of the scenario itself waits, outermost call first."""
+        return "; ".join(" > ".join(_calls(task)) for task in self._tasks if not task.done())
+
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self._is_closed:
             self.create_task(generator.aclose())
+
+
+def _calls(task: asyncio.Task[Any]) -> Iterator[str]:
+    """Yield the coroutines that a task is in, each as `function:line`. `get_stack` knows only the outermost."""
+    coroutine: Any = task.get_coro()
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        yield f"{frame.f_code.co_name}:{frame.f_lineno}"
+        coroutine = coroutine.cr_await
 
 
 def _is_void(timer: Handle) -> bool:

@@ -8,15 +8,19 @@ the last one, and a majority what the leader had: else two majorities need not m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Collection, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any, Final
+from unittest.mock import patch
 from uuid import UUID
 
 from flowstone import Node
 from flowstone.box.system import CLUSTER_ID, INDEX_ID, SPACE_ID
 from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.node import relay_join
+from flowstone.replication.membership import unused_id
 from tests.simulation.process_faults import duration, some
 from tests.simulation.replica_set import ANONYMOUS_NAMES, SPACES, ReplicaSet, Space
 from tests.simulation.simulation import Crashed
@@ -27,7 +31,10 @@ CHANGE_SECONDS: Final = 600.0
 ASK_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 0.5
 AFTERLIFE_SECONDS: Final = (1.0, 10.0)
-"""How long one that was struck off runs on, until somebody ends it."""
+"""How long nothing more is done about a member that was expelled and runs on."""
+
+DEAD_SHARE, CUT_SHARE, RESTART_SHARE, CONFIGURED_SHARE = 0.25, 0.4, 0.4, 0.7
+"""How often an expelled member is dead; does not hear of it, as it is cut off; is started again; stays configured."""
 
 ANONYMOUS_SHARE: Final = 0.3
 """How often who joins only follows."""
@@ -180,21 +187,67 @@ async def join(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def expel(replica_set: ReplicaSet, rng: Random) -> bool:
-    """A member goes for good; where too few would be left, another one comes first. It may run on for a while."""
+    """A member goes for good; where too few would be left, another one comes first. It may run on to the end."""
     spare = [name for name in replica_set.members if is_spare(replica_set, name)]
     if not spare:
         return False
     name = rng.choice(spare)
     if len(replica_set.members) <= MEMBERS_MIN:
         await add_member(replica_set, rng)
-    if rng.random() < 0.5:
+    if rng.random() < DEAD_SHARE:
         await remove_member(replica_set, name)
     else:
-        await remove_member(replica_set, name, is_alive=True)
-        await replica_set.sim.sleep(rng.uniform(*AFTERLIFE_SECONDS))
-        if replica_set.sim.is_running(name):
-            replica_set.sim.kill(name)
+        await _expel_running(replica_set, rng, name)
     return True
+
+
+async def _expel_running(replica_set: ReplicaSet, rng: Random, name: str) -> None:
+    """It runs on, with its options as they were, whether it hears of it or not; its id may become another's.
+
+    Our own masters do not reissue the id, so the master acts as a real one.
+    """
+    sim = replica_set.sim
+    is_cut = rng.random() < CUT_SHARE
+    if rng.random() < CONFIGURED_SHARE:
+        replica_set.configured.append(name)
+    cut = await remove_member(replica_set, name, is_alive=True, is_cut=is_cut)
+    if len(replica_set.members) < replica_set.plan.size:
+        with ids_of_real_masters():
+            await add_member(replica_set, rng)
+    await sim.sleep(rng.uniform(*AFTERLIFE_SECONDS))
+    for other in cut:
+        sim.heal(name, other)
+    await sim.sleep(rng.uniform(*AFTERLIFE_SECONDS))
+    if sim.is_ready(name) and rng.random() < RESTART_SHARE:
+        await _restart_expelled(replica_set, name)
+
+
+@contextmanager
+def ids_of_real_masters() -> Iterator[None]:
+    """Make masters choose ids as real servers do: the smallest one that is free, whoever had it before."""
+
+    def smallest_free(taken: Collection[int], used: Collection[int]) -> int:
+        return unused_id(taken, ())
+
+    with patch.object(relay_join, "unused_id", smallest_free):
+        yield
+
+
+async def _restart_expelled(replica_set: ReplicaSet, name: str) -> None:
+    """Whoever knows of its expulsion does not start; the others find nobody who knows them."""
+    sim = replica_set.sim
+    knows = sim.node(name)._instance.is_expelled
+    sim.kill(name)
+    try:
+        await sim.restart(name)
+    except errors.UnknownReplica as error:
+        sim.trace.note(name, f"does not start: {error}")
+        return
+    except (FlowstoneError, OSError, Crashed) as error:
+        sim.trace.note(name, f"does not start: {error!r}")
+        return
+    if knows:
+        replica_set.violations.append(f"{name} was expelled, knew it, and has started again")
 
 
 async def replace_member(replica_set: ReplicaSet, rng: Random, name: str) -> None:
@@ -237,7 +290,7 @@ async def add_member(replica_set: ReplicaSet, rng: Random) -> None:
     name = replica_set.new_name()
     members = [*replica_set.members, name]
     options = replica_set.options(name)
-    options["replication"] = _uris(replica_set, members)
+    options["replication"] = _uris(replica_set, [*members, *replica_set.configured])
     # With the same UUID each time: an attempt that has died may have made it a member.
     options["instance_uuid"] = str(UUID(int=rng.getrandbits(128), version=4))
     async with asyncio.timeout(CHANGE_SECONDS):
@@ -268,15 +321,25 @@ async def _start_at_last(replica_set: ReplicaSet, name: str, options: dict[str, 
         work = sim.restart(name)
 
 
-async def remove_member(replica_set: ReplicaSet, name: str, *, is_alive: bool = False) -> None:
-    """Ends its process, unless it is to stay alive, and strikes it off. Returns when nobody knows of it any more."""
+async def remove_member(
+    replica_set: ReplicaSet, name: str, *, is_alive: bool = False, is_cut: bool = False
+) -> list[str]:
+    """Ends its process, unless it is to stay alive, and strikes it off. Returns when no member knows it any more.
+
+    `is_cut`: it does not hear of it, as it is cut off from all members before; these are returned.
+    """
     sim = replica_set.sim
     uuid = sim.machine(name).uuid
+    cut: list[str] = []
     async with asyncio.timeout(CHANGE_SECONDS):
         if sim.is_running(name):
             await _spare(replica_set, name)
             if not is_alive:
                 sim.kill(name)
+            elif is_cut:
+                cut = [other for other in replica_set.members if other != name]
+                for other in cut:
+                    sim.cut(name, other)
         replica_set.members.remove(name)
         replica_set.departed.append(name)
         await _settle(replica_set, leaving=name)
@@ -284,6 +347,7 @@ async def remove_member(replica_set: ReplicaSet, name: str, *, is_alive: bool = 
         await _tell_all(replica_set)
         await _settle(replica_set)
         await _adjust_quorum(replica_set)
+    return cut
 
 
 async def _spare(replica_set: ReplicaSet, name: str) -> None:
@@ -346,10 +410,10 @@ async def _settle(replica_set: ReplicaSet, *, leaving: str | None = None) -> Non
 async def resume_replication(replica_set: ReplicaSet, name: str) -> None:
     """What could not write rows of others down follows nobody, as in real servers, until an operator says so again.
 
-    Why it has stopped is judged by `watchers.py`.
+    Why it has stopped is judged by `watchers.py`. An expelled member never resumes, and nobody waits for it (seed 219).
     """
     sim = replica_set.sim
-    while sim.is_ready(name) and _has_stopped(sim.node(name)):
+    while name not in replica_set.departed and sim.is_ready(name) and _has_stopped(sim.node(name)):
         await _configure(replica_set, name, replication=sim.machine(name).options["replication"])
         await sim.sleep(RETRY_SECONDS)
 
@@ -360,7 +424,7 @@ def _has_stopped(node: Node) -> bool:
 
 async def _tell_all(replica_set: ReplicaSet) -> None:
     """Whom to follow."""
-    replication = _uris(replica_set, replica_set.members)
+    replication = _uris(replica_set, [*replica_set.members, *replica_set.configured])
     await asyncio.gather(*(_configure(replica_set, name, replication=replication) for name in replica_set.names))
 
 
@@ -376,10 +440,13 @@ def _uris(replica_set: ReplicaSet, names: list[str]) -> list[str]:
 
 
 async def _configure(replica_set: ReplicaSet, name: str, **options: Any) -> bool:
-    """Options that a node has from now on, also when it starts anew. Whether it had to be told."""
+    """Options that a node has from now on, also when it starts anew. Whether it had to be told.
+
+    An expelled member refuses all options of replication, so nobody insists.
+    """
     sim = replica_set.sim
     sim.machine(name).options |= options
-    while sim.is_running(name):
+    while sim.is_running(name) and name not in replica_set.departed:
         with suppress(FlowstoneError, OSError, Crashed):
             if sim.is_ready(name):
                 await sim.on(name, sim.node(name).reconfigure(**options))

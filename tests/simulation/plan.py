@@ -42,7 +42,7 @@ TERMS: Final = "2.11"
 SUCCESSION: Final = "2.11, fsync"
 """For plans with both."""
 
-FAULTS: Final = {
+SAMPLED: Final = {
     "kill": ANY,
     "stop": ANY,
     "power_loss": POWER,
@@ -76,7 +76,20 @@ FAULTS: Final = {
     "checkpoint": ANY,
     "schema": ANY,
 }
-"""The kinds of faults, and for which plans each is."""
+"""The kinds of faults of which each plan has some, and for which plans each is."""
+
+ADDED: Final = {
+    "power_loss_in_recovery": POWER,
+    "full_for_long": ANY,
+    "overtake": TERMS,
+}
+"""Kinds that a plan may have besides: each is drawn by itself, so that one more leaves the runs of most seeds alone."""
+
+ADDED_SHARES: Final = {"power_loss_in_recovery": 0.2, "full_for_long": 0.2, "overtake": 0.4}
+"""In how many plans each is, where it may be."""
+
+FAULTS: Final = SAMPLED | ADDED
+"""All kinds."""
 
 LOSES_A_MEMBER: Final = ("expel", "bit_rot", "read_errors")
 """Not where every member writes: rows of one that goes for good may be with nobody else, and the set is never one."""
@@ -149,7 +162,7 @@ def plan(seed: int) -> Plan:
         has_archive=rng.random() < 0.3,
         has_limestone=rng.random() < 0.1,
         workloads=workloads,
-        faults=_faults(rng, _met(dialect, election_mode, wal_mode), workloads),
+        faults=_faults(rng, seed, _met(dialect, election_mode, wal_mode), workloads),
         seconds=60.0,
     )
     has_voter = election_mode == "candidate" and rng.random() < VOTER_SHARE
@@ -186,8 +199,10 @@ def _met(dialect: str, election_mode: str, wal_mode: str) -> tuple[str, ...]:
     return (ANY, *(need for need, is_given in given.items() if is_given))
 
 
-def _faults(rng: Random, met: tuple[str, ...], workloads: tuple[str, ...]) -> tuple[str, ...]:
-    possible = [name for name, need in FAULTS.items() if need in met]
+def _faults(rng: Random, seed: int, met: tuple[str, ...], workloads: tuple[str, ...]) -> tuple[str, ...]:
+    possible = [name for name, need in SAMPLED.items() if need in met]
     if workloads == ASYNCHRONOUS:
         possible = [name for name in possible if name not in LOSES_A_MEMBER]
-    return tuple(rng.sample(possible, rng.randint(FAULTS_MIN, FAULTS_MAX)))
+    chosen = rng.sample(possible, rng.randint(FAULTS_MIN, FAULTS_MAX))
+    added = [name for name in ADDED if Random(f"{seed}/plan/{name}").random() < ADDED_SHARES[name]]
+    return (*chosen, *(name for name in added if ADDED[name] in met))

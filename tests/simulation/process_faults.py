@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -38,6 +39,18 @@ ANSWER_SECONDS: Final = 0.02
 
 LATE_SECONDS: Final = (0.05, 0.5)
 """How long the disks of those take that are behind with their writes."""
+
+RECOVERIES_MAX: Final = 3
+RECOVERY_OPERATIONS_MAX: Final = 10
+"""How often a machine falls while it starts, and within how many changes of its disk."""
+
+DEAF_SHARE: Final = 0.5
+DEAF_LATENCY: Final = (1.0, 1.2)
+FAR_LATENCY: Final = (0.3, 0.4)
+"""How often a leader that is replaced hears of it late, how late, and how far others are away from it."""
+
+OVERTAKE_SECONDS: Final = 5.0
+OVERTAKE_ROUNDS: Final = 4
 
 JUMP_SECONDS_MAX: Final = 1e8
 
@@ -219,6 +232,90 @@ async def _burn(replica_set: ReplicaSet, rng: Random, name: str) -> bool:
     except TimeoutError:
         sim.storage(name).spare()
     return burnt.is_set()
+
+
+async def power_loss_in_recovery(replica_set: ReplicaSet, rng: Random) -> bool:
+    """Machines lose power while they write, and again while they start, in the middle of putting their files right."""
+    sim = replica_set.sim
+    names = await _until_writing(replica_set, rng, some(rng, running(replica_set)))
+    for name in names:
+        sim.storage(name).is_ordered = rng.random() < 0.5
+        sim.crash(name, rng.choice(_losses(replica_set)))
+    await sim.sleep(duration(rng) / 4)
+    cut = await asyncio.gather(*(_cut_recovery(replica_set, Random(rng.getrandbits(64)), name) for name in names))
+    await asyncio.gather(*(_raise(replica_set, rng, name) for name in names))
+    return any(cut)
+
+
+async def _cut_recovery(replica_set: ReplicaSet, rng: Random, name: str) -> bool:
+    """Whether the machine has fallen at least once while it was starting."""
+    sim, fallen = replica_set.sim, 0
+
+    def fall(loss: Loss) -> None:
+        nonlocal fallen
+        fallen += not sim.is_ready(name)
+        sim.crash(name, loss)
+
+    for _ in range(rng.randint(1, RECOVERIES_MAX)):
+        if sim.is_running(name):  # somebody else has started it
+            break
+        loss = rng.choice(_losses(replica_set))
+        sim.storage(name).die_after(rng.randint(1, RECOVERY_OPERATIONS_MAX), partial(fall, loss))
+        await replica_set.restart(name)
+        sim.storage(name).spare()
+    return fallen > 0
+
+
+async def overtake(replica_set: ReplicaSet, rng: Random) -> bool:
+    """An operator lets another member lead while the leader works on, and hears late of it, or soon. To all others both
+    are far away and their disks are slow: what the two have written last, the others get when they have voted. In large
+    sets that shows most, so there it happens several times.
+    """
+    rounds = 1 if replica_set.majority < 4 else OVERTAKE_ROUNDS
+    return any([await _overtake_once(replica_set, rng) for _ in range(rounds)])
+
+
+async def _overtake_once(replica_set: ReplicaSet, rng: Random) -> bool:
+    sim, leader = replica_set.sim, replica_set.leader()
+    heirs = [name for name in replica_set.ready() if name != leader]
+    if leader is None or not heirs:
+        return False
+    heir = rng.choice(heirs)
+    others = [name for name in replica_set.members if name not in (leader, heir)]
+    machines = [sim.machine(name) for name in others]
+    machines = [machine for machine in machines if machine.blocking_seconds == BLOCKING_SECONDS]
+    far = [sim.internet.link(name, other) for name in (leader, heir) for other in others]
+    deaf = [sim.internet.link(name, leader) for name in replica_set.names if name != leader]
+    links = [(link, FAR_LATENCY) for link in far]
+    if rng.random() < DEAF_SHARE:
+        links += [(link, DEAF_LATENCY) for link in deaf]
+    links = [(link, latency) for link, latency in links if link.is_calm]
+    for machine in machines:
+        machine.blocking_seconds = LATE_SECONDS
+    for link, latency in links:
+        link.latency = latency
+    before = _queue_term(replica_set, heir)
+    try:
+        with suppress(FlowstoneError, Crashed, TimeoutError):
+            await sim.sleep(rng.choice([0.0, rng.uniform(0.1, 1.0)]))
+            async with asyncio.timeout(OVERTAKE_SECONDS):
+                await sim.on(heir, sim.node(heir).promote())
+            await sim.until(lambda: _queue_term(replica_set, heir) > before, seconds=OVERTAKE_SECONDS)
+        await sim.sleep(duration(rng) / 4)
+        return sim.is_ready(heir) and _queue_term(replica_set, heir) > before
+    finally:
+        for machine in machines:
+            machine.blocking_seconds = BLOCKING_SECONDS
+        for link, _ in links:
+            link.calm()
+
+
+def _queue_term(replica_set: ReplicaSet, name: str) -> int:
+    """The term in which a member has become the owner of the queue; 0 if it is not."""
+    if not replica_set.sim.is_ready(name):
+        return 0
+    limbo = replica_set.sim.node(name)._instance.queue.limbo
+    return limbo.term if limbo.is_owner else 0
 
 
 async def pause(replica_set: ReplicaSet, rng: Random) -> bool:

@@ -70,7 +70,9 @@ class ReplicaSet:
         self.members: list[str] = list(NAMES[: plan.size])
         self.anonymous: list[str] = list(ANONYMOUS_NAMES[: plan.anonymous])
         self.departed: list[str] = []
-        """Members that were struck off; their directories are left as they were."""
+        """Members that were expelled; their directories are left as they were, and some of them run on."""
+        self.configured: list[str] = []
+        """Those of them that nobody has taken out of `replication`."""
         self.violations: list[str] = []
         """Starts and stops that have failed, although nothing was wrong with the disk."""
         self._random = Random(f"{sim.seed}/replica set")

@@ -26,7 +26,7 @@ from tests.simulation.disk import Loss
 from tests.simulation.faults import Nemesis
 from tests.simulation.followers import Followers
 from tests.simulation.history import History
-from tests.simulation.limestone_pair import LimestonePair
+from tests.simulation.limestone_pair import limestone_of
 from tests.simulation.plan import Plan, plan
 from tests.simulation.replica_set import ReplicaSet
 from tests.simulation.simulation import Simulation
@@ -40,6 +40,10 @@ FAULTS_MIN: Final = 10
 
 SECONDS_MAX: Final = 600.0
 """Virtual seconds within which a run must have come to so many; if it has not, that is a violation."""
+
+DEADLINE_SECONDS: Final = 3600.0
+"""Limit of virtual time for all phases of a run. A run that reaches it never ends: it fails and says where it waits.
+All runs of seeds 0 to 249 end before it."""
 
 LINE_LENGTH_MAX: Final = 200
 """Of what the story of a run says of an operation: lists grow."""
@@ -95,6 +99,7 @@ def run(seed: int, *, is_verbose: bool = False) -> Outcome:
     """The run of a seed. What goes wrong in it, an exception of the simulation included, is a violation."""
     begun = time.process_time()
     sim = Simulation(seed, is_verbose=is_verbose)
+    sim.loop.deadline = DEADLINE_SECONDS
     this = _Run(sim, plan(seed))
     try:
         sim.run(lambda _: this.go())
@@ -139,7 +144,7 @@ class _Run:
             has_archive=plan.has_archive,
             has_one_order=not plan.has_masters,
         )
-        self.limestone = LimestonePair(sim, Random(f"{sim.seed}/limestone")) if plan.has_limestone else None
+        self.limestone = limestone_of(sim, Random(f"{sim.seed}/limestone")) if plan.has_limestone else None
         self._begun = 0.0
 
     async def go(self) -> None:
@@ -183,6 +188,7 @@ class _Run:
         await self.clients.final_reads()
         self.violations += await endings.check_idle(self.set)
         self.violations += endings.check_equal(self.set)
+        self.violations += await endings.check_reports(self.set)
 
     async def _lose_power(self) -> None:
         """All at once, and all start at once: whoever promised to keep something must have kept it by himself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +23,7 @@ from tests.simulation.endings import (
     check_liveness,
     check_logs,
     check_replay,
+    check_reports,
     check_terms,
     names,
     not_following,
@@ -42,6 +43,7 @@ from tests.simulation.logs import (
     read_log,
     without_lost_verdicts,
 )
+from tests.simulation.membership_faults import ids_of_real_masters
 from tests.simulation.simulation import Simulation, simulated
 from tests.simulation.test_elections import elect
 from tests.simulation.test_logs import SYNC, put, record, verdict
@@ -51,8 +53,6 @@ from tests.simulation.workload import FIELDS, SPACE, SPACE_ID, Writer, make_spac
 
 @dataclass
 class LedSet(Set):
-    departed: list[str] = field(default_factory=list)
-
     def leader(self) -> str | None:
         return self.members[0] if self.sim.is_ready(self.members[0]) else None
 
@@ -76,6 +76,7 @@ async def test_a_set_that_is_well_gives_no_offence(sim: Simulation) -> None:
     assert await check_liveness(replica_set, seconds=5) == []
     assert await check_idle(replica_set, seconds=5) == []
     assert check_equal(replica_set) == []
+    assert await check_reports(replica_set, seconds=5) == []
     assert (await stop_and_compare(replica_set)).violations == []
 
 
@@ -87,6 +88,15 @@ async def test_it_is_told_who_does_not_follow(sim: Simulation) -> None:
     (found,) = await check_liveness(replica_set, seconds=5)
     assert found.startswith("not within 5 s after all faults: everybody follows everybody")
     assert found.endswith("not all is followed by x")
+
+
+@simulated()
+async def test_member_that_follows_nobody_is_reported(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    await sim.on("c", sim.node("c").reconfigure(replication=[]))
+    await Writer(sim, 1).run("a", 20)
+    (found,) = [text for text in await check_reports(replica_set, seconds=5) if "not_following" in text]
+    assert "follows no other member, and lacks 20 rows" in found
 
 
 async def lose_power_for_a_moment(sim: Simulation) -> LedSet:
@@ -259,7 +269,9 @@ def test_what_was_not_lost_with_who_has_gone_is_told(logs: list[NodeLog], depart
 
 @simulated(seeds=range(3))
 async def test_a_confirmation_that_was_lost_with_its_leader_gives_no_offence(sim: Simulation) -> None:
-    """It is cut off right when it has answered, and struck off; who comes in its place gets its number, and leads."""
+    """It is cut off right when it has answered, and struck off; who comes in its place gets its number, as from a real
+    master, and leads.
+    """
     options: dict[str, Any] = {"election_mode": "candidate", "election_fencing_mode": "off", "replication_timeout": 0.5}
     await start_set(sim, **options)
     old = await elect(sim)
@@ -276,7 +288,8 @@ async def test_a_confirmation_that_was_lost_with_its_leader_gives_no_offence(sim
     await sim.on(leader, sim.node(leader).space(CLUSTER_ID).delete(number))
     replica_set = LedSet(sim, [*others, "d"], departed=[old])
     replication = [sim.uri(name) for name in replica_set.members]
-    await sim.start("d", replication=replication, **options)
+    with ids_of_real_masters():
+        await sim.start("d", replication=replication, **options)
     assert sim.node("d").info()["id"] == number
     for name in others:
         await sim.on(name, sim.node(name).reconfigure(replication=replication, election_mode="voter"))

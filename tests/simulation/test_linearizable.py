@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from flowstone.box.system import CLUSTER_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from tests.conftest import FULL
@@ -172,6 +173,16 @@ async def test_an_anonymous_replica_promises_nothing(sim: Simulation) -> None:
     await sim.start("x", replication=[sim.uri("a")], replication_anon=True, read_only=True)
     with pytest.raises(errors.Unsupported, match="does not support linearizable"):
         await read(sim, "x")
+
+
+@simulated(seeds=range(3))
+async def test_expelled_member_refuses_linearizable_reads_and_says_why(sim: Simulation) -> None:
+    await start(sim)
+    number = sim.node("c").info()["id"]
+    await sim.on("a", sim.node("a").space(CLUSTER_ID).delete(number))
+    await sim.until(lambda: sim.node("c").info()["id"] is None, what="c knows that it was expelled")
+    with pytest.raises(errors.LocalInstanceIdIsReadOnly, match="expelled"):
+        await read(sim, "c")
 
 
 @simulated(seeds=range(3))

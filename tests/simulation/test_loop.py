@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.loop import Life, NothingWillHappen, TimeStandsStill, VirtualLoop
+from tests.simulation.loop import Life, NeverEnds, NothingWillHappen, TimeStandsStill, VirtualLoop
 
 
 def run(scenario: Coroutine[Any, Any, Any], loop: VirtualLoop | None = None) -> Any:
@@ -80,6 +80,20 @@ def test_going_round_in_circles_is_an_error() -> None:
 
     with pytest.raises(TimeStandsStill):
         run(scenario())
+
+
+def test_scenario_past_its_deadline_is_an_error_that_says_where_it_waits() -> None:
+    async def wait_for_long() -> None:
+        await asyncio.sleep(10)
+        await asyncio.sleep(1)
+
+    async def scenario() -> None:
+        await wait_for_long()
+
+    loop = VirtualLoop()
+    loop.deadline = 10
+    with pytest.raises(NeverEnds, match=r"after 10 virtual seconds: scenario:\d+ > wait_for_long:\d+ > sleep:\d+"):
+        run(scenario(), loop)
 
 
 def test_the_dead_do_not_even_run_their_finally() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation import __main__ as command
+from tests.simulation.fresh import Fresh
 from tests.simulation.plan import plan
 from tests.simulation.run import Figures, Outcome
 
@@ -52,3 +53,23 @@ def test_violated_seeds_are_named_and_fail(capsys: pytest.CaptureFixture[str]) -
 def test_a_soak_ends_when_its_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--soak", "0.2", "--jobs", "2", "--first", "100"]) == 0
     assert "seeds 100 to" in capsys.readouterr().out
+
+
+def test_fresh_seeds_run_after_the_fixed_ones_and_are_named_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "fresh", lambda count: Fresh(5, count, "commit abc"))
+    assert command.main(["--runs", "2", "--fresh", "2", "--jobs", "1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "fresh seeds 5 to 6, derived from commit abc"
+    assert lines[1:3] == [
+        "seed 6: VIOLATED: b went back",
+        "  to run it again: python -m tests.simulation --seed 6 --verbose",
+    ]
+    assert any(line.startswith("runs: 4 in") for line in lines)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--seed", "1", "--fresh", "2"], ["--soak", "1", "--fresh", "2"]])
+def test_a_command_line_that_names_no_runs_or_too_many_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(arguments)

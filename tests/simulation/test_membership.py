@@ -15,7 +15,8 @@ from flowstone.iproto.msgpack import pack
 from tests.simulation.cluster import NAMES, all_follow_all, converge, is_converged, start_set, upstream
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Crashed, Simulation, simulated
-from tests.simulation.test_elections import leaders
+from tests.simulation.test_elections import elect, leaders, write
+from tests.simulation.test_elections import make_space as make_synchronous_space
 from tests.simulation.workload import SPACE_ID, Row, Writer, make_space, replace, rows
 
 DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
@@ -235,3 +236,33 @@ async def test_a_leader_that_nobody_hears_makes_no_members(sim: Simulation) -> N
     sim.heal()
     await joining
     await converge(sim, (*NAMES, "d"))
+
+
+@simulated(seeds=range(3))
+async def test_acknowledgement_of_a_member_that_is_gone_does_not_confirm_a_row(sim: Simulation) -> None:
+    """Its data may be deleted by now: of five members, only two would have the row."""
+    names = "abcde"
+    await start_set(sim, names, election_mode="candidate", replication_timeout=0.5, replication_synchro_timeout=600)
+    await sim.until(lambda: all_follow_all(sim, names) and leaders(sim, names))
+    leader = await elect(sim, names)
+    await make_synchronous_space(sim, leader)
+    await converge(sim, names)
+    others = [name for name in names if name != leader]
+    for name in others[1:]:
+        sim.freeze(name)
+    committing = asyncio.ensure_future(write(sim, leader, 1))
+    position = sim.node(leader)._instance.vclock.get(sim.node(leader)._instance.id) + 1
+    number = sim.node(leader)._instance.id
+    await sim.until(lambda: sim.node(others[0])._instance.vclock.get(number) >= position, what="one other has the row")
+    await sim.sleep(0.1)
+    sim.kill(others[0])
+    sim.storage(others[0]).names.clear()
+    await sim.sleep(0.1)
+    sim.thaw(others[1])
+    await sim.until(lambda: sim.node(others[1])._instance.vclock.get(number) >= position, what="another has the row")
+    await sim.sleep(0.3)
+    assert not committing.done()
+    sim.thaw(others[2])
+    await committing
+    for name in others[3:]:
+        sim.thaw(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
@@ -13,34 +14,16 @@ from flowstone.node.journal import Journal
 from flowstone.replication.limbo_queue import Acks
 from flowstone.replication.raft import Raft
 from tests.conftest import FULL
+from tests.limestone.mutants import MUTANTS
+from tests.simulation.all_mutations import FOUND_BY, MUTATIONS, readable, table_lines
 from tests.simulation.consensus import Consensus
-from tests.simulation.mutations import CLIENTS_SAW, DOES_NOT_FIT, MUTATIONS
+from tests.simulation.member_promises import MemberPromises
+from tests.simulation.mutations import CLIENTS_SAW, DOES_NOT_FIT
 from tests.simulation.run import Outcome, run
 from tests.simulation.watchers import Watchers
 
 RUNS_MAX: Final = 100
-
-FOUND_BY: Final = {
-    "ack_before_the_write": 0,
-    "acknowledge_a_write_before_its_fsync": 2,
-    "apply_below_the_vclock": 0,
-    "apply_half_a_transaction": 0,
-    "collect_a_log_too_early": 9,
-    "confirm_before_the_quorum": 1,
-    "count_an_ack_twice": 1,
-    "forget_the_order_of_rollbacks": 8,
-    "lose_the_commit_flag": 0,
-    "promote_without_waiting": 10,
-    "read_what_is_not_confirmed": 0,
-    "read_without_asking_others": 5,
-    "reuse_a_term": 0,
-    "settle_one_too_far": 3,
-    "skip_the_fsync_of_a_vote": 0,
-    "skip_the_fsync_of_a_vote_in_mode_write": 5,
-    "vote_twice_in_a_term": 10,
-}
-"""An ordinary seed that finds each soon, as plans are now: from there on it is looked for where time is short."""
-
+ROOT: Final = Path(__file__).parents[2]
 
 UNWATCHED: Final = {
     "promote_without_waiting": (26, CLIENTS_SAW),
@@ -73,6 +56,7 @@ def test_every_mutation_is_found_by_an_ordinary_seed(name: str) -> None:
 def test_faults_reach_what_only_a_moment_shows(name: str) -> None:
     with (
         patch.object(Consensus, "look", lambda *_: None),
+        patch.object(MemberPromises, "look", lambda *_: None),
         patch.object(Watchers, "_look_at_acks", lambda _: None),
     ):
         assert search(name, *UNWATCHED[name]).violations
@@ -118,8 +102,25 @@ def test_a_mutation_is_found_by_its_own_words_only(name: str, violations: list[s
 
 
 def test_at_least_as_many_mutations_as_were_asked_for() -> None:
-    assert len(MUTATIONS) >= 14
+    assert len(MUTATIONS) + len(MUTANTS) >= 50  # Limestone's are the latter
     assert set(FOUND_BY) == set(MUTATIONS)
+
+
+def test_the_documented_table_of_mutations_is_the_one_that_the_command_prints() -> None:
+    documented = (ROOT / "docs" / "explanation" / "reliability.md").read_text()
+    assert "\n".join(table_lines()) in documented
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (CLIENTS_SAW, "checker of histories"),
+        (r"^\w+ has row \d+ of \d+ confirmed, which only .* have", "… has row … of … confirmed, which only … have"),
+        (rf"{CLIENTS_SAW}|^archive\d+ |(a|b) c", "checker of histories / archive… / a c"),
+    ],
+)
+def test_words_of_a_mutation_are_shown_without_the_signs_of_expressions(words: str, said: str) -> None:
+    assert readable(words) == said
 
 
 def test_a_mutation_is_over_behind_its_with() -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
-from tests.simulation.cluster import converge, vclock
+from flowstone.node import relay_stream
+from flowstone.replication.messages import SubscribeReply
+from flowstone.replication.vclock import VClock
+from tests.simulation.cluster import all_follow_all, converge, start_set, vclock
 from tests.simulation.disk import Loss
 from tests.simulation.follower import Follower
+from tests.simulation.run import run
 from tests.simulation.simulation import Simulation, simulated
 from tests.simulation.workload import Writer, make_space
 
@@ -95,3 +101,39 @@ async def test_a_log_that_cannot_be_read_refuses_a_join_and_not_for_good(sim: Si
     sim.storage("a").broken.clear()
     await sim.restart("b")
     await converge(sim, "ab")
+
+
+@simulated(seeds=range(3))
+async def test_member_whose_vclock_lags_behind_its_relay_is_followed_when_it_has_moved_on(sim: Simulation) -> None:
+    """A real 2.6 and 2.11 can send a row before the vclock in their answers to SUBSCRIBE has it."""
+    lags = 0
+
+    def lagging(replica_id: int, vclock: VClock, *others: Any) -> SubscribeReply:
+        nonlocal lags
+        number = sim.node("a")._instance.id
+        if replica_id == number and not lags:
+            lags += 1
+            vclock = VClock(vclock.to_mapping() | {number: vclock.get(number) - 1})
+        return SubscribeReply(replica_id, vclock, *others)
+
+    await start_set(sim, "ab", replication_timeout=0.5)
+    await sim.until(lambda: all_follow_all(sim, "ab"))
+    await make_space(sim, "a")
+    await converge(sim, "ab")
+    writer = Writer(sim, 0)
+    await writer.run("a", 10)
+    await converge(sim, "ab")
+    replication = [sim.uri("a"), sim.uri("b")]
+    await sim.on("b", sim.node("b").reconfigure(replication=[]))
+    with patch.object(relay_stream, "SubscribeReply", lagging):
+        changing = asyncio.ensure_future(sim.on("b", sim.node("b").reconfigure(replication=replication)))
+        await sim.until(lambda: lags, what="b asks a")
+        await writer.run("a", 10)
+        await changing
+        await sim.until(lambda: all_follow_all(sim, "ab"), what="b follows a")
+    await converge(sim, "ab")
+
+
+def test_relay_that_reads_logs_survives_their_collection_once_the_replica_has_them_from_another() -> None:
+    """The run that found it: a replica back from a full disk catches up by two members at once."""
+    assert run(581783091).violations == []

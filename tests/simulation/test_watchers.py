@@ -34,6 +34,7 @@ class Set:
     sim: Simulation
     members: list[str]
     anonymous: list[str] = field(default_factory=list)
+    departed: list[str] = field(default_factory=list)
     plan: Options = field(default_factory=Options)
 
 

@@ -20,8 +20,11 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import XlogError
 from tests.simulation.consensus import Consensus
 from tests.simulation.disk import Loss
+from tests.simulation.disk_reports import DiskReports
+from tests.simulation.expelled import Expelled, running
 from tests.simulation.logs import RAFT, NodeLog, first_vclock, read_log, unpacked
 from tests.simulation.loop import Life
+from tests.simulation.member_promises import MemberPromises
 from tests.simulation.simulation import Simulation
 
 LOOK_SECONDS: Final = 0.02
@@ -53,6 +56,8 @@ class Watched(Protocol):
     def members(self) -> list[str]: ...
     @property
     def anonymous(self) -> list[str]: ...
+    @property
+    def departed(self) -> list[str]: ...
 
 
 class Sight(NamedTuple):
@@ -135,6 +140,14 @@ class Watchers:
             is_durable=replica_set.plan.wal_mode == "fsync",
             counts_anonymous=self._is_2_6,
         )
+        self._expelled = Expelled(replica_set, self.chronicle.violations)
+        self.promises = MemberPromises(
+            self._sim,
+            self.chronicle.violations,
+            is_durable=replica_set.plan.wal_mode == "fsync",
+            holders=self.consensus.holders,
+        )
+        self.disk_reports = DiskReports(self._sim, self.chronicle.violations)
         self._sim.loop.before_jump.append(self._look)
         self._sim.before_death.append(self._before_death)
 
@@ -151,9 +164,12 @@ class Watchers:
         if now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
-        for name in (*self._set.members, *self._set.anonymous):
+        for name in (*self._set.members, *self._set.anonymous, *running(self._set)):
             self._look_at(name)
+        self._expelled.look()
         self.consensus.look(self._set.members, self._set.anonymous)
+        self.promises.look(self._set.members)
+        self.disk_reports.look([*self._set.members, *self._set.anonymous])
         if now >= self._next_look_at_acks:
             self._next_look_at_acks = now + ACKS_SECONDS
             self._look_at_acks()
@@ -188,6 +204,8 @@ class Watchers:
         """Whether an operator has to live with it: rows could not be written down; in 2.6, too, some came while others
         waited, or the peer has no such rows, which later versions go on asking for.
         """
+        if peer in self._set.departed:
+            return True
         if isinstance(error, errors.WalIo) or not self._is_2_6:
             return isinstance(error, errors.WalIo)
         if MISSING in error.message:
@@ -206,10 +224,11 @@ class Watchers:
         self.chronicle.see(machine.uuid, name, sight(self._sim.node(name)))
 
     def _before_death(self, name: str, loss: Loss) -> None:
-        if name not in self._set.members and name not in self._set.anonymous:
+        if name not in (*self._set.members, *self._set.anonymous, *self._set.departed):
             return
         self._look_at(name)
-        self._look_at_appliers(name)
+        if name not in self._set.departed:
+            self._look_at_appliers(name)
         if self._set.plan.wal_mode != "fsync":
             self._check_vote(name)
             if loss is not Loss.NOTHING:

@@ -24,10 +24,11 @@ class Answer:
         return msgspec.json.decode(self.body)
 
 
-async def connect(web: WebServer, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(web: WebServer, path: str, **headers: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = web.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: {web.address}\r\nConnection: close\r\n\r\n".encode())
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {web.address}\r\nConnection: close\r\n{more}\r\n".encode())
     return reader, writer
 
 
@@ -37,9 +38,9 @@ async def head_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     return int(lines[0].split()[1]), {name.lower(): value for name, value in pairs}
 
 
-async def get(web: WebServer, path: str) -> Answer:
+async def get(web: WebServer, path: str, **headers: str) -> Answer:
     async with asyncio.timeout(SECONDS):
-        reader, writer = await connect(web, path)
+        reader, writer = await connect(web, path, **headers)
         status, headers = await head_of(reader)
         body = await reader.read()
         writer.close()

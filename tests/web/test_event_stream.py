@@ -13,7 +13,7 @@ import pytest
 from flowstone.web import event_stream, server
 from flowstone.web.event_stream import BATCHES_MAX, LISTENERS_MAX, EventStream
 from flowstone.web.server import WebServer
-from tests.web.http_client import SECONDS, connect, get, listen
+from tests.web.http_client import SECONDS, connect, listen
 
 
 async def until(what: str, condition: Callable[[], bool]) -> None:
@@ -111,18 +111,20 @@ async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) ->
         events.close()
 
 
-async def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_takes_the_place_of_the_oldest_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "LISTENERS_MAX", 2)
     assert LISTENERS_MAX > 2
     stream = EventStream()
     async with serving(stream) as web:
         first, second = await listen(web), await listen(web)
         await until("both listen", lambda: stream.listeners == 2)
-        refused = await get(web, "/api/events")
-        assert refused.status == 503
-        assert "retry-after" in refused.headers
-        first.close()
-        await until("one is gone", lambda: stream.listeners == 1)
         third = await listen(web)
+        async with asyncio.timeout(SECONDS):
+            while await first.reader.read(1000):
+                pass
+        assert stream.listeners == 2
+        stream.put_state(b'{"now":1}')
         for events in (second, third):
+            assert await events.next("state") == {"now": 1}
+        for events in (first, second, third):
             events.close()

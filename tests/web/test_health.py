@@ -9,16 +9,25 @@ from typing import Any
 
 import pytest
 
+from flowstone import Node
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.statistics import DiskUsage, Durations, Statistics, Wal
 from flowstone.observation.asking import Asking
-from flowstone.observation.report import Election, Peer, Report, Upstream
+from flowstone.observation.disk_findings import FREE_BYTES_MIN
+from flowstone.observation.explanation import explain
+from flowstone.observation.finding import Severity
+from flowstone.observation.own_report import own_report
+from flowstone.observation.replica_set import replica_sets
+from flowstone.observation.report import Downstream, Election, Peer, Report, Upstream
 from flowstone.outside import production
-from flowstone.web.health import FREE_BYTES_MIN, node_health, starting_health
+from flowstone.web.health import node_health, starting_health
+from flowstone.web.node_metrics import NodeMetrics
 from flowstone.web.peer_complaints import Complaint
 from tests.interop.cluster import Cluster
-from tests.interop.member import SECONDS, Member, eventually
+from tests.interop.member import REPLICATOR, SECONDS, Member, eventually
 from tests.interop.mesh import Mesh, election
+from tests.node.test_applier import until
+from tests.real_tarantool import free_port
 from tests.web.live_sets import NODES
 
 GIB = 1024**3
@@ -52,6 +61,8 @@ def statistics(failure: str | None = None) -> Statistics:
         connections=0,
         connections_total=0,
         requests_in_progress=0,
+        auth_failures=0,
+        auth_delays=0,
         wal=wal,
         followers=(),
         spaces=(),
@@ -184,3 +195,97 @@ def test_a_directory_that_cannot_be_read_is_a_warning() -> None:
     found = node_health(report(), statistics(), OSError(errno.EIO, "Input/output error", "/data/wal"))
     assert found.is_ready
     assert found.reasons == ("the directory cannot be read: /data/wal: Input/output error",)
+
+
+OFF: dict[str, Any] = {"cfg": {"election_mode": "off"}, "election": None}
+ALONE = "the node follows none of the other members, and none of them follows it"
+
+
+def test_read_only_node_that_nothing_connects_with_the_others_is_not_ready() -> None:
+    alone = report(ro=True, replication=(Peer(id=1, uuid="u"), Peer(id=2, uuid="v")), **OFF)
+    found = node_health(alone, statistics(), usage())
+    assert (found.is_ready, found.reasons) == (False, (f"{ALONE}: it gets no rows",))
+
+
+@pytest.mark.parametrize("is_read_only", [True, False])
+def test_node_whose_replicas_follow_it_is_well_without_upstreams(is_read_only: bool) -> None:
+    followed = Peer(id=2, uuid="v", lsn=7, downstream=Downstream(status="follow"))
+    master = report(ro=is_read_only, replication=(Peer(id=1, uuid="u"), followed, Peer(id=3, uuid="w")), **OFF)
+    assert node_health(master, statistics(), usage()).is_well
+
+
+@pytest.mark.parametrize("is_read_only", [True, False])
+def test_node_without_upstreams_is_not_ready_if_a_follower_has_rows_that_it_lacks(is_read_only: bool) -> None:
+    for acknowledged, is_ready in (({1: 5, 2: 7}, True), ({1: 5, 2: 8}, False)):
+        follower = Peer(id=2, uuid="v", lsn=7, downstream=Downstream(status="follow", vclock=acknowledged))
+        node = report(ro=is_read_only, vclock={1: 5, 2: 7}, replication=(Peer(id=1, uuid="u"), follower), **OFF)
+        found = node_health(node, statistics(), usage())
+        assert (found.is_ready, found.is_well) == (is_ready, is_ready)
+        reason = "the node follows none of the other members, and lacks rows that its followers have"
+        assert found.reasons == (() if is_ready else (reason,))
+
+
+@pytest.mark.parametrize(
+    ("others", "is_ready"),
+    [
+        ([Peer(id=1, uuid="v", lsn=600)], False),
+        ([Peer(id=1, uuid="v", lsn=600), Peer(id=2, uuid="w")], False),
+        ([Peer(id=2, uuid="v")], True),
+        ([Peer(id=2, uuid="v", lsn=7, downstream=Downstream(status="stopped"))], True),
+    ],
+    ids=["has rows of another", "has rows of one of two", "has its own rows alone", "was followed"],
+)
+def test_writable_node_that_nothing_connects_with_the_others_is_ready_only_as_their_master(
+    others: list[Peer], is_ready: bool
+) -> None:
+    """Without rows of others it is a single master whose replicas are away, and the only one to take writes."""
+    found = node_health(report(id=3, replication=(Peer(id=3, uuid="u"), *others), **OFF), statistics(), usage())
+    consequence = "no replica has its new rows" if is_ready else "it gets no rows"
+    assert (found.is_ready, found.reasons) == (is_ready, (f"{ALONE}: {consequence}",))
+
+
+async def test_writable_member_that_was_told_to_follow_nobody_is_not_ready(tmp_path: Path) -> None:
+    """And its master, which it follows no more, is: `explain` says the same of both."""
+    address = f"127.0.0.1:{free_port()}"
+    uri = "{}:{}@{}".format(*REPLICATOR, address)
+    async with (
+        Node(tmp_path / "1", listen=address, user=REPLICATOR) as master,
+        Node(tmp_path / "2", replication=[uri]) as member,
+    ):
+        await member.wait_rw(SECONDS)
+        assert (await NodeMetrics(member).health()).is_well
+        await member.reconfigure(replication=[])
+        space = await master.create_space("orders")
+        await until(lambda: master.info()["replication"][2].get("downstream", {}).get("status") == "stopped")
+        found, masters = [await NodeMetrics(node).health() for node in (member, master)]
+        assert (found.is_ready, found.reasons) == (False, (f"{ALONE}: it gets no rows",))
+        assert (masters.is_ready, masters.reasons) == (True, (f"{ALONE}: no replica has its new rows",))
+        findings = explain(replica_sets([await own_report(node) for node in (member, master)]))
+        assert space.id
+        stopped = [finding.member for finding in findings if finding.severity is Severity.STOPPED]
+        assert stopped == [member.info()["uuid"]]
+
+
+def test_expelled_node_is_not_ready_and_anonymous_one_is() -> None:
+    for is_anonymous in (True, False):
+        cfg = {"election_mode": "off", "replication_anon": is_anonymous}
+        found = node_health(report(id=0, ro=True, election=None, cfg=cfg), statistics(), usage())
+        assert found.is_ready == is_anonymous
+
+
+def test_follower_whose_election_mode_is_unknown_is_no_reason() -> None:
+    peers = (Peer(id=1, uuid="u"), Peer(id=2, uuid="v", downstream=Downstream(status="follow")))
+    assert node_health(report(replication=peers), statistics(), usage()).is_well
+
+
+async def test_leader_is_well_when_a_read_replica_that_it_does_not_list_follows_it(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    uri = "{}:{}@{}".format(*REPLICATOR, address)
+    async with (
+        Node(tmp_path / "1", listen=address, user=REPLICATOR, election_mode="candidate") as leader,
+        Node(tmp_path / "2", election_mode="off", read_only=True, replication=[uri]) as replica,
+    ):
+        number = replica.info()["id"]
+        await until(lambda: leader.info()["replication"][number].get("downstream", {}).get("status") == "follow")
+        found = await NodeMetrics(leader).health()
+        assert (found.is_well, found.reasons) == (True, ())

@@ -171,6 +171,13 @@ def test_texts_of_servers_cannot_break_a_line() -> None:
     assert "y" not in found.families
 
 
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=x", "text/plain; version=x", "*/*", ","])
+def test_any_accept_header_is_answered(accept: str) -> None:
+    families = Families()
+    families.gauge("one", "One", 1)
+    assert b"one 1.0" in encode(families, accept)[0]
+
+
 def test_openmetrics_is_given_to_who_accepts_it() -> None:
     families = Families()
     add_reports(families, [REPORT])
@@ -234,8 +241,8 @@ async def test_a_set_with_elections_has_every_one_of_tarantools_metrics(tmp_path
         followers = [node for node in nodes if node is not leader]
         await until(lambda: all(node.info()["signature"] == leader.info()["signature"] for node in nodes), SECONDS)
         await until(lambda: all(_has_settled(node.info(), leader.info()["id"]) for node in nodes), SECONDS)
-        found = shown(own_report(leader))
-        seen = shown(own_report(followers[0]))
+        found = shown(await own_report(leader))
+        seen = shown(await own_report(followers[0]))
         names = found.families.keys() | seen.families.keys()
         assert names >= {*TARANTOOL_NAMES, *OUR_QUEUE}
         assert found.value("tnt_election_state") == 2
@@ -244,7 +251,7 @@ async def test_a_set_with_elections_has_every_one_of_tarantools_metrics(tmp_path
             sum(found.value("tnt_replication_status", id=str(n.info()["id"]), stream="downstream") for n in followers)
             == 2
         )
-        everybody = shown(*(own_report(node) for node in nodes))
+        everybody = shown(*[await own_report(node) for node in nodes])
         assert len(everybody.labels("flowstone_replication_lag_rows")) == 6, "everybody follows everybody"
     finally:
         await asyncio.gather(*(node.stop() for node in nodes))
@@ -253,7 +260,8 @@ async def test_a_set_with_elections_has_every_one_of_tarantools_metrics(tmp_path
 def test_the_documentation_has_every_metric_and_no_other() -> None:
     root = Path(__file__).parents[2]
     text = (root / "docs" / "reference" / "metrics.md").read_text()
-    documented = set(re.findall(r"`((?:tnt|flowstone)_[a-z_]+)`", text))
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    documented = set(re.findall(r"`((?:tnt|flowstone)_[a-z_]+)`", tables))
     sources = "".join(path.read_text() for path in (root / "src" / "flowstone" / "web").glob("*metrics.py"))
     written = set(re.findall(r'"((?:tnt|flowstone)_[a-z_]+)"', sources))
     assert documented == written

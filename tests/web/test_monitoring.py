@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Message
 
 from flowstone.web.address import new_token
 from flowstone.web.health import Health
@@ -40,6 +43,49 @@ async def test_metrics_are_prometheus_text() -> None:
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert checked(answer.body.decode()).value("tnt_info_lsn", alias="a") == 5
+
+
+class Counted(Told):
+    """Counts what it is asked."""
+
+    asked = 0
+
+    async def metrics(self) -> Families:
+        self.asked += 1
+        await asyncio.sleep(0)
+        return await super().metrics()
+
+    async def health(self) -> Health:
+        self.asked += 1
+        await asyncio.sleep(0)
+        return await super().health()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/health/ready"])
+async def test_requests_that_come_together_are_answered_together(path: str) -> None:
+    """Else a few hundred of them would keep the loop busy for seconds, and probes, and the node, waiting."""
+    counted = Counted()
+    application = monitoring(counted)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b"", "root_path": ""}
+    await asyncio.gather(*(application(dict(scope), receive, send) for _ in range(100)))
+    assert [message["status"] for message in sent if message["type"] == "http.response.start"] == [200] * 100
+    assert counted.asked <= 3
+
+
+async def test_nobody_gets_an_answer_from_before_the_question() -> None:
+    told = Told()
+    async with WebServer(monitoring(told), "127.0.0.1:0") as web:
+        for is_ready in (True, False, True):
+            told.found = Health(state="running", is_ready=is_ready)
+            assert (await get(web, "/health/ready")).status == (200 if is_ready else 503)
 
 
 async def test_who_is_well_is_200_everywhere() -> None:
@@ -78,3 +124,13 @@ async def test_an_application_answers_all_else() -> None:
 async def test_without_one_the_way_is_shown() -> None:
     async with WebServer(monitoring(Told()), "127.0.0.1:0") as web:
         assert (await get(web, "/")).body.split() == [b"/metrics", b"/health", b"/health/live", b"/health/ready"]
+
+
+async def test_wrong_tokens_are_counted() -> None:
+    token = new_token()
+    async with WebServer(monitoring(Told()), "127.0.0.1:0", token=token) as web:
+        for _ in range(3):
+            assert (await get(web, "/metrics?token=wrong")).status == 401
+        assert (await get(web, "/metrics")).status == 401
+        answer = await get(web, "/metrics", authorization=f"Bearer {token}")
+    assert checked(answer.body.decode()).value("flowstone_http_token_failures_total") == 3

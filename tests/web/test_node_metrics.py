@@ -18,6 +18,7 @@ from flowstone.web.metrics import encode
 from flowstone.web.monitoring import monitoring
 from flowstone.web.node_metrics import NodeMetrics
 from flowstone.web.server import WebServer
+from tests.node.hanging_disk import HangingDisk
 from tests.web.exposition import Exposition, checked
 from tests.web.http_client import get
 
@@ -115,6 +116,19 @@ async def test_a_disk_that_fails_takes_its_own_metrics_and_no_others(tmp_path: P
         assert msgspec.json.decode(health.body) == {"status": "unwell", "state": "running", "reasons": [reason]}
         disk.is_failing = False
         assert (await get(web, "/health")).status == 200
+
+
+async def test_disk_that_hangs_does_not_keep_probes_and_metrics_waiting(tmp_path: Path) -> None:
+    disk = HangingDisk()
+    node = Node(tmp_path, outside=replace(production(), disk=disk))
+    async with node, WebServer(monitoring(NodeMetrics(node)), "127.0.0.1:0") as web:
+        with disk.hanging():
+            metrics, health, ready = [await get(web, path) for path in ("/metrics", "/health", "/health/ready")]
+            assert (metrics.status, health.status, ready.status) == (200, 503, 200)
+            assert checked(metrics.body.decode()).value("flowstone_wal_failing") == 0
+            assert disk.waiting == 1
+        reason = "the directory cannot be read: the disk does not answer"
+        assert msgspec.json.decode(health.body)["reasons"] == [reason]
 
 
 async def test_before_its_start_a_node_tells_nothing_and_is_not_ready(tmp_path: Path) -> None:

@@ -81,7 +81,26 @@ async def test_requests_are_logged_without_what_may_be_secret(caplog: pytest.Log
     with caplog.at_level(logging.DEBUG, "flowstone.web"):
         await answered("/%0Aforged?token=secret", "X-Request-Id: r3")
     [record] = [record for record in caplog.records if record.name == "flowstone.web"]
-    assert record.getMessage() == "GET '/\\nforged': 404"
+    peer = record.peer  # type: ignore[attr-defined]
+    assert record.getMessage() == f"GET '/\\nforged' from {peer}: 404"
     assert record.levelno == logging.INFO
     assert record.request_id == "r3"  # type: ignore[attr-defined]
-    assert record.peer.startswith("127.0.0.1:")  # type: ignore[attr-defined]
+    assert peer.startswith("127.0.0.1:")
+
+
+async def test_lines_about_requests_without_a_token_are_limited(caplog: pytest.LogCaptureFixture) -> None:
+    request = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    with caplog.at_level(logging.INFO, "flowstone.web"):
+        async with WebServer(APPLICATION, "127.0.0.1:0", token="x" * 20) as web:
+            for _ in range(50):
+                await ask(web, request)
+    assert 10 <= sum("401" in record.getMessage() for record in caplog.records) < 50
+
+
+async def test_lines_about_rejected_requests_are_limited(caplog: pytest.LogCaptureFixture) -> None:
+    request = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    with caplog.at_level(logging.INFO, "flowstone.web"):
+        async with WebServer(APPLICATION, "127.0.0.1:0", token="x" * 20) as web:
+            for _ in range(50):
+                await ask(web, request)
+    assert 10 <= sum("405" in record.getMessage() for record in caplog.records) < 50

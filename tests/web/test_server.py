@@ -115,13 +115,45 @@ async def test_who_does_not_finish_asking_is_disconnected(monkeypatch: pytest.Mo
         assert answer.count(b"hello") == 1
 
 
-async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_server_closes_unfinished_requests_and_answers_new_ones() -> None:
+    """300 half-open requests made every probe fail for 30 s."""
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        stream, streaming = await send(web, get("/endless"))
+        await stream.readuntil(b"data: 1")
+        half_open = [await send(web, b"GET / HTTP/1.1\r\nHost: ") for _ in range(300)]
+        for _ in range(3):
+            assert (await ask(web, get())).startswith(b"HTTP/1.1 200")
+        assert len(web._server.server_state.connections) <= server.CONNECTIONS_MAX + 1
+        assert await half_open[0][0].read() == b""
+        assert not stream.at_eof()
+        for _, writer in [*half_open, (stream, streaming)]:
+            writer.close()
+
+
+async def test_full_server_closes_a_connection_of_the_address_that_has_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    async with WebServer(APPLICATION, "127.0.0.1:0") as web:
+        port = int(web.address.rpartition(":")[2])
+        lonely, lonely_writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+        crowd = [await send(web, b"") for _ in range(8)]
+        lonely_writer.write(get())
+        async with asyncio.timeout(SECONDS):
+            assert (await lonely.read()).startswith(b"HTTP/1.1 200")
+            assert await crowd[0][0].read() == b""
+        for _, writer in [*crowd, (lonely, lonely_writer)]:
+            writer.close()
+
+
+async def test_full_server_closes_the_oldest_stream_if_all_connections_are_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
-        streams = [await send(web, get("/endless"))]
-        await streams[0][0].readuntil(b"data: 1")  # it was let in before there was a second one
-        streams.append(await send(web, get("/endless")))
-        assert (await ask(web, get())).startswith(b"HTTP/1.1 503")
+        streams = []
+        for _ in range(2):
+            streams.append(await send(web, get("/endless")))
+            await streams[-1][0].readuntil(b"data: 1")
+        assert (await ask(web, get())).startswith(b"HTTP/1.1 200")
         for _, writer in streams:
             writer.close()
 

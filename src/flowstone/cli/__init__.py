@@ -35,6 +35,7 @@ from flowstone.cli import (
     status,
     verify,
 )
+from flowstone.cli.command import App
 from flowstone.cli.output import quiet
 
 EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server refused a row or is gone;
@@ -44,7 +45,7 @@ SERVE_EXIT_CODES = """Exit codes: 0 stopped by a signal; 1 it cannot start: the 
 address is taken; 2 the command line, the environment, the file or a path in them is wrong, or does not go with the data
 that is there."""
 
-app = typer.Typer(
+app = App(
     name="flowstone",
     no_args_is_help=True,
     add_completion=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -14,7 +15,8 @@ from flowstone.errors import FlowstoneError
 if TYPE_CHECKING:
     from flowstone.iproto.uri import Uri
     from flowstone.observation.expulsion import Expulsion
-    from flowstone.observation.replica_set import Member
+    from flowstone.observation.replica_set import Member, ReplicaSet
+    from flowstone.observation.survey import Survey
 
 EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone expel 127.0.0.1:3301 3`"
 
@@ -60,6 +62,10 @@ async def _expel(uri: Uri, wanted: str, force: bool, yes: bool, as_json: bool) -
 
     async with surveyed([uri]) as (survey, sets):
         one, asked = member_at(sets, uri)
+        place = _place(wanted, uri) if one.find(wanted) is None else None
+        if place is not None:
+            wanted = await _identified(survey, one, place, wanted)
+            one, asked = member_at(await survey.look(), uri)
         planned = plan(one, asked, wanted)
         if planned.alone:  # rows that were written while they answered, one after the other, are elsewhere by now
             one, asked = member_at(await survey.look(), uri)
@@ -86,7 +92,35 @@ async def _expel(uri: Uri, wanted: str, force: bool, yes: bool, as_json: bool) -
         print(json.dumps(told(planned)))
     else:
         print(f"{_name(member)} is no member of {one.label} any more")
+    say(f"flowstone: {planned.afterwards()}")
     return OK
+
+
+def _place(wanted: str, uri: Uri) -> Uri | None:
+    """Where to ask for a member that is named by its address; None if it is named otherwise."""
+    from flowstone.iproto.uri import UriError, parse_uri
+
+    try:
+        place = parse_uri(wanted)
+    except UriError:
+        return None
+    return None if wanted.isdecimal() else replace(uri, host=place.host, port=place.port)
+
+
+async def _identified(survey: Survey, one: ReplicaSet, place: Uri, wanted: str) -> str:
+    """Return the UUID of the member at an address that no other member lists; raise NoSuchMember if none is there."""
+    from flowstone.observation.expulsion import no_such_member
+    from flowstone.observation.report import Report
+
+    answer = await survey.identify(place)
+    if not isinstance(answer, Report):
+        raise no_such_member(one, wanted, f"no member lists this address, and it does not answer: {answer.reason}")
+    member = one.member(answer.uuid)
+    if member is None:
+        raise no_such_member(one, wanted, f"the server there is {answer.uuid}")
+    if member.report is None:
+        survey.include(place, member.uuid)
+    return member.uuid
 
 
 def _name(member: Member) -> str:

@@ -92,10 +92,12 @@ async def _look(uris: Sequence[Uri], paths: Sequence[str]) -> tuple[Looked, tupl
     if paths:
         from flowstone.observation.directory import look_into
         from flowstone.observation.directory_findings import compare, directory_findings
+        from flowstone.observation.expelled_directory import expulsion_findings
 
         note_compilation()
         directories = [look_into(outside, path) for path in paths]
         found += [finding for one in directories for finding in directory_findings(one)]
+        found += [finding for one in directories for finding in await expulsion_findings(outside, one)]
         found += compare(outside, directories)
     survey = Survey(outside, uris)
     try:
@@ -147,13 +149,15 @@ def looked_at(sets: Sequence[ReplicaSet], directories: Sequence[Directory]) -> I
 
     for one in sets:
         asked = [member for member in one.members if member.report is not None]
+        counted = [member for member in one.members if member.id] or one.members
+        answered = sum(member.report is not None for member in counted)
         behind = sum(link.lag_lsn or 0 for link in one.links)
         members = ", ".join(f"{member.label} ({member.mode}, {position(member.vclock)})" for member in asked)
         unknown = [each.label for each in one.members if each.id and each.report is None and each.address is None]
         unasked = f"; not asked, as its address is not known here: {', '.join(unknown)}" if unknown else ""
         term = f", term {one.term}" if one.term is not None else ""
         yield (
-            f"looked at replica set {one.name or one.uuid or 'unknown'}{term}: {len(asked)} of {len(one.members)} "
+            f"looked at replica set {one.name or one.uuid or 'unknown'}{term}: {answered} of {len(counted)} "
             f"members answered{': ' if members else ''}{members}; {len(one.links)} links, {behind} rows under way"
             f"{unasked}"
         )

@@ -11,7 +11,6 @@ from functools import wraps
 from typing import Any, Final, ParamSpec
 
 import typer
-from typer.core import TyperCommand
 
 from flowstone.cli import (
     console,
@@ -21,6 +20,7 @@ from flowstone.cli import (
     limestone_repair,
     limestone_replica,
 )
+from flowstone.cli.command import App, Command
 from flowstone.cli.output import quiet
 from flowstone.errors import FlowstoneError
 
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 CANNOT: Final = 64
 """The exit code of tglogutil when a directory cannot be handled."""
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Look after data directories of Limestone, the log of Tsurugi. Neither is needed.",
@@ -37,7 +37,7 @@ app = typer.Typer(
 )
 
 
-class Tool(TyperCommand):
+class Tool(Command):
     """A command whose exit codes below 64 have a meaning of their own: a wrong command line is 64, too."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

@@ -101,7 +101,7 @@ def replica(
     What it acknowledges is on disk. It serves one master after another. `touch DIR/ctrl/start_compaction` compacts
     while it runs. SIGTERM and SIGINT stop it.
     """
-    from flowstone.cli import event_loop
+    from flowstone.cli import event_loop, open_files
     from flowstone.limestone.replica import Replica
     from flowstone.outside import production
     from flowstone.outside.network import SocketOptions
@@ -109,6 +109,7 @@ def replica(
     if os.path.exists(directory) and not os.path.isdir(directory):
         raise UsageError(f"{directory} is no directory", hint="name one, or one that is to be made")
     note_compilation()
+    open_files.raise_limit()  # each log channel of a master takes two
     set_format(log_format)
     endpoint = _endpoint(listen or os.environ.get(ENDPOINT_VARIABLE) or LISTEN)
     tls = _tls(endpoint, ssl_cert_file, ssl_key_file, ssl_ca_file, ssl_ciphers)

@@ -28,7 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 
 EXIT_CODES = """Exit codes: 0 done, or nothing was to be done; 1 a server refuses or does not answer; 2 the command line
-is wrong, or nobody is there to be asked; 130 the answer was no."""
+is wrong, or stdin is not a terminal and --yes is missing; 130 the answer was no."""
 
 
 def addresses(uris: Sequence[str], username: str | None, password: str | None) -> list[Uri]:
@@ -40,7 +40,7 @@ def consent(question: str, *, yes: bool) -> bool:
     if yes:
         return True
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError("nobody is there to be asked", hint="give --yes to do it without a question")
+        raise UsageError("stdin is not a terminal", hint="use --yes to skip the confirmation")
     print(f"{question} (y/N) ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True

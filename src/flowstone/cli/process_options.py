@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from flowstone.iproto.uri import UriError
-from flowstone.node.configuration import Option, incorrect
+from flowstone.node.option import Option, incorrect
 from flowstone.web.address import TOKEN_LENGTH_MIN, http_address, is_token
 
 

@@ -67,6 +67,8 @@ async def _change(uri: Uri, action: str, yes: bool, as_json: bool) -> int:
         if leads(before) is (action == "promote"):
             _tell(before, before, as_json)
             return OK
+        if not before.id:
+            raise _no_member(before)
         if not consent(_question(one, member, action), yes=yes):
             return INTERRUPTED
         await _call(asking, before, action)
@@ -104,6 +106,11 @@ def _no_terms(report: Report, action: str) -> FlowstoneError:
     return FlowstoneError(
         f"{report.address} cannot {action}: {report.package} {report.version} has no box.ctl.{action}", hint=hint
     )
+
+
+def _no_member(report: Report) -> FlowstoneError:
+    why = "it is not a member of its replica set: it was expelled, or is an anonymous replica"
+    return FlowstoneError(f"{report.address} cannot lead: {why}", hint="promote a member")
 
 
 def leads(report: Report) -> bool:

@@ -34,8 +34,8 @@ EXAMPLE = (
 )
 
 EXIT_CODES = """Exit codes: 0 done; 1 somebody runs in the directory, it holds rows that nobody else has, or may have
-where they would be deleted, or no member answers; 2 the command line or a path on it is wrong, or nobody is there to be
-asked; 130 the answer was no."""
+where they would be deleted, or no member answers; 2 the command line or a path on it is wrong, or stdin is not a
+terminal and --yes is missing; 130 the answer was no."""
 
 ASIDE: Final = "before-rebootstrap-"
 MANIFEST: Final = "manifest.json"
@@ -258,13 +258,15 @@ def _data(path: str) -> Iterator[str]:
 
 def _empty(outside: Outside, places: Sequence[str], delete: bool) -> list[str]:
     """Gives the directories that the files are in now."""
+    from flowstone.outside.disk import DIRECTORY_MODE
+
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     kept = []
     for path in places:
         names = list(_data(path))
         aside = os.path.join(path, f"{ASIDE}{stamp}")
         if names and not delete:
-            os.mkdir(aside)
+            os.mkdir(aside, DIRECTORY_MODE)
             kept.append(aside)
         for name in names:
             source = os.path.join(path, name)

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
+
+from flowstone.cli.command import Command
+from flowstone.cli.console import UsageError
 
 if TYPE_CHECKING:
-    from flowstone.node.configuration import Option
+    from flowstone.node.option import Option
 
 EXAMPLE = (
     "Example: `FLOWSTONE_USER=app:secret flowstone serve --listen 127.0.0.1:3301 --work-dir data --wal-mode fsync`"
@@ -46,10 +48,18 @@ def serve(**arguments: Any) -> int:
     nothing where some of it needs a restart, SIGUSR1 makes a snapshot.
     """
     wants_check = arguments.pop(CHECK, None)
-    chosen = {name: value for name, value in arguments.items() if value is not None and not name.startswith(NO)}
+    chosen = {
+        name: ",".join(value) if isinstance(value, list) else value
+        for name, value in arguments.items()
+        if value not in (None, []) and not name.startswith(NO)
+    }
     for name in arguments:
         if name.startswith(NO) and arguments[name]:
-            chosen[name.removeprefix(NO)] = False
+            option = name.removeprefix(NO)
+            if option in chosen:
+                dashed = option.replace("_", "-")
+                raise UsageError(f"both --{dashed} and --no-{dashed} are given", hint="leave one of them out")
+            chosen[option] = False
     if wants_check:
         from flowstone.cli.serve_check import check
 
@@ -63,7 +73,7 @@ def serve(**arguments: Any) -> int:
 # --- the command line ----------------------------------------------------------------------------------------
 
 
-class PlainHelp(TyperCommand):
+class PlainHelp(Command):
     """Help as plain text: a table would cut the long names of Tarantool's options on a terminal of 80 columns."""
 
     def __init__(self, name: str | None, **settings: Any) -> None:
@@ -106,8 +116,10 @@ def _option_parameters(option: Option) -> Iterator[inspect.Parameter]:
     other = "NUMBER" if option.types == ("number",) else "TEXT"
     metavar = METAVARS.get(option.name) or METAVARS.get(option.name.rpartition("_")[2], other)
     values = _values_of(option)
+    is_list = "table" in option.types
+    text = f"{text} May be repeated." if is_list else text
     declared = typer.Option(option.dashed, metavar=metavar, help=text, autocompletion=lambda: values)
-    yield _parameter(option.name, str, declared)
+    yield _parameter(option.name, list[str] if is_list else str, declared)
 
 
 def _values_of(option: Option) -> list[str]:
@@ -131,6 +143,6 @@ def _shown(default: Any) -> str:
     return f"{default:.10g}".replace("e+", "e") if isinstance(default, int | float) else str(default)
 
 
-def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     annotation: Any = Annotated[kind | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

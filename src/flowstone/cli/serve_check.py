@@ -15,14 +15,15 @@ from typing import Any, Final
 
 import msgspec
 
-from flowstone.cli import extras
-from flowstone.cli.console import OK, USAGE, fail
+from flowstone.cli import event_loop, extras
+from flowstone.cli.console import OK, USAGE, fail, note_compilation
 from flowstone.cli.process_options import PROCESS_OPTIONS
 from flowstone.cli.serve_data import DataPlace
 from flowstone.cli.settings import EVERY_OPTION, Settings, read_settings
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
 from flowstone.node.configuration import OPTIONS, Configuration, configure, listen_uri
+from flowstone.node.membership_check import check_files
 from flowstone.node.parts import listen_hint, tls_of
 from flowstone.outside import production
 from flowstone.outside.disk import AlreadyLocked
@@ -119,6 +120,11 @@ class Check:
         )
         if self._settings.user is not None:
             yield "the user is not created: that is done for new data only"
+        wanted = self._configuration
+        note_compilation()
+        event_loop.run(
+            check_files(production(), files, is_anonymous=wanted.replication_anon, force=wanted.force_recovery)
+        )
 
     def _tls(self) -> Iterator[str]:
         tls = tls_of(self._configuration)

@@ -17,7 +17,8 @@ from typing import Any, Final
 from flowstone.cli.console import UsageError, UsageErrors
 from flowstone.cli.process_options import PROCESS_OPTIONS, ProcessOptions
 from flowstone.iproto.errors import TarantoolError
-from flowstone.node.configuration import OPTIONS, Option, configure
+from flowstone.node.configuration import OPTIONS, configure
+from flowstone.node.option import Option
 
 EVERY_OPTION: Final = {**OPTIONS, **PROCESS_OPTIONS}
 

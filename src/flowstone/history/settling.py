@@ -28,7 +28,9 @@ from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, group
 
 CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)
-WAIT_ACK = Flag.WAIT_ACK.value
+LOOKED_AT = np.array(sorted((*CONTROL_TYPES, RequestType.NOP)), np.int64)
+"""Types of rows that the tracker has to see: those that decide, and NOPs, which tell what was rolled back."""
+WAIT = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ class Settling:
         if before is None:
             self._tracker.start(self._started_at, self._promoted)
         else:
-            self._tracker.start(before.vclock)
+            owner = Promote(before.owner_id, before.confirmed_lsn, before.term)
+            self._tracker.start(before.vclock, owner, before.tenure.voids)
         return self._tracker
 
 
@@ -168,6 +171,6 @@ def _block_of(slab: Slab, number: int) -> int:
 
 
 def _may_wait(cells: Cells, synchronous: NDArray[np.bool_] | None) -> bool:
-    if (cells[rows_of.FLAGS] & WAIT_ACK).any() or np.isin(cells[rows_of.TYPE], CONTROL).any():
+    if (cells[rows_of.FLAGS] & WAIT).any() or np.isin(cells[rows_of.TYPE], LOOKED_AT).any():
         return True
     return synchronous is not None and bool(synchronous.any())

@@ -387,3 +387,6 @@ HINTS: dict[int, str] = {
 
 HINT_OF_ORPHANS = "it waits for its own upstreams: box.info.replication of that peer shows which of them are missing"
 """For error 7 of a server that is read-only for no option of its own."""
+
+HINT_OF_EXPELLED = "the server was expelled: rejoin it with `flowstone rebootstrap`, or stop it"
+"""For error 5 of a node that was expelled from its replica set."""

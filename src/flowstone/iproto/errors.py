@@ -8,7 +8,7 @@ for the operator; an error that this process raises itself has none of the table
 from __future__ import annotations
 
 from flowstone.errors import FlowstoneError
-from flowstone.iproto.error_codes import HINT_OF_ORPHANS, HINTS, NAMES
+from flowstone.iproto.error_codes import HINT_OF_EXPELLED, HINT_OF_ORPHANS, HINTS, NAMES
 from flowstone.iproto.extensions import ErrorStack
 
 
@@ -40,8 +40,9 @@ def _class_of(code: int, name: str) -> type[TarantoolError]:
 CLASSES: dict[int, type[TarantoolError]] = {code: _class_of(code, name) for code, name in NAMES.items()}
 """Every class by its code."""
 
-_READONLY, _XLOG_GAP = 7, 219
+_UNSUPPORTED, _READONLY, _XLOG_GAP = 5, 7, 219
 _ORPHAN = "it is an orphan"
+_EXPELLED = "was expelled from its replica set"
 _BY_NAME = {kind.__name__: kind for kind in CLASSES.values()}
 
 
@@ -70,6 +71,8 @@ def _hint(code: int, message: str, stack: ErrorStack | None) -> str | None:
     """By the code, where that tells enough."""
     if code == _READONLY and _ORPHAN in message:
         return HINT_OF_ORPHANS
+    if code == _UNSUPPORTED and _EXPELLED in message:
+        return HINT_OF_EXPELLED
     # 2.6 sends a gap in its logs with the code of an error in Lua; only its class tells.
     is_gap = stack is not None and bool(stack.errors) and stack.errors[0].type == "XlogGapError"
     return HINTS.get(_XLOG_GAP if is_gap else code)

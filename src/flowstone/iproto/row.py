@@ -73,9 +73,12 @@ def encode_uint(value: int) -> bytes:
     return b"\xcf" + value.to_bytes(8, "big")
 
 
-def encode_header(row: Row) -> bytes:
-    """The header map of `row`, in the key order and with the omissions of real writers."""
-    alone = bool(row.flags & COMMIT) and (row.tsn == 0 or row.tsn == row.lsn)
+def encode_header(row: Row, *, is_explicit: bool = False) -> bytes:
+    """The header map of `row`, in the key order and with the omissions of real writers.
+
+    `is_explicit` writes TSN and COMMIT also where the row is a transaction of its own. Servers read both forms alike.
+    """
+    alone = not is_explicit and bool(row.flags & COMMIT) and (row.tsn == 0 or row.tsn == row.lsn)
     flags = row.flags & ~COMMIT if alone else row.flags
     parts = [b"\x00" + encode_uint(row.type)]
     if row.sync:

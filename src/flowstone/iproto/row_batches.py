@@ -20,6 +20,7 @@ from flowstone.iproto.scan import (
     LSN,
     REPLICA_ID,
     ROW_END,
+    SINGLE,
     SPAN,
     TIMESTAMP,
     TSN,
@@ -178,9 +179,10 @@ def put_header(
     timestamp: int,
     tsn: int,
     flags: int,
+    is_explicit: bool,
 ) -> int:
     """`row.encode_header`: order, omissions and the rules for rows that stand alone are the same."""
-    alone = (flags & COMMIT) != 0 and (tsn == lsn or tsn == 0)
+    alone = not is_explicit and (flags & COMMIT) != 0 and (tsn == lsn or tsn == 0)
     if alone:
         flags &= ~COMMIT
     map_at = at
@@ -209,6 +211,14 @@ def put_header(
         pairs += 1
     poke(out, map_at, 0x80 + pairs)
     return at
+
+
+@inlined
+def was_control(cells: Cells, row: int) -> bool:
+    """True for a NOP that replaces a control row: a transaction of one row with explicit TSN and COMMIT."""
+    if cells[TYPE, row] != NOP or cells[SINGLE, row] or not cells[FLAGS, row] & COMMIT:
+        return False
+    return bool(cells[TSN, row] == cells[LSN, row])
 
 
 @inlined
@@ -242,6 +252,7 @@ def build_log_rows(buf: Bytes, cells: Cells, first: int, stop: int, timestamp: i
             timestamp,
             int(cells[TSN, row]),
             int(cells[FLAGS, row]),
+            was_control(cells, row),
         )
         at = put_body(buf, cells, row, out, at)
     return at
@@ -259,7 +270,8 @@ def is_sent(cells: Cells, row: int, keep: Bytes) -> bool:
 def build_packets(buf: Bytes, cells: Cells, keep: Bytes, sync: int, out: Bytes) -> int:
     """Rows as packets for a replica, those where `keep` is not 0 (all if it is empty); the bytes written.
 
-    What is left of a transaction is one again: it begins with its first sent row and ends with the last.
+    What is left of a transaction is one again: it begins with its first sent row and ends with the last. One of NOPs
+    only has no flags of the limbo.
     """
     at = first = 0
     count = cells.shape[1]
@@ -268,9 +280,12 @@ def build_packets(buf: Bytes, cells: Cells, keep: Bytes, sync: int, out: Bytes) 
         while stop < count and not cells[FLAGS, stop - 1] & COMMIT:
             stop += 1
         last = -1
+        has_effect = False
         for row in range(first, stop):
             if is_sent(cells, row, keep):
                 last = row
+            if cells[TYPE, row] != NOP:
+                has_effect = True
         tsn = 0
         is_first = True
         for row in range(first, last + 1):
@@ -284,6 +299,8 @@ def build_packets(buf: Bytes, cells: Cells, keep: Bytes, sync: int, out: Bytes) 
                 is_first = False
             # Only the last row of a transaction has flags, and they hold for all of it.
             flags = int(cells[FLAGS, stop - 1 if row == last else row])
+            if not has_effect:
+                flags &= COMMIT  # NOPs wait for nothing; logs of earlier releases say that they do
             is_local = cells[GROUP_ID, row] == GROUP_LOCAL
             kind = NOP if is_local else int(cells[TYPE, row])
             length_at = at
@@ -298,6 +315,7 @@ def build_packets(buf: Bytes, cells: Cells, keep: Bytes, sync: int, out: Bytes) 
                 int(cells[TIMESTAMP, row]),
                 tsn,
                 flags,
+                was_control(cells, row),
             )
             if not is_local:
                 at = put_body(buf, cells, row, out, at)

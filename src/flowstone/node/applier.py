@@ -31,11 +31,11 @@ from flowstone.replication.applier import (
     UNKNOWN_MAX,
     ApplierState,
     ConnectionLost,
+    advice_about_peer,
     code_of,
     doing,
     is_ordinary,
     lacks_rows,
-    other_replica_set,
     reaction,
     shortened,
 )
@@ -57,7 +57,7 @@ from flowstone.replication.applier_protocol import (
     SnapshotRows,
     Subscribed,
 )
-from flowstone.replication.lost_tail import LostTails
+from flowstone.replication.membership import Members, Standing
 from flowstone.replication.messages import Ballot, FetchSnapshot, Join, Register, Subscribe, SubscribeReply
 from flowstone.replication.received_rows import check_name, check_own_rows, goes_on
 from flowstone.replication.vclock import VClock
@@ -78,9 +78,6 @@ FAILURES_BEFORE_BACKOFF: Final = 10
 BACKOFF: Final = 1.5
 RETRY_SECONDS_MAX: Final = 5.0
 """How the pauses between attempts grow once these many have failed."""
-
-LOSSES_MAX: Final = 10
-"""How often a peer that has lost rows of its own is asked again, although it does not follow us: it may be about to."""
 
 _LAST_2_6: Final = 2 << 16 | 6 << 8
 
@@ -104,18 +101,17 @@ class Applier:
         on_ballot: Callable[[Applier], None] = lambda applier: None,
         on_alive: Callable[[Applier], None] = lambda applier: None,
         may_regain: Callable[[UUID], bool] | None = None,
+        members: Members | None = None,
         silence_max: Callable[[], float] | None = None,
     ) -> None:
         """`on_alive` is told of signs of life, as elections count them. `silence_max`: as SILENCE_MAX, in seconds.
-
-        `may_regain` says whether a peer that has lost rows of its own may get them back from us; without it, no matter.
+        `may_regain` and `members` are those of `Standing`.
         """
         self._outside = outside
         self._sink = sink
         self._on_state = on_state
         self._on_ballot = on_ballot
         self._on_alive = on_alive
-        self._may_regain = may_regain
         self._task: asyncio.Task[None] | None = None
         self._verdict: FlowstoneError | None = None
         self._pause_at: frozenset[ApplierState] = frozenset()
@@ -130,8 +126,8 @@ class Applier:
         self._acked: VClock | None = None
         self._heard_at = outside.clock.monotonic()
         self._last_logged: object = None
-        self._failures = self._losses = self._times_unknown = 0
-        self._lost_tails = LostTails()  # of all who were at this address, whatever becomes of the connection
+        self._failures = self._times_unknown = 0
+        self.standing = Standing(uri.address, members=members, may_regain=may_regain)
         self._has_gap = False
         self.replication_timeout = replication_timeout
         self._silence_max = silence_max or (lambda: SILENCE_MAX * self.replication_timeout)
@@ -144,12 +140,11 @@ class Applier:
         self.peer_id = 0
         self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0  # lag; what its clock said last
         self.error: FlowstoneError | None = None
+        self.is_disowned = False
+        """True if the peer, which has all rows of others that we have, does not know us: we were expelled."""
         self.remote_vclock_at_subscribe: VClock | None = None
         self.own_lsn_seen = 0
         """The highest LSN of our own rows that the peer has shown to have; if we have fewer, we lost some."""
-
-    def __repr__(self) -> str:
-        return f"<Applier of {self.uri}, {self.state.value}>"
 
     # --- for whoever owns it ---
 
@@ -159,7 +154,8 @@ class Applier:
         self._pause_at = frozenset(pause_at)
         self._resumed.clear()
         self._verdict = self._last_logged = None
-        self._failures = self._losses = self._times_unknown = 0
+        self._failures = self._times_unknown = 0
+        self.standing.start()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def resume(self) -> None:
@@ -272,15 +268,16 @@ class Applier:
         return after
 
     def _reaction(self, error: FlowstoneError) -> ApplierState:
-        other = other_replica_set(error, self._sink.replicaset_uuid)
+        other = advice_about_peer(error, self._sink.replicaset_uuid)
         if other is not None:
             error.hint = other
         elif isinstance(error, DOES_NOT_KNOW_US) and self.state is ApplierState.READY and self._sink.replica_id:
             number, ballot = self._sink.replica_id, self.ballot
             if ballot is None or not lacks_rows(ballot.vclock, self._sink.vclock, besides=number):
                 self._times_unknown += 1
-            error.hint = ON_ITS_WAY if self._times_unknown <= UNKNOWN_MAX else REMOVED
-            if self._times_unknown <= UNKNOWN_MAX:
+            self.is_disowned = self._times_unknown > UNKNOWN_MAX
+            error.hint = REMOVED if self.is_disowned else ON_ITS_WAY
+            if not self.is_disowned:
                 return ApplierState.LOADING
         is_2_6, has_data = self._sink.version_id <= _LAST_2_6, self._sink.replicaset_uuid is not None
         return reaction(error, is_2_6=is_2_6, has_data=has_data)
@@ -292,7 +289,8 @@ class Applier:
         elif any(waiter.wants(after) for waiter in self._waiters):
             return False
         else:
-            what = f"{doing(self.state)} {self.uri.address}: " if isinstance(error, TarantoolError) else ""
+            failed = doing(self.state, has_data=self._sink.replicaset_uuid is not None)
+            what = f"{failed} {self.uri.address}: " if isinstance(error, TarantoolError) else ""
             self._say.log(level, "%s%s; trying again every %g s", what, error, self.replication_timeout)
         return True
 
@@ -350,18 +348,17 @@ class Applier:
         sink = self._sink
         match event:
             case Rows(slab, timestamp):
-                if self.version < BEATS_ALWAYS:
-                    self._on_alive(self)
-                self._check_origin(slab)
-                await sink.apply(slab)
+                await self._apply(slab)
                 self._note_lag(timestamp)
             case HeartbeatHeard(heartbeat):
+                self._check_member()
                 self._on_alive(self)
                 self._note_lag(heartbeat.timestamp)
                 self._acked = None  # it wants an answer, even if nothing is new
                 self._request_ack()
             case RaftHeard(row):
-                sink.raft(self.peer_id, row)
+                self.standing.hear(row)
+                self._check_member()
             case SnapshotRows(slab):
                 await sink.snapshot_rows(slab)
             case FinalRows(slab):
@@ -470,8 +467,7 @@ class Applier:
         protocol.receive(data)
 
     def _send(self, protocol: ApplierProtocol) -> None:
-        data = protocol.data_to_send()
-        if data and self._stream is not None:
+        if (data := protocol.data_to_send()) and self._stream is not None:
             self._stream.write(data)
 
     def _greeted(self, greeting: Greeting) -> None:
@@ -501,23 +497,25 @@ class Applier:
 
     # --- following ---
 
-    def _check_tail(self, reply: SubscribeReply, ours: VClock) -> None:
-        """A peer must know what it has written: else it gives the same LSNs to other rows, which we would pass over."""
-        if self._may_regain is None:
-            return
-        assert self.uuid is not None
-        lost = self._lost_tails.check(self.uri.address, self.uuid, reply.replica_id, reply.vclock, ours)
-        if lost is None:
-            self._losses = 0
-            return
-        self._losses += 1
-        if self._losses > LOSSES_MAX and not self._may_regain(self.uuid):
-            lost.may_come_back = False
-        raise lost
+    async def _apply(self, slab: Slab) -> None:
+        if self.version < BEATS_ALWAYS:
+            self._on_alive(self)
+        rest: Slab | None = slab
+        while rest is not None:
+            self._check_member()
+            part, rest = self.standing.split(rest, self._sink.vclock)
+            self._check_origin(part)
+            await self._sink.apply(part)
+
+    def _check_member(self) -> None:
+        if self.standing.check():
+            self._on_state(self)
+        if (row := self.standing.heard()) is not None:
+            self._sink.raft(self.peer_id, row)
 
     def peer_acknowledged(self, replica_id: int, vclock: VClock) -> None:
         """A member that follows us has written all of `vclock`: rows that it had lost among it, perhaps."""
-        self._lost_tails.acknowledged(replica_id, vclock)
+        self.standing.acknowledged(replica_id, vclock)
 
     def _check_origin(self, slab: Slab) -> None:
         """Rows of our own come from a peer only where it has shown that it has them, and we have lost them."""
@@ -540,8 +538,9 @@ class Applier:
     def _begin_following(self, protocol: ApplierProtocol) -> None:
         reply = protocol.reply
         assert reply is not None
+        assert self.uuid is not None
         check_name(self.uri.address, reply.replica_id, self._sink.replica_id)
-        self._check_tail(reply, protocol.subscribed_from)
+        self.standing.subscribed(self.uuid, reply.replica_id, reply.vclock, protocol.subscribed_from)
         self._check_own_rows(reply)
         self._say.info("subscribed to %s: its vclock is %s, ours %s", self.uri.address, reply.vclock, self._sink.vclock)
         self.peer_id = reply.replica_id
@@ -549,6 +548,7 @@ class Applier:
         self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0
         self.error = self._last_logged = None
         self._failures = self._times_unknown = 0
+        self.is_disowned = False
         self._acked = None
         self._protocol = protocol
         self._sink.on_written.append(self._request_ack)

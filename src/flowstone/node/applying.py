@@ -25,22 +25,21 @@ from numpy.typing import NDArray
 
 from flowstone.box.box import Box
 from flowstone.box.bulk import BulkWrite, SingleWrite
-from flowstone.box.system import SCHEMA_ID
 from flowstone.box.transaction import Statement, Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType
-from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row, encode_header
 from flowstone.node.applying_batch import Batch, Together
 from flowstone.node.applying_plain import PlainRows, Replicated, Step, distinct
 from flowstone.node.commits import Commits, client_error
 from flowstone.node.journal import Journal
 from flowstone.node.replay import BULK_MIN, execute
+from flowstone.node.schema_row import schema_version
 from flowstone.node.synchro_queue import NOBODY, Received, Waiting
 from flowstone.outside import Clock
 from flowstone.replication.limbo_queue import Entry
-from flowstone.replication.row_stream import journal_rows
+from flowstone.replication.row_stream import journal_rows, replaces_control
 from flowstone.replication.split_brain import Fate, Request
 from flowstone.replication.synchro import Demote, Promote, RaftState, decode_control
 from flowstone.xlog.block import TRANSACTION_SIZE_MAX
@@ -355,18 +354,20 @@ class Applying:
 
     def _one(self, batch: Batch, first: int, stop: int) -> None:
         slab, effect = batch.slab, Replicated(self._box)
-        nops: list[int] = []
+        types = slab.cells[scan.TYPE, first:stop].tolist()
+        nops: set[int] = set()
         number = stop - 1
         entry = None
         self._box.is_recovering = True  # it was checked, and allowed, where it comes from
         try:
             if self._is_void(slab, first, stop):
-                nops = list(range(first, stop))
+                nops.update(range(first, stop))
             else:
                 for number in range(first, stop):
                     if not self._execute(effect, slab, number):
-                        nops.append(number)
-            if len(nops) < stop - first:
+                        nops.add(number)
+            has_effect = any(number not in nops and types[number - first] != _NOP for number in range(first, stop))
+            if has_effect:
                 entry = self._enter(slab, first, stop, effect)
         except Exception as error:
             effect.rollback()
@@ -375,7 +376,8 @@ class Applying:
             raise
         finally:
             self._box.is_recovering = False
-        batch.add(stop, effect, self._with_nops(slab, first, stop, nops) if nops else None)
+        is_changed = bool(nops) or (not has_effect and int(slab.cells[scan.FLAGS, stop - 1]) & _WAIT)
+        batch.add(stop, effect, self._with_nops(slab, first, stop, nops) if is_changed else None)
         if entry is not None:
             self._submit(batch, entry=entry)
 
@@ -390,13 +392,15 @@ class Applying:
         cells, last = slab.cells, stop - 1
         replica_id, lsn, flags = (int(cells[line, last]) for line in (scan.REPLICA_ID, scan.LSN, scan.FLAGS))
         has_effect = not (cells[scan.TYPE, first:stop] == _NOP).all()
-        return self._queue.admit(replica_id, lsn, flags=flags, has_effect=has_effect) is Fate.NOP
+        is_control = stop - first == 1 and replaces_control(slab, last)
+        fate = self._queue.admit(replica_id, lsn, flags=flags, has_effect=has_effect, was_control=is_control)
+        return fate is Fate.NOP
 
     def _enter(self, slab: Slab, first: int, stop: int, effect: Transaction) -> Entry[Waiting] | None:
         """Its place in the queue; None if it has nothing to wait for. Rows of 2.6 do not say that they wait."""
         cells, last = slab.cells, stop - 1
         is_synchronous = bool(int(cells[scan.FLAGS, last]) & _WAIT_ACK) or effect.is_sync
-        if (not is_synchronous and self._queue.is_empty) or (cells[scan.TYPE, first:stop] == _NOP).all():
+        if not is_synchronous and self._queue.is_empty:
             return None
         waiting = Waiting(effect, self._commits.teller(tuple(effect.statements)), is_promised=False)
         return self._queue.receive(
@@ -419,15 +423,24 @@ class Applying:
             return False
         return True
 
-    def _with_nops(self, slab: Slab, first: int, stop: int, nops: list[int]) -> bytes:
-        """A transaction of which some rows are NOPs now."""
+    def _with_nops(self, slab: Slab, first: int, stop: int, nops: set[int]) -> bytes:
+        """A transaction in which the rows `nops` have become NOPs.
+
+        One of NOPs only has no flags of the limbo, as real servers would queue it during recovery (3.x reference, 2.1).
+        """
         now = self._clock.wall()
         rows: list[Row] = []
         for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
             kind, body = (_NOP, b"") if number in nops else (row.type, row.body)
             rows.append(Row(kind, row.replica_id, row.group_id, row.lsn, now, row.tsn, row.flags, 0, 0, body))
-        made = make_transaction(rows, rows[-1].flags & _WAIT)
+        has_effect = any(row.type != _NOP for row in rows)
+        made = make_transaction(rows, rows[-1].flags & _WAIT if has_effect else 0)
         return b"".join(encode_header(row) + row.body for row in made.rows)
+
+    def _in_place_of_control(self, row: Row) -> bytes:
+        """The NOP that replaces a control row. Written out, its TSN and COMMIT tell it from a void transaction."""
+        nop = Row(_NOP, row.replica_id, row.group_id, row.lsn, self._clock.wall(), row.lsn, _COMMIT)
+        return encode_header(nop, is_explicit=True)
 
     # --- the log ---
 
@@ -490,10 +503,11 @@ class Applying:
             raise errors.Protocol("a RAFT row has no place among the rows of a log")
         if isinstance(body, Promote | Demote) and self.on_term is not None:
             self.on_term(row.replica_id, body.term)
-        self._queue.limbo.is_validating = _schema_version(self._box) > UNCHECKED_SCHEMA
+        self._queue.limbo.is_validating = schema_version(self._box) > UNCHECKED_SCHEMA
         rows = journal_rows(slab, number, number + 1, self._clock.wall())
-        nop = lambda: self._with_nops(slab, number, number + 1, [number])  # noqa: E731
-        received = Received(rows, nop, {row.replica_id: row.lsn}, self._logging(len(rows)))
+        received = Received(
+            rows, lambda: self._in_place_of_control(row), {row.replica_id: row.lsn}, self._logging(len(rows))
+        )
         try:
             self._queue.decide(Request(row.replica_id, body, row.lsn), received)
         except FlowstoneError as error:
@@ -547,7 +561,9 @@ def _cut(slab: Slab, keep: NDArray[np.bool_]) -> Slab:
     first = np.concatenate(([0], last[:-1] + 1))
     cells = np.ascontiguousarray(slab.cells[:, keep])
     cells[scan.FLAGS, last] = flags[ends[numbers[last]]]
-    cells[scan.TSN] = np.repeat(cells[scan.LSN, first], last - first + 1)
+    counts = last - first + 1
+    cells[scan.TSN] = np.repeat(cells[scan.LSN, first], counts)
+    cells[scan.SINGLE, last[(counts == 1) & (np.diff(ends, prepend=-1)[numbers[last]] > 1)]] = 1
     return replace(slab, cells=cells)
 
 
@@ -560,10 +576,3 @@ def _say_where(error: FlowstoneError, slab: Slab, number: int) -> None:
     """The message stays that of real appliers; which row it is about is in the hint."""
     lsn, replica_id = int(slab.cells[scan.LSN, number]), int(slab.cells[scan.REPLICA_ID, number])
     error.hint = error.hint or f"it is about row {lsn} of replica {replica_id}"
-
-
-def _schema_version(box: Box) -> tuple[int, ...]:
-    """What `_schema` says that the system spaces are like."""
-    schema = box.spaces.get(SCHEMA_ID)
-    rows = map(unpack, schema.tuples() if schema is not None else ())
-    return next((tuple(row[1:]) for row in rows if row[0] == "version"), ())

@@ -41,6 +41,7 @@ class Replicated(Transaction):
     """A transaction of another instance, while others may look at the box."""
 
     keeps_spaces = True
+    enforces_keys = True
 
     def put(self, space: Space, index: Index, key: Key, raw: bytes | None) -> None:
         """Puts a tuple that fits `space` at `key` of its primary `index`, or takes away what is there."""
@@ -117,7 +118,7 @@ class PlainRows:
     def _lane(self, space_id: int) -> Lane | None:
         space = self._box.spaces.get(space_id)
         lane = bulk.lane_of(space) if space is not None else None
-        if lane is None or lane.space.sequence is not None:
+        if lane is None or lane.space.sequence is not None or lane.space.guards is not None:
             return None
         definition = lane.space.definition
         is_special = definition.is_temporary or definition.is_local or definition.is_sync

@@ -8,10 +8,10 @@ which errors are the end; files are `archive_store.py`'s part, the protocol is t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Final, Protocol, Self
 from uuid import UUID
 
 from flowstone.errors import FlowstoneError
@@ -21,7 +21,8 @@ from flowstone.node import archive_events as events
 from flowstone.node.applier import SILENCE_MAX, Applier
 from flowstone.node.archive_events import Event
 from flowstone.node.archive_log import WAL_MAX_SIZE, version_of
-from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Upstream
+from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Gap, Upstream
+from flowstone.node.archive_patience import Patience
 from flowstone.node.archive_refusals import (
     FOR_OPERATORS,
     LogsCollected,
@@ -35,7 +36,7 @@ from flowstone.node.archive_snapshot import IncomingSnapshot
 from flowstone.node.archive_store import Store
 from flowstone.outside import Outside, production
 from flowstone.outside.worker import by_worker
-from flowstone.replication.applier import ApplierState, ConnectionLost, code_of, is_ordinary, reaction
+from flowstone.replication.applier import ApplierState, ConnectionLost, code_of, is_ordinary
 from flowstone.replication.vclock import VClock
 
 SNAPSHOT_INTERVAL: Final = 24 * 3600.0
@@ -98,6 +99,7 @@ class Archive:
         self._replication_timeout = replication_timeout
         self._on_event = on_event
         self._outside = outside or production()
+        self._patience = Patience(self._outside)
         self._store: Store | None = None
         self._intake: Intake | None = None
         self._applier: Applier | None = None
@@ -222,7 +224,7 @@ class Archive:
             await self._begin(is_anonymous=is_anonymous)
             if store.log is not None:
                 await self._load_images()
-            saving = self._start(self._keep_saving())
+            saving = asyncio.create_task(self._keep_saving())
             await self._follow()
         finally:
             for task in (saving, self._snapshotting):
@@ -244,7 +246,7 @@ class Archive:
             self._ended = asyncio.get_running_loop().create_future()
             self._applier.start()
             if self._snapshot_interval > 0:
-                self._snapshotting = self._start(self._keep_taking_snapshots())
+                self._snapshotting = asyncio.create_task(self._keep_taking_snapshots())
             try:
                 error = await self._ended
             finally:
@@ -254,17 +256,25 @@ class Archive:
                 return
             if intake.failure is not None:
                 raise self._explained(intake.failure) from intake.failure
-            if not self._is_registration_known(error) and not await self._overcome(error):
-                raise self._explained(error) from error
+            if not self._is_registration_known(error):
+                await self._overcome(error)
 
-    async def _overcome(self, error: FlowstoneError) -> bool:
-        """Whether what ended the connection for good is no reason to end: then it is tried again."""
-        _, intake = self._open_store()
-        if not is_gap(error):
-            return False
-        await intake.drain()
-        await self._begin_from_snapshot(GAP, error.message)
-        return True
+    async def _overcome(self, error: FlowstoneError) -> None:
+        """Prepare to follow again after `error` ended the connection for good; raise if that is no use."""
+        assert self._sink is not None
+        await self._drain()
+        if is_gap(error):
+            await self._begin_from_snapshot(GAP, error.message)
+        else:
+            await self._wait_before_retry(error)
+            self._sink.refusal = None
+
+    async def _drain(self) -> None:
+        """Wait until everything received is written."""
+        try:
+            await self._open_store()[1].drain()
+        except FlowstoneError as failure:
+            raise self._explained(failure) from failure
 
     async def _close(self, *, is_sound: bool) -> None:
         store, intake = self._store, self._intake
@@ -286,9 +296,6 @@ class Archive:
         assert self._store is not None
         assert self._intake is not None
         return self._store, self._intake
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(work)
 
     def _tell(self, event: Event) -> None:
         self._on_event(event)
@@ -329,6 +336,7 @@ class Archive:
         store.follow(Upstream(str(applier.uuid), self._uri.address, version))
         self._has_followed = self._is_searching = True
         self._failures = 0
+        self._patience.reset()
         self._told = ""
         if self._target is None:
             self._target = theirs
@@ -424,26 +432,24 @@ class Archive:
     async def _begin_from_snapshot(self, reason: str, why: str) -> None:
         """Takes a snapshot and begins the log there, trying again as long as that can help."""
         store, intake = self._open_store()
-        while True:
+        gap: Gap | None = None
+        snapshot: IncomingSnapshot | None = None
+        while snapshot is None:
             # As the one who will subscribe: servers since 3.3 keep their logs for it from here on.
             sink = SnapshotSink(intake, UUID(store.manifest.replica_uuid), self._files_uuid)
             try:
                 await self._fetch(sink, reason)
-                break
+                assert sink.snapshot is not None
+                if not store.vclock <= sink.snapshot.vclock:
+                    raise UpstreamLostTail(self._uri.address, sink.snapshot.vclock, store.vclock)
+                gap = await intake.alone(store.begin_from, sink.snapshot, why)
+                snapshot = sink.snapshot
             except FlowstoneError as error:
                 await sink.abandon()
                 await self._wait_before_retry(error)
-            except BaseException:
-                await sink.abandon()
-                raise
-        snapshot = sink.snapshot
-        assert snapshot is not None
-        try:
-            if not store.vclock <= snapshot.vclock:
-                raise UpstreamLostTail(self._uri.address, snapshot.vclock, store.vclock)
-            gap = await intake.alone(store.begin_from, snapshot, why)
-        finally:
-            await sink.abandon()  # which is harmless where it has become a file
+            finally:
+                await sink.abandon()  # which is harmless where it has become a file
+        self._patience.reset()
         intake.begin_anew()
         if reason == GAP:
             await self._load_images()
@@ -501,15 +507,14 @@ class Archive:
         self._intake.is_free.set()
 
     async def _wait_before_retry(self, error: FlowstoneError) -> None:
-        after = reaction(error, is_2_6=False)
-        is_away = after is ApplierState.DISCONNECTED
-        is_worth_it = is_away or (after is ApplierState.LOADING and code_of(error) not in FOR_OPERATORS)
-        if not is_worth_it or (is_away and self._is_once):
+        has_begun = self._open_store()[0].log is not None
+        if not await self._patience.outlasts(error, self._uri, has_begun=has_begun, is_once=self._is_once):
             raise self._explained(error) from error
         if str(error) != self._told:
             self._told = str(error)
             self._tell(events.Disconnected(self._uri.address, str(error)))
-        await self._outside.clock.sleep(RETRY_SECONDS * self._replication_timeout)
+        intervals = self._patience.intervals(error)
+        await self._outside.clock.sleep(intervals * RETRY_SECONDS * self._replication_timeout)
 
     async def _keep_taking_snapshots(self) -> None:
         clock = self._outside.clock
@@ -573,10 +578,10 @@ class Archive:
             if now != saved:
                 try:
                     await intake.alone(store.save)
+                    saved = now
                 except FlowstoneError as error:
+                    # While nothing is followed, because a snapshot has to be taken anew, the disk is waited for.
                     self._end(error)
-                    return
-                saved = now
             total = store.log.row_count if store.log is not None else 0
             before, at = at, clock.monotonic()
             rate = (total - rows) / max(at - before, 1e-9)

@@ -1,87 +1,84 @@
-"""Rows that an archive gets behind the PROMOTE that has decided about them: they are archived as NOPs.
+"""Rewrites late rows for the log of an archive: rows received after the PROMOTE that decided about them.
 
-The log of one server never has such rows: whoever knows of the PROMOTE writes NOPs in their place. But an archive that
-goes on with another server may have the PROMOTE from the first, and then gets what the old owner of the queue wrote
-alone from one that had it before. No server would recover from a log with both in that order.
+The log of one server never has late rows. But an archive that continues with another server may have the PROMOTE from
+the first one, and then receive what the former owner of the queue wrote before it. No server recovers from a log with
+both in that order. So transactions that were rolled back become NOPs, as a server would have written them, and the
+others lose the flags of the limbo. `replication/settled.py` decides which were rolled back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
 
 from flowstone.iproto import scan
-from flowstone.iproto.constants import Flag, RequestType
+from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.node.archive_rows import log_rows
-from flowstone.replication.synchro import Demote, Promote, decode_control
+from flowstone.replication.settled import Tenure, is_nop, void_rows
 from flowstone.xlog.reader import Slab
-from flowstone.xlog.transactions import Transaction, group
+from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group, make_transaction
 
 _NOP: Final = RequestType.NOP.value
+_COMMIT: Final = Flag.COMMIT.value
+_WAIT: Final = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 _TRANSFERS: Final = (RequestType.RAFT_PROMOTE.value, RequestType.RAFT_DEMOTE.value)
 _VERDICTS: Final = (RequestType.RAFT_CONFIRM.value, RequestType.RAFT_ROLLBACK.value)
-_WAIT_ACK: Final = Flag.WAIT_ACK.value
-_WAIT_SYNC: Final = Flag.WAIT_SYNC.value
+_VERDICT_SIZE_MIN: Final = 4
+"""Bytes of the smallest body of a verdict that can be read in place: a map, the owner's key, its id, the next key."""
 
 
-class Overtaken:
-    """`log_rows` of what comes next, given who owns the queue behind all that came before."""
-
-    def __init__(self) -> None:
-        self._origins: dict[int, None] = {}
-        """Former owners of whom such a transaction has come: what waits behind it has gone with it."""
-
-    def log_rows(self, slabs: Sequence[Slab], owner_id: int, term: int) -> bytes:
-        """Whole transactions as the log has them. `term` is 0 where nobody was ever promoted."""
-        parts: list[bytes] = []
-        for slab in slabs:
-            if not self._concerns(slab, owner_id, term):
-                parts.append(log_rows(slab, 0, len(slab)))
-                continue
-            first = 0
-            for transaction in group(slab.rows()):
-                end = first + len(transaction.rows)
-                owner_id, term = _owner_behind(transaction, owner_id, term)
-                is_overtaken = bool(term) and self._is_overtaken(transaction, owner_id)
-                parts += _nops(transaction) if is_overtaken else [log_rows(slab, first, end)]
-                first = end
-        return b"".join(parts)
-
-    def _concerns(self, slab: Slab, owner_id: int, term: int) -> bool:
-        """Whether there may be such rows: in most slabs there is nothing of anybody but the owner that waits."""
-        types, flags = slab.cells[scan.TYPE], slab.cells[scan.FLAGS]
-        if np.isin(types, _TRANSFERS).any():
-            return True
-        is_foreign = slab.cells[scan.REPLICA_ID] != owner_id
-        waits = ((flags & (_WAIT_ACK | _WAIT_SYNC)) != 0) | np.isin(types, _VERDICTS)
-        return bool(term) and bool((is_foreign & waits).any())
-
-    def _is_overtaken(self, transaction: Transaction, owner_id: int) -> bool:
-        origin_id = transaction.replica_id
-        if origin_id == owner_id:
-            self._origins.pop(origin_id, None)
-            return False
-        if transaction.flags & _WAIT_ACK:
-            self._origins[origin_id] = None
-            return True
-        waits = transaction.flags & _WAIT_SYNC or transaction.rows[0].type in _VERDICTS
-        return bool(waits) and origin_id in self._origins
+def overtaken_rows(slabs: Sequence[Slab], tenure: Tenure) -> bytes:
+    """Return the log rows of whole transactions. `tenure` is the one before them, and is updated."""
+    parts: list[bytes] = []
+    for slab in slabs:
+        if not _concerns(slab, tenure):
+            parts.append(log_rows(slab, 0, len(slab)))
+            continue
+        first = 0
+        for transaction in group(slab.rows()):
+            end = first + len(transaction.rows)
+            parts.append(_replaced(transaction, tenure) or log_rows(slab, first, end))
+            first = end
+    return b"".join(parts)
 
 
-def _owner_behind(transaction: Transaction, owner_id: int, term: int) -> tuple[int, int]:
+def _concerns(slab: Slab, tenure: Tenure) -> bool:
+    """True if the slab may have rows to rewrite or changes the owner; most only have rows and verdicts of the owner."""
+    types, flags = slab.cells[scan.TYPE], slab.cells[scan.FLAGS]
+    waits, nops = flags & _WAIT != 0, types == _NOP
+    if (nops & waits).any() or np.isin(types, _TRANSFERS).any():
+        return True
+    if not tenure.term:
+        return False
+    is_foreign = slab.cells[scan.REPLICA_ID] != tenure.owner_id
+    return bool((is_foreign & (waits | nops)).any()) or _has_foreign_verdicts(slab, tenure.owner_id)
+
+
+def _has_foreign_verdicts(slab: Slab, owner_id: int) -> bool:
+    """True unless every CONFIRM and ROLLBACK is about the queue of `owner_id`, as its first key says in place."""
+    cells = slab.cells[:, np.isin(slab.cells[scan.TYPE], _VERDICTS)]
+    at = cells[scan.BODY_AT]
+    if (cells[scan.ROW_END] - at < _VERDICT_SIZE_MIN).any():
+        return True
+    return bool(((slab.buf[at + 1] != Key.REPLICA_ID.value) | (slab.buf[at + 2] != owner_id)).any())
+
+
+def _replaced(transaction: Transaction, tenure: Tenure) -> bytes:
+    """Return the log rows that replace the transaction; empty if it stays unchanged."""
     row = transaction.rows[0]
-    if row.type in _TRANSFERS:
-        body = decode_control(row.type, row.body)
-        assert isinstance(body, Promote | Demote)
-        if body.term > term:
-            return (row.replica_id if isinstance(body, Promote) else 0), body.term
-    return owner_id, term
+    if row.type in CONTROL_TYPES:
+        if not tenure.is_obsolete(row):
+            tenure.follow(row)
+            return b""
+        nop = Row(_NOP, row.replica_id, row.group_id, row.lsn, row.timestamp, row.lsn, _COMMIT)
+        return encode_header(nop, is_explicit=True)
+    if tenure.is_void(transaction) or (is_nop(transaction) and transaction.flags & _WAIT):
+        return _encoded(void_rows(transaction.rows))
+    return _encoded(make_transaction(transaction.rows).rows) if tenure.is_late(transaction) else b""
 
 
-def _nops(transaction: Transaction) -> Iterator[bytes]:
-    """Places in the vclock, and no data."""
-    for row in transaction.rows:
-        yield encode_header(Row(_NOP, row.replica_id, row.group_id, row.lsn, row.timestamp, row.tsn, row.flags))
+def _encoded(rows: Iterable[Row]) -> bytes:
+    return b"".join(encode_header(row) + row.body for row in rows)

@@ -14,7 +14,7 @@ from flowstone.iproto import scan
 from flowstone.iproto.batches import float_bits
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row, encode_header
-from flowstone.iproto.row_batches import put_body, put_header, rows_bound
+from flowstone.iproto.row_batches import put_body, put_header, rows_bound, was_control
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.kernels import kernel
 from flowstone.replication.row_stream import RowStream, slab_of_rows
@@ -42,6 +42,7 @@ def gather_log_rows(buf: Bytes, cells: Cells, first: int, stop: int, out: Bytes)
             int(cells[scan.TIMESTAMP, row]),
             int(cells[scan.TSN, row]),
             int(cells[scan.FLAGS, row]),
+            was_control(cells, row),
         )
         at = put_body(buf, cells, row, out, at)
     return at
@@ -56,7 +57,7 @@ def gather_snapshot_rows(
     for row in range(first, stop):
         lsn = number + row - first
         group_id = int(cells[scan.GROUP_ID, row])
-        at = put_header(out, at, INSERT, 0, 0, group_id, lsn, timestamp, lsn, scan.COMMIT)
+        at = put_header(out, at, INSERT, 0, 0, group_id, lsn, timestamp, lsn, scan.COMMIT, False)
         at = put_body(buf, cells, row, out, at)
     return at
 

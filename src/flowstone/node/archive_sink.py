@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
@@ -215,10 +216,11 @@ class SnapshotSink:
         """Elections are none of its business."""
 
     async def abandon(self) -> None:
-        """What came of a snapshot that will not be whole is gone."""
+        """Remove an unfinished snapshot; if that fails, the next start removes it."""
         snapshot, self.snapshot = self.snapshot, None
         if snapshot is not None:
-            await self._intake.alone(snapshot.abandon)
+            with suppress(WriteFailed):
+                await self._intake.alone(snapshot.abandon)
 
 
 class LogSink:

@@ -28,6 +28,7 @@ from flowstone.node.connection import ConnectionFailed
 from flowstone.outside import Outside
 from flowstone.replication.applier import ApplierState, ConnectionLost
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.errors import WriteFailed
 
 Beginning = Literal["snapshot", "latest"] | VClock
 
@@ -190,6 +191,8 @@ class Spooling(Archive):
             self._applier.uri = self._uri
 
     async def _wait_before_retry(self, error: FlowstoneError) -> None:
+        if isinstance(error, WriteFailed | UpstreamLostTail):
+            raise self._explained(error) from error  # the reader of the spool decides what to do
         await super()._wait_before_retry(error)
         self._attempts += 1
         if not self._has_followed and self._attempts >= ROUNDS_AT_START * len(self._members):
@@ -206,16 +209,16 @@ class Spooling(Archive):
         if self._ended is not None and not self._ended.done():
             self._pass_on(error, is_final=False)
 
-    async def _overcome(self, error: FlowstoneError) -> bool:
+    async def _overcome(self, error: FlowstoneError) -> None:
         store, intake = self._spool()
-        await intake.drain()
+        await self._drain()
         assert self._sink is not None
         self._sink.refusal = None
         if isinstance(error, UpstreamLostTail) and self._sink.is_anonymous and store.settled <= error.theirs:
             # Nobody was promised what is not settled: the new leader's log has something else there.
             await intake.alone(self._take_back)
             intake.begin_anew()
-            return True
+            return
         if is_gap(error):
             ballot = self._applier.ballot if self._applier is not None else None
             oldest = ballot.gc_vclock.without_zero() if ballot is not None else None
@@ -225,7 +228,6 @@ class Spooling(Archive):
             await self._pass_over(verdict)
         elif verdict is not None:
             raise self._explained(verdict) from verdict
-        return True
 
     def _take_back(self) -> None:
         store, _ = self._spool()

@@ -24,7 +24,7 @@ from flowstone.node.archive_manifest import (
     Upstream,
     missing_rows,
 )
-from flowstone.node.archive_overtaken import Overtaken
+from flowstone.node.archive_overtaken import overtaken_rows
 from flowstone.node.archive_snapshot import IncomingSnapshot, replicaset_uuid_of
 from flowstone.node.archive_verdicts import Verdicts
 from flowstone.outside.disk import AlreadyLocked, Disk, Lock
@@ -64,7 +64,6 @@ class Store:
         self.is_begun = True
         self.log: ArchiveLog | None = None
         self.on_rows: RowFilter | None = None
-        self._overtaken = Overtaken()
 
     @classmethod
     def open(
@@ -156,7 +155,7 @@ class Store:
     def write(self, slabs: Sequence[Slab]) -> None:
         """Rows of whole transactions, none of them known; durable on return."""
         assert self.log is not None
-        rows = self._overtaken.log_rows(slabs, *self.log.verdicts.tenure)
+        rows = overtaken_rows(slabs, self.log.verdicts.tenure)
         self.log.write(self.on_rows(rows) if self.on_rows is not None else rows)
 
     def cut(self, vclock: VClock) -> None:
@@ -186,14 +185,16 @@ class Store:
         """The log begins, or begins anew, at `snapshot`, which is complete; the gap before it, and `why` it is there.
 
         The snapshot gets its name before the manifest says so; a start that finds it takes it as the beginning, too.
+        If the disk fails, the log stays closed; the call may be repeated with a later snapshot.
         """
-        if self.log is not None:
-            self.log.close()
-        before, self.log = self.log, None
+        before = self.log
+        if before is not None:
+            before.close()
         path = snapshot.finish()
         if snapshot.replicaset_uuid is not None:
             self.manifest.replicaset_uuid = str(snapshot.replicaset_uuid)
-        gap = self._note_gap(before.vclock, snapshot.vclock, why) if before is not None else None
+        has_gap = before is not None and before.vclock != snapshot.vclock
+        gap = self._note_gap(self.vclock, snapshot.vclock, why) if has_gap else None
         self._add_snapshot(path, snapshot.vclock, FIRST if before is None else GAP)
         self._start_at(next(each for each in scan_directory(self._disk, self.directory).snapshots if each.path == path))
         self.save()

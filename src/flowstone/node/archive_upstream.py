@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from flowstone.box.system import INDEX_ID, SCHEMA_ID, SPACE_ID
+from flowstone.box.system import CLUSTER_ID, INDEX_ID, SCHEMA_ID, SPACE_ID
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack, unpack
@@ -60,6 +60,14 @@ async def ask_ballot(outside: Outside, uri: Uri) -> Ballot:
     """Where a server is in its log, and where its oldest log begins."""
     async with await Connection.open(outside, uri) as connection:
         return await _ballot(connection)
+
+
+async def ask_id(outside: Outside, uri: Uri) -> int | None:
+    """Return the replica id of a server; None for one that is not registered."""
+    async with await Connection.open(outside, uri) as connection:
+        members = [unpack(row) for row in await _select(connection, CLUSTER_ID)]
+        uuid = str(connection.greeting.uuid)
+        return next((member[0] for member in members if isinstance(member, tuple) and member[1] == uuid), None)
 
 
 async def ask_facts(outside: Outside, uri: Uri) -> UpstreamFacts:

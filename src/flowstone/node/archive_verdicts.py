@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from flowstone.box.schema import SchemaTracker
 from flowstone.box.system import INDEX_ID, SPACE_ID
 from flowstone.iproto import scan
-from flowstone.iproto.constants import Flag
+from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.row import Row
-from flowstone.replication.settled import SettledTracker, Tracked
+from flowstone.replication.settled import SettledTracker, Tenure, Tracked
 from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
@@ -30,7 +30,8 @@ FLAGS_SINCE = (2, 8, 1)
 """The first release whose rows say whether their transaction is synchronous."""
 
 _CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)
-_WAIT_ACK = Flag.WAIT_ACK.value
+_NOP = RequestType.NOP.value
+_WAIT = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 
 Range = tuple[int, int, int]
 """Originator, first and last LSN."""
@@ -76,14 +77,15 @@ class Verdicts:
 
     @property
     def owner(self) -> tuple[int, int, int] | None:
-        """Whose the queue of synchronous transactions is, its last confirmed LSN, and the term; None: nobody's."""
+        """Owner of the queue, its last confirmed LSN, and the term; None if the queue never had an owner."""
         tracker = self._tracker
-        return (tracker.owner_id, tracker.confirmed_lsn, tracker.term) if tracker.owner_id else None
+        has_owner = tracker.owner_id or tracker.term
+        return (tracker.owner_id, tracker.confirmed_lsn, tracker.term) if has_owner else None
 
     @property
-    def tenure(self) -> tuple[int, int]:
-        """Whose the queue is, 0 for nobody, and since which term; 0 where nobody was ever promoted."""
-        return self._tracker.owner_id, self._tracker.term
+    def tenure(self) -> Tenure:
+        """As `SettledTracker.tenure`."""
+        return self._tracker.tenure
 
     @property
     def schema(self) -> SchemaTracker:
@@ -109,8 +111,8 @@ class Verdicts:
         self._tracker = SettledTracker(
             is_synchronous=(lambda placed: placed.touches_synchronous) if by_schema else None
         )
-        owner = Promote(before.owner_id, before.confirmed_lsn, before.term) if before.owner_id else None
-        self._tracker.start(before.vclock, owner)
+        owner = Promote(before.owner_id, before.confirmed_lsn, before.term)
+        self._tracker.start(before.vclock, owner, before.tenure.voids)
 
     def skip(self, vclock: VClock) -> None:
         """Rows up to `vclock` were judged before, and there is nothing in them but plain rows: only while quiet."""
@@ -122,6 +124,8 @@ class Verdicts:
         synchronous = self._synchronous(slab, first, stop)
         has_control = bool(np.isin(slab.cells[scan.TYPE, first:stop], _CONTROL).any())
         has_definitions, has_synchronous = bool(defining.any()), bool(synchronous.any())
+        # Where the queue has owners, NOPs tell which transactions were rolled back.
+        has_synchronous |= bool(self._tracker.term) and bool((slab.cells[scan.TYPE, first:stop] == _NOP).any())
         if self._tracker.is_quiet and not (has_definitions or has_synchronous or has_control):
             self._tracker.skip_to(self._tracker.vclock.merged(newest(slab, first, stop)))
             return Judged()
@@ -135,7 +139,7 @@ class Verdicts:
 
     def _synchronous(self, slab: Slab, first: int, stop: int) -> NDArray[np.bool_]:
         """Rows that wait for a quorum, as far as that does not depend on definitions among them."""
-        waits: NDArray[np.bool_] = (slab.cells[scan.FLAGS, first:stop] & _WAIT_ACK) != 0
+        waits: NDArray[np.bool_] = (slab.cells[scan.FLAGS, first:stop] & _WAIT) != 0
         if self._by_schema and (spaces := self._schema.schema.synchronous):
             waits |= np.isin(slab.cells[scan.SPACE_ID, first:stop], sorted(spaces))
         return waits

@@ -72,7 +72,9 @@ class Checkpointer:
         raft: Callable[[], RaftState],
         checkpoint_interval: float = CHECKPOINT_INTERVAL,
         checkpoint_wal_threshold: int = CHECKPOINT_WAL_THRESHOLD,
+        refusal: Callable[[], FlowstoneError | None] = lambda: None,
     ) -> None:
+        """`refusal` returns why no checkpoint may be made, or None."""
         self._outside = outside
         self._box = box
         self._journal = journal
@@ -81,6 +83,7 @@ class Checkpointer:
         self._instance_uuid = instance_uuid
         self._queue = queue
         self._raft = raft
+        self._refusal = refusal
         self._interval = checkpoint_interval
         self._wal_threshold = checkpoint_wal_threshold
         self._states = States()
@@ -132,6 +135,7 @@ class Checkpointer:
         """Returns when there is a checkpoint of now, and what it made superfluous is gone."""
         if self._is_in_progress:
             raise errors.CheckpointInProgress("Snapshot is already in progress")
+        self._check_allowed()
         # Instances that are all told to make a snapshot would from then on make them together.
         self._schedule()
         await self._make()
@@ -164,6 +168,7 @@ class Checkpointer:
                 states = self._states
                 # A snapshot says of all that it holds that it is a fact.
                 await self._queue.decided(newest, self._queue.timeout)
+                self._check_allowed()  # what was on its way to the log may be the reason of a refusal
                 checkpoints = self._collector.checkpoints
                 if not checkpoints or checkpoints[-1].vclock != vclock:
                     path = await write_snapshot(
@@ -176,11 +181,15 @@ class Checkpointer:
             self._watch_size()
         await self._collector.collect()
 
+    def _check_allowed(self) -> None:
+        if (error := self._refusal()) is not None:
+            raise error
+
     def _take_states(self) -> None:
         self._states = States(self._raft(), self._queue.checkpoint())
 
     async def _make_unasked(self) -> None:
-        if self._is_in_progress:
+        if self._is_in_progress or self._refusal() is not None:
             return
         try:
             await self._make()

@@ -54,6 +54,10 @@ class Commits:
         if not statements:
             done(None)
             return
+        if not self._journal.replica_id and not all(statement.is_local for statement in statements):
+            # The transaction began before this instance was expelled: without an id its rows would look local.
+            transaction.rollback()
+            raise self._box.read_only_error()
         if self.queue.is_empty and not transaction.is_sync:
             self._submit_plain(transaction, statements, done)
             return

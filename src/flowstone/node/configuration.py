@@ -7,6 +7,7 @@ whether an option may change while the node runs is Tarantool's choice, too (err
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
 from flowstone.iproto.uri import Uri, UriError, parse_uri
+from flowstone.node.option import Option, incorrect
 from flowstone.node.option_checks import (
     INTEGER_MAX,
     Check,
@@ -28,7 +30,6 @@ from flowstone.node.option_checks import (
     outside,
 )
 from flowstone.replication import quorum
-from flowstone.replication.bootstrap_leader import leader_text
 from flowstone.replication.election import Config as ElectionConfig
 from flowstone.replication.election import Fencing, Mode
 
@@ -52,104 +53,6 @@ TOO_LONG_THRESHOLD: Final = 0.5
 
 QUORUM_2_6: Final = 1
 """What 2.6 takes where no quorum was given: the owner of the queue itself is enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option. `types` are Lua's names for what may be given; `is_dynamic`: it may change while the node runs."""
-
-    name: str
-    types: tuple[str, ...]
-    default: Any
-    check: Check | None
-    is_dynamic: bool
-    help: str
-    is_integral: bool = False
-    """A number of it is a whole one."""
-    is_text: bool = False
-    """A number given for it is kept as text."""
-    is_secret: bool = False
-    """It is shown to nobody, and not by `box.cfg`."""
-    allowed: str | None = None
-    """What it may be, where Tarantool's words for a refusal do not say it."""
-
-    @property
-    def variable(self) -> str:
-        """The environment variable for it."""
-        return f"FLOWSTONE_{self.name.upper()}"
-
-    @property
-    def dashed(self) -> str:
-        """The option of the command line."""
-        return f"--{self.name.replace('_', '-')}"
-
-    def parse(self, text: str) -> Any:
-        """The value that a command line or the environment means by `text`; the empty text is the default."""
-        if text == "":
-            return None
-        if self.types == ("boolean",):
-            return {"true": True, "false": False}.get(text.lower(), text)
-        if "table" in self.types:
-            return [part.strip() for part in text.split(",")]
-        if "number" in self.types:
-            return _number(text)
-        return text
-
-    def shown(self, value: Any) -> Any:
-        """The value as it may be shown to anybody: without passwords."""
-        if "table" in self.types:
-            return [parse_uri(uri).shown for uri in value]
-        return leader_text(value) if self.name == "bootstrap_leader" and value is not None else value
-
-    def accept(self, value: Any) -> Any:
-        """The checked value for the configuration, or error 59."""
-        if value is None or value == "":
-            return self.default
-        if not any(_is_of(value, kind) for kind in self.types):
-            wanted = ", ".join(self.types)
-            raise self.refuse(
-                f"should be of type {wanted}" if len(self.types) == 1 else f"should be one of types {wanted}"
-            )
-        if "table" in self.types:
-            value = tuple(value) if isinstance(value, list | tuple) else tuple(self.parse(str(value)))
-        elif self.is_text and not isinstance(value, str):
-            value = str(value)
-        if self.is_integral and not isinstance(value, str):
-            if value != int(value):
-                raise self.refuse("should be a whole number")
-            value = int(value)
-        problem = self.check(value) if self.check is not None else None
-        if problem is not None:
-            raise self.refuse(problem)
-        return value
-
-    def refuse(self, problem: str) -> errors.TarantoolError:
-        return incorrect(self.name, problem, hint=self.allowed)
-
-
-def incorrect(name: str, problem: str, *, hint: str | None = None) -> errors.TarantoolError:
-    """Error 59, about option `name`."""
-    return errors.Cfg(f"Incorrect value for option '{name}': {problem}", hint=hint)
-
-
-def _number(text: str) -> Any:
-    """Text that is no number stays text, and is refused by its type."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _is_of(value: object, kind: str) -> bool:
-    if kind == "number":
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
-    if kind == "table":
-        return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
-    return isinstance(value, {"string": str, "boolean": bool}[kind])
 
 
 # --- the table ---------------------------------------------------------------------------------------------
@@ -303,8 +206,24 @@ class Configuration:
     )
     auth_timeout: float = _option(
         "number",
-        0.0,
-        "Seconds that a client may take to authenticate before it is disconnected; 0: it may stay a guest.",
+        60.0,
+        "Seconds that a client may take to authenticate before it is disconnected, unless guests have been granted"
+        " rights or it watches the ballot, as members do; 0: no limit.",
+        below(0, "the value must not be less than 0"),
+        dynamic=True,
+    )
+    auth_delay: float = _option(
+        "number",
+        1.0,
+        "Seconds between two authentication attempts of one user from one address after auth_retries failures;"
+        " 0: no delay.",
+        below(0, "the value must not be less than 0"),
+        dynamic=True,
+    )
+    auth_retries: int = _option(
+        "number",
+        5,
+        "Failed authentication attempts of one user from one address before auth_delay applies.",
         below(0, "the value must not be less than 0"),
         dynamic=True,
     )
@@ -486,6 +405,14 @@ class Configuration:
             hint = f"restart the node to change {', '.join(fixed)}"
             raise errors.ReloadCfg(f"Can't set option '{fixed[0]}' dynamically", hint=hint)
         return _consistent(replace(self, **accepted))
+
+    @property
+    def directories(self) -> tuple[str, str]:
+        """Where snapshots and where logs are."""
+        memtx_dir, wal_dir = (
+            posixpath.normpath(posixpath.join(self.work_dir, place)) for place in (self.memtx_dir, self.wal_dir)
+        )
+        return memtx_dir, wal_dir
 
     def _can_become(self, name: str, value: Any) -> bool:
         return OPTIONS[name].is_dynamic or value == getattr(self, name)

@@ -55,6 +55,8 @@ class Counters:
     """Requests of clients and their bytes; what replicas are sent is not among them."""
 
     __slots__ = (
+        "auth_delays",
+        "auth_failures",
         "connections",
         "connections_total",
         "errors",
@@ -75,3 +77,7 @@ class Counters:
         self.connections_total = 0
         self.requests_in_progress = 0
         """Those that wait for something now: a function, a disk, other members."""
+        self.auth_failures = 0
+        """AUTH requests with a wrong user or password that were checked."""
+        self.auth_delays = 0
+        """AUTH requests that were delayed, or rejected unchecked, after too many failures."""

@@ -52,6 +52,8 @@ class Elections:
         self._links: dict[int, tuple[bool, bool]] = {}
         """For each peer: do we follow it, does it follow us?"""
         self._is_started = self._is_closed = self._is_stepping = False
+        self.expelled_id = 0
+        """The id that this instance had when it was expelled; 0: it was not."""
         self._seen_term = 0
         self._alarm = Alarm(self._clock, self._tick)
         self._retry: asyncio.TimerHandle | None = None
@@ -77,11 +79,15 @@ class Elections:
     @property
     def mode(self) -> Mode:
         """`election_mode`, as soon as the node takes part; off before that."""
-        return self._config.mode if self._is_started else Mode.OFF
+        return self._config.mode if self._takes_part else Mode.OFF
 
     @property
     def is_started(self) -> bool:
         return self._is_started
+
+    @property
+    def _takes_part(self) -> bool:
+        return self._is_started and not self.expelled_id
 
     @property
     def is_closed(self) -> bool:
@@ -157,6 +163,14 @@ class Elections:
         """An anonymous instance has got its id."""
         self._do(lambda now: self.raft.register(replica_id))
 
+    def expelled(self) -> None:
+        """Leave elections for good: this instance is not a member any more."""
+        self.expelled_id = self.replica_id
+        self.raft = self._make_raft(self.raft.persisted, 0)
+        self._links.clear()
+        self.configure(self._config)
+        self._carry_out(Ready(fence=True, is_changed=True))
+
     async def close(self) -> None:
         """It takes part no more. Who waits for the end of an election hears that."""
         self._is_closed = True
@@ -175,7 +189,7 @@ class Elections:
     def configure(self, config: Config) -> None:
         """Options have changed. The mode holds from `start` on."""
         self._config = config
-        effective = config if self._is_started else replace(config, mode=Mode.OFF)
+        effective = config if self._takes_part else replace(config, mode=Mode.OFF)
         self._do(lambda now: self.raft.configure(effective, now))
 
     def set_quorum(self, quorum: int, members: Collection[int]) -> None:
@@ -185,6 +199,8 @@ class Elections:
 
     def message(self, source_id: int, told: RaftState) -> None:
         """A RAFT row of the member `source_id`; raises what is wrong with it."""
+        if self.expelled_id:
+            return
         self._do(lambda now: self.raft.message(source_id, told, now))
 
     def heartbeat(self, source_id: int) -> None:
@@ -194,14 +210,14 @@ class Elections:
 
     def heard_term(self, source_id: int, term: int) -> None:
         """A term that came without a state: in an ACK, or in a PROMOTE or DEMOTE."""
-        if term > self.raft.volatile_term:
+        if term > self.raft.volatile_term and not self.expelled_id:
             self._do(lambda now: self.raft.heard_term(source_id, term, now))
 
     def connection(self, peer_id: int, *, upstream: bool | None = None, downstream: bool | None = None) -> None:
         """How `peer_id` is connected: do we follow it, does it follow us? None: that is as it was."""
         before = self._links.get(peer_id, (False, False))
         link = before[0] if upstream is None else upstream, before[1] if downstream is None else downstream
-        if link != before and peer_id:
+        if link != before and peer_id and not self.expelled_id:
             self._links[peer_id] = link
             self._do(lambda now: self.raft.connection(peer_id, upstream=link[0], downstream=link[1], now=now))
 

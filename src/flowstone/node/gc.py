@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import posixpath
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from uuid import UUID
 from flowstone.iproto import errors
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.directory import scan_directory
+from flowstone.xlog.directory import ListedFile, scan_directory
 from flowstone.xlog.errors import XlogError
 from flowstone.xlog.meta import FileType, file_name
 
@@ -61,6 +62,8 @@ class GarbageCollector:
         self._collection: asyncio.Task[None] | None = None
         self._next_log_start: VClock | None = None
         self._awaited: dict[UUID, None] = {}
+        self._logs: deque[ListedFile] = deque()
+        self._oldest_snapshot: VClock | None = None
         disk = outside.disk
         for listed in scan_directory(disk, memtx_dir).snapshots:
             try:
@@ -193,24 +196,44 @@ class GarbageCollector:
         return self.checkpoints[-1].vclock if self.checkpoints else VClock()
 
     def _delete(self, oldest: VClock, needed: VClock) -> tuple[VClock, VClock | None]:
-        """Deletes snapshots before `oldest` and logs that end before `needed`; where the first two logs begin now."""
+        """Deletes snapshots before `oldest` and logs that end before `needed`; where the first two logs begin now.
+
+        A replica that catches up lets go of one log after the other, of which there may be thousands. So directories
+        are listed, and headers read, only as far as there is something new to learn.
+        """
         disk = self._outside.disk
-        for snapshot in scan_directory(disk, self._memtx_dir).snapshots:
-            if snapshot.signature < oldest.signature:
-                self._unlink(snapshot.path)
-        logs = scan_directory(disk, self.wal_dir).logs
+        if oldest != self._oldest_snapshot:
+            self._oldest_snapshot = oldest
+            for snapshot in scan_directory(disk, self._memtx_dir).snapshots:
+                if snapshot.signature < oldest.signature:
+                    self._unlink(snapshot.path)
+        if self._logs and disk.kind(self._logs[0].path) is None:
+            self._logs.clear()
+        starts = self._drop_logs(needed)
+        if len(starts) < 2:
+            self._logs = deque(scan_directory(disk, self.wal_dir).logs)
+            starts = self._drop_logs(needed)
+        return starts[0] if starts else oldest, starts[1] if len(starts) > 1 else None
+
+    def _drop_logs(self, needed: VClock) -> list[VClock]:
+        """Deletes those of the known logs that end before `needed`; where the first two that are left begin."""
         # The last log that begins at or before what is needed holds its first row; all before it may go.
-        starts: list[VClock | None] = []
-        for log in logs:
+        starts: list[VClock] = []
+        kept = 0
+        for number, log in enumerate(self._logs):
             try:
-                starts.append(VClock(log.meta.vclock))
-            except XlogError:
-                starts.append(None)
-        kept = max((number for number, start in enumerate(starts) if start is not None and start <= needed), default=0)
-        for log in logs[:kept]:
+                start = VClock(log.meta.vclock)
+            except (XlogError, FileNotFoundError):
+                continue
+            if start <= needed:
+                kept, starts = number, [start]
+            else:
+                starts.append(start)
+                if len(starts) > 1:
+                    break
+        for log in [self._logs.popleft() for _ in range(kept)]:
             self._unlink(log.path)
-        left = [start for start in starts[kept:] if start is not None]
-        return left[0] if left else oldest, left[1] if len(left) > 1 else None
+        return starts
 
     def _unlink(self, path: str) -> None:
         try:
@@ -219,6 +242,8 @@ class GarbageCollector:
             return  # somebody was faster
         except OSError as error:
             LOG.warning("cannot delete %s: %s", path, error.strerror or error)
+            self._oldest_snapshot = None  # the next collection looks for it again
+            self._logs.clear()
         else:
             LOG.info("deleted %s", path)
 

@@ -7,9 +7,10 @@ from typing import Any
 from uuid import UUID
 
 from flowstone.box.dialect import Dialect
-from flowstone.box.system import CLUSTER_ID, SCHEMA_ID
+from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.instance import Instance
+from flowstone.node.schema_row import schema_row
 
 PACKAGE = "Flowstone"
 
@@ -20,7 +21,7 @@ def box_info(instance: Instance) -> dict[str, Any]:
     vclock = instance.vclock.to_mapping()
     info: dict[str, Any] = {
         "version": instance.box.dialect.version_text,
-        "id": instance.id,
+        "id": None if instance.is_expelled else instance.id,
         "ro": instance.is_read_only,
         "uuid": str(instance.uuid),
         "package": PACKAGE,
@@ -45,6 +46,9 @@ def box_info(instance: Instance) -> dict[str, Any]:
         info["schema_version"] = instance.box.schema_version
         info["election"] = _election(instance)
         info["synchro"] = _synchro(instance)
+    wal = instance.journal.counters
+    if wal.failure is not None:  # not among the keys of a real server, which says it in its log only
+        info["wal"] = {"failure": wal.failure, "failures": wal.failures}
     return info
 
 
@@ -107,6 +111,5 @@ def members(instance: Instance) -> Iterator[tuple[int, str]]:
 
 def replicaset_name(instance: Instance) -> str | None:
     """What members of 3.x have called their replica set."""
-    schema = instance.box.spaces.get(SCHEMA_ID)
-    rows = map(unpack, schema.tuples() if schema is not None else ())
-    return next((row[1] for row in rows if row[0] == "replicaset_name"), None)
+    name = schema_row(instance.box, "replicaset_name")
+    return name[0] if name else None

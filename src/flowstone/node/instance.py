@@ -19,6 +19,7 @@ from flowstone.iproto.msgpack import unpack
 from flowstone.node.commits import Commits
 from flowstone.node.configuration import Configuration
 from flowstone.node.counters import Counters
+from flowstone.node.disk_query import DiskQuery
 from flowstone.node.elections import Elections
 from flowstone.node.journal import Journal
 from flowstone.node.synchro_queue import SynchroQueue
@@ -85,6 +86,10 @@ class Peers(Protocol):
         """How the instance follows us; None if it never did."""
         ...
 
+    def is_intact(self, uuid: UUID) -> bool:
+        """As `replication.membership.Members.is_intact`."""
+        ...
+
     def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:
         """Who follows us without being a member."""
         ...
@@ -120,6 +125,9 @@ class NoPeers:
     def downstream(self, uuid: UUID) -> dict[str, Any] | None:
         return None
 
+    def is_intact(self, uuid: UUID) -> bool:
+        return False
+
     def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:
         return []
 
@@ -147,12 +155,16 @@ class Instance:
     is_orphan: bool = False
     """It has not caught up with enough of its peers."""
 
+    expelled_id: int = 0
+    """The id that it had when its row of `_cluster` was deleted; 0: it was not expelled."""
+
     bootstrap_leader_uuid: UUID | None = None
     """Whose data this instance has taken, or is about to take, at its birth."""
 
     counters: Counters = field(default_factory=Counters)
     peers: Peers = field(default_factory=NoPeers)
     followers: Followers = field(default_factory=NoFollowers)
+    free_space_query: DiskQuery[list[int]] = field(default_factory=DiskQuery)
 
     reload: Callable[[dict[str, Any]], Awaitable[None]] | None = None
     """Applies options to the running node, for CALL of `box.cfg` with arguments."""
@@ -170,6 +182,11 @@ class Instance:
     def is_anonymous(self) -> bool:
         """It follows without being a member."""
         return self.id == 0 and self.configuration.replication_anon
+
+    @property
+    def is_expelled(self) -> bool:
+        """True if its row of `_cluster` was deleted: no id, no writes and no replication until it joins again."""
+        return self.expelled_id != 0
 
     @property
     def queue(self) -> SynchroQueue:
@@ -191,6 +208,8 @@ class Instance:
 
     def _read_only_text(self) -> str:
         match self.read_only_reason:
+            case "expelled":
+                return "it was expelled from its replica set"
             case "election":
                 info = self.elections.info()
                 leader = f", leader is {self._member(info.leader)}" if info.leader else ""
@@ -215,7 +234,9 @@ class Instance:
 
     @property
     def read_only_reason(self) -> str | None:
-        """What `box.info.ro_reason` shows."""
+        """What `box.info.ro_reason` shows; real servers have no word for `expelled`, as they go on taking writes."""
+        if self.is_expelled:
+            return "expelled"
         if self.elections.is_read_only:
             return "election"
         if self.queue.limbo.is_read_only:

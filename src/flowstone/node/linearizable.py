@@ -18,6 +18,7 @@ from flowstone.iproto import errors
 from flowstone.node.info import members
 from flowstone.node.instance import Followers, Instance
 from flowstone.node.promotion import timed_out
+from flowstone.replication.membership import expelled
 from flowstone.replication.vclock import VClock
 
 
@@ -25,6 +26,8 @@ async def linearization_point(instance: Instance, timeout: float) -> None:
     """Returns when everything is here that was committed anywhere before the call; raises TimedOut otherwise."""
     if instance.box.dialect is Dialect.V2_6:
         raise errors.Unsupported("Dialect 2.6 does not support linearizable transactions")
+    if instance.is_expelled:
+        raise expelled(instance.expelled_id)
     if not instance.id:
         # It is in no quorum, and nobody follows it whom it could ask.
         raise errors.Unsupported("replication_anon=true does not support linearizable transactions")

@@ -6,6 +6,8 @@ given out: what the journal has not reported may still be taken back.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,6 +23,10 @@ from flowstone.xlog.reader import LogFile, Slab
 
 ROWS_MAX: Final = 16384
 """Rows that are given out at once, unless they are one block: whoever gets them has something else to do, too."""
+
+LISTINGS_MAX: Final = 10
+"""Times that one call lists the directory because a listed log could not be opened. The collector deletes logs at any
+moment, but seldom one that is about to be opened; a file that is listed and never there is an error."""
 
 
 class LogsGone(FlowstoneError):
@@ -47,6 +53,8 @@ class LogReader:
         self._directory = directory
         self._position = position.without_zero()
         self._log: LogFile | None = None
+        self._ahead: deque[ListedFile] = deque()
+        """Logs after the open one, as of the last listing: the directory may hold thousands."""
         self._offset = 0
         self._rest: Slab | None = None
 
@@ -56,7 +64,8 @@ class LogReader:
         LogsGone where rows are missing.
         """
         if self._log is None:
-            self._open(self._first(limit))
+            self._begin(limit)
+        listings = 1
         while True:
             piece, is_at_limit = self._next(limit)
             if piece is not None or is_at_limit:
@@ -68,27 +77,48 @@ class LogReader:
             piece, is_at_limit = self._next(limit)
             if piece is not None or is_at_limit:
                 return piece
-            self._check(following)
-            self._open(following)
+            try:
+                self._check(following)
+                self._open(following)
+            except FileNotFoundError:  # deleted since the listing
+                if listings == LISTINGS_MAX:
+                    raise
+                listings += 1
+                self._ahead.clear()
 
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
 
+    def _begin(self, limit: VClock) -> None:
+        """Open the first log. Logs may be deleted between the listing and the reading of their headers."""
+        for _ in range(LISTINGS_MAX - 1):
+            try:
+                self._open(self._first(limit))
+            except FileNotFoundError:
+                continue
+            return
+        self._open(self._first(limit))
+
     def _first(self, limit: VClock) -> ListedFile:
-        """The last log that begins at or before the position."""
+        """Return the last log that begins at or before the position."""
         logs = scan_directory(self._disk, self._directory).logs
-        for log in reversed(logs):
-            if VClock(log.meta.vclock).without_zero() <= self._position:
-                return log
-        raise LogsGone(self._position, VClock(logs[0].meta.vclock) if logs else limit)
+        # Each log begins where the one before it ended, so the starts are in order.
+        count = bisect_left(logs, True, key=lambda log: not VClock(log.meta.vclock).without_zero() <= self._position)
+        if not count:
+            raise LogsGone(self._position, VClock(logs[0].meta.vclock) if logs else limit)
+        self._ahead = deque(logs[count:])
+        return logs[count - 1]
 
     def _following(self) -> ListedFile | None:
+        """Return the log after the open one; None if there is none yet."""
         assert self._log is not None
-        signature = VClock(self._log.meta.vclock).signature
-        logs = scan_directory(self._disk, self._directory).logs
-        return next((log for log in logs if log.signature > signature), None)
+        if not self._ahead:
+            signature = VClock(self._log.meta.vclock).signature
+            logs = scan_directory(self._disk, self._directory).logs
+            self._ahead = deque(log for log in logs if log.signature > signature)
+        return self._ahead[0] if self._ahead else None
 
     def _check(self, following: ListedFile) -> None:
         """Each log begins where the one before it ended, and names its start; but for what a new JOIN came before."""
@@ -101,6 +131,8 @@ class LogReader:
         log = LogFile.open(self._disk, listed.path)
         self.close()
         self._log = log
+        if self._ahead and self._ahead[0] is listed:
+            self._ahead.popleft()
         self._offset = log.first_block
         self._position = self._position.merged(VClock(log.meta.vclock).without_zero())
 

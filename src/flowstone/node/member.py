@@ -19,6 +19,7 @@ from flowstone.node.applying import Applying
 from flowstone.node.instance import Instance
 from flowstone.node.recovery import Recovered, replica_id_of, replicaset_uuid_of, sort_indexes
 from flowstone.node.replay import OF_A_PEER, Replay
+from flowstone.replication.membership import expelled
 from flowstone.replication.synchro import RaftState, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
@@ -180,6 +181,8 @@ class Member:
 
     async def apply(self, slab: Slab) -> None:
         assert self.applying is not None, "nobody is followed before there is data"
+        if self._instance.is_expelled:  # by a row of this very batch, before which the applier was not interrupted
+            raise expelled(self._instance.expelled_id)
         self.applying.apply(slab)
         if self.applying.is_holding:
             await self.applying.release()

@@ -21,12 +21,13 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.node.changes import Trigger, listener
 from flowstone.node.commits import Listener
-from flowstone.node.configuration import OPTIONS, Configuration, configure, incorrect
+from flowstone.node.configuration import OPTIONS, Configuration, configure
 from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Function, Instance
+from flowstone.node.option import incorrect
 from flowstone.node.parts import Parts, Wishes, apply_options
 from flowstone.node.spaces import Space
-from flowstone.node.statistics import DiskUsage, Statistics, statistics_of
+from flowstone.node.statistics import DiskUsage, Statistics, free_space, statistics_of
 from flowstone.node.transactions import Transaction, View
 from flowstone.node.waiting import wait_read_only
 from flowstone.outside import Outside, production
@@ -230,8 +231,12 @@ class Node:
         """What the node has done since its start, in numbers."""
         return statistics_of(self._instance, self._parts.relays.replicas)
 
+    async def free_space(self) -> dict[str, Any]:
+        """Free bytes of the file systems of the node's directories, or why they cannot be determined."""
+        return await free_space(self._instance)
+
     async def disk_usage(self) -> DiskUsage:
-        """What its directories hold, and how much more they can."""
+        """What its directories hold, and how much more they can; OSError if the disk fails or does not answer."""
         return await self._parts.disk_usage()
 
     # --- who leads ---

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import posixpath
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -30,13 +29,16 @@ from flowstone.iproto.uri import parse_uri
 from flowstone.node.applying import Applying
 from flowstone.node.checkpoint import SLICE_WHILE_LOADING, Checkpointer, States, write_snapshot
 from flowstone.node.commits import Commits, Listener
-from flowstone.node.configuration import Configuration, incorrect, listen_uri
+from flowstone.node.configuration import Configuration, listen_uri
 from flowstone.node.connection import greeting_of
+from flowstone.node.disk_query import USAGE_SECONDS, DiskQuery
 from flowstone.node.elections import MAY_LEAD, Elections
 from flowstone.node.gc import GarbageCollector
 from flowstone.node.instance import Function, Instance
 from flowstone.node.journal import Journal, WalMode
 from flowstone.node.member import NOBODY, Member
+from flowstone.node.membership_check import check_membership
+from flowstone.node.option import incorrect
 from flowstone.node.recovery import (
     Recovered,
     bootstrap,
@@ -55,6 +57,7 @@ from flowstone.node.synchro_queue import Revocable
 from flowstone.node.warm_up import warm_up
 from flowstone.outside import Outside, Tls
 from flowstone.replication.limbo_queue import Pending
+from flowstone.replication.membership import NO_SNAPSHOTS, REJOIN
 from flowstone.replication.synchro import Promote
 from flowstone.replication.tenures import Tenures
 from flowstone.replication.vclock import VClock
@@ -88,9 +91,8 @@ class Parts:
         self.stack = stack
         self._outside = outside
         self._wishes = wishes
-        work_dir = configuration.work_dir
-        self._wal_dir = posixpath.normpath(posixpath.join(work_dir, configuration.wal_dir))
-        self._memtx_dir = posixpath.normpath(posixpath.join(work_dir, configuration.memtx_dir))
+        self._memtx_dir, self._wal_dir = configuration.directories
+        self._usage_query = DiskQuery[DiskUsage]()
         self._configuration = configuration
         self.instance: Instance
         self.server: Server
@@ -244,6 +246,7 @@ class Parts:
         recovered = await recover(self._outside, files, self.instance.box, force=force)
         await self._outside.blocking(make_durable, self._outside.disk, files, recovered.last)
         self._check_identity(recovered)
+        check_membership(self.instance.box, recovered, is_anonymous=self._configuration.replication_anon)
         self._adopt(recovered)
         if recovered.synchro.pending:
             LOG.warning(
@@ -362,6 +365,7 @@ class Parts:
             raft=lambda: instance.elections.persisted,
             checkpoint_interval=configuration.checkpoint_interval,
             checkpoint_wal_threshold=configuration.checkpoint_wal_threshold,
+            refusal=lambda: errors.Unsupported(NO_SNAPSHOTS, hint=REJOIN) if instance.is_expelled else None,
         )
         self.checkpointer.start()
         self.stack.push_async_callback(self.checkpointer.stop)
@@ -369,6 +373,8 @@ class Parts:
         self.stack.push_async_callback(self.relays.close)
         self.relays.on_ack.append(self.replication.peer_acknowledged)
         self.relays.on_ack.append(instance.queue.ack)
+        # A member that reconnects acknowledges its rows again: its data may have been deleted meanwhile.
+        self.relays.on_lost.append(instance.queue.forget)
         instance.peers = _Peers(self.replication, self.relays)
         instance.followers = self.relays
 
@@ -391,7 +397,12 @@ class Parts:
         instance = self.instance
         removed = self.replication.replica_set.set_members(_members(instance))
         own = self.replication.replica_set.ids.get(instance.uuid, 0)
-        if own != instance.id and not instance.id:
+        if instance.is_expelled:
+            return
+        if instance.id and own != instance.id:
+            self._expelled()
+            return
+        if own != instance.id:
             LOG.info("registered as %d", own)
             self._set_id(own)
             instance.queue.registered(own)
@@ -403,10 +414,25 @@ class Parts:
             self.relays.member_removed(uuid)
             instance.queue.forget(replica_id)
         self.decide_anew()
+        for replica_id in removed.values():  # last: by the old quorum, a leader might be one member short, and resign
+            instance.elections.connection(replica_id, upstream=False, downstream=False)
+
+    def _expelled(self) -> None:
+        """Stop writing, replicating and voting: our own row was deleted from `_cluster`."""
+        instance = self.instance
+        instance.expelled_id = instance.id
+        LOG.error("expelled as replica %d: read-only, without replication and elections; %s", instance.id, REJOIN)
+        self._set_id(0)
+        instance.queue.expelled()
+        instance.elections.expelled()
+        self.replication.expelled()
+        self.relays.expelled()
+        instance.settle_read_only()
 
     async def disk_usage(self) -> DiskUsage:
-        """What the directories hold."""
-        return await self._outside.blocking(disk_usage, self._outside.disk, self._memtx_dir, self._wal_dir)
+        """Return what the directories hold; raise OSError if the disk fails or does not answer."""
+        outside, places = self._outside, (self._memtx_dir, self._wal_dir)
+        return await self._usage_query.get(outside, disk_usage, outside.disk, *places, timeout=USAGE_SECONDS)
 
     # --- the address ---
 
@@ -449,6 +475,7 @@ class _Peers:
     def __init__(self, replication: Replication, relays: Relays) -> None:
         self.upstream = replication.upstream
         self.downstream = relays.downstream
+        self.is_intact = relays.is_intact
         self._relays = relays
 
     def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:

@@ -14,7 +14,7 @@ from flowstone.node import procedures_schema, procedures_space
 from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Instance
 from flowstone.node.procedures import Call, Outcome, Procedure, Procedures, Results, value
-from flowstone.node.statistics import box_stat, box_stat_net
+from flowstone.node.statistics import box_stat, box_stat_net, free_space
 from flowstone.node.waiting import wait_read_only
 
 _INFO, _CFG = "box.info.", "box.cfg."
@@ -62,6 +62,10 @@ def _stat(call: Call) -> Outcome:
 
 def _stat_net(call: Call) -> Outcome:
     return value(box_stat_net(call.instance))
+
+
+async def _disk_usage(call: Call) -> Results:
+    return value(await free_space(call.instance))
 
 
 def _empty(call: Call) -> Outcome:
@@ -210,6 +214,7 @@ PROCEDURES: dict[str, Procedure] = {
     "box.ctl.promote": _promote,
     "box.ctl.demote": _demote,
     "box.ctl.clear_synchro_queue": _clear_synchro_queue,
+    "flowstone.disk_usage": _disk_usage,
     "box.session.id": _session_id,
     "box.session.user": _session_user,
     "box.session.uid": _session_uid,

@@ -18,6 +18,7 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 from flowstone.outside import Clock
 from flowstone.replication.election import Mode, State
+from flowstone.replication.membership import expelled
 
 if TYPE_CHECKING:
     from flowstone.node.elections import Elections
@@ -134,6 +135,8 @@ class Promotions:
     def _alone(self) -> Iterator[None]:
         if self._is_busy:
             raise errors.Unsupported("box.ctl.promote/demote does not support simultaneous invocations")
+        if self._elections.expelled_id:
+            raise expelled(self._elections.expelled_id)
         if not self._elections.replica_id:
             raise errors.Unsupported("replication_anon=true does not support manual elections")
         self._is_busy = True

@@ -26,6 +26,7 @@ from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node.checkpoint import States, write_snapshot
 from flowstone.node.journal import LastLog
 from flowstone.node.replay import Replay, Synchro
+from flowstone.node.schema_row import schema_row
 from flowstone.outside import AlreadyLocked, Disk, Lock, Outside
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
@@ -135,7 +136,7 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
 
     box.is_recovering = True
     try:
-        with _advice():
+        with advice():
             replay = Replay(box, force=force, report=report)
             await _read_snapshot(outside, snapshot, replay, force, report)
             last = await _read_logs(outside, directory, snapshot, replay, force, report)
@@ -168,7 +169,7 @@ def make_durable(disk: Disk, directory: LogDirectory, last: LastLog | None) -> N
 
 
 @contextmanager
-def _advice() -> Iterator[None]:
+def advice() -> Iterator[None]:
     """What readers of a file call `force` is an option of another name to who starts a node."""
     try:
         yield
@@ -210,9 +211,8 @@ async def bootstrap(
 def replicaset_uuid_of(box: Box) -> UUID | None:
     """What `_schema` says, under its name of before or since 3.0."""
     for key in ("cluster", "replicaset_uuid"):
-        for row in _rows(box, system.SCHEMA_ID):
-            if row[0] == key and len(row) > 1:
-                return UUID(str(row[1]))
+        if row := schema_row(box, key):
+            return UUID(str(row[0]))
     return None
 
 

@@ -26,6 +26,7 @@ from flowstone.node.journal import WalMode
 from flowstone.node.relay_join import Join
 from flowstone.node.relay_stream import Downstream, Link, Relay
 from flowstone.node.tail import Tail
+from flowstone.rate_limit import RateLimit
 from flowstone.replication.messages import (
     NIL_UUID,
     decode_fetch_snapshot,
@@ -38,6 +39,10 @@ from flowstone.replication.relay import Facts, RelayState, RequestOfReplica, ref
 from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.node")
+
+REFUSAL_LINES_BURST: Final = 10
+REFUSAL_LINE_SECONDS: Final = 1.0
+"""Log lines about refused requests of replicas that may come at once, and the time until one more may."""
 
 _TOO_OLD: Final = (
     "replica %s says no version in JOIN, as Tarantool before 2.10: it cannot read a schema of dialect 2.11, "
@@ -55,6 +60,8 @@ class Relays:
         """Called with the id, 0 for an anonymous one, and the vclock of a replica that has written more."""
         self.on_answer: list[Callable[[int, int, VClock], None]] = []
         """Called with the id of a member, the number of a heartbeat, and the vclock that it has had since then."""
+        self.on_lost: list[Callable[[int], None]] = []
+        """Callbacks for the end of a member's connection; the argument is the id of the member."""
         self._collector = collector
         self._is_2_6 = instance.box.dialect is Dialect.V2_6
         self._downstreams: dict[UUID, Downstream] = {}
@@ -64,6 +71,7 @@ class Relays:
         self._tail: Tail | None = None
         self._is_pump_due = False
         self._last_refusal = ""
+        self._refusal_lines = RateLimit(REFUSAL_LINES_BURST, REFUSAL_LINE_SECONDS)
         self._pause: asyncio.Task[None] | None = None
         instance.elections.on_broadcast.append(self.send_raft)
         self._wait_for_members()
@@ -97,6 +105,11 @@ class Relays:
         replica = self._downstreams.get(uuid)
         return None if replica is None else self._shown(replica)
 
+    def is_intact(self, uuid: UUID) -> bool:
+        """As `Peers.is_intact`."""
+        replica = self._downstreams.get(uuid)
+        return replica is not None and replica.relay is not None and replica.relay.is_intact
+
     @property
     def replicas(self) -> list[Downstream]:
         """Who has followed since the start, or still does."""
@@ -127,13 +140,25 @@ class Relays:
     # --- life ---
 
     def member_removed(self, uuid: UUID) -> None:
-        """It is no longer in `_cluster`: its logs need not be kept, and it is not followed any more."""
+        """Ignore acknowledgements of an expelled member. Its relay runs until it has the row that expels it."""
         self._collector.came_back(uuid)
         replica = self._downstreams.pop(uuid, None)
         if replica is None:
             return
+        replica.id = 0
         if replica.relay is not None:
-            replica.relay.stop("the replica is no longer registered")
+            replica.relay.expel()
+        else:
+            self._release(replica)
+
+    def expelled(self) -> None:
+        """Stop all relays: this instance is not a member any more."""
+        for relay in list(self._followers):
+            relay.stop("this instance was expelled from its replica set")
+        self._collector.resume()
+
+    def _release(self, replica: Downstream) -> None:
+        """Stop keeping logs for an expelled replica."""
         self._set_consumer(replica, None)
         self._collector.collect_soon()
 
@@ -174,11 +199,17 @@ class Relays:
             link.release()
 
     def _log_refusal(self, request: Request, link: Link, error: TarantoolError) -> None:
-        """Replicas try again every second, and get the same answer: it is said once."""
+        """Replicas try again every second, and get the same answer: it is said once.
+
+        Anybody can send such requests, and vary them: lines are limited, too.
+        """
         text = f"{type_name(request.type)} of {link.peer.rpartition(':')[0]} is refused: {error.message}"
         level = logging.INFO if isinstance(error, errors.Loading) else logging.WARNING
-        LOG.log(logging.DEBUG if text == self._last_refusal else level, "%s", text, extra={"peer": link.peer})
-        self._last_refusal = text
+        if text == self._last_refusal or self._refusal_lines.take(self.instance.outside.clock.monotonic()) is None:
+            level = logging.DEBUG
+        else:
+            self._last_refusal = text
+        LOG.log(level, "%s", text, extra={"peer": link.peer})
 
     def _check(self, asked: RequestOfReplica, link: Link) -> Downstream:
         """The replica that asks, unless it is refused."""
@@ -201,15 +232,22 @@ class Relays:
             instance.uuid,
             instance.replicaset_uuid,
             replica_id=replica.id,
+            is_replaced=self._is_replaced(replica.uuid),
             is_followed=replica.relay is not None,
             is_joining=replica.uuid in self._joining,
             is_loading=instance.status == "loading",
             is_anonymous=instance.is_anonymous,
+            is_expelled=instance.is_expelled,
             has_log=instance.journal.mode is not WalMode.NONE,
             read_only=self._read_only(),
             no_read=_refused(lambda: access.check_universe(user, Privilege.READ)),
             no_write=_refused(may_write),
         )
+
+    def _is_replaced(self, uuid: UUID) -> bool:
+        """Return True if the instance was a member, and its id is another member's now."""
+        former = {number for number, member in self.instance.box.former_members if member == uuid}
+        return any(number in former and UUID(member) != uuid for number, member in members(self.instance))
 
     def _read_only(self) -> TarantoolError | None:
         instance = self.instance
@@ -321,16 +359,21 @@ class Relays:
 
     def forget(self, relay: Relay) -> None:
         """It is over."""
+        replica = relay.replica
         self._followers.pop(relay, None)
-        self.instance.elections.connection(relay.replica.id, downstream=False)
-        if not relay.replica.id:
-            self._downstreams.pop(relay.replica.uuid, None)  # nobody would ever take it off the list
+        self.instance.elections.connection(replica.id, downstream=False)
+        for tell in self.on_lost if replica.id else ():
+            tell(replica.id)
+        if relay.is_expelled:
+            self._release(replica)
+        elif not replica.id:
+            self._downstreams.pop(replica.uuid, None)  # nobody would ever take it off the list
         if not self._followers and self._tail is not None:
             self.instance.journal.on_written.remove(self._tail.append)
             self._tail = None
 
     def acknowledged(self, replica: Downstream, vclock: VClock) -> None:
-        """The replica has written more."""
+        """The replica, a member or anonymous, has written more."""
         if replica.consumer is not None:
             self._collector.advance(replica.consumer, vclock)
         for tell in self.on_ack:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -34,6 +34,7 @@ from flowstone.node.linearizable import linearization_point
 from flowstone.node.log_reader import LogReader, LogsGone
 from flowstone.node.tail import packets_of
 from flowstone.replication.election import Mode
+from flowstone.replication.membership import unused_id
 from flowstone.replication.messages import encode_marker, encode_row_packet, encode_vclock_reply
 from flowstone.replication.relay import RowFilter, xlog_gap
 from flowstone.replication.row_stream import stream_packets
@@ -171,7 +172,7 @@ class Join:
         ids = dict(members(instance))
         if str(uuid) in ids.values():
             return
-        replica_id = next(number for number in range(1, len(ids) + 2) if number not in ids)
+        replica_id = self._new_id(ids, uuid)
         cluster = instance.box.space(CLUSTER_ID)
         named = (name,) if name and len(cluster.definition.fields) > _CLUSTER_FIELDS_2 else ()
         transaction = instance.box.begin()
@@ -181,6 +182,20 @@ class Join:
             transaction.rollback()
             raise
         await instance.commits.commit(transaction)
+
+    def _new_id(self, taken: Mapping[int, str], uuid: UUID) -> int:
+        """Return an id that no member has and, as far as this instance knows, no former member had."""
+        instance = self._instance
+        used = {number for number, _ in instance.box.former_members} | {number for number, _ in instance.journal.vclock}
+        replica_id = unused_id(taken, used)
+        if replica_id in used:
+            LOG.warning(
+                "all replica ids were used: %s gets id %d of a former member; make sure that the former member is "
+                "stopped for good, and that all members follow each other",
+                uuid,
+                replica_id,
+            )
+        return replica_id
 
     async def _check_leads(self) -> None:
         """A leader whom the others have left without its knowing may not write what nobody waits for: a split brain."""

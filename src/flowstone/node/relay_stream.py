@@ -52,6 +52,10 @@ UNANSWERED_MAX: Final = 4 * 1024 * 1024
 """Bytes of rows to a replica that has said nothing since. A 2.6 that always finds something to read does nothing else:
 it neither writes its log nor sends ACKs, and would be taken for lost. Some tenths of a second of work for it."""
 
+LEAVE_SECONDS: Final = 30.0
+"""How long an expelled replica may make no progress towards the row that expels it before it is disconnected. Real
+servers never disconnect it."""
+
 LOOK_INTERVAL_MAX: Final = 1.0
 """How long a relay sleeps at most: `replication_timeout` may have become shorter meanwhile."""
 
@@ -152,6 +156,8 @@ class Relay:
         self.pulse = Pulse(clock.monotonic(), is_2_6=self._is_2_6)
         self.acked = Acked(subscribe.vclock)
         self._own_lsn_at_subscribe = subscribe.vclock.get(instance.id)
+        self.is_intact: Final = subscribe.vclock.get(replica.id) >= instance.journal.vclock.get(replica.id)
+        """True if the replica subscribed with all its own rows that we had, so it has lost none on this connection."""
         self._rows = RowFilter(
             subscribe.vclock,
             left_out=subscribe.id_filter,
@@ -164,6 +170,8 @@ class Relay:
         self._is_congested = False
         self._is_heartbeat_wanted = False
         self._is_over = False
+        self._last_row: VClock | None = None
+        self._leave_at = 0.0
         self._released: asyncio.Future[None] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -226,6 +234,25 @@ class Relay:
             self._link.write(encode_error(self._sync, version, error, not self._is_2_6))
         self._link.close()
 
+    @property
+    def is_expelled(self) -> bool:
+        """True if the replica was removed from `_cluster`: it gets rows, but its acknowledgements do not count."""
+        return self._last_row is not None
+
+    def expel(self) -> None:
+        """Keep the connection open until the replica has the row that expels it, and closes it, or a time limit."""
+        self._last_row = self._instance.vclock.without_zero()
+        self._leave_at = self._instance.outside.clock.monotonic() + LEAVE_SECONDS
+
+    def _expelled_acked(self, vclock: VClock) -> None:
+        """Extend the time limit while the replica makes progress; once it has the row, the limit is final."""
+        assert self._last_row is not None
+        now = self._instance.outside.clock.monotonic()
+        if self._last_row <= vclock:
+            self._leave_at = min(self._leave_at, now + self._instance.configuration.replication_timeout)
+        else:
+            self._leave_at = now + LEAVE_SECONDS
+
     async def ended(self) -> None:
         """Returns when nothing of it runs any more."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -276,6 +303,11 @@ class Relay:
             if ack.timestamp or self._is_2_6:
                 break
             ack = Ack(ack.vclock, ack.term, ack.vclock_sync, decode_row(packet).timestamp)
+        if self.is_expelled:
+            if self.acked.take(ack, clock.wall()):
+                self._rows.follow(self.acked.vclock)
+                self._expelled_acked(self.acked.vclock)
+            return
         # Before the ACK counts: a replica that lives in a newer term does not make a transaction of ours a fact.
         if not self._is_2_6:  # whose log must not have a row of elections
             self._instance.elections.heard_term(self.replica.id, ack.term)
@@ -338,7 +370,15 @@ class Relay:
                 if self._number is not None:
                     break
                 limit = instance.vclock
-                found = await instance.outside.blocking(self._read, reader, limit)
+                try:
+                    found = await instance.outside.blocking(self._read, reader, limit)
+                except LogsGone as gap:
+                    # The collector deletes logs that the replica has acknowledged: another member was faster.
+                    if not gap.need.without_zero() <= self._rows.known:
+                        raise
+                    reader.close()
+                    reader = LogReader(instance.outside.disk, self._relays.wal_dir, self._rows.known)
+                    continue
                 if found is not None:
                     packets, after, term = found
                     while packets and not self._knows_term(term):
@@ -441,6 +481,9 @@ class Relay:
             timeout = self._instance.configuration.replication_timeout
             lost_at = pulse.lost_at(self._instance.elections.disconnect_timeout)
             now = clock.monotonic()
+            if self.is_expelled and now >= self._leave_at:
+                self.stop("the replica is no longer registered")
+                return
             if now >= lost_at:
                 self.stop("timed out", "Connection timed out")
                 self._link.abort()  # it would never take what is still queued for it

@@ -8,6 +8,7 @@ reported. Reads no file and writes nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -23,7 +24,8 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType, type_name
 from flowstone.iproto.row import Row
-from flowstone.replication.settled import SettledTracker, Tracked, is_nop
+from flowstone.replication.row_stream import replaces_control
+from flowstone.replication.settled import SettledTracker, Tracked, is_nop, void_rows
 from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState, decode_control
 from flowstone.replication.tenures import Tenures
 from flowstone.replication.vclock import VClock, VClockBuilder
@@ -31,6 +33,8 @@ from flowstone.xlog.errors import DamagedFile, LsnUsedTwice
 from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, Grouping, TransactionError, first_global
 from flowstone.xlog.transactions import Transaction as Rows
+
+LOG = logging.getLogger("flowstone.node")
 
 BULK_MIN = 8
 """Rows of one space in a row from which on a compiled pass pays."""
@@ -98,6 +102,13 @@ class Synchro:
                 self.tenures.hand_over(owner, by=row.replica_id, term=transfer.term, first_void=0)
                 self.owner_id = row.replica_id if isinstance(transfer, Promote) else 0
                 self.term = transfer.term
+
+    def note_void(self, transaction: Rows) -> None:
+        """Take note of a transaction of NOPs: one of an earlier owner replaces a transaction that was rolled back."""
+        origin_id, lsn = transaction.replica_id, transaction.lsn
+        is_current = self.tenures.promote_terms.get(origin_id, 0) == self.term
+        if origin_id and not is_current and lsn > self.confirmed.get(origin_id, 0):
+            self.tenures.note_void(origin_id, lsn)
 
     def _confirm(self, owner_id: int, lsn: int) -> None:
         if owner_id and lsn > self.confirmed.get(owner_id, 0):
@@ -336,6 +347,11 @@ class Replay:
         before = self._tracker.is_quiet
         effect = self._box.begin()
         is_control = transaction.rows[0].type in _CONTROL
+        if not is_control and self._tracker.is_void(transaction):
+            # No server writes this: archives of earlier releases may have it.
+            origin_id = transaction.replica_id
+            LOG.warning("%s: ignoring LSN %d of former owner %d", slab.path, transaction.lsn, origin_id)
+            transaction, numbers = _emptied(transaction), ()
         try:
             if is_control:
                 decode_control(transaction.rows[0].type, transaction.rows[0].body)
@@ -349,10 +365,12 @@ class Replay:
             is_control = False
             transaction = _emptied(transaction)
         waits = transaction.flags & _WAIT_ACK or (self._by_schema and effect.is_sync)
-        if is_control or waits or not before:
+        if is_control or waits or not before or is_nop(transaction):
             self._decide(slab, Applied(transaction, effect, effect.is_sync))
-        elif not is_nop(transaction):
+        else:
             self.synchro.tenures.made_fact()
+        if is_nop(transaction) and not (numbers and replaces_control(slab, numbers[-1])):
+            self.synchro.note_void(transaction)
         for row in transaction.rows:
             self._follow(row)
 
@@ -364,8 +382,6 @@ class Replay:
             self.synchro.follow(row)
             if undone and self.synchro.owner_id != owner_id:
                 self.synchro.tenures.note_void(owner_id, undone[-1])
-        elif is_nop(applied) and applied.flags & _WAIT_ACK:
-            self.synchro.tenures.note_void(applied.replica_id, applied.lsn)
 
     def _settle(self, slab: Slab, applied: Applied) -> list[int]:
         """The LSNs of synchronous transactions that never happened, the newest first."""
@@ -391,7 +407,7 @@ class Replay:
         self._tracker = SettledTracker(
             is_synchronous=(lambda applied: applied.touches_synchronous) if by_schema else None
         )
-        self._tracker.start(self.vclock, self.synchro.promote())
+        self._tracker.start(self.vclock, self.synchro.promote(), self.synchro.tenures.voids)
 
     def _follow(self, row: Row) -> None:
         if row.lsn > self._vclock.get(row.replica_id):
@@ -452,11 +468,8 @@ def _long_runs(slab: Slab) -> list[tuple[int, int]]:
 
 
 def _emptied(transaction: Rows) -> Rows:
-    """A transaction that moves the vclock as this one does, and nothing else."""
-    rows = (
-        Row(_NOP, row.replica_id, row.group_id, row.lsn, row.timestamp, row.tsn, row.flags) for row in transaction.rows
-    )
-    return Rows(tuple(rows))
+    """Return NOPs in place of the rows: they move the vclock as the transaction does, and wait for nothing."""
+    return Rows(tuple(void_rows(transaction.rows)))
 
 
 def _offset(slab: Slab, number: int) -> int:

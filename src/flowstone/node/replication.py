@@ -19,12 +19,14 @@ from flowstone.iproto import errors
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node.applier import Applier
 from flowstone.node.elections import MAY_LEAD
+from flowstone.node.info import members
 from flowstone.node.instance import Instance
 from flowstone.node.member import Member
 from flowstone.replication import bootstrap_leader, replica_set
-from flowstone.replication.applier import ENDED, ApplierState, code_of, reaction
+from flowstone.replication.applier import DOES_NOT_KNOW_US, ENDED, ApplierState, code_of, other_replica_set, reaction
 from flowstone.replication.bootstrap_leader import Candidate
 from flowstone.replication.election import Mode, State
+from flowstone.replication.membership import NotAMember, expelled
 from flowstone.replication.messages import Ballot
 from flowstone.replication.replica_set import DuplicateConnection, Progress, ReplicaSet, Upstream
 from flowstone.replication.vclock import VClock
@@ -67,6 +69,21 @@ class Replication:
         applier = self._appliers.get(found) if found is not None else None
         return None if applier is None or applier.state is _State.OFF else applier.info()
 
+    # --- what appliers ask: `replication.membership.Members` ---
+
+    def has(self, replica_id: int, uuid: UUID) -> bool:
+        if self.replica_set.members.get(replica_id) == uuid:
+            return True
+        return any(number == replica_id and UUID(text) == uuid for number, text in members(self._instance))
+
+    def has_id(self, replica_id: int) -> bool:
+        return replica_id in self.replica_set.members or any(
+            number == replica_id for number, _ in members(self._instance)
+        )
+
+    def is_intact(self, uuid: UUID) -> bool:
+        return self._instance.peers.is_intact(uuid)
+
     # --- connecting ---
 
     async def connect(self, *, at_birth: bool, keep_followed: bool = False) -> None:
@@ -78,6 +95,7 @@ class Replication:
         self._is_at_birth = at_birth
         self._is_connecting = True
         try:
+            self._check_open()
             stopped = await self._make_appliers(keep_followed=keep_followed)
             if not self._appliers:
                 return
@@ -114,7 +132,9 @@ class Replication:
         self._check_open()
         self.replica_set.set_upstreams(self._appliers)
         # How many there are to catch up with turns out when they have been tried. Until then it is all of them.
-        self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else len(pairs)
+        for upstream in self._appliers:
+            upstream.is_awaited = True
+        self._set_quorum_max()
         if pairs:
             self._member.watch_log()
         if applying is not None:
@@ -124,6 +144,8 @@ class Replication:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ReplicationClosed("the node is being stopped", hint="start it again")
+        if self._instance.is_expelled:
+            raise expelled(self._instance.expelled_id)
 
     def _make_applier(self, uri: Uri) -> tuple[Upstream, Applier]:
         configuration, upstream = self._instance.configuration, Upstream(uri.address)
@@ -135,8 +157,9 @@ class Replication:
             sync_lag=configuration.replication_sync_lag,
             on_state=lambda applier: self._applier_changed(upstream, applier),
             on_ballot=lambda applier: self._changed.set(),
-            on_alive=lambda applier: self._instance.elections.heartbeat(applier.peer_id),
+            on_alive=lambda applier: self._instance.elections.heartbeat(applier.standing.member_id),
             may_regain=lambda uuid: self._instance.peers.downstream(uuid) is not None,
+            members=self,
             silence_max=lambda: self._instance.elections.disconnect_timeout,
         )
         return upstream, applier
@@ -189,15 +212,23 @@ class Replication:
                 "Incorrect value for option 'replication': failed to connect to one or more replicas",
                 hint=reasons or None,
             )
-        self.replica_set.quorum = self._connect_quorum if self._goes_by_quorum else self._booted_count()
+        if not self._goes_by_quorum:
+            self._await_booted()
         for applier in self._appliers.values():
             if applier not in connected:
                 await applier.stop()
         self._check_duplicates()
 
-    def _booted_count(self) -> int:
-        """Those that have data to catch up with, and ourselves."""
-        return sum(peer.ballot.is_booted or peer.uuid == self._instance.uuid for peer in self._candidates())
+    def _set_quorum_max(self) -> None:
+        configured = self._instance.configuration.replication_connect_quorum
+        self.replica_set.quorum_max = configured if self._goes_by_quorum else None
+
+    def _await_booted(self) -> None:
+        """Let the quorum be the upstreams that have data to catch up with, and ourselves."""
+        booted = {peer.uuid for peer in self._candidates() if peer.ballot.is_booted} | {self._instance.uuid}
+        connected = self._connected()
+        for upstream, applier in self._appliers.items():
+            upstream.is_awaited = applier in connected and applier.uuid in booted
 
     def _check_duplicates(self) -> None:
         uuids = [applier.uuid for applier in self._connected()]
@@ -252,6 +283,8 @@ class Replication:
     def _choose_leader(self) -> Candidate | None:
         configuration = self._instance.configuration
         candidates = self._candidates()
+        if not configuration.replication_anon:  # an instance without an id cannot register others
+            candidates = [candidate for candidate in candidates if not candidate.ballot.is_anon] or candidates
         if self._instance.box.dialect is Dialect.V2_6:
             return bootstrap_leader.oldest_rule(candidates)
         if configuration.bootstrap_strategy == "config":
@@ -271,7 +304,7 @@ class Replication:
         configuration = self._instance.configuration
         if self._goes_by_quorum or configuration.bootstrap_strategy != "auto" or configuration.replication_anon:
             return
-        missing = bootstrap_leader.unlisted_members(self._candidates(), len(configuration.replication))
+        missing = bootstrap_leader.unlisted_members(self._candidates(), len(configuration.replication), leader)
         if missing:
             raise errors.BootstrapConnectionNotToAll(
                 "Bootstrap failed: replication doesn't list all members of the replica set",
@@ -326,7 +359,8 @@ class Replication:
         False: who has the data went away, or gave nothing of it. What was forgotten has to be loaded again: the source
         may be waiting for a quorum that it has only with us, and others, whom we can follow, may be there by now.
         """
-        source = bootstrap_leader.rejoin_source(self._peers(), self._instance.vclock)
+        peers = [peer for peer in self._peers() if not self._instance.id or not peer.ballot.is_anon]
+        source = bootstrap_leader.rejoin_source(peers, self._instance.vclock)
         if source is None:
             return True
         LOG.error("replica is too old, initiating rebootstrap from %s at %s", source.uuid, source.address)
@@ -364,15 +398,20 @@ class Replication:
             behind = (
                 _failure(applier)
                 for upstream, applier in self._appliers.items()
-                if upstream.progress is not Progress.SYNCED
+                if upstream.progress is not Progress.SYNCED and not upstream.is_stranger
             )
             LOG.error("failed to synchronize with enough replicas, entering orphan mode: %s", "; ".join(behind))
         self.set_orphan(not self._is_synced)
 
     @property
     def _is_synced(self) -> bool:
-        """Enough peers have been caught up with, and none of them has rows of ours that we have lost."""
-        return self.replica_set.is_synced and not self._lacks_own_rows()
+        """Enough peers have been caught up with, none of them has rows of ours that we have lost, and all know us."""
+        return self.replica_set.is_synced and not self._lacks_own_rows() and not self._is_disowned
+
+    @property
+    def _is_disowned(self) -> bool:
+        """True if a peer that has all rows of others that we have does not know us: we were expelled while stopped."""
+        return any(applier.is_disowned for applier in self._appliers.values())
 
     def _lacks_own_rows(self) -> bool:
         own = self._instance.vclock.get(self._instance.id)
@@ -407,7 +446,7 @@ class Replication:
             applier.replication_timeout = configuration.replication_timeout
             applier.sync_lag = configuration.replication_sync_lag
         if self._goes_by_quorum:
-            self.replica_set.quorum = self._connect_quorum
+            self._set_quorum_max()
             if self._is_synced:
                 self.set_orphan(False)
 
@@ -420,7 +459,7 @@ class Replication:
 
     async def resume_all(self) -> None:
         """Follows what is configured, without waiting for anybody: a change of it has failed."""
-        if not self._is_closed:
+        if not self._is_closed and not self._instance.is_expelled:
             await self._make_appliers()
             self.follow()
 
@@ -445,6 +484,11 @@ class Replication:
         """This instance is a member now."""
         self._changed.set()
 
+    def expelled(self) -> None:
+        """Stop all appliers, whatever `replication` says: this instance is not a member any more."""
+        self.stop_all(expelled(self._instance.expelled_id))
+        self._changed.set()
+
     async def close(self) -> None:
         """Ends all connections, for good."""
         self._is_closed = True
@@ -458,12 +502,14 @@ class Replication:
     # --- what appliers report ---
 
     def _applier_changed(self, upstream: Upstream, applier: Applier) -> None:
-        self._instance.elections.connection(applier.peer_id, upstream=applier.state is _State.FOLLOW)
+        self._instance.elections.connection(applier.standing.member_id, upstream=applier.state is _State.FOLLOW)
         if upstream not in self._appliers:
             return
         state = applier.state
         if state is _State.LOADING and applier.error is not None and code_of(applier.error) in _NO_LOGIN:
             state = _State.DISCONNECTED  # it has its data; what is missing is not worth waiting for
+        if applier.state in (_State.LOADING, _State.STOPPED, _State.FOLLOW):
+            upstream.is_stranger = self._is_stranger(applier)
         try:
             self.replica_set.follow(upstream, state, applier.uuid, self._instance.uuid)
         except DuplicateConnection as error:
@@ -471,11 +517,24 @@ class Replication:
             applier.fail(error)
         if applier.state in ENDED:
             self._ended[applier] = None
-        if self._lacks_own_rows():
+        if self._lacks_own_rows() or self._is_disowned:
             self.set_orphan(True)
         elif self._instance.status == "orphan" and self._is_synced and not self._is_connecting:
             self.set_orphan(False)
         self._changed.set()
+
+    def _is_stranger(self, applier: Applier) -> bool:
+        """True if the peer is not in our `_cluster` and refuses us, or we refuse it: not worth waiting for.
+
+        The same if we have caught up with it: the row that registers it would have come before.
+        """
+        if applier.state is _State.FOLLOW:
+            return not applier.standing.is_member
+        error = applier.error
+        if not isinstance(error, (NotAMember, errors.Unsupported, *DOES_NOT_KNOW_US)):
+            return False
+        is_of_set = other_replica_set(error, self._instance.replicaset_uuid) is None
+        return is_of_set and applier.uuid is not None and applier.uuid not in self.replica_set.ids
 
     def peer_acknowledged(self, replica_id: int, vclock: VClock) -> None:
         """One who follows us has written all of `vclock`; appliers want to know whether lost rows are among it."""

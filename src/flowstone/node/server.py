@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from flowstone.box.access import GUEST, PUBLIC, UNIVERSE, Privilege
@@ -18,11 +17,13 @@ from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.greeting import Greeting, encode_greeting
-from flowstone.iproto.limits import PACKET_SIZE_MAX_BEFORE_AUTH
 from flowstone.iproto.packet import frame
 from flowstone.iproto.replies import encode_error
 from flowstone.iproto.requests import Request, decode_request
+from flowstone.node.auth_deadline import AuthDeadline
 from flowstone.node.instance import Instance
+from flowstone.node.limits import Limits, limits_of
+from flowstone.node.login_attempts import LoginAttempts
 from flowstone.node.procedures_box import built_in
 from flowstone.node.relay import Relays
 from flowstone.node.session import Session, no_replication
@@ -43,37 +44,14 @@ READ_AHEAD_MAX: Final = 1024 * 1024
 
 _NO_REPLY: Final = Reply(b"")
 _LENGTH_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
-_OF_REPLICAS: Final = (RequestType.JOIN, RequestType.SUBSCRIBE, RequestType.FETCH_SNAPSHOT, RequestType.REGISTER)
+_MAY_TAKE_LONG: Final = (
+    RequestType.JOIN,
+    RequestType.SUBSCRIBE,
+    RequestType.FETCH_SNAPSHOT,
+    RequestType.REGISTER,
+    RequestType.AUTH,
+)
 _OF_EVERY_GUEST: Final = int(Privilege.SESSION | Privilege.USAGE)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds on clients, all of which are options. How deep MessagePack may nest is a constant instead."""
-
-    connections_max: int = 10_000
-    net_msg_max: int = 768
-    """Requests of one connection that take time, such as async functions; the next ones wait."""
-
-    wal_queue_max_size: int = 16 * 1024 * 1024
-    """Bytes of requests whose log rows are not written; the next turn waits for the disk."""
-
-    packet_size_max: int = 128 * 1024 * 1024
-    packet_size_max_before_auth: int = PACKET_SIZE_MAX_BEFORE_AUTH
-    output_max: int = 1024 * 1024
-    """Bytes of replies that one connection may have in the making; requests beyond that wait until they are sent."""
-
-    slow_reader_seconds: float = 60.0
-    """A client that takes so long to read what it asked for is disconnected."""
-
-    auth_seconds: float | None = None
-    """A client that has not authenticated by then is disconnected; None: it may take its time, or stay a guest."""
-
-    transactions_max: int = 1000
-    """Open transactions of all clients: each that has begun to read makes every write cost a little more."""
-
-    transactions_max_before_auth: int = 16
-    """Those of clients that have not authenticated, unless guests have been given rights."""
 
 
 class Connection:
@@ -112,6 +90,7 @@ class Connection:
             salt=salt,
             peer=client.peer,
             open_transactions=server.open_transactions,
+            logins=server.logins,
             replicate=self._replicate,
         )
         client.write(encode_greeting(Greeting(instance.box.dialect.greeting_version, instance.uuid, salt)))
@@ -186,17 +165,23 @@ class Connection:
             return _NO_REPLY
         request = decode_request(packet, is_2_6=self._server.is_2_6)
         answer = self.session.handle(request)
-        return answer if isinstance(answer, Reply) else self._timed(request, answer)
+        if isinstance(answer, Reply):
+            return answer
+        if request.type == RequestType.AUTH:
+            self.hold()  # the next requests are those of the user who is about to log in
+        return self._timed(request, answer)
 
     async def _timed(self, request: Request, answer: Coroutine[Any, Any, Reply]) -> Reply:
-        """One that takes longer than it should is logged, unless it is a replica's: those may."""
+        """Log a request that takes too long, unless it is a replica's or a delayed login."""
         instance = self._server.instance
         begun = instance.outside.clock.monotonic()
         try:
             return await answer
         finally:
+            if request.type == RequestType.AUTH:
+                self.release()
             seconds = instance.outside.clock.monotonic() - begun
-            if seconds > instance.configuration.too_long_threshold and request.type not in _OF_REPLICAS:
+            if seconds > instance.configuration.too_long_threshold and request.type not in _MAY_TAKE_LONG:
                 more = self.session.fields_of(request) | {"seconds": seconds}
                 LOG.warning("too long %s: %.3f sec", type_name(request.type), seconds, extra=more)
 
@@ -365,7 +350,7 @@ class Connection:
             self._is_paused = True
             self.client.pause_reading()
 
-    def sweep(self, now: float) -> None:
+    def sweep(self, now: float, deadline: AuthDeadline) -> None:
         """Ends what has taken too long."""
         limits = self._server.limits
         if self._relay is not None:
@@ -374,13 +359,8 @@ class Connection:
             what = "%s does not read what it asked for, and is disconnected"
             LOG.warning(what, self.client.peer, extra=self._fields)
             self.client.abort()
-        elif (
-            limits.auth_seconds is not None
-            and not self.session.is_authenticated
-            and now - self._opened > limits.auth_seconds
-        ):
-            what = "%s has not authenticated in time, and is disconnected"
-            LOG.info(what, self.client.peer, extra=self._fields)
+        elif deadline.has_passed(self.session, self._opened):
+            LOG.info("authentication timeout: disconnecting %s", self.client.peer, extra=self._fields)
             self.client.abort()
         else:
             self.session.expire(now)
@@ -410,6 +390,7 @@ class Server:
         for changed in (instance.elections.on_change, instance.queue.on_change):
             changed.append(self.watchers.check)  # such news come without a turn
         self.procedures = built_in()
+        self.logins = LoginAttempts(instance)
         self.is_2_6 = instance.box.dialect is Dialect.V2_6
         self.relays: Relays | None = None
         """Whoever serves replicas; there is nobody before there is data, and where there is no log."""
@@ -560,8 +541,9 @@ class Server:
         while True:
             await clock.sleep(SWEEP_SECONDS)
             now = clock.monotonic()
+            deadline = AuthDeadline(self.limits, now, trusts_guests=self.trusts_guests())
             for connection in list(self._connections):
-                connection.sweep(now)
+                connection.sweep(now, deadline)
             self.watchers.check(vclock_counts=True)
 
 
@@ -575,18 +557,3 @@ class _Turned:
     def drained(self) -> None: ...
 
     def closed(self) -> None: ...
-
-
-def limits_of(instance: Instance) -> Limits:
-    """The limits that the configuration asks for."""
-    configuration = instance.configuration
-    return Limits(
-        connections_max=configuration.connections_max,
-        net_msg_max=configuration.net_msg_max,
-        wal_queue_max_size=configuration.wal_queue_max_size,
-        packet_size_max=configuration.packet_size_max,
-        packet_size_max_before_auth=min(configuration.guest_packet_size_max, configuration.packet_size_max),
-        output_max=configuration.output_size_max,
-        slow_reader_seconds=configuration.slow_reader_timeout,
-        auth_seconds=configuration.auth_timeout or None,
-    )

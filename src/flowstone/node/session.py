@@ -12,6 +12,7 @@ import inspect
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from flowstone.box import statements
@@ -28,10 +29,11 @@ from flowstone.iproto.replies import encode_data, encode_data_with_position, enc
 from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
 from flowstone.node.linearizable import linearization_point
+from flowstone.node.login_attempts import LoginAttempts, address_of
 from flowstone.node.procedures import Call, Procedures, rows_of_call_16
 from flowstone.node.streams import OpenTransactions, Stream
 from flowstone.node.turn_batch import Reply
-from flowstone.node.watchers import Watchers, ballot
+from flowstone.node.watchers import BALLOT, Watchers, ballot
 
 LOG = logging.getLogger("flowstone.node")
 
@@ -88,6 +90,7 @@ class Session:
         salt: bytes,
         peer: str = "",
         open_transactions: OpenTransactions | None = None,
+        logins: LoginAttempts | None = None,
         replicate: Replicate | None = None,
     ) -> None:
         self.id = id
@@ -104,9 +107,19 @@ class Session:
         self._wide = instance.box.dialect is not Dialect.V2_6
         self._streams: dict[int, Stream] = {}
         self._open_transactions = open_transactions or OpenTransactions(STREAMS_MAX, STREAMS_MAX)
+        self._logins = logins or LoginAttempts(instance)
         self._watched: dict[str, None] = {}
         self._is_closed = False
         self._handlers = _HANDLERS if self._wide else _HANDLERS_2_6
+
+    @property
+    def is_watching_ballot(self) -> bool:
+        return BALLOT in self._watched
+
+    @cached_property
+    def address(self) -> str:
+        """The part of `peer` that identifies a machine."""
+        return address_of(self.peer)
 
     # --- any request ---
 
@@ -193,6 +206,9 @@ class Session:
 
     # --- streams ---
 
+    def _now(self) -> float:
+        return self._instance.outside.clock.monotonic()
+
     def _handle_in_stream(self, handler: Handler, request: Request) -> Answer:
         stream = self._streams.get(request.stream_id)
         if stream is None:
@@ -246,10 +262,9 @@ class Session:
             del self._streams[stream_id]
 
     def expire(self, now: float) -> None:
-        """Ends transactions that have taken too long."""
+        """Abort transactions whose deadline has passed, so that an idle client holds no read view."""
         for stream in self._streams.values():
-            if stream.transaction is not None and now >= stream.deadline:
-                stream.transaction.fail(errors.TransactionTimeout("Transaction has been aborted by timeout"))
+            stream.expire(now)
 
     def _begin(self, request: Request, stream: Stream | None) -> Answer:
         assert stream is not None, "the decoder lets no BEGIN pass without a stream"
@@ -264,7 +279,7 @@ class Session:
         if level > Isolation.LINEARIZABLE:
             raise errors.IllegalParams("Illegal parameters, unknown isolation level")
         timeout = timeout or self._instance.configuration.txn_timeout
-        deadline = self._instance.outside.clock.monotonic() + timeout
+        deadline = self._now() + timeout
 
         def begin() -> Reply:
             if self._is_closed:
@@ -292,6 +307,7 @@ class Session:
     def _commit(self, request: Request, stream: Stream | None) -> Reply:
         assert stream is not None, "the decoder lets no COMMIT pass without a stream"
         wants_sync = _wants_sync(request)
+        stream.expire(self._now())
         transaction = self._end(stream)
         if transaction is None:
             return self._ok(request)
@@ -313,7 +329,7 @@ class Session:
         self, request: Request, stream: Stream | None, statement: Callable[[Transaction, Space], bytes | None]
     ) -> Reply:
         """Runs a statement in the stream's transaction, or in one of its own that has to be written."""
-        transaction = stream.usable() if stream is not None else None
+        transaction = stream.usable(self._now()) if stream is not None else None
         if transaction is not None:
             result = self._attempt(transaction, request, statement)
             return self._data(request, [] if result is None else [result])
@@ -340,7 +356,7 @@ class Session:
         return request.uint(_INDEX_ID)
 
     def _select(self, request: Request, stream: Stream | None) -> Reply:
-        transaction = stream.usable() if stream is not None else None
+        transaction = stream.usable(self._now()) if stream is not None else None
         if transaction is None:
             reading = self._box.begin(self.user)
             tuples, position = self._read(request, reading, self._space(reading, request))
@@ -406,7 +422,7 @@ class Session:
     def _call(self, request: Request, stream: Stream | None) -> Answer:
         name = request.text(Key.FUNCTION_NAME)
         user = self._caller(name)
-        transaction = stream.usable() if stream is not None else None
+        transaction = stream.usable(self._now()) if stream is not None else None
         arguments = unpack(request.fields.get(_TUPLE, b"\x90"))
         call = Call(self._instance, self._watchers, name, arguments, user, self, transaction, request.sync)
         results = self._procedures.run(call)
@@ -453,7 +469,7 @@ class Session:
         }
         return self._ok(request, pack(body))
 
-    def _auth(self, request: Request, stream: Stream | None) -> Reply:
+    def _auth(self, request: Request, stream: Stream | None) -> Answer:
         name, proof = request.text(Key.USER_NAME), unpack(request.fields[_TUPLE])
         if name == "guest" and not proof:
             self.user, self.is_authenticated = self._box.access.login(name).id, False
@@ -461,13 +477,30 @@ class Session:
         answer = _scramble_of(proof)
         if self._wide and proof[0] != auth.METHOD:
             raise errors.UnknownAuthMethod(f"Unknown authentication method '{proof[0]}'")
+        if self._logins.must_wait(self.peer, name):
+            return self._login_later(request, name, answer)
+        try:
+            self._login(name, answer)
+        except errors.CredsMismatch:
+            self._logins.failed(self.peer, name)
+            raise
+        return self._ok(request)
+
+    def _login(self, name: str, answer: bytes) -> None:
         user = self._box.access.find(name)
         stored = user.password_hash if user is not None and not user.is_role else None
         # Whoever does not exist takes as long as who does.
         is_right = auth.check(answer, stored or self._salt[: auth.SCRAMBLE_SIZE], self._salt)
         if user is None or stored is None or not is_right:
             raise errors.CredsMismatch(f"Incorrect password supplied for user '{name}'")
-        self.user, self.is_authenticated = self._box.access.login(name).id, True
+        self.user = self._box.access.login(name).id
+        self.is_authenticated = self.user != GUEST  # guest's password is empty: everybody knows it
+
+    async def _login_later(self, request: Request, name: str, answer: bytes) -> Reply:
+        try:
+            await self._logins.wait(self.peer, name, lambda: self._login(name, answer))
+        except Exception as error:
+            return self._refusal(request, error)
         return self._ok(request)
 
     def _vote(self, request: Request, stream: Stream | None) -> Reply:

@@ -185,7 +185,8 @@ class SettledBox:
         before = self._tracker
         touches = None if has_flags else _touches_synchronous
         self._tracker = SettledTracker(is_synchronous=touches)
-        self._tracker.start(self.vclock, Promote(before.owner_id, before.confirmed_lsn, before.term))
+        promote = Promote(before.owner_id, before.confirmed_lsn, before.term)
+        self._tracker.start(self.vclock, promote, before.tenure.voids)
         self._by_schema = not has_flags
         self._held_definitions = {}
         self._seen = VClockBuilder(self.vclock)

@@ -13,6 +13,7 @@ import msgspec
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.iproto.constants import RequestType
 from flowstone.node.counters import Histogram
+from flowstone.node.disk_query import FREE_SPACE_SECONDS
 from flowstone.node.instance import Instance
 from flowstone.node.relay_stream import Downstream
 from flowstone.outside.disk import Disk
@@ -89,6 +90,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
     connections_total: int
     requests_in_progress: int
+    auth_failures: int
+    auth_delays: int
     wal: Wal
     followers: tuple[Follower, ...]
     spaces: tuple[SpaceSize, ...]
@@ -122,6 +125,8 @@ def statistics_of(instance: Instance, replicas: Iterable[Downstream]) -> Statist
         connections=counters.connections,
         connections_total=counters.connections_total,
         requests_in_progress=counters.requests_in_progress,
+        auth_failures=counters.auth_failures,
+        auth_delays=counters.auth_delays,
         wal=Wal(
             rows=journal.row_count,
             bytes=journal.written_bytes,
@@ -163,6 +168,21 @@ def disk_usage(disk: Disk, memtx_dir: str, wal_dir: str) -> DiskUsage:
         logs=tuple(logs),
         snapshots_bytes=sum(snapshots),
     )
+
+
+async def free_space(instance: Instance) -> dict[str, Any]:
+    """Return the free bytes of the file systems of the instance's directories, or why they cannot be determined."""
+    outside, query = instance.outside, instance.free_space_query
+    places = instance.configuration.directories
+    try:
+        memtx, wal = await query.get(outside, _free_bytes, outside.disk, places, timeout=FREE_SPACE_SECONDS)
+    except OSError as error:
+        return {"failure": error.strerror or str(error)}
+    return {"memtx_free_bytes": memtx, "wal_free_bytes": wal}
+
+
+def _free_bytes(disk: Disk, places: Iterable[str]) -> list[int]:
+    return [disk.free_space(place) for place in places]
 
 
 def _size(disk: Disk, path: str) -> int:

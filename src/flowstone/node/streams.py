@@ -22,9 +22,15 @@ class Stream:
         self.last: asyncio.Future[None] | None = None
         """Done when the last of its requests that takes time is."""
 
-    def usable(self) -> InteractiveTransaction | None:
-        """The open transaction; raises why it has failed."""
+    def expire(self, now: float) -> None:
+        """Abort the open transaction if its deadline has passed; it answers error 231 until it is ended."""
+        if self.transaction is not None and now >= self.deadline:
+            self.transaction.fail(errors.TransactionTimeout("Transaction has been aborted by timeout"))
+
+    def usable(self, now: float) -> InteractiveTransaction | None:
+        """Return the open transaction; raise the reason if it has failed or timed out."""
         if self.transaction is not None:
+            self.expire(now)
             self.transaction.check()
         return self.transaction
 

@@ -53,6 +53,10 @@ SYNCHRO_TIMEOUT: Final = 5.0
 STALL_SECONDS: Final = 1.0
 """A process that wakes up so late has been asleep: others replace a leader that says nothing for some seconds."""
 
+EXTENSIONS_MAX: Final = 2
+"""How often in succession a late wake-up extends the timeout: a node that is always late is overloaded, not asleep, and
+clients wait for its verdict. Two, because a process may be paused again while it reads what it missed."""
+
 _TYPES: Final = {
     Confirm: RequestType.RAFT_CONFIRM.value,
     Rollback: RequestType.RAFT_ROLLBACK.value,
@@ -67,6 +71,7 @@ _CLAIM: Final = "await node.promote(), or start with election_mode"
 """For the program that the node is part of; its clients get the message alone."""
 
 _LATER: Final = "it is in the log, and the set decides about it when the node is back"
+_ELSEWHERE: Final = "ask another member whether the row is there"
 
 
 class OutcomeUnknown(FlowstoneError):
@@ -152,6 +157,7 @@ class SynchroQueue:
         self._clearing: list[asyncio.Future[None]] = []
         self._alarm = Alarm(self._clock, self._tick)
         self._patient_until = 0.0
+        self._extensions = 0
         self._shown = self._appearance()
         self._was_busy = False
         self._is_closed = False
@@ -203,16 +209,24 @@ class SynchroQueue:
         self.limbo.instance_id = instance_id
         self._look_around()
 
+    def expelled(self) -> None:
+        """Stop deciding; pending clients get OutcomeUnknown, because an expelled instance gets no verdicts."""
+        self.limbo.fence()
+        self._do(self.limbo.cancel_transfer(sync_rollback()))
+        self.limbo.instance_id = 0
+        self._let_go("this instance was expelled from its replica set", hint=_ELSEWHERE)
+        self._look_around()
+
     def close(self) -> None:
         """Nothing is decided any more. Who waits for a promotion or a verdict hears that."""
         self._is_closed = True
         self._let_go("the node was stopped before a quorum had it")
 
-    def _let_go(self, why: str) -> None:
+    def _let_go(self, why: str, hint: str = _LATER) -> None:
         self._alarm.cancel()
         for entry in (*self._unproven, *self.limbo.pending):
             if entry.transaction.is_promised:
-                _tell(entry.transaction.told, OutcomeUnknown(why, hint=_LATER))
+                _tell(entry.transaction.told, OutcomeUnknown(why, hint=hint))
         self._unproven.clear()
         waiting = [*self._clearing, *(future for futures in self._watched.values() for future in futures)]
         if self._transfer is not None:
@@ -263,8 +277,9 @@ class SynchroQueue:
         """Something was written that waits for nobody, without asking for a place in the queue."""
         self.limbo.tenures.made_fact()
 
-    def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool) -> Fate:
-        return self.limbo.admit(origin_id, lsn, flags=flags, has_effect=has_effect)
+    def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool, was_control: bool = False) -> Fate:
+        """As `Limbo.admit`."""
+        return self.limbo.admit(origin_id, lsn, flags=flags, has_effect=has_effect, was_control=was_control)
 
     def written(self, entry: Entry[Waiting], lsn: int) -> None:
         self._do(self.limbo.written(entry, lsn, self._clock.monotonic()))
@@ -303,6 +318,7 @@ class SynchroQueue:
             self._do(actions)
 
     def forget(self, replica_id: int) -> None:
+        """As `Limbo.forget`."""
         self.limbo.forget(replica_id)
 
     def configure(
@@ -320,13 +336,15 @@ class SynchroQueue:
 
     def _tick(self) -> None:
         now = self._clock.monotonic()
-        if self._alarm.late > STALL_SECONDS:
+        if self._alarm.late > STALL_SECONDS and self._extensions < EXTENSIONS_MAX:
             # Others may have gone on without us, and confirmed what we would take back: their word is still to be read.
             LOG.warning("the process stood still for %.1f s: what waits gets its time anew", self._alarm.late)
+            self._extensions += 1
             self._patient_until = now + self.timeout
         if now < self._patient_until:
             self._alarm.set(self._patient_until)
         else:
+            self._extensions = 0
             self._do(self.limbo.tick(now))
 
     # --- ownership ---

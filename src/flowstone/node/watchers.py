@@ -156,7 +156,8 @@ def _election(instance: Instance) -> dict[str, Any]:
 def ballot(instance: Instance) -> dict[int, Any]:
     """What is answered to VOTE, by the keys of the dialect and in their order (reference section 4.3)."""
     vclock, gc_vclock = _shown(instance.vclock), _shown(instance.files.gc_vclock)
-    read_only, is_loading = instance.configuration.read_only, instance.status == "loading"
+    # No instance may join or register through an expelled one.
+    read_only, is_loading = instance.configuration.read_only or instance.is_expelled, instance.status == "loading"
     if instance.box.dialect is Dialect.V2_6:
         return {
             BallotKey.IS_RO_CFG.value: read_only,
@@ -167,13 +168,15 @@ def ballot(instance: Instance) -> dict[int, Any]:
     return {
         BallotKey.IS_RO_CFG.value: read_only,
         BallotKey.IS_RO.value: is_loading or instance.is_read_only,
-        BallotKey.IS_ANON.value: instance.is_anonymous,
+        BallotKey.IS_ANON.value: instance.is_anonymous or instance.is_expelled,
         BallotKey.IS_BOOTED.value: not is_loading,
         BallotKey.VCLOCK.value: vclock,
         BallotKey.GC_VCLOCK.value: gc_vclock,
         BallotKey.CAN_LEAD.value: Mode(instance.configuration.election_mode) in MAY_LEAD,
         BallotKey.BOOTSTRAP_LEADER_UUID.value: str(instance.bootstrap_leader_uuid or UUID(int=0)),
-        BallotKey.REGISTERED_REPLICA_UUIDS.value: [uuid for _, uuid in members(instance)],
+        BallotKey.REGISTERED_REPLICA_UUIDS.value: []
+        if instance.is_expelled
+        else [uuid for _, uuid in members(instance)],
     }
 
 

@@ -19,6 +19,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import Uri
 from flowstone.node import rights
 from flowstone.node.connection import HINT_OF_SILENCE, REQUEST_SECONDS, Connection
+from flowstone.node.disk_query import NO_ANSWER
 from flowstone.observation.report import Report, Unreachable, printable, report_of
 from flowstone.outside import Outside
 
@@ -40,8 +41,20 @@ _SHOWN_OPTIONS: Final = (
 )
 """Options that say how a member takes part, and can hold no secret (`replication` and `listen` can)."""
 
-_OPTIONS_LUA: Final = "local found = {} for _, name in ipairs({...}) do found[name] = box.cfg[name] end return found"
-"""Those that are named, and no others: what can hold a secret does not leave the server."""
+DISK_USAGE: Final = "flowstone.disk_usage"
+"""A function of nodes: the room that their file systems have left."""
+
+_OPTIONS_LUA: Final = """
+local found, given = {}, box.cfg.replication
+for _, name in ipairs({...}) do found[name] = box.cfg[name] end
+if given == nil or given == '' then
+    found.replication = 0
+else
+    found.replication = type(given) == 'table' and given.uri == nil and #given or 1
+end
+return found
+"""
+"""Those that are named, and of `replication` whether it is empty: what can hold a secret does not leave the server."""
 
 _NO_LOGIN: Final = (AccessDenied, NoSuchUser, CredsMismatch)
 
@@ -93,13 +106,26 @@ class Asking:
             raise FlowstoneError(f"{self.uri.address} answers box.info with no table", hint="is it a Tarantool server?")
         gc = await _if_allowed(self.call("box.info.gc"))
         anonymous = await _if_allowed(self.call("box.info.replication_anon"))
-        cfg = await self._options(is_flowstone=info.get("package") == "Flowstone")
-        return report_of(self.uri.address, info, gc=gc, anonymous=anonymous, cfg=cfg)
+        options = await self._options(is_flowstone=info.get("package") == "Flowstone")
+        cfg = shown_options(options) if options is not None else None
+        upstreams = _upstreams_configured(options) if options is not None else None
+        disk = await self._disk() if info.get("package") == "Flowstone" else None
+        return report_of(
+            self.uri.address, info, gc=gc, anonymous=anonymous, cfg=cfg, upstreams_configured=upstreams, disk=disk
+        )
 
-    async def _options(self, *, is_flowstone: bool) -> dict[str, Any] | None:
+    async def _options(self, *, is_flowstone: bool) -> Mapping[str, Any] | None:
         asked = self.call("box.cfg") if is_flowstone else self.evaluate(_OPTIONS_LUA, *_SHOWN_OPTIONS)
         found = await _if_allowed(asked)
-        return shown_options(found) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else None
+
+    async def _disk(self) -> Any:
+        """Return what the node says of its disk; silence about that alone does not make the node unreachable."""
+        try:
+            async with asyncio.timeout(self._timeout / 2):
+                return await _if_allowed(self.call(DISK_USAGE))
+        except TimeoutError:
+            return {"failure": NO_ANSWER}
 
     async def call(self, function: str, *arguments: Any, timeout: float = REQUEST_SECONDS) -> Any:
         """The first result of a function on the server; its error is raised."""
@@ -149,6 +175,14 @@ async def ask_all(servers: Sequence[Asking]) -> list[Report | Unreachable]:
 def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `box.cfg` that a report holds."""
     return {name: options[name] for name in _SHOWN_OPTIONS if name in options}
+
+
+def _upstreams_configured(options: Mapping[str, Any]) -> int | None:
+    """Return how many servers `replication` lists. A node does not show an empty one."""
+    listed = options.get("replication", [])
+    if isinstance(listed, list | tuple):
+        return len(listed)
+    return listed if isinstance(listed, int) else None
 
 
 async def _if_allowed(answer: Awaitable[Any]) -> Any:

@@ -251,7 +251,8 @@ def _space(directory: Directory) -> Iterator[Finding]:
         else f"the disk of {directory.path} has no room for one snapshot more",
         f"{bytes_text(free)} are free where {directory.path} is; the newest snapshot has {bytes_text(snapshot_size)}",
         "free space there: see who keeps old logs (`flowstone explain URI`, finding `retention`), delete snapshots "
-        "before the newest two, or let it have a larger disk; then set `replication` again where it has stopped",
+        "before the newest two, or let it have a larger disk; then start the server again if its replication has "
+        "stopped",
         [f"free: {free} bytes"],
     )
 

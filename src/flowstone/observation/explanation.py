@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from flowstone.observation.connection_findings import connection_findings, is_cut_off
+from flowstone.observation.disk_findings import disk_findings
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.link_causes import END_ONE, Between, Cause, cause_of, conflict_in, log_not_written, quoted
 from flowstone.observation.queue_findings import queue_findings
@@ -65,6 +67,8 @@ def _of_set(replica_set: ReplicaSet) -> Iterator[Finding]:
             yield _gone(replica_set, member)
     links = list(_of_links(replica_set))
     yield from links
+    told = {(finding.kind, finding.member) for finding in links}
+    yield from (one for one in connection_findings(replica_set) if (one.kind, one.member) not in told)
     is_split = any(finding.kind is Kind.SPLIT_BRAIN for finding in links)
     yield from (one for one in queue_findings(replica_set) if not (is_split and one.kind is Kind.TWO_OWNERS))
 
@@ -108,7 +112,9 @@ def _is_seen_by_nobody(replica_set: ReplicaSet, member: Member) -> bool:
     if not member.id or any(True for _ in _links_of(replica_set, member)):
         return False
     answered = {one.uuid for one in replica_set.members if one.report is not None}
-    return bool(answered) and all(link.master in answered for link in replica_set.links)
+    if all(is_cut_off(one) for one in replica_set.members if one.report is not None):
+        return False  # nobody who answered could see it
+    return all(link.master in answered for link in replica_set.links)
 
 
 def _gone(replica_set: ReplicaSet, member: Member) -> Finding:
@@ -125,15 +131,18 @@ def _gone(replica_set: ReplicaSet, member: Member) -> Finding:
 
 
 def _of_member(replica_set: ReplicaSet, member: Member, report: Report) -> Iterator[Finding]:
-    if report.status == "orphan":
+    # An expelled one shall not go on alone, nor expel anybody: it is reported as not registered.
+    is_expelled = bool(report.id) and not member.id
+    if report.status == "orphan" and not is_expelled:
         yield _orphan(replica_set, member, report)
     elif report.status == "loading":
         what = f"{member.label} is starting"
         advice = "wait; its log tells how far it is"
         yield make(replica_set, Kind.STARTING, Severity.WARNING, member, what, "it reads its files", advice, [])
+    yield from disk_findings(replica_set, member, report)
     if member.copy is not None:
         yield _copied(replica_set, member, member.copy)
-    if report.gc is not None:
+    if report.gc is not None and not is_expelled:
         for consumer in report.gc.consumers:
             yield from _retention(replica_set, member, report, consumer)
     for peer in report.replication:
@@ -202,6 +211,9 @@ def _clock_skew(replica_set: ReplicaSet, member: Member, peer: Peer) -> Iterator
     lag, idle = upstream.lag, upstream.idle or 0.0
     link = next((one for one in replica_set.links_to(member.uuid) if one.master == peer.uuid), None)
     is_late = lag > SKEW_SECONDS + idle and link is not None and link.lag_lsn == 0
+    back = _lag_back(replica_set, member, peer)
+    if is_late and back is not None and back >= -SKEW_SECONDS:
+        return  # it came late: were it the clocks, what goes the other way would come from the future
     if not (lag < -SKEW_SECONDS or is_late) or abs(lag) > SKEW_MAX:
         return
     label = replica_set.label_of(peer.uuid)
@@ -219,6 +231,14 @@ def _clock_skew(replica_set: ReplicaSet, member: Member, peer: Peer) -> Iterator
         [_upstream_told(replica_set, peer)],
         peer=peer.uuid,
     )
+
+
+def _lag_back(replica_set: ReplicaSet, member: Member, peer: Peer) -> float | None:
+    """Return the lag of `member`'s rows at `peer`; None if `peer` does not follow it, or did not answer."""
+    other = replica_set.member(peer.uuid)
+    peers = other.report.replication if other is not None and other.report is not None else ()
+    sides = (one.upstream for one in peers if one.uuid == member.uuid)
+    return next((side.lag for side in sides if side is not None and side.status in FOLLOWING), None)
 
 
 # --- links ---
@@ -322,6 +342,7 @@ def between_of(replica_set: ReplicaSet, follower: Member, master: Member) -> Bet
         # Of a master that did not answer nobody knows whom it follows.
         gets_back=master.report is None or replica_set.gets_rows_of(master.uuid, follower.uuid),
         conflicting=tuple(replica_set.label_of(link.follower) for link in replica_set.links if _is_conflict(link)),
+        is_node=follower.report.is_flowstone if follower.report is not None else None,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from flowstone.errors import FlowstoneError
+from flowstone.observation.connection_findings import is_alive
 from flowstone.observation.queue_findings import lost_quorum
 from flowstone.observation.replica_set import Member, ReplicaSet, rows_alone
 from flowstone.observation.report import VClock
@@ -36,6 +37,9 @@ class Expulsion(msgspec.Struct, frozen=True, kw_only=True):
     quorum_left: int | None
     """Of those that are left; None where no member shows how it is counted."""
 
+    listed_by: tuple[Member, ...] = ()
+    """Other members that answered, and whose `replication` lists the member."""
+
     @property
     def has_quorum(self) -> bool | None:
         return None if self.quorum_left is None else self.alive_left >= self.quorum_left
@@ -55,12 +59,29 @@ class Expulsion(msgspec.Struct, frozen=True, kw_only=True):
     def consequences(self) -> Iterator[str]:
         """In words, a sentence each."""
         if self.member.report is not None:
-            yield "it runs: it will follow nobody any more, and keeps its data until somebody deletes them"
+            bound = "it will neither replicate nor take writes any more"
+            if not self.member.report.is_flowstone:
+                bound = "it will follow nobody any more, but may go on taking writes: stop it"
+            yield f"it runs: {bound}; it keeps its data until somebody deletes them"
         else:
             yield f"it does not answer; the others know that it was at {position(self.member.vclock)} at least"
-        yield f"only there: {alone_text(self.alone)}" if self.alone else "no other row is lost with it that is known of"
+        yield (
+            f"only there: {alone_text(self.alone)}" if self.alone else "no rows are known to exist only on this member"
+        )
         verdict = {None: "how many make a quorum is not known", True: "a quorum is left", False: "NO QUORUM IS LEFT"}
         yield f"{self._left()}: {verdict[self.has_quorum]}"
+
+    def afterwards(self) -> str:
+        """What is left to do for the other members, in words."""
+        if not self.listed_by:
+            return (
+                "take the member out of `replication` in the configuration of the other members, if it is listed there"
+            )
+        others = " and ".join(each.label for each in self.listed_by)
+        return (
+            f"unless a new member gets its address, take {self.member.label} out of `replication` of {others}; while "
+            "`replication` lists an expelled member, a start may wait the whole `replication_connect_timeout` for it"
+        )
 
     def _left(self) -> str:
         needed = "" if self.quorum_left is None else f", {self.quorum_left} are needed"
@@ -75,10 +96,9 @@ def plan(one: ReplicaSet, asked: Member, wanted: str, *, before: VClock | None =
     """
     member = one.find(wanted)
     if member is None or not member.id:
-        known = ", ".join(f"{each.id} ({each.label})" for each in one.members if each.id)
-        raise NoSuchMember(f"{wanted} is no member of the replica set {one.label}", hint=f"there are {known}")
+        raise no_such_member(one, wanted)
     others = [each for each in one.members if each.id and each.uuid != member.uuid]
-    alive = [each for each in others if _is_alive(one, each)]
+    alive = [each for each in others if is_alive(one, each)]
     by = _writer(one, member, asked, others)
     return Expulsion(
         member=member,
@@ -88,15 +108,21 @@ def plan(one: ReplicaSet, asked: Member, wanted: str, *, before: VClock | None =
         members_left=len(others),
         alive_left=len(alive),
         quorum_left=_quorum([by, *alive], len(others)),
+        listed_by=tuple(each for each in others if _lists(each, member.uuid)),
     )
 
 
-def _is_alive(one: ReplicaSet, member: Member) -> bool:
-    """It answers, if only that one may not look; or nobody could ask it, and somebody replicates with it."""
-    if member.unreachable is not None:
-        return member.unreachable.is_denied
-    links = (link for link in one.links if member.uuid in (link.follower, link.master))
-    return member.report is not None or any(link.is_following for link in links)
+def _lists(member: Member, uuid: str) -> bool:
+    """Return True if the member has an applier for `uuid`: then its `replication` has the address."""
+    peers = member.report.replication if member.report is not None else ()
+    return any(peer.uuid == uuid and peer.upstream is not None for peer in peers)
+
+
+def no_such_member(one: ReplicaSet, wanted: str, why: str | None = None) -> NoSuchMember:
+    """Return the error about a member that is not in the set, with those that are."""
+    known = ", ".join(f"{each.id} ({each.label})" for each in one.members if each.id)
+    hint = f"there are {known}" if why is None else f"{why}; there are {known}"
+    return NoSuchMember(f"{wanted} is no member of the replica set {one.label}", hint=hint)
 
 
 def _writer(one: ReplicaSet, member: Member, asked: Member, others: list[Member]) -> Member:

@@ -35,7 +35,10 @@ class Kind(StrEnum):
     STARTING = "starting"
     UNREACHABLE = "unreachable"
     REPLICATION_STOPPED = "replication_stopped"
+    NOT_FOLLOWING = "not_following"
+    NOT_FOLLOWED = "not_followed"
     # How a member or the set is.
+    LOG_FAILING = "log_failing"
     ORPHAN = "orphan"
     QUORUM_LOST = "quorum_lost"
     QUEUE_WAITS = "queue_waits"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from flowstone.observation.connection_findings import connection_findings, is_cut_off
+from flowstone.observation.disk_findings import disk_findings
 from flowstone.observation.replica_set import BEHIND_SECONDS, Link, Member, ReplicaSet, most_behind
 from flowstone.observation.report import Unreachable
 
@@ -19,11 +21,16 @@ JOINING: Final = frozenset(
 
 def complaints(replica_set: ReplicaSet) -> tuple[str, ...]:
     """What is wrong with it, in one line each; nothing where all is well."""
-    return (*_of_set(replica_set), *_of_members(replica_set), *_of_links(replica_set))
+    return (
+        *_of_set(replica_set),
+        *_of_members(replica_set),
+        *_of_links(replica_set),
+        *(finding.what for finding in connection_findings(replica_set)),
+    )
 
 
 def _of_set(one: ReplicaSet) -> Iterator[str]:
-    if all(member.report is None for member in one.members):
+    if _nobody_sees(one):
         return
     if one.failover == "election" and not one.leader:
         yield f"nobody leads in term {one.term}"
@@ -34,15 +41,22 @@ def _of_set(one: ReplicaSet) -> Iterator[str]:
         yield f"{queue.len} synchronous transactions wait for a quorum, the first for {queue.age:.0f} s"
 
 
+def _nobody_sees(one: ReplicaSet) -> bool:
+    """Return True if no member answered that has heard of the others."""
+    return all(is_cut_off(member) for member in one.members if member.report is not None)
+
+
 def _of_members(one: ReplicaSet) -> Iterator[str]:
     for member in one.members:
         if member.unreachable is not None:
             yield f"{member.label} {_silence(member.unreachable)}"
         elif member.report is None:
-            if member.id and not _is_heard_of(one, member):
+            if member.id and not _is_heard_of(one, member) and not _nobody_sees(one):
                 yield f"{member.label} is connected to nobody"
         elif member.report.status != "running":
             yield f"{member.label} is {member.report.status}, not running"
+        if member.report is not None:
+            yield from (finding.what for finding in disk_findings(one, member, member.report))
         if member.copy is not None:
             yield f"two processes run as one member: {member.label} and {member.copy}"
 

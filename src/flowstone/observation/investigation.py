@@ -25,7 +25,7 @@ from flowstone.observation.conflict import Conflict, find_conflict
 from flowstone.observation.explanation import between_of, explain, in_order
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.fork import Alone, Fork, behind, common_point, digests
-from flowstone.observation.link_causes import SET_AGAIN, conflict_advice, conflict_in, quoted
+from flowstone.observation.link_causes import conflict_advice, conflict_in, quoted
 from flowstone.observation.log_section import LogSection, read_section
 from flowstone.observation.places import place_of, seen_from
 from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows
@@ -91,9 +91,10 @@ class Investigation:
                 found.append(await deepen(self, replica_set, finding))
             except (FlowstoneError, TimeoutError) as error:
                 found.append(_with(finding, [f"could not look deeper: {quoted(str(error)) or 'no answer'}"]))
-        for replica_set in sets:
-            found += await self._never_followed(replica_set)
-        return in_order(found)
+        strangers = [one for replica_set in sets for one in await self._never_followed(replica_set)]
+        told = {one.peer for one in strangers if one.kind is Kind.NOT_REGISTERED}
+        found = [one for one in found if one.kind is not Kind.NOT_REGISTERED or one.member not in told]
+        return in_order((*found, *strangers))
 
     # --- a duplicate key: the two tuples ---
 
@@ -143,9 +144,8 @@ class Investigation:
         fork = Fork(point, (sides[0], sides[1]))
         if finding.kind is Kind.SPLIT_BRAIN and all(side.is_whole and side.first is None for side in sides):
             why = f"both histories are the same by now, up to {position(point.to_mapping())}: the split brain is over"
-            return _with(
-                finding, [], why=why, advice=f"on {follower.label}, {SET_AGAIN}: it does not try again by itself"
-            )
+            again = between_of(replica_set, follower, master).set_again
+            return _with(finding, [], why=why, advice=f"on {follower.label}, {again}: it does not try again by itself")
         queues = [_queue_line(one) for one in (follower, master) if one.report is not None]
         return _with(finding, [*queues, *fork.evidence()], why=f"{finding.why}. {capital(fork.sentence())}")
 
@@ -303,7 +303,10 @@ def _not_followed(replica_set: ReplicaSet, member: Member, place: str, uuid: str
         why = f"{place} is of this set and runs"
         advice = f"see the log of {member.label}: the login in its `replication` may be wrong, or a right missing"
     else:
-        kind, what = Kind.NOT_REGISTERED, f"{member.label} is told to follow {place}, which is no member of the set"
+        kind, what = (
+            Kind.NOT_REGISTERED,
+            f"`replication` of {member.label} lists {place}, which is not a member of the replica set",
+        )
         why = f"the server there, {uuid}, is not in `_cluster` of {member.label}: it was expelled"
         why += "" if is_of_set else ", or is of another replica set: it does not tell us which"
         advice = (

@@ -17,7 +17,11 @@ from flowstone.observation.wording import for_command
 QUOTED_MAX: Final = 300
 """Characters of a server's words that are repeated in a sentence; all of them are evidence."""
 
-SET_AGAIN: Final = "set `replication` there again (`box.cfg{replication = {}}`, then as it was)"
+_ON_NODE: Final = "CALL `box.cfg` with the value that it shows, which keeps the passwords"
+"""An empty list on the way would lose them: a node shows URIs without passwords."""
+
+_ON_TARANTOOL: Final = "`box.cfg{replication = {}}`, then the same value, with passwords"
+"""A real server ignores an option that is set to the value that it has."""
 
 END_ONE: Final = (
     "end one of the two processes that run with copies of one data directory; if it shall be a member of its own, "
@@ -40,12 +44,29 @@ class Between(NamedTuple):
     """What the follower writes comes to the master, or may."""
     conflicting: tuple[str, ...] = ()
     """Everybody whom a row stops whose key another tuple has."""
+    is_node: bool | None = None
+    """Whether the follower is a node, not a real server; None if that is unknown."""
+
+    @property
+    def set_again(self) -> str:
+        """How to restart replication of the follower."""
+        return set_again(is_node=self.is_node)
 
     @property
     def rejoin(self) -> str:
         """How the follower gets the data anew."""
         command = f"`flowstone rebootstrap DIR {for_command(self.at)}`"
         return f"stop {self.follower}, {command} with its data directory, and start it"
+
+
+def set_again(*, is_node: bool | None) -> str:
+    """Return how to restart replication that has stopped for good; `is_node` is None if that is unknown."""
+    how = {
+        True: _ON_NODE,
+        False: _ON_TARANTOOL,
+        None: f"a node: {_ON_NODE}; Tarantool: {_ON_TARANTOOL}",
+    }
+    return f"set `replication` there again ({how[is_node]})"
 
 
 class Cause(NamedTuple):
@@ -76,7 +97,7 @@ def cause_of(message: str, between: Between, system_message: str | None = None) 
         Kind.REPLICATION_STOPPED,
         Severity.STOPPED,
         f"{between.follower} says: {quoted(text)}",
-        f"see the log of {between.follower} around that moment; when the cause is gone, {SET_AGAIN}",
+        f"see the log of {between.follower} around that moment; when the cause is gone, {between.set_again}",
     )
 
 
@@ -120,18 +141,18 @@ def conflict_advice(between: Between, remove: str = "") -> str:
         # A key may hold anything: one with a backquote would end the command, and begin another.
         how = f"`{remove}`" if remove and "`" not in remove else "delete the tuple that is in the way"
         return (
-            f"decide which of the two is right. If {between.master}'s: on {between.follower} "
-            f"`box.cfg{{replication = {{}}}}`, {how}, set `replication` again. If {between.follower}'s: set "
-            f"`replication_skip_conflict` there until the row is passed, which drops it"
+            f"decide which of the two is right. If {between.master}'s: on {between.follower}, {how}, then "
+            f"{between.set_again}. If {between.follower}'s: set `replication_skip_conflict` there, then `replication` "
+            f"again, until the row is passed, which drops it"
         )
     everybody = " and ".join(dict.fromkeys((between.follower, between.master, *between.conflicting)))
     return (
         f"decide which of the two is right, and delete neither yet: {between.master} gets what {between.follower} "
         f"writes, so a delete would take the tuple of both. On {everybody}: "
-        f"`box.cfg{{replication_skip_conflict = true}}`, then {SET_AGAIN}: each drops the row that it does not take. "
-        f"When all follow again, set "
-        f"`replication_skip_conflict` back to false. Then, on a member that has the wrong tuple, `replace` the right "
-        f"one (where their primary keys differ, delete the wrong one there first): all get it"
+        f"`box.cfg{{replication_skip_conflict = true}}`, then {set_again(is_node=None)}: each drops the row that it "
+        f"does not take. When all follow again, set `replication_skip_conflict` back to false. Then, on a member that "
+        f"has the wrong tuple, `replace` the right one (where their primary keys differ, delete the wrong one there "
+        f"first): all get it"
     )
 
 
@@ -157,7 +178,8 @@ def _split_brain(match: re.Match[str], between: Between) -> tuple[str, str]:
     advice = (
         f"decide which side to keep, {between.follower}'s or {between.master}'s. Save what only the other side has "
         f"(`flowstone cat` prints its logs), and let it join anew: stop it, `flowstone rebootstrap DIR URI` with its "
-        f"data directory, start it. Then, on the side that was kept, {SET_AGAIN}: it has stopped for good, too"
+        f"data directory, start it. Then, on the side that was kept, {set_again(is_node=None)}: it has "
+        f"stopped for good, too"
     )
     return why, advice
 
@@ -192,6 +214,21 @@ def _not_registered(match: re.Match[str], between: Between) -> tuple[str, str]:
             f"if it was expelled and shall come back: {between.rejoin}. "
             f"Else see why {between.master} lacks rows of the set"
         ),
+    )
+
+
+def _expelled(match: re.Match[str], between: Between) -> tuple[str, str]:
+    """All versions stop their appliers with these words; real ones of 2.x go on taking writes."""
+    why = f"{between.follower} was expelled from the replica set: its row of `_cluster` was deleted"
+    return why, f"if it shall come back: {between.rejoin}. Else stop it"
+
+
+def _peer_expelled(match: re.Match[str], between: Between) -> tuple[str, str]:
+    why = f"{between.master} is not in `_cluster` of {between.follower}: it was expelled"
+    advice = f"stop {between.master}, and take it out of `replication` of {between.follower}; if it shall come back, "
+    return (
+        why,
+        advice + "`flowstone rebootstrap DIR URI` with its data directory and the address of a member, and start it",
     )
 
 
@@ -267,7 +304,7 @@ def _schema(match: re.Match[str], between: Between) -> tuple[str, str]:
         f"a row of {between.master} does not fit the schema of {between.follower}: {quoted(match[0])}",
         (
             f"one of them has changed spaces or indexes on its own: make {between.follower}'s schema as it is on "
-            f"{between.master} and {SET_AGAIN}, or {between.rejoin}"
+            f"{between.master} and {between.set_again}, or {between.rejoin}"
         ),
     )
 
@@ -276,8 +313,8 @@ def _foreign_queue(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
         f"a synchronous row came whose instance does not own the queue: {quoted(match[0])}",
         (
-            f"promote one instance only (`flowstone promote URI`), then {SET_AGAIN}; if data contradict each other, "
-            f"rejoin one side"
+            f"promote one instance only (`flowstone promote URI`), then {between.set_again}; if data contradict each "
+            f"other, rejoin one side"
         ),
     )
 
@@ -293,7 +330,7 @@ def _disk(match: re.Match[str], between: Between) -> tuple[str, str]:
 def _free_space(between: Between) -> str:
     return (
         f"free space where {between.follower} has its logs (`flowstone explain DIR` says how much there is), "
-        f"then {SET_AGAIN}"
+        f"then {between.set_again}"
     )
 
 
@@ -353,6 +390,18 @@ _RULES: Final = (
         _wrong_cluster,
     ),
     _Rule(_says(r"(?:Cluster|Replicaset|Replica set) (?:UUID|name) mismatch[^;]*"), Kind.WRONG_CLUSTER, _wrong_cluster),
+    _Rule(
+        _says(r"The local instance id \d+ is read-only"),
+        Kind.NOT_REGISTERED,
+        _expelled,
+    ),
+    _Rule(
+        _says(
+            r"_cluster does not have|does not support non-anonymous followers|expelled from its replica set does not"
+        ),
+        Kind.NOT_REGISTERED,
+        _peer_expelled,
+    ),
     _Rule(
         _says(r"is not registered with|until join is done|does not know us|Unknown replica"),
         Kind.NOT_REGISTERED,

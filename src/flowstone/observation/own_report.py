@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flowstone.node.node import Node
 from flowstone.observation.asking import shown_options
 from flowstone.observation.report import Report, report_of
 
 
-def own_report(node: Node) -> Report:
+async def own_report(node: Node) -> Report:
     """How the node is now; `NotRunning` where it is not."""
+    return report_now(node, await node.free_space())
+
+
+def report_now(node: Node, disk: dict[str, Any] | None = None) -> Report:
+    """The same without waiting for the disk."""
     info = node.info()
     address = node.address or str(info["uuid"])
     cfg = shown_options(node.configuration.shown(node.box.dialect))
-    return report_of(address, info, gc=node.gc_info(), anonymous=node.replication_anon(), cfg=cfg)
+    return report_of(
+        address,
+        info,
+        gc=node.gc_info(),
+        anonymous=node.replication_anon(),
+        cfg=cfg,
+        upstreams_configured=len(node.configuration.replication),
+        disk=disk,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from flowstone.observation.connection_findings import is_alive, is_cut_off
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.replica_set import FOLLOWING, Member, ReplicaSet
 from flowstone.observation.report import Report
@@ -29,7 +30,11 @@ class _Quorum(NamedTuple):
 
 def queue_findings(replica_set: ReplicaSet) -> Iterator[Finding]:
     """At most one of no leader, lost quorum, two owners and read-only, which bring each other about; and the queue."""
-    reports = [(member, member.report) for member in replica_set.members if member.report is not None]
+    answered = [(member, member.report) for member in replica_set.members if member.report is not None]
+    # An expelled server that does not know it has a term, a vote and a queue that do not count.
+    reports = [one for one in answered if one[0].id] or answered
+    # One that hears nobody cannot tell whether the others have a quorum and a leader.
+    reports = [one for one in reports if not is_cut_off(one[0])]
     if not reports:
         return
     found = [
@@ -65,22 +70,31 @@ def _needed(replica_set: ReplicaSet, report: Report) -> int | None:
 
 
 def _lost_quorums(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
-    """Of whoever commits synchronous transactions, or would: the owner of the queue; in 2.6 whoever may be written."""
-    for member, report in reports:
-        is_owner = report.queue is not None and report.queue.owner == report.id and report.id != 0
-        is_writer_of_2_6 = report.queue is None and not report.ro
-        quorum = _quorum_of(replica_set, member, report) if is_owner or is_writer_of_2_6 else None
+    """Yield a finding if those that commit synchronous transactions lack a quorum; in 2.6 any writable member may."""
+    for member, report in _committers(replica_set, reports):
+        quorum = _quorum_of(replica_set, member, report)
         if quorum is not None and quorum.there < quorum.needed:
             yield _lost_quorum(replica_set, quorum, report)
             return
     if not _holds_elections(reports) or replica_set.leader:
         return
-    voters = [member for member, _ in reports if member.id]
-    member, report = _furthest(reports)
+    voters = [member for member in replica_set.members if member.id and is_alive(replica_set, member)]
+    member, report = _furthest(replica_set, reports)
     needed = _needed(replica_set, report) or len(voters) // 2 + 1
     if len(voters) < needed:
-        missing = tuple(one for one in replica_set.members if one.id and one.report is None)
+        missing = tuple(one for one in replica_set.members if one.id and one not in voters)
         yield _lost_quorum(replica_set, _Quorum(member, needed, len(voters), missing), report)
+
+
+def _committers(replica_set: ReplicaSet, reports: _Reports) -> _Reports:
+    """Return the owner of the queue, or, where no queue is shown, the writable members that some member follows.
+
+    A replica is writable by default, but synchronous transactions are not meant for one that nobody follows, unless no
+    other member is writable."""
+    owners = [(member, report) for member, report in reports if report.queue and 0 < report.id == report.queue.owner]
+    writers = [(member, report) for member, report in reports if report.queue is None and not report.ro]
+    followed = {link.master for link in replica_set.links}
+    return owners + ([one for one in writers if one[0].uuid in followed] or writers)
 
 
 def _lost_quorum(replica_set: ReplicaSet, quorum: _Quorum, report: Report) -> Finding:
@@ -110,13 +124,13 @@ def lost_quorum(replica_set: ReplicaSet) -> Finding | None:
 
 def _without_the_missing(replica_set: ReplicaSet, quorum: _Quorum, report: Report) -> str:
     """The order matters: who has no quorum can expel nobody, and is elected by nobody."""
-    label, gone = quorum.member.label, [one for one in quorum.missing if one.report is None]
+    label, gone = quorum.member.label, [one for one in quorum.missing if not is_alive(replica_set, one)]
     left = sum(1 for one in replica_set.members if one.id) - len(gone)
     # What shows no queue may be too old for formulas, too.
     usual = f"{left // 2 + 1}" if report.queue is None else "`N / 2 + 1`"
     if not quorum.missing:
         return f"nobody is missing: set `replication_synchro_quorum` on {label} to {usual}"
-    stopped = " and ".join(one.label for one in quorum.missing if one.report is not None)
+    stopped = " and ".join(one.label for one in quorum.missing if one not in gone)
     let_follow = f"let {stopped} follow {label} again: what keeps it from that is told, too" if stopped else ""
     if not gone:
         return let_follow
@@ -131,7 +145,7 @@ def _without_the_missing(replica_set: ReplicaSet, quorum: _Quorum, report: Repor
     return (
         f"{let_follow}{'; ' if let_follow else ''}bring {names} back. Only if gone for good, so that nobody can start "
         f"it again, in this order: lower the quorum to what is left, on {label}: {how}{leads}; then expel who is gone: "
-        f"{expelled}{back}. While it is lowered, what the quorum is for is given up"
+        f"{expelled}{back}. With a lowered quorum, committed transactions can be lost"
     )
 
 
@@ -169,7 +183,7 @@ def _no_leader(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
         if candidates
         else "no member stands for election by itself: election_mode is `candidate` nowhere"
     )
-    member, report = _furthest(reports)
+    member, report = _furthest(replica_set, reports)
     yield make(
         replica_set,
         Kind.NO_LEADER,
@@ -182,9 +196,13 @@ def _no_leader(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
     )
 
 
-def _furthest(reports: _Reports) -> tuple[Member, Report]:
-    """Whom to let lead: of those that may, who has most; who lacks rows would take them back from the others."""
-    return max(reports, key=lambda one: (_may_lead(*one), one[1].signature))
+def _furthest(replica_set: ReplicaSet, reports: _Reports) -> tuple[Member, Report]:
+    """The member to let lead: of those that may and that others follow, the one with most rows.
+
+    One that lacks rows would take them back from the others; one that nobody follows gets no votes.
+    """
+    followed = {link.master for link in replica_set.links}
+    return max(reports, key=lambda one: (_may_lead(*one), one[0].uuid in followed, one[1].signature))
 
 
 def _may_lead(member: Member, report: Report) -> bool:
@@ -217,7 +235,7 @@ def _abandoned(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
         if owner.report is not None or is_followed:
             return
     label = owner.label if owner is not None else "nobody"
-    holder, report = _furthest(reports)
+    holder, report = _furthest(replica_set, reports)
     yield make(
         replica_set,
         Kind.QUEUE_ABANDONED,
@@ -284,7 +302,7 @@ def _read_only(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
         return
     if any(report.status in ("orphan", "loading") for _, report in reports):
         return
-    member, report = _furthest(reports)
+    member, report = _furthest(replica_set, reports)
     reasons = {report.ro_reason for _, report in reports}
     unclaimed = any(report.queue is not None and not report.queue.owner for _, report in reports)
     if reasons == {"config"} or reasons == {None}:

@@ -55,10 +55,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One member, or somebody who follows anonymously (id 0)."""
+    """One member, or a server that is not one: an anonymous replica, or an expelled member (id 0)."""
 
     uuid: str
     id: int
+    """Its id in `_cluster` of the other members; an expelled one may not know that it was expelled."""
+
     name: str | None = None
     address: str | None = None
     report: Report | None = None
@@ -108,7 +110,9 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def failover(self) -> str:
         """As `tt replicaset status` has it: `election` where anybody takes part in one, else `off`."""
-        reports = [member.report for member in self.members if member.report is not None]
+        answered = [member for member in self.members if member.report is not None]
+        registered = [member for member in answered if member.id] or answered
+        reports = [member.report for member in registered if member.report is not None]
         if any(_takes_part(report) for report in reports):
             return "election"
         is_known = any(report.cfg is not None or report.election is None for report in reports)
@@ -117,15 +121,16 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def master(self) -> str:
         """As `tt replicaset status` has it: how many can be written to; single, multi or no."""
-        count = sum(member.mode == "rw" for member in self.members)
+        registered = [member for member in self.members if member.id] or self.members
+        count = sum(member.mode == "rw" for member in registered)
         return "no" if not count else "single" if count == 1 else "multi"
 
     def role(self, member: Member) -> str:
-        """leader, candidate or follower of an election; master or replica without; anonymous for no member."""
+        """leader, candidate or follower of an election; master or replica without; anonymous or expelled: no member."""
         if member.report is None:
             return "unknown"
         if not member.id:
-            return "anonymous"
+            return "expelled" if member.report.id else "anonymous"
         if self.failover == "election" and member.report.election is not None:
             return member.report.election.state
         return "replica" if member.report.ro else "master"
@@ -246,9 +251,11 @@ def document(replica_set: ReplicaSet) -> dict[str, Any]:
 def _replica_set(
     uuid: str | None, reports: Sequence[Report], lost: Sequence[Unreachable], copies: Mapping[str, str]
 ) -> ReplicaSet:
-    term = max((report.election.term for report in reports if report.election is not None), default=None)
-    leader = _leader(reports, term)
-    members = _members(reports, lost, copies, leader)
+    outsiders = _outsiders(reports)
+    counted = [report for report in reports if report.uuid not in outsiders]
+    term = max((report.election.term for report in counted if report.election is not None), default=None)
+    leader = _leader(counted, term)
+    members = _members(reports, lost, copies, leader, outsiders)
     links = _links(reports, members)
     if leader and not any(member.is_leader and _is_there(member, links) for member in members):
         leader, members = 0, tuple(msgspec.structs.replace(member, is_leader=False) for member in members)
@@ -259,9 +266,33 @@ def _replica_set(
         links=links,
         term=term,
         leader=leader,
-        queue=_queue(reports),
-        vclock=furthest(report.vclock for report in reports),
+        queue=_queue(counted),
+        vclock=furthest(report.vclock for report in counted),
     )
+
+
+def expelled(reports: Sequence[Report]) -> frozenset[str]:
+    """Return the UUIDs of servers that answered and are in `_cluster` of no other member that did.
+
+    One that was away when it was expelled does not know it: it lacks the row that removed it. One that has just joined
+    has a row that the others lack.
+    """
+    return frozenset(report.uuid for report in reports if _is_expelled(report, reports))
+
+
+def _outsiders(reports: Sequence[Report]) -> frozenset[str]:
+    """Return the UUIDs of servers that do not count as members: the expelled, unless members expelled each other."""
+    found, members = expelled(reports), {report.uuid for report in reports if report.id}
+    return found - members if members <= found else found
+
+
+def _is_expelled(report: Report, reports: Sequence[Report]) -> bool:
+    others = [one for one in reports if one.id and one is not report and one.status != "loading"]
+    if not report.id:
+        is_anonymous = (report.cfg or {"replication_anon": True}).get("replication_anon", False)
+        return not is_anonymous and report.status in ("running", "orphan") and bool(others)
+    lists_it = any(peer.uuid == report.uuid for one in others for peer in one.replication)
+    return not lists_it and any(missing_rows(one.vclock, report.vclock) for one in others)
 
 
 def _is_there(member: Member, links: Iterable[Link]) -> bool:
@@ -293,9 +324,16 @@ def _queue(reports: Sequence[Report]) -> Queue | None:
 
 
 def _members(
-    reports: Sequence[Report], lost: Sequence[Unreachable], copies: Mapping[str, str], leader: int
+    reports: Sequence[Report],
+    lost: Sequence[Unreachable],
+    copies: Mapping[str, str],
+    leader: int,
+    outsiders: frozenset[str],
 ) -> tuple[Member, ...]:
     own = {report.uuid: report for report in reports}
+    registered = {
+        peer.uuid for report in reports if report.uuid not in outsiders for peer in report.replication if peer.id
+    }
     seen: dict[str, list[Peer]] = {report.uuid: [] for report in reports}
     for report in reports:
         for peer in (*report.replication, *report.anonymous):
@@ -303,10 +341,15 @@ def _members(
     addresses = {uuid: place for place, uuid in _followed(reports)}
     places, strays = _silent(seen, own, reports, lost)
     members = [
-        _answered(own[uuid], peers, copies.get(uuid), leader)
+        _answered(own[uuid], peers, copies.get(uuid), leader, is_expelled=uuid in outsiders)
         if uuid in own
         else _unheard(uuid, peers, places.get(uuid), addresses.get(uuid), leader, _kept_for(uuid, reports))
         for uuid, peers in seen.items()
+    ]
+    # Members that only an expelled one lists may have been expelled before it.
+    members = [
+        member if member.uuid in own or member.uuid in registered else msgspec.structs.replace(member, id=0)
+        for member in members
     ]
     members += map(_stray, strays)
     return tuple(sorted(members, key=lambda member: (member.id == 0, member.id, member.address or "", member.uuid)))
@@ -334,16 +377,17 @@ def _silent(
     return places, strays
 
 
-def _answered(report: Report, peers: Sequence[Peer], copy: str | None, leader: int) -> Member:
+def _answered(report: Report, peers: Sequence[Peer], copy: str | None, leader: int, *, is_expelled: bool) -> Member:
+    replica_id = 0 if is_expelled else report.id
     return Member(
         uuid=report.uuid,
-        id=report.id,
+        id=replica_id,
         name=report.name or _name(peers),
         address=report.address,
         report=report,
         copy=copy,
         vclock=report.vclock,
-        is_leader=bool(report.id) and report.id == leader,
+        is_leader=bool(replica_id) and replica_id == leader,
     )
 
 

@@ -120,6 +120,21 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.consumers, key=lambda consumer: consumer.signature, default=None)
 
 
+class Wal(msgspec.Struct, frozen=True, kw_only=True):
+    """Writes to the log, of a node whose last one failed: why, and how many have failed since it started."""
+
+    failure: str
+    failures: int = 1
+
+
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """Free bytes of the file systems of a node's directories; `failure` if they cannot be determined."""
+
+    wal_free_bytes: int | None = None
+    memtx_free_bytes: int | None = None
+    failure: str | None = None
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One server at one moment."""
 
@@ -148,6 +163,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     gc: Retention | None = None
     cfg: dict[str, Any] | None = None
     """`box.cfg` where it may be read, without what could hold a secret."""
+
+    upstreams_configured: int | None = None
+    """How many servers `replication` lists; None where the options may not be read."""
+
+    wal: Wal | None = None
+    """Of a node whose last write to the log failed; real servers do not show it."""
+
+    disk: Disk | None = None
+    """Of a node whose user may ask for it."""
 
     @property
     def signature(self) -> int:
@@ -187,9 +211,17 @@ class Unreachable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_of(
-    address: str, info: Mapping[str, Any], *, gc: Any = None, anonymous: Any = None, cfg: Any = None
+    address: str,
+    info: Mapping[str, Any],
+    *,
+    gc: Any = None,
+    anonymous: Any = None,
+    cfg: Any = None,
+    upstreams_configured: int | None = None,
+    disk: Any = None,
 ) -> Report:
-    """The report that `box.info`, `box.info.gc()`, `box.info.replication_anon()` and `box.cfg` make."""
+    """The report that `box.info`, `box.info.gc()`, `box.info.replication_anon()`, `box.cfg` and
+    `flowstone.disk_usage` make."""
     replicaset, cluster = _table(info.get("replicaset")), _table(info.get("cluster"))
     return Report(
         address=address,
@@ -214,6 +246,9 @@ def report_of(
         queue=_queue(_table(info.get("synchro"))),
         gc=_retention(_table(gc)),
         cfg=_options(cfg),
+        upstreams_configured=upstreams_configured,
+        wal=_wal(_table(info.get("wal"))),
+        disk=_disk(_table(disk)),
     )
 
 
@@ -300,6 +335,21 @@ def _retention(table: Mapping[str, Any]) -> Retention | None:
         checkpoint_is_in_progress=bool(table.get("checkpoint_is_in_progress")),
         checkpoints=tuple(vclock_of(_table(row).get("vclock")) for row in _rows(table.get("checkpoints"))),
         consumers=tuple(consumers),
+    )
+
+
+def _wal(table: Mapping[str, Any]) -> Wal | None:
+    failure = _text(table.get("failure"))
+    return Wal(failure=failure, failures=_integer(table.get("failures"))) if failure is not None else None
+
+
+def _disk(table: Mapping[str, Any]) -> Disk | None:
+    if not table:
+        return None
+    return Disk(
+        wal_free_bytes=_count(table.get("wal_free_bytes")),
+        memtx_free_bytes=_count(table.get("memtx_free_bytes")),
+        failure=_text(table.get("failure")),
     )
 
 

@@ -54,6 +54,19 @@ class Survey:
         await self._forget(uuid for uuid, answer in known.items() if not _is_meant(uuid, answer))
         return sets
 
+    async def identify(self, uri: Uri) -> Report | Unreachable:
+        """Ask who answers at `uri`."""
+        asking = self._asking(uri)
+        try:
+            (answer,) = await ask_all([asking])
+        finally:
+            await asking.close()
+        return answer
+
+    def include(self, uri: Uri, uuid: str) -> None:
+        """Ask the member `uuid`, whose address nobody tells, at `uri` from the next look on."""
+        self._found.setdefault(uuid, self._asking(uri, uuid))
+
     async def _forget(self, uuids: Iterable[str]) -> None:
         """Who did not answer is looked for anew the next time: it may come back at another address."""
         for uuid in list(uuids):

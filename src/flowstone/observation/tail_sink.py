@@ -23,7 +23,7 @@ from flowstone.box.schema import SchemaTracker
 from flowstone.box.system import SCHEMA_SPACE_IDS
 from flowstone.history.reading import FLAGS_SINCE
 from flowstone.history.selection import Mask
-from flowstone.history.settling import CONTROL, WAIT_ACK
+from flowstone.history.settling import LOOKED_AT, WAIT
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
@@ -202,7 +202,7 @@ class TailSink(AnonymousSink):
 
     def _needs_a_look(self, cells: Cells) -> bool:
         """Whether something in it is synchronous, speaks about the log, or defines spaces."""
-        if (cells[scan.FLAGS] & WAIT_ACK).any() or np.isin(cells[scan.TYPE], CONTROL).any():
+        if (cells[scan.FLAGS] & WAIT).any() or np.isin(cells[scan.TYPE], LOOKED_AT).any():
             return True
         looked_for = SCHEMA_SPACE_IDS if self._has_flags else SCHEMA_SPACE_IDS | self._schema.schema.synchronous
         return bool(np.isin(cells[scan.SPACE_ID], sorted(looked_for)).any())

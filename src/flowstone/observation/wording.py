@@ -48,7 +48,7 @@ def expel(replica_set: ReplicaSet, member: Member | None) -> str:
 
 
 def expel_command(replica_set: ReplicaSet, member: Member | None) -> str:
-    others = [one for one in replica_set.members if one.report is not None and one is not member]
+    others = [one for one in replica_set.members if one.id and one.report is not None and one is not member]
     at = next((one.address for one in others if one.address is not None), None)
     return f"`flowstone expel {for_command(at)} {member.id if member is not None and member.id else 'ID'}`"
 

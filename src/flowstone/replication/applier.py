@@ -15,6 +15,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
 from flowstone.replication.lost_tail import TailLost
+from flowstone.replication.membership import NO_FOLLOWERS, NO_MEMBERS, NotAMember, VClockLags
 from flowstone.replication.received_rows import OwnRowRefused
 from flowstone.replication.vclock import VClock
 
@@ -110,13 +111,16 @@ class ConnectionLost(FlowstoneError):
 def reaction(error: FlowstoneError | OSError, *, is_2_6: bool, has_data: bool = True) -> ApplierState:
     """The state that an applier of our age is in after `error`, its own or the peer's (reference 11.1).
 
-    Real instances without data give up where nobody can write; ours wait for who is about to be elected.
+    Real instances without data give up if no member is writable; ours wait for an election. Real instances also stop
+    for good at an expelled peer; ours retry, because another member, or the peer itself, may join at that address.
     """
     if isinstance(error, OSError | ConnectionLost | OwnRowRefused):
         return _State.DISCONNECTED
     if isinstance(error, errors.Readonly) and not has_data:
         return _State.LOADING
-    if isinstance(error, TailLost) and error.may_come_back:
+    if _is_of_no_member(error):
+        return _State.LOADING
+    if isinstance(error, NotAMember | VClockLags) or (isinstance(error, TailLost) and error.may_come_back):
         return _State.LOADING
     code = code_of(error)
     after = _RETRIED.get(code)
@@ -137,6 +141,10 @@ DOES_NOT_KNOW_US: Final = (errors.UnknownReplica, errors.TooEarlySubscribe)
 """What a member hears from a peer in whose `_cluster` it is not, or not yet: the first from 2.6.0, else the second."""
 
 ON_ITS_WAY: Final = "the row that registers us may be on its way to it"
+NOT_A_MEMBER: Final = (
+    "it was expelled, or is an anonymous replica: take it out of replication here, or let it join again "
+    "(`flowstone rebootstrap`)"
+)
 REMOVED: Final = (
     "it does not know us (any more): if this instance was removed from the replica set, "
     "delete its data and let it join again"
@@ -175,6 +183,15 @@ def other_replica_set(error: FlowstoneError, ours: UUID | None) -> str | None:
     return None if other is None else f"that is another replica set ({other}, ours is {ours}): correct the URI"
 
 
+def advice_about_peer(error: FlowstoneError, ours: UUID | None) -> str | None:
+    """What to do about a peer that is of another replica set than `ours`, or no member of it; None: it may be one."""
+    return NOT_A_MEMBER if _is_of_no_member(error) else other_replica_set(error, ours)
+
+
+def _is_of_no_member(error: FlowstoneError | OSError) -> bool:
+    return isinstance(error, errors.Unsupported) and error.message in (NO_FOLLOWERS, NO_MEMBERS)
+
+
 def is_ordinary(error: FlowstoneError, failures: int) -> bool:
     """Whether it belongs to a good start, or a good return, and passes by itself; after so many `failures` in a row."""
     if isinstance(error, errors.Cfg):
@@ -195,8 +212,10 @@ def shortened(message: str) -> str:
     return message if len(message) <= MESSAGE_MAX else f"{message[:MESSAGE_MAX]}… ({len(message)} characters)"
 
 
-def doing(state: ApplierState) -> str:
-    """What cannot be done, when the peer answers with an error in `state`."""
+def doing(state: ApplierState, *, has_data: bool) -> str:
+    """What cannot be done, when the peer answers with an error in `state`. An instance that has data does not join."""
+    if has_data and state in (_State.CONNECTED, _State.READY):
+        return "cannot follow"
     return _DOING.get(state, "cannot go on reading from")
 
 

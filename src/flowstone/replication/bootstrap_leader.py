@@ -132,13 +132,17 @@ def rejoin_source(candidates: Iterable[Candidate], vclock: VClock) -> Candidate 
     return source
 
 
-def unlisted_members(candidates: Iterable[Candidate], uri_count: int) -> tuple[UUID, ...]:
+def unlisted_members(candidates: Iterable[Candidate], uri_count: int, leader: Candidate) -> tuple[UUID, ...]:
     """Members that ballots know and nobody is connected to, where there are more members than addresses.
 
-    Who joins an existing replica set since 2.11 must be able to reach all of it.
+    Since 2.11 an instance that joins an existing replica set must be able to reach all of it. Real servers count the
+    lists of all peers. Here the list of a peer that `leader` does not have does not count: that peer was expelled, and
+    may still list members that were expelled after it.
     """
     ordered = _in_order(candidates)
-    registered = {uuid: None for candidate in ordered for uuid in candidate.ballot.registered_uuids}
+    known = leader.ballot.registered_uuids
+    members = [candidate for candidate in ordered if not known or candidate.uuid in known]
+    registered = {uuid: None for candidate in members for uuid in candidate.ballot.registered_uuids}
     if len(registered) <= uri_count:
         return ()
     connected = [candidate.uuid for candidate in ordered]

@@ -129,6 +129,11 @@ class Votes:
         """Takes back a vote that nobody has seen."""
         del self._votes[voter_id]
 
+    def forget(self, voter_ids: Collection[int]) -> None:
+        """Drop the votes of former members. 2.11.9 keeps them: with the smaller quorum, two leaders are possible."""
+        for voter_id in voter_ids:
+            self._votes.pop(voter_id, None)
+
     def clear(self) -> None:
         self._votes.clear()
 

@@ -156,20 +156,21 @@ class Limbo(LimboState[T]):
             return 0
         return _WAIT_SYNC | _WAIT_ACK if entry.is_synchronous else _WAIT_SYNC
 
-    def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool) -> Fate:
-        """Asked before a transaction of another instance is applied; raises ER_SPLIT_BRAIN (reference 14.5).
+    def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool, was_control: bool = False) -> Fate:
+        """Decide about a transaction of another instance before it is applied; raises ER_SPLIT_BRAIN (reference 14.5).
 
-        `lsn` and `flags` are those of its last row. A transaction made NOPs, or of NOPs only, never enters the queue.
+        `lsn` and `flags` are those of its last row. `was_control`: the transaction is a NOP that replaces a control
+        row. A transaction of NOPs, received or made here, never enters the queue.
         """
         self._check_not_busy()
         if not self._has_transfers or self.promote_term(origin_id) == self._term:
             return Fate.ACCEPTED
         waits = bool(flags & _WAIT_SYNC)
-        if waits and lsn > self._confirmed.get(origin_id):
-            # Also a NOP says by its flags what it was.
-            if flags & _WAIT_ACK:
+        if lsn > self._confirmed.get(origin_id):
+            # A NOP carries no limbo flags, so any other NOP counts as a void synchronous transaction.
+            if flags & _WAIT_ACK or not (has_effect or was_control):
                 self._tenures.note_void(origin_id, lsn)
-            waits = not (has_effect and self.is_validating and self._tenures.keeps(origin_id))
+            waits = waits and not (has_effect and self.is_validating and self._tenures.keeps(origin_id))
         return filter_transaction(origin_id, lsn, self.history, waits_for_verdict=waits, has_effect=has_effect)
 
     def receive(
@@ -258,7 +259,11 @@ class Limbo(LimboState[T]):
         return self._advance() if is_news and (self._queue or self._unproven) else []
 
     def forget(self, replica_id: int) -> None:
-        """`replica_id` is no member any more. What it acknowledged counts no longer."""
+        """Drop the acknowledgements of `replica_id`, which was expelled or is disconnected.
+
+        Real servers keep counting the last acknowledgement of a disconnected member. If its data has been deleted
+        since, they confirm a row that fewer than a quorum have.
+        """
         self._acks.forget(replica_id)
 
     def _quorum_lsn(self) -> int:

@@ -301,7 +301,7 @@ class Raft:
         """`replication_synchro_quorum`, evaluated, and the ids in `_cluster`."""
         self._now = now
         before = self._peers.quorum
-        gone = self._peers.replace(synchro_quorum, members)
+        self._votes.forget(gone := self._peers.replace(synchro_quorum, members))
         # Whoever joins makes a quorum grow that is a number, too, up to that number.
         if before < self._peers.quorum > self._peers.healthy_count:
             self._is_fencing_paused = True

@@ -20,6 +20,7 @@ from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
+from flowstone.replication.membership import NO_FOLLOWERS, NO_MEMBERS
 from flowstone.replication.messages import NIL_UUID, Ack, FetchSnapshot, Join, Register, Subscribe
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import LSN_MAX
@@ -58,12 +59,15 @@ class Facts:
     replicaset_uuid: UUID
     replica_id: int = 0
     """Of who asks; 0: not registered."""
+    is_replaced: bool = False
+    """The id that who asks had as a member is another member's now."""
     is_followed: bool = False
     """A connection of who asks has subscribed already."""
     is_joining: bool = False
     """Another connection in the name of who asks is being given data."""
     is_loading: bool = False
     is_anonymous: bool = False
+    is_expelled: bool = False
     has_log: bool = True
     read_only: TarantoolError | None = None
     """What refuses a write, and below what refuses the user to read everything and to write to `_cluster`."""
@@ -104,16 +108,23 @@ def _log(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
     return None if facts.has_log else errors.Unsupported("Replication does not support wal_mode = 'none'")
 
 
+def _expelled(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+    """Refuse anonymous replicas, too, which 3.8 serves: they would get no new rows, and not learn why."""
+    if not facts.is_expelled:
+        return None
+    return errors.Unsupported(NO_FOLLOWERS)
+
+
 def _anonymous_registers_nobody(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
-    if not facts.is_anonymous:
+    if not facts.is_anonymous and not facts.is_expelled:
         return None
     return errors.Unsupported("Anonymous replica does not support registration of non-anonymous nodes.")
 
 
 def _anonymous_feeds_members(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
-    if not facts.is_anonymous or _is_anonymous(request):
+    if not (facts.is_anonymous or facts.is_expelled) or _is_anonymous(request):
         return None
-    return errors.Unsupported("Anonymous replica does not support non-anonymous followers.")
+    return errors.Unsupported(NO_MEMBERS)
 
 
 def _registered(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
@@ -150,6 +161,13 @@ def _anonymous_with_id(request: RequestOfReplica, facts: Facts) -> TarantoolErro
     return errors.Protocol("Can't subscribe an anonymous replica having an ID assigned")
 
 
+def _anonymous_with_former_id(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+    """Refuse a former member whose own rows would hide rows of its successor. 3.8 refuses any that it remembers."""
+    if not facts.is_replaced or not _is_anonymous(request):
+        return None
+    return errors.Protocol("Can't subscribe a previously deleted non-anonymous replica as an anonymous replica")
+
+
 def _twice(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
     if not facts.is_followed:
         return None
@@ -163,29 +181,46 @@ def _at_a_time(request: RequestOfReplica, facts: Facts) -> TarantoolError | None
 
 
 _CHECKS_2_6: Final[dict[type, tuple[Check, ...]]] = {
-    Join: (_loading, _self, _read, _write_if_unregistered, _log),
-    FetchSnapshot: (_loading, _read, _log),
-    Register: (_loading, _self, _read, _registered, _write, _log),
-    Subscribe: (_loading, _self, _anonymous_feeds_members, _read, _unknown, _twice, _log),
+    Join: (_loading, _self, _read, _expelled, _write_if_unregistered, _log),
+    FetchSnapshot: (_loading, _read, _expelled, _log),
+    Register: (_loading, _self, _read, _expelled, _registered, _write, _log),
+    Subscribe: (
+        _loading,
+        _self,
+        _read,
+        _anonymous_feeds_members,
+        _expelled,
+        _unknown,
+        _anonymous_with_former_id,
+        _twice,
+        _log,
+    ),
 }
 _CHECKS: Final[dict[type, tuple[Check, ...]]] = {
     Join: (_loading, _nil, _self, _read, _anonymous_registers_nobody, _write_if_unregistered, _log, _at_a_time),
-    FetchSnapshot: (_loading, _read, _log, _checkpoint),
+    FetchSnapshot: (_loading, _read, _expelled, _log, _checkpoint),
     Register: (_loading, _nil, _self, _read, _registered, _anonymous_registers_nobody, _twice, _write, _log),
     Subscribe: (
         _loading,
         _nil,
         _self,
+        _read,
         _replica_set,
         _anonymous_feeds_members,
-        _read,
+        _expelled,
         _unknown,
         _anonymous_with_id,
+        _anonymous_with_former_id,
         _twice,
         _log,
     ),
 }
-"""What is checked, in this order. 2.6 lets the replica compare the UUIDs of the replica set."""
+"""Checks in their order. 2.6 lets the replica compare the UUIDs of the replica set.
+
+Real servers check a SUBSCRIBE's replica set before the user's rights and so tell its UUID to any guest. Here only the
+checks whose answers are in the greeting anyway (loading, nil UUID, connection to self) come before `_read`. The event
+`box.id` shows the UUID to every client all the same, as in real servers.
+"""
 
 
 def refusal(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:

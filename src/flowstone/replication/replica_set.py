@@ -50,6 +50,10 @@ class Upstream:
     progress: Progress = Progress.DISCONNECTED
     is_spare: bool = False
     """It leads to this instance itself, or to whom another URI leads: there is nothing to catch up with."""
+    is_stranger: bool = False
+    """It leads to an instance that is not a member: it does not count for the quorum, whatever its progress is."""
+    is_awaited: bool = True
+    """False if it had no data, or did not answer, when the upstreams were tried: the quorum does not include it."""
 
 
 class DuplicateConnection(FlowstoneError):
@@ -63,8 +67,8 @@ class ReplicaSet:
         self.members: dict[int, UUID] = {}
         self.ids: dict[UUID, int] = {}
         self.upstreams: list[Upstream] = []
-        self.quorum = 0
-        """Upstreams that must be synced before the instance may be written to."""
+        self.quorum_max: int | None = None
+        """The quorum if there are that many upstreams; None: all of them."""
 
     # --- members ---
 
@@ -87,7 +91,7 @@ class ReplicaSet:
     def follow(self, upstream: Upstream, state: ApplierState, uuid: UUID | None, own_uuid: UUID | None = None) -> None:
         """An applier is in a new state; DuplicateConnection if its peer is another applier's already."""
         if state is ApplierState.CONNECT:
-            upstream.is_spare = False
+            upstream.is_spare = upstream.is_stranger = False
         if uuid is not None and uuid == own_uuid:
             upstream.uuid, upstream.is_spare = uuid, True
         elif state is ApplierState.CONNECTED and uuid is not None and upstream.uuid != uuid:
@@ -111,7 +115,13 @@ class ReplicaSet:
         return next((upstream for upstream in self.upstreams if upstream.uuid == uuid), None)
 
     def count(self, *progress: Progress) -> int:
-        return sum(upstream.progress in progress for upstream in self.upstreams)
+        return sum(upstream.progress in progress for upstream in self.upstreams if not upstream.is_stranger)
+
+    @property
+    def quorum(self) -> int:
+        """Upstreams that must be synced before the instance may be written to; strangers are not among them."""
+        total = sum(upstream.is_awaited and not upstream.is_stranger for upstream in self.upstreams)
+        return connect_quorum(total, self.quorum_max)
 
     @property
     def connected_count(self) -> int:

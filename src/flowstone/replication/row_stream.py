@@ -57,6 +57,7 @@ _OFFSETS: Final = (
     rowscan.BODY_AT,
     rowscan.ROW_END,
 )
+_MARKS: Final = [rowscan.TYPE, rowscan.SINGLE, rowscan.FLAGS, rowscan.TSN, rowscan.LSN]
 _ONE_SPAN: Final[Cells] = np.zeros(1, np.int64)
 
 
@@ -227,6 +228,16 @@ def slab_of_rows(rows: bytes, path: str) -> Slab:
     if found.wrong:
         raise RemoteProtocolError(f"{path}: the bytes at {found.wrong[0][1]} are no row")
     return Slab(path, rows, buf, found.cells, _ONE_SPAN)
+
+
+def replaces_control(slab: Slab, number: int) -> bool:
+    """True if row `number` is a NOP in place of a control row: a transaction of one row with explicit TSN and COMMIT.
+
+    A NOP in place of a void transaction looks as in real servers. A reader of the log must distinguish them: rows of a
+    former owner after its own CONFIRM are kept, rows after a void transaction are not.
+    """
+    kind, single, flags, tsn, lsn = slab.cells[_MARKS, number].tolist()
+    return kind == row_batches.NOP and not single and bool(flags & rowscan.COMMIT) and tsn == lsn
 
 
 def journal_rows(slab: Slab, first: int, stop: int, timestamp: float) -> bytes:

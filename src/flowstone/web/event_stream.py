@@ -1,18 +1,18 @@
 """Server-sent events for many listeners: each event encoded once, and nobody waits for a slow one.
 
 A listener has room for the newest state and for a few batches of transactions; what does not fit is left out, and told
-as a number. So memory is bounded by the number of listeners, which is bounded, too. One that takes nothing for long is
-let go. ASGI, without knowledge of what the events mean.
+as a number. So memory is bounded by the number of listeners, which is bounded, too: one more takes the place of the
+oldest listener of the address that has most. A listener that takes nothing for long is disconnected.
+ASGI, without knowledge of what the events mean.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from typing import Final
 
-from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 LISTENERS_MAX: Final = 64
@@ -31,11 +31,14 @@ _HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 class _Listener:
     """What waits to be sent to one."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self.host = host
         self.state: bytes | None = None
         self.batches: deque[tuple[str, int, bytes]] = deque()
         self.left_out: dict[str, int] = {}
         self.is_due = asyncio.Event()
+        self.is_replaced = asyncio.Event()
+        """Set when another listener has taken the place of this one."""
 
     def put_state(self, event: bytes) -> None:
         self.state = event
@@ -83,27 +86,38 @@ class EventStream:
             listener.put_batch(source, count, encoded)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(self._listeners) >= LISTENERS_MAX:
-            refusal = PlainTextResponse(f"{LISTENERS_MAX} listen already\n", 503, {"retry-after": "30"})
-            await refusal(scope, receive, send)
-            return
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
-        listener = _Listener()
+        client = scope.get("client")
+        listener = _Listener(client[0] if client else "")
         if self._newest_state is not None:
             listener.put_state(self._newest_state)
         self._listeners.append(listener)
-        gone = asyncio.create_task(_until_gone(receive))
-        telling = asyncio.create_task(_tell(listener, send))
+        if len(self._listeners) > LISTENERS_MAX:
+            self._replace_one()
+        tasks = [
+            asyncio.create_task(_until_gone(receive)),
+            asyncio.create_task(_tell(listener, send)),
+            asyncio.create_task(listener.is_replaced.wait()),
+        ]
         try:
-            await asyncio.wait((gone, telling), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._listeners.remove(listener)
-            for task in (gone, telling):
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(gone, telling, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _replace_one(self) -> None:
+        """Disconnect the oldest listener of the address that has most: early listeners must not lock others out."""
+        counts = Counter(each.host for each in self._listeners)
+        most = max(counts.values())
+        oldest = next(each for each in self._listeners if counts[each.host] == most)
+        self._listeners.remove(oldest)
+        oldest.is_replaced.set()
 
 
 def event(name: bytes, data: bytes) -> bytes:

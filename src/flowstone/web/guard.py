@@ -19,6 +19,8 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flowstone.web.token_failures import TokenFailures
+
 METHODS: Final = ("GET", "HEAD")
 
 POLICY: Final = "; ".join(
@@ -45,6 +47,11 @@ SECURITY_HEADERS: Final = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 
+TOKEN_FAILURES: Final = "token_failures"
+"""Key of an ASGI scope's state: how many wrong tokens this server was shown so far, for metrics."""
+
+_UNAUTHORIZED: Final = 401
+
 COOKIE: Final = "flowstone"
 """With the port behind it: browsers do not keep the cookies of one host's ports apart."""
 
@@ -68,15 +75,22 @@ class Guard:
         self._token = token
         self._hosts = frozenset(host.lower() for host in hosts)
         self._open_paths = frozenset(open_paths)
+        self._failures = TokenFailures()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         answer = _with_headers(send)
-        refusal = self._refusal(scope, Headers(scope=scope))
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope, headers)
         if refusal is not None:
+            if refusal.status_code == _UNAUTHORIZED and _shows_token(scope, headers):
+                client = scope.get("client")
+                if not await self._failures.failed(client[0] if client else "", scope["path"]):
+                    refusal = PlainTextResponse("too many wrong tokens\n", 429, {"retry-after": "1"})
             await refusal(scope, receive, answer)
             return
+        scope.setdefault("state", {})[TOKEN_FAILURES] = self._failures.count
         await self._application(scope, receive, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
@@ -102,7 +116,7 @@ class Guard:
         if any(key == "token" and _is_equal(value, token) for key, value in query):
             return _exchange(scope["path"], [pair for pair in query if pair[0] != "token"], name, token)
         text = "a token is needed: open the address that was printed at the start, or send Authorization: Bearer …\n"
-        return PlainTextResponse(text, 401, {"www-authenticate": 'Bearer realm="flowstone"'})
+        return PlainTextResponse(text, _UNAUTHORIZED, {"www-authenticate": 'Bearer realm="flowstone"'})
 
     def _is_known(self, host: str) -> bool:
         """A page of another site comes by that site's name, whatever that name resolves to: an address is none."""
@@ -150,6 +164,14 @@ def _exchange(path: str, query: list[tuple[str, str]], cookie: str, token: str) 
     answer = RedirectResponse(f"{place}?{urlencode(query)}" if query else place, 303)
     answer.set_cookie(cookie, token, httponly=True, samesite="strict", path="/")
     return answer
+
+
+def _shows_token(scope: Scope, headers: Headers) -> bool:
+    """Whether a request brings any token, as opposed to none."""
+    query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    return bool(
+        headers.get("authorization") or _cookie(headers, _cookie_name(scope)) or any(key == "token" for key, _ in query)
+    )
 
 
 def _cookie_name(scope: Scope) -> str:

@@ -1,8 +1,8 @@
 """Whether a process is well, for probes and for people: ready or not, and every reason why not.
 
 Pure. `is_ready` is about this process: it serves what it is there for. `reasons` name more: what will keep it from that
-soon, or keeps others from following it. A peer that is away is none, unless it leads, or keeps the node from being
-ready: its own probe tells that.
+soon, or keeps others from following it. A peer that is away is none, unless it leads, keeps the node from being
+ready, or is the last that was connected: its own probe tells that.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Final
 import msgspec
 
 from flowstone.node.statistics import DiskUsage, Statistics
+from flowstone.observation.connection_findings import is_alone, is_master, other_members
+from flowstone.observation.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.places import place_of
-from flowstone.observation.replica_set import FOLLOWING
+from flowstone.observation.replica_set import FOLLOWING, missing_rows
 from flowstone.observation.report import Report
 from flowstone.web.peer_complaints import Complaint
-
-FREE_BYTES_MIN: Final = 256 * 1024 * 1024
-"""One log of the usual `wal_max_size`: with less room than that there may be none for the next."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +35,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 _STARTING: Final = "the node has not started yet"
 _ORPHAN: Final = "orphan: it has not caught up with enough of its peers, and takes no writes"
+_ALONE: Final = "the node follows none of the other members, and none of them follows it"
+_LACKS_ROWS: Final = "the node follows none of the other members, and lacks rows that its followers have"
 
 
 def starting_health(*, has_data: bool, complaints: Sequence[Complaint]) -> Health:
@@ -50,15 +51,18 @@ def node_health(
 ) -> Health:
     """That of a node, by what it knows of itself, and says of its peers; of its disk that may be an error."""
     wal = statistics.wal.failure
+    outcast = _of_membership(report)
     reasons = [
         *_of_status(report),
+        *outcast,
+        *_of_followers(report),
         *_of_leader(report),
         *_of_upstreams(report),
         *_of_complaints(report, complaints),
         *([f"the log cannot be written: {wal}"] if wal is not None else []),
         *_of_disk(usage),
     ]
-    is_ready = report.status == "running" and wal is None
+    is_ready = report.status == "running" and wal is None and not outcast
     return Health(state=report.status, is_ready=is_ready, reasons=tuple(reasons))
 
 
@@ -66,6 +70,34 @@ def _of_status(report: Report) -> list[str]:
     if report.status == "orphan":
         return [_ORPHAN]
     return [] if report.status == "running" else [f"the node is {report.status}"]
+
+
+def _of_membership(report: Report) -> list[str]:
+    """Return why the node gets no rows although no link fails: it was expelled, or follows no other member."""
+    if report.status != "running":
+        return []
+    if not report.id:
+        is_anonymous = (report.cfg or {"replication_anon": True}).get("replication_anon", False)
+        return [] if is_anonymous else ["the node is not a member of its replica set: it was expelled"]
+    if is_alone(report) and not is_master(report):
+        return [f"{_ALONE}: it gets no rows"]
+    return [_LACKS_ROWS] if _lacks_rows(report) else []
+
+
+def _of_followers(report: Report) -> list[str]:
+    """Return that all replicas of a master are away: what it writes now has no copy. It goes on taking writes."""
+    if report.status != "running" or not report.id or not (is_alone(report) and is_master(report)):
+        return []
+    return [f"{_ALONE}: no replica has its new rows"]
+
+
+def _lacks_rows(report: Report) -> bool:
+    """Return True if the node has no upstream, and a follower has acknowledged rows that the node does not have."""
+    others = other_members(report)
+    sides = [peer.downstream for peer in others if peer.downstream is not None]
+    return not any(peer.upstream is not None for peer in others) and any(
+        side.status in FOLLOWING and missing_rows(side.vclock, report.vclock) for side in sides
+    )
 
 
 def _of_leader(report: Report) -> list[str]:

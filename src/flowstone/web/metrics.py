@@ -21,6 +21,7 @@ from flowstone.observation.report import Peer, Report, Unreachable
 ELECTION_STATES: Final = {"follower": 0, "candidate": 1, "leader": 2}
 STATUSES: Final = ("loading", "hot_standby", "orphan", "running")
 FOLLOW: Final = "follow"
+OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0"
 
 
 class Families(Collector):
@@ -64,9 +65,18 @@ class Families(Collector):
         return self._found.values()
 
 
+def accepted(accept: str) -> str:
+    """OPEN_METRICS if an Accept header names that format in any version, else empty: Prometheus' own.
+
+    Versions and escaping make no difference here, and the library fails on versions that are not numbers.
+    """
+    kinds = [part.partition(";")[0].strip() for part in accept.split(",")]
+    return OPEN_METRICS if OPEN_METRICS.partition(";")[0] in kinds else ""
+
+
 def encode(families: Families, accept: str) -> tuple[bytes, str]:
     """The text and its content type: Prometheus', or OpenMetrics where the Accept header asks for it."""
-    encoder, content_type = choose_encoder(accept)
+    encoder, content_type = choose_encoder(accepted(accept))
     return encoder(families), content_type
 
 
@@ -80,6 +90,11 @@ def _texts(labels: Mapping[str, str | int]) -> dict[str, str]:
 
 
 # --- of reports ---
+
+
+def add_token_failures(families: Families, count: int | None) -> None:
+    """Wrong tokens that the HTTP server was shown; None where it asks for none."""
+    families.counter("flowstone_http_token_failures_total", "HTTP requests with a wrong token", count)
 
 
 def add_reports(families: Families, answers: Sequence[Report | Unreachable]) -> None:

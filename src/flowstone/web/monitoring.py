@@ -5,7 +5,10 @@ The two probes say nothing but yes and no, so they need no token; reasons are fo
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -14,8 +17,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
+from flowstone.web.guard import TOKEN_FAILURES
 from flowstone.web.health import Health
-from flowstone.web.metrics import Families, encode
+from flowstone.web.metrics import OPEN_METRICS, Families, accepted, add_token_failures, encode
 
 PROBES: Final = ("/health/live", "/health/ready")
 """What may be asked without a token."""
@@ -32,15 +36,52 @@ class Monitored(Protocol):
     async def health(self) -> Health: ...
 
 
+T = TypeVar("T")
+
+
+class _Shared(Generic[T]):
+    """One computation for all who ask at the same time, so that many requests cannot keep the loop from its other work.
+
+    Nobody gets a result that was begun before they asked.
+    """
+
+    def __init__(self, compute: Callable[[], Awaitable[T]]) -> None:
+        self._compute = compute
+        self._next: asyncio.Future[T] | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def get(self) -> T:
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._run())
+        return await asyncio.shield(self._next)
+
+    async def _run(self) -> T:
+        async with self._one_at_a_time:
+            self._next = None  # whoever comes from now on waits for the next one
+            return await self._compute()
+
+
 def monitoring(monitored: Monitored, application: ASGIApp | None = None) -> Starlette:
     """An application that tells how `monitored` is; `application`, where there is one, answers all else."""
 
+    token_failures: int | None = None
+
+    async def encoded(accept: str) -> tuple[bytes, str]:
+        families = await monitored.metrics()
+        add_token_failures(families, token_failures)
+        return encode(families, accept)
+
+    shared_metrics = {accept: _Shared(partial(encoded, accept)) for accept in ("", OPEN_METRICS)}
+    shared_health = _Shared(monitored.health)
+
     async def metrics(request: Request) -> Response:
-        body, content_type = encode(await monitored.metrics(), request.headers.get("accept", ""))
+        nonlocal token_failures
+        token_failures = getattr(request.state, TOKEN_FAILURES, None)
+        body, content_type = await shared_metrics[accepted(request.headers.get("accept", ""))].get()
         return Response(body, headers={"content-type": content_type})
 
     async def health(request: Request) -> Response:
-        found = await monitored.health()
+        found = await shared_health.get()
         shown = {"status": "ok" if found.is_well else "unwell", "state": found.state, "reasons": found.reasons}
         status = _OK if found.is_well else _UNAVAILABLE
         return Response(msgspec.json.encode(shown) + b"\n", status, media_type="application/json")
@@ -49,7 +90,7 @@ def monitoring(monitored: Monitored, application: ASGIApp | None = None) -> Star
         return PlainTextResponse("live\n")
 
     async def ready(request: Request) -> Response:
-        is_ready = (await monitored.health()).is_ready
+        is_ready = (await shared_health.get()).is_ready
         return PlainTextResponse("ready\n" if is_ready else "not ready\n", _OK if is_ready else _UNAVAILABLE)
 
     async def index(request: Request) -> Response:

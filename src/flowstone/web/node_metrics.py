@@ -19,7 +19,7 @@ from flowstone.node.archive_upstream import ask_ballot
 from flowstone.node.node import Node, NotRunning
 from flowstone.node.statistics import DiskUsage, Statistics
 from flowstone.observation.asking import ASK_SECONDS
-from flowstone.observation.own_report import own_report
+from flowstone.observation.own_report import report_now
 from flowstone.observation.report import Report
 from flowstone.outside import Outside, production
 from flowstone.web.health import Health, node_health, starting_health
@@ -79,7 +79,7 @@ class NodeMetrics:
             usage = await self._node.disk_usage()
         except OSError as error:
             usage = error
-        return own_report(self._node), self._node.statistics(), usage
+        return report_now(self._node), self._node.statistics(), usage
 
 
 def add_process(families: Families, alias: str) -> None:
@@ -112,6 +112,10 @@ def add_statistics(families: Families, alias: str, seen: Statistics) -> None:
     families.gauge("tnt_net_connections_current", "Current connections amount", seen.connections, alias=alias)
     families.counter("tnt_net_requests_total", "Requests total amount", seen.requests, alias=alias)
     families.gauge("tnt_net_requests_current", "Pending requests", seen.requests_in_progress, alias=alias)
+    text = "Logins that failed"
+    families.counter("flowstone_auth_failures_total", text, seen.auth_failures, alias=alias)
+    text = "Login attempts that were delayed or rejected after too many failures"
+    families.counter("flowstone_auth_delays_total", text, seen.auth_delays, alias=alias)
     for name, total in {**seen.operations, "ERROR": seen.errors}.items():
         text = "Total amount of operations"
         families.counter("tnt_stats_op_total", text, total, alias=alias, operation=name.lower())

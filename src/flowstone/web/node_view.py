@@ -26,15 +26,15 @@ class NodeView:
         self._askings = [Asking(outside, uri) for uri in uris]
 
     async def look(self) -> tuple[ReplicaSet, ...]:
-        own = self._own_report()
+        own = await self._own_report()
         answers = await ask_all(self._askings)
         others = [answer for answer in answers if own is None or not _is_about(own, answer)]
         return replica_sets([own, *others] if own is not None else others)
 
-    def _own_report(self) -> Report | None:
+    async def _own_report(self) -> Report | None:
         """None while the node starts or stops."""
         try:
-            return own_report(self._node)
+            return await own_report(self._node)
         except NotRunning:
             return None
 

@@ -16,11 +16,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flowstone.rate_limit import RateLimit
+
 LOG = logging.getLogger("flowstone.web")
 
 HEADER: Final = "x-request-id"
 _SANE: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _FAILED, _REFUSED = 500, 400
+_REFUSALS_BURST: Final = 10
+_REFUSAL_SECONDS: Final = 1.0
+"""Lines about rejected requests (4xx) that may come at once, and the time until one more may: anybody can cause them,
+with or without a token."""
 
 
 class RequestLog:
@@ -28,6 +34,7 @@ class RequestLog:
 
     def __init__(self, application: ASGIApp) -> None:
         self._application = application
+        self._refusals = RateLimit(_REFUSALS_BURST, _REFUSAL_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,11 +58,14 @@ class RequestLog:
                 raise  # half an answer is none: the connection has to end
             await PlainTextResponse("internal error\n", _FAILED)(scope, receive, answer)
             return
-        level = logging.INFO if status >= _REFUSED else logging.DEBUG
-        more = {"request_id": request_id, "peer": _peer(scope), "seconds": round(time.monotonic() - begun, 6)}
-        LOG.log(level, "%s %r: %d", scope["method"], scope["path"], status, extra=more)
+        now = time.monotonic()
+        is_told = status >= _FAILED or (status >= _REFUSED and self._refusals.take(now) is not None)
+        level = logging.INFO if is_told else logging.DEBUG
+        peer = _peer(scope)
+        more = {"request_id": request_id, "peer": peer, "seconds": round(now - begun, 6)}
+        LOG.log(level, "%s %r from %s: %d", scope["method"], scope["path"], peer, status, extra=more)
 
 
 def _peer(scope: Scope) -> str:
     client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else ""
+    return f"{client[0]}:{client[1]}" if client else "unknown"

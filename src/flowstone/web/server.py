@@ -3,12 +3,14 @@
 uvicorn without what a program of its own would want: no signals, no access log, no configuration of logging. Everything
 goes through `request_log.py` and `guard.py`. Background work of an application is its maker's: there is no lifespan.
 What a client may take of the server is bounded: header size, connections, the time to ask and to take an answer.
+A full server closes an old connection instead of rejecting the new one, so that probes are always answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -17,7 +19,7 @@ from typing import Final, Self
 import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
@@ -27,6 +29,8 @@ from flowstone.web.request_log import RequestLog
 
 HEADER_SIZE_MAX: Final = 16 * 1024
 CONNECTIONS_MAX: Final = 256
+"""Connections at a time. One more closes another: of the address that has most, first those without a request."""
+
 REQUEST_SECONDS: Final = 30.0
 """What a connection may take until its first request is there, between two, and until it reads on."""
 
@@ -71,7 +75,6 @@ class WebServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=CONNECTIONS_MAX,
                 timeout_keep_alive=int(REQUEST_SECONDS),
                 timeout_graceful_shutdown=STOP_SECONDS,
                 h11_max_incomplete_event_size=HEADER_SIZE_MAX,
@@ -158,9 +161,12 @@ class _Protocol(H11Protocol):
     """uvicorn's patience ends with the first byte of a request; here it ends with the last one of its headers."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._since = self.loop.time()
+        self._make_room()
         _let_go_of_who_takes_nothing(transport)
         self._wait_for_request()
 
@@ -172,6 +178,30 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
         if self._deadline is not None:
             self._deadline.cancel()
+
+    def _make_room(self) -> None:
+        """If there are too many connections, close one of the idlest: the oldest of the address that has most."""
+        others = [each for each in self.connections if isinstance(each, _Protocol) and each is not self]
+        if len(others) < CONNECTIONS_MAX:
+            return
+        idlest = min(each._busyness for each in others)
+        candidates = [each for each in others if each._busyness == idlest]
+        counts = Counter(each._host for each in candidates)
+        victim = min(candidates, key=lambda each: (-counts[each._host], each._since))
+        self.connections.discard(victim)
+        victim.transport.abort()
+
+    @property
+    def _busyness(self) -> int:
+        """0 without a whole request, 1 if the client does not read its answer, 2 otherwise."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            return 0
+        return 1 if self.flow.write_paused else 2
+
+    @property
+    def _host(self) -> str:
+        return self.client[0] if self.client else ""
 
     def _wait_for_request(self) -> None:
         if self._deadline is not None:

@@ -22,7 +22,7 @@ def gather_tuples(
     """Rows that insert the tuples between `offsets[i]` and `offsets[i + 1]`, numbered from `number`; bytes written."""
     at = 0
     for i in range(offsets.shape[0] - 1):
-        at = put_header(out, at, INSERT, 0, 0, group_id, number + i, timestamp, number + i, COMMIT)
+        at = put_header(out, at, INSERT, 0, 0, group_id, number + i, timestamp, number + i, COMMIT, False)
         # The fixed-width space id is what real writers use.
         at = poke(out, poke(out, poke(out, at, 0x82), 0x10), 0xCE)
         at = poke(out, put_big(out, at, space_id, 4), 0x21)

@@ -30,7 +30,9 @@ export function verdict(state) {
   const busy = [...state.sets.flatMap(slow), ...staleTables(state.pipeline ?? [])];
   // What has no words of its own here is told by the findings below.
   if (!bad.length) bad.push(...attention(state, "stopped"));
-  if (!bad.length && !busy.length) busy.push(...attention(state, "behind"));
+  for (const severity of ["behind", "warning"]) {
+    if (!bad.length && !busy.length) busy.push(...attention(state, severity));
+  }
   const told = [...bad, ...busy];
   if (!told.length) return { kind: "well", text: allIsWell(state) };
   const rest = told.length - PHRASES_MAX + 1;

@@ -1,0 +1,24 @@
+"""Join a master with an empty node and print how many seconds that took: `python joining_node.py URI`.
+
+A program of its own, so that the type checker sees what it calls. Compiling is left out of the measurement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import flowstone
+from flowstone.node.warm_up import warm_up
+
+
+async def main(uri: str) -> None:
+    warm_up()
+    started = time.perf_counter()
+    async with flowstone.Node("data", replication=[uri]):
+        print(time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

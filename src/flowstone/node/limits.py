@@ -1,0 +1,52 @@
+"""Bounds on what clients of a node may cost, as its configuration sets them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowstone.iproto.limits import PACKET_SIZE_MAX_BEFORE_AUTH
+from flowstone.node.instance import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on clients, all of which are options. How deep MessagePack may nest is a constant instead."""
+
+    connections_max: int = 10_000
+    net_msg_max: int = 768
+    """Requests of one connection that take time, such as async functions; the next ones wait."""
+
+    wal_queue_max_size: int = 16 * 1024 * 1024
+    """Bytes of requests whose log rows are not written; the next turn waits for the disk."""
+
+    packet_size_max: int = 128 * 1024 * 1024
+    packet_size_max_before_auth: int = PACKET_SIZE_MAX_BEFORE_AUTH
+    output_max: int = 1024 * 1024
+    """Bytes of replies that one connection may have in the making; requests beyond that wait until they are sent."""
+
+    slow_reader_seconds: float = 60.0
+    """A client that takes so long to read what it asked for is disconnected."""
+
+    auth_seconds: float | None = 60.0
+    """Time limit for authentication; None for no limit. `node/auth_deadline.py` says who is exempt."""
+
+    transactions_max: int = 1000
+    """Open transactions of all clients: each that has begun to read makes every write cost a little more."""
+
+    transactions_max_before_auth: int = 16
+    """Those of clients that have not authenticated, unless guests have been given rights."""
+
+
+def limits_of(instance: Instance) -> Limits:
+    """The limits that the configuration asks for."""
+    configuration = instance.configuration
+    return Limits(
+        connections_max=configuration.connections_max,
+        net_msg_max=configuration.net_msg_max,
+        wal_queue_max_size=configuration.wal_queue_max_size,
+        packet_size_max=configuration.packet_size_max,
+        packet_size_max_before_auth=min(configuration.guest_packet_size_max, configuration.packet_size_max),
+        output_max=configuration.output_size_max,
+        slow_reader_seconds=configuration.slow_reader_timeout,
+        auth_seconds=configuration.auth_timeout or None,
+    )

@@ -1,0 +1,112 @@
+"""One option of a node: its name, types, default, and how a value for it is read, checked and shown.
+
+The table of all options is `configuration.py`; the checks of single values are `option_checks.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flowstone.iproto import errors
+from flowstone.iproto.uri import parse_uri
+from flowstone.node.option_checks import Check
+from flowstone.replication.bootstrap_leader import leader_text
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `types` are Lua's names for what may be given; `is_dynamic`: it may change while the node runs."""
+
+    name: str
+    types: tuple[str, ...]
+    default: Any
+    check: Check | None
+    is_dynamic: bool
+    help: str
+    is_integral: bool = False
+    """A number of it is a whole one."""
+    is_text: bool = False
+    """A number given for it is kept as text."""
+    is_secret: bool = False
+    """It is shown to nobody, and not by `box.cfg`."""
+    allowed: str | None = None
+    """What it may be, where Tarantool's words for a refusal do not say it."""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable for it."""
+        return f"FLOWSTONE_{self.name.upper()}"
+
+    @property
+    def dashed(self) -> str:
+        """The option of the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def parse(self, text: str) -> Any:
+        """The value that a command line or the environment means by `text`; the empty text is the default."""
+        if text == "":
+            return None
+        if self.types == ("boolean",):
+            return {"true": True, "false": False}.get(text.lower(), text)
+        if "table" in self.types:
+            return [part.strip() for part in text.split(",")]
+        if "number" in self.types:
+            return _number(text)
+        return text
+
+    def shown(self, value: Any) -> Any:
+        """The value as it may be shown to anybody: without passwords."""
+        if "table" in self.types:
+            return [parse_uri(uri).shown for uri in value]
+        return leader_text(value) if self.name == "bootstrap_leader" and value is not None else value
+
+    def accept(self, value: Any) -> Any:
+        """The checked value for the configuration, or error 59."""
+        if value is None or value == "":
+            return self.default
+        if not any(_is_of(value, kind) for kind in self.types):
+            wanted = ", ".join(self.types)
+            raise self.refuse(
+                f"should be of type {wanted}" if len(self.types) == 1 else f"should be one of types {wanted}"
+            )
+        if "table" in self.types:
+            value = tuple(value) if isinstance(value, list | tuple) else tuple(self.parse(str(value)))
+        elif self.is_text and not isinstance(value, str):
+            value = str(value)
+        if self.is_integral and not isinstance(value, str):
+            if value != int(value):
+                raise self.refuse("should be a whole number")
+            value = int(value)
+        problem = self.check(value) if self.check is not None else None
+        if problem is not None:
+            raise self.refuse(problem)
+        return value
+
+    def refuse(self, problem: str) -> errors.TarantoolError:
+        return incorrect(self.name, problem, hint=self.allowed)
+
+
+def incorrect(name: str, problem: str, *, hint: str | None = None) -> errors.TarantoolError:
+    """Error 59, about option `name`."""
+    return errors.Cfg(f"Incorrect value for option '{name}': {problem}", hint=hint)
+
+
+def _number(text: str) -> Any:
+    """Text that is no number stays text, and is refused by its type."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _is_of(value: object, kind: str) -> bool:
+    if kind == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    if kind == "table":
+        return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+    return isinstance(value, {"string": str, "boolean": bool}[kind])

@@ -1,0 +1,84 @@
+"""What is wrong with the disk of a node: a log that cannot be written, and too little room for the next one.
+
+Pure; a part of `explanation.py`. Only nodes tell this; of real servers nothing is known until a follower stops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.link_causes import set_again
+from flowstone.observation.replica_set import Member, ReplicaSet
+from flowstone.observation.report import Report
+from flowstone.observation.wording import bytes_text, make
+
+FREE_BYTES_MIN: Final = 256 * 1024 * 1024
+"""One log of the usual `wal_max_size`: with less room than that there may be none for the next."""
+
+_NO_ROOM: Final = re.compile(r"No space left on device|Disk quota exceeded|File too large")
+
+
+def disk_findings(replica_set: ReplicaSet, member: Member, report: Report) -> Iterator[Finding]:
+    """At most one: a log that cannot be written, a directory that cannot be read, or a disk that is nearly full."""
+    if report.wal is not None:
+        yield _failing(replica_set, member, report)
+    elif report.disk is not None:
+        yield from _room(replica_set, member, report)
+
+
+def _failing(replica_set: ReplicaSet, member: Member, report: Report) -> Finding:
+    assert report.wal is not None
+    failure, failures = report.wal.failure, report.wal.failures
+    is_full = _NO_ROOM.search(failure) is not None
+    times = "1 write has" if failures == 1 else f"{failures} writes have"
+    # No row of a stopped upstream comes any more: no next write shows that the disk works again.
+    stopped = [peer.uuid for peer in report.replication if peer.upstream and peer.upstream.status == "stopped"]
+    look = (
+        f"free space where {member.label} has its logs"
+        if is_full
+        else f"see the disk of {member.label} and the system's log"
+    )
+    if stopped:
+        names = " and ".join(map(replica_set.label_of, stopped))
+        result = f"Each was rolled back, and replication from {names} has stopped: it does not resume by itself"
+        advice = f"{look}, then {set_again(is_node=report.is_flowstone)}"
+    else:
+        result = "Each was rolled back, and its client got an error"
+        advice = f"{look}; the next write shows whether it works again"
+    return make(
+        replica_set,
+        Kind.DISK_FULL if is_full else Kind.LOG_FAILING,
+        Severity.STOPPED,
+        member,
+        f"{member.label} cannot write its log",
+        f"the last write failed: {failure}; {times} failed since it started. {result}",
+        advice,
+        [f"{member.label}: {failures} failed, the last with {failure}"],
+    )
+
+
+def _room(replica_set: ReplicaSet, member: Member, report: Report) -> Iterator[Finding]:
+    disk = report.disk
+    assert disk is not None
+    if disk.failure is not None:
+        what = f"{member.label} cannot read its directories"
+        advice = f"see the disk of {member.label} and the rights of its directories"
+        yield make(replica_set, Kind.LOG_FAILING, Severity.WARNING, member, what, disk.failure, advice, [])
+        return
+    free = {"wal_dir": disk.wal_free_bytes, "memtx_dir": disk.memtx_free_bytes}
+    short = {name: room for name, room in free.items() if room is not None and room < FREE_BYTES_MIN}
+    if short:
+        rooms = " and ".join(f"{bytes_text(room)} left for {name}" for name, room in short.items())
+        yield make(
+            replica_set,
+            Kind.DISK_FULL,
+            Severity.WARNING,
+            member,
+            f"the disk of {member.label} is nearly full",
+            f"{rooms}, less than {bytes_text(FREE_BYTES_MIN)}, which one log may take",
+            f"free space where {member.label} has its data; else writes will fail",
+            [],
+        )

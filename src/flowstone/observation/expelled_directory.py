@@ -1,0 +1,39 @@
+"""Whether a directory is that of an instance that was expelled from its replica set, and cannot start for that."""
+
+from __future__ import annotations
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from flowstone.node.membership_check import check_files
+from flowstone.observation.directory import Directory
+from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.outside import Outside
+
+
+async def expulsion_findings(outside: Outside, directory: Directory) -> list[Finding]:
+    """Return one finding if the logs show that the instance was a member and is none any more.
+
+    Archives and spools have the files of another instance. What else keeps a server from starting is not looked for.
+    """
+    if directory.is_archive or directory.has_definitions or directory.unreadable or not directory.listing.snapshots:
+        return []
+    try:
+        # An instance that never was a member may be an anonymous replica: only a former member is wrong for certain.
+        await check_files(outside, directory.listing, is_anonymous=True, force=True)
+    except errors.Cfg as error:
+        return [
+            Finding(
+                kind=Kind.NOT_REGISTERED,
+                severity=Severity.STOPPED,
+                member=directory.path,
+                label=directory.path,
+                what=f"no server can start from {directory.path}: its instance was expelled",
+                why=f"the row of {directory.instance_uuid} was deleted from `_cluster`",
+                advice=f"to let it join again: `flowstone rebootstrap {directory.path} URI`, and start it",
+                evidence=(error.message,),
+                replicaset=directory.replicaset_uuid,
+            )
+        ]
+    except FlowstoneError:
+        return []
+    return []

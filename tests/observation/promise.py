@@ -1,0 +1,179 @@
+"""What reports promise (docs/reference/findings.md), as a judge: no trouble without a finding, and no false alarm.
+
+Every registered member reaches the leader's vclock within PROMISE_SECONDS, or a finding names it. Where every member
+runs, follows, and has everything, nothing is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flowstone.iproto.uri import parse_uri
+from flowstone.observation.explanation import explain
+from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows, replica_sets
+from flowstone.observation.report import VClock
+from flowstone.observation.survey import Survey
+from flowstone.outside import production
+
+PROMISE_SECONDS: Final = 30.0
+ANSWER_SECONDS: Final = 2.0
+LOOKS: Final = 3
+"""So many looks in a row must miss a finding: members answer one after the other, and one look may fall in between."""
+
+OF_ALL: Final = frozenset({Kind.QUORUM_LOST, Kind.NO_LEADER, Kind.TWO_OWNERS, Kind.QUEUE_ABANDONED, Kind.SPLIT_BRAIN})
+"""Findings that explain why no member gets anywhere."""
+
+
+def is_named(member: Member, findings: Sequence[Finding]) -> bool:
+    """Whether a finding is about the member, or about the set as a whole."""
+    return any(finding.kind in OF_ALL or member.uuid in (finding.member, finding.peer) for finding in findings)
+
+
+def target_of(replica_set: ReplicaSet) -> VClock:
+    """The position that every member has to reach: the leader's, or the furthest of any."""
+    leader = next((one for one in replica_set.members if one.is_leader and one.report is not None), None)
+    return leader.vclock if leader is not None else replica_set.vclock
+
+
+def is_whole(replica_set: ReplicaSet) -> bool:
+    """Every registered member answers and runs, alone under its UUID, follows whom it is told to, has what any other
+    has, and asks for no larger quorum than there are members. Only a master has an empty `replication`, and no
+    expelled member runs."""
+    registered = [one for one in replica_set.members if one.id]
+    reports = [one.report for one in registered if one.report is not None]
+    masters = [one for one in registered if one.report is not None and one.report.upstreams_configured == 0]
+    return (
+        not any(one.copy for one in registered)
+        and len(masters) <= 1
+        and all(one.is_leader or one.mode == "rw" for one in masters)
+        and not any(one.report is not None and one.report.id and not one.id for one in replica_set.members)
+        and all((report.quorum_of(len(registered)) or 0) <= len(registered) for report in reports)
+        and all(one.report is not None and one.report.status == "running" for one in registered)
+        and all(link.is_following for link in replica_set.links)
+        and not any(missing_rows(replica_set.vclock, one.vclock) for one in registered)
+        and replica_set.master != "no"
+        and not (replica_set.queue is not None and replica_set.queue.len)
+        and bool(replica_set.failover != "election" or replica_set.leader)
+    )
+
+
+def false_alarms(replica_set: ReplicaSet, findings: Sequence[Finding]) -> list[str]:
+    """Return findings about a set that is whole, though a disk may be nearly full all the same; clocks of one machine
+    that are said to differ; and voters said to be unheard that do not vote, or are heard."""
+    is_calm = is_whole(replica_set)
+    ours = [finding for finding in findings if finding.replicaset == replica_set.uuid]
+    false = [
+        finding
+        for finding in ours
+        if finding.kind is Kind.CLOCK_SKEW or (is_calm and finding.severity is not Severity.WARNING)
+    ]
+    false += [
+        finding
+        for finding in (*ours, *_seen_by_each(replica_set))
+        if finding.kind is Kind.NOT_FOLLOWED and not _is_unheard(replica_set, finding)
+    ]
+    return [f"false alarm {finding.kind.value}: {finding.what}; {finding.why}" for finding in false]
+
+
+def _seen_by_each(replica_set: ReplicaSet) -> list[Finding]:
+    """Return what `explain` says if only one member answers, for each of them: it must not fill gaps by guesses."""
+    reports = [member.report for member in replica_set.members if member.report is not None]
+    return [finding for report in reports for finding in explain(replica_sets([report]))]
+
+
+def _is_unheard(replica_set: ReplicaSet, finding: Finding) -> bool:
+    """Return True if `peer` of the finding votes, is not loading, and has no link to `member`, which is registered.
+
+    Where only one member answers, nobody knows whether `member` votes; if all answer, it must.
+    """
+    heard = replica_set.member(finding.peer) if finding.peer is not None else None
+    member = replica_set.member(finding.member)
+    if heard is None or heard.report is None or heard.report.status == "loading" or not _may_vote(heard):
+        return False
+    if member is None or not member.id or not ("if it votes" in finding.what or _may_vote(member)):
+        return False
+    return (finding.peer, finding.member) not in {(link.follower, link.master) for link in replica_set.links}
+
+
+def _may_vote(member: Member) -> bool:
+    return member.report is not None and (member.report.cfg or {}).get("election_mode", "off") != "off"
+
+
+@dataclass
+class _Due:
+    target: VClock
+    since: float
+    unnamed: int = 0
+
+
+class Promise:
+    """Judges one look after the other; `broken` says what was promised and not kept, each once."""
+
+    def __init__(self, *, seconds: float = PROMISE_SECONDS) -> None:
+        self.broken: list[str] = []
+        self._seconds = seconds
+        self._due: dict[str, _Due] = {}
+        self._alarms: dict[str, int] = {}
+
+    def look(self, sets: Sequence[ReplicaSet], findings: Sequence[Finding], now: float) -> None:
+        alarms = [alarm for one in sets for alarm in false_alarms(one, findings)]
+        self._alarms = {alarm: self._alarms.get(alarm, 0) + 1 for alarm in alarms}
+        self._tell(alarm for alarm, count in self._alarms.items() if count == LOOKS)
+        for one in sets:
+            target = target_of(one)
+            for member in one.members:
+                if member.id:
+                    self._judge(member, target, findings, now)
+
+    def is_pending(self) -> bool:
+        """Whether a later look may find something broken."""
+        return bool(self._alarms) or any(due.unnamed for due in self._due.values())
+
+    def _judge(self, member: Member, target: VClock, findings: Sequence[Finding], now: float) -> None:
+        due = self._due.get(member.uuid)
+        # A leader that came back without rows, or a new one that never had them, is no position to reach.
+        if due is None or not missing_rows(due.target, member.vclock) or missing_rows(due.target, target):
+            due = self._due[member.uuid] = _Due(target, now)
+        if not missing_rows(due.target, member.vclock) or is_named(member, findings):
+            due.unnamed = 0
+            return
+        due.unnamed += 1
+        if due.unnamed >= LOOKS and now - due.since > self._seconds:
+            missing = missing_rows(due.target, member.vclock)
+            told = ", ".join(f"{each.kind.value} {each.label}" for each in findings) or "nothing"
+            lag = f"lacks {missing} rows for {now - due.since:.0f} s"
+            self._tell([f"no finding names {member.label}, which {lag} (found: {told})"])
+            due.since = now
+
+    def _tell(self, broken: Iterator[str] | list[str]) -> None:
+        self.broken += [text for text in broken if text not in self.broken]
+
+
+async def watch(addresses: Sequence[str], promise: Promise, is_over: Callable[[], bool], pause: float = 1.0) -> None:
+    """Look at the servers again and again, and let `promise` judge."""
+    survey = Survey(production(), [parse_uri(address) for address in addresses], timeout=ANSWER_SECONDS)
+    try:
+        while not is_over():
+            sets = await survey.look()
+            promise.look(sets, explain(sets), time.monotonic())
+            await asyncio.sleep(pause)
+    finally:
+        await survey.close()
+
+
+def broken_promises(addresses: Sequence[str], *, seconds: float = PROMISE_SECONDS, pause: float = 0.2) -> list[str]:
+    """Look as long as something is unexplained: where all is well, or explained, once."""
+    promise, looks = Promise(seconds=seconds), 0
+
+    def is_over() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 1 and (bool(promise.broken) or not promise.is_pending())
+
+    asyncio.run(watch(addresses, promise, is_over, pause))
+    return promise.broken

@@ -1,0 +1,176 @@
+"""What one member promises the others, checked at the moment when it counts.
+
+A vote goes only to a candidate that has all rows which the voter had when it began the term; acknowledgements count
+only of members; a client hears of a verdict by PROMOTE only once a quorum has that row; what a start finds in the log
+is on disk before anybody hears of it. Looks at memory and disks of nodes, as `consensus.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from flowstone.box.index import WHOLE
+from flowstone.box.system import CLUSTER_ID
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.msgpack import unpack
+from flowstone.node.instance import Instance
+from flowstone.node.journal import Journal
+from flowstone.replication.row_stream import slab_of_rows
+from flowstone.replication.vclock import VClock
+from tests.simulation.simulation import Simulation
+
+SHOWN_MAX: Final = 3
+"""Violations of one kind that are told; one brings others with it."""
+
+ACKS_SECONDS: Final = 0.25
+"""How often it is looked at whose acknowledgements count."""
+
+STRANGE_SECONDS: Final = 1.0
+"""How long a node may take from knowing that a member was struck off to forgetting what it has acknowledged."""
+
+_RAFT: Final = RequestType.RAFT.value
+
+
+class MemberPromises:
+    """`look` now and then; what is found goes to `violations`. `holders` names who has a row of an instance."""
+
+    def __init__(
+        self,
+        sim: Simulation,
+        violations: list[str],
+        *,
+        is_durable: bool,
+        holders: Callable[[int, int], list[str]],
+    ) -> None:
+        self._sim = sim
+        self._violations = violations
+        self._is_durable = is_durable
+        self._holders = holders
+        self._journals: dict[str, Journal] = {}
+        """Those whose writes are looked at."""
+        self._written: dict[str, VClock] = {}
+        """By name: the position after the last write that was looked at."""
+        self._begun: dict[str, tuple[int, VClock]] = {}
+        """By name: its newest term, and what it had in its log before that."""
+        self._strangers: dict[str, tuple[float, set[int]]] = {}
+        """By name: whose acknowledgements it counts that are no members to it, and since when."""
+        self._next_look_at_acks = 0.0
+        self._told: dict[str, int] = {}
+
+    def look(self, names: list[str]) -> None:
+        is_due = self._sim.now >= self._next_look_at_acks
+        if is_due:
+            self._next_look_at_acks = self._sim.now + ACKS_SECONDS
+        for name in names:
+            if not self._sim.is_ready(name):
+                continue
+            instance = self._sim.node(name)._instance
+            if self._journals.get(name) is not instance.journal:
+                self._journals[name] = instance.journal
+                self._written[name] = instance.journal.written_vclock
+                self._begun.pop(name, None)
+                instance.journal.on_written.append(partial(self._wrote, name, instance))
+                if self._is_durable:
+                    self._look_at_recovered(name, instance)
+            if is_due:
+                self._look_at_acks(name, instance)
+
+    def _tell(self, kind: str, what: str) -> None:
+        self._told[kind] = self._told.get(kind, 0) + 1
+        if self._told[kind] <= SHOWN_MAX:
+            self._violations.append(what)
+
+    # --- votes ---
+
+    def _wrote(self, name: str, instance: Instance, rows: bytes, vclock: VClock) -> None:
+        """A write has succeeded, and nobody who waits for it has been told."""
+        state = instance.elections.raft._in_flight
+        if state is not None:
+            self._look_at_vote(name, instance, rows)
+        self._written[name] = vclock
+        if instance.queue.limbo._writing is not None:
+            self._sim.loop.call_soon(self._look_at_answers, name, instance)
+
+    def _look_at_vote(self, name: str, instance: Instance, rows: bytes) -> None:
+        raft, state = instance.elections.raft, instance.elections.raft._in_flight
+        assert state is not None
+        position = self._position_at_raft_row(name, rows)
+        if position is None:  # it is in a later write
+            return
+        if self._begun.get(name, (0, VClock()))[0] != state.term:
+            self._begun[name] = state.term, position
+        candidate = raft._candidate_vclock
+        if state.vote in (0, instance.id) or candidate is None:
+            return
+        had = self._begun[name][1]
+        if not had.without_zero() <= candidate:
+            text = f"{name} votes for {state.vote} in term {state.term}, a candidate at {candidate},"
+            self._tell("vote", f"{text} and had {had.without_zero()} when that term began")
+
+    def _position_at_raft_row(self, name: str, rows: bytes) -> VClock | None:
+        """Where the log was before its row about elections; None if there is none among `rows`."""
+        lsns = self._written[name].to_mapping()
+        for row in slab_of_rows(rows, name).rows():
+            if row.type == _RAFT:
+                return VClock(lsns)
+            lsns[row.replica_id] = row.lsn
+        return None
+
+    # --- answers by a PROMOTE ---
+
+    def _look_at_answers(self, name: str, instance: Instance) -> None:
+        """What a PROMOTE or DEMOTE of another has decided, clients hear when a quorum has it."""
+        queue = instance.queue
+        limbo = queue.limbo
+        for unproven in limbo._unproven:
+            answered = [
+                entry
+                for entry in unproven.entries
+                if entry.transaction.is_promised and entry.is_synchronous and entry not in queue._unproven
+            ]
+            holders = self._holders(unproven.origin_id, unproven.lsn)
+            needed = min(limbo.quorum, limbo._member_count or limbo.quorum)
+            if answered and len(holders) < needed:
+                text = f"{name} has answered clients by the PROMOTE {unproven.origin_id}:{unproven.lsn}"
+                self._tell("answer", f"{text}, which only {', '.join(holders)} have; {needed} must")
+
+    # --- acknowledgements ---
+
+    def _look_at_acks(self, name: str, instance: Instance) -> None:
+        acked = instance.queue.limbo._acks._vclocks.keys() - {0}
+        known = {unpack(raw)[0] for raw in instance.box.spaces[CLUSTER_ID].tuples()}
+        if acked <= known:  # as nearly always
+            self._strangers.pop(name, None)
+            return
+        strangers = acked - _decided_ids(instance)
+        since, before = self._strangers.get(name, (self._sim.now, strangers))
+        strangers &= before
+        self._strangers[name] = since, strangers
+        if strangers and self._sim.now - since > STRANGE_SECONDS:
+            text = f"{name} counts acknowledgements of {sorted(strangers)}, whom it does not have for members"
+            self._tell("ack", text)
+
+    # --- what a start has found ---
+
+    def _look_at_recovered(self, name: str, instance: Instance) -> None:
+        """Others count on it from now on, and a loss of power must not take it away."""
+        storage = self._sim.storage(name)
+        logs = [path for path in storage.names if path.endswith(".xlog")]
+        if not logs or storage.broken:
+            return
+        inode = storage.names[max(logs)]
+        writer = instance.journal._writer
+        is_written_to = writer is not None and writer.path == max(logs) and not instance.journal.is_idle
+        if not is_written_to and inode.unsynced and not inode.synced.startswith(inode.data):
+            self._tell(
+                "recovered", f"{name} has started with rows of {max(logs)} that it would lose with the power now"
+            )
+
+
+def _decided_ids(instance: Instance) -> set[int]:
+    """Members by what is decided: who is to be struck off is one until then."""
+    with instance.box.open_view(confirmed=True) as view:
+        primary = instance.box.spaces[CLUSTER_ID].primary
+        return set() if primary is None else {unpack(raw)[0] for _, raw in view.source(primary).scan(WHOLE)}

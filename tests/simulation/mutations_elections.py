@@ -1,0 +1,172 @@
+"""Deliberate bugs in elections, in the queue of synchronous transactions, and in what clients are told of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+from unittest.mock import patch
+
+from flowstone.node import linearizable
+from flowstone.node.instance import Instance
+from flowstone.node.synchro_queue import SynchroQueue
+from flowstone.replication.election import Votes
+from flowstone.replication.limbo import Limbo
+from flowstone.replication.limbo_queue import Entry, Queue
+from flowstone.replication.raft import Raft
+from flowstone.replication.vclock import VClock
+from tests.simulation.mutations import CLIENTS_SAW, CONFIRMED_ALONE, mutation
+
+VOTED_FOR_LESS: Final = r"^\w+ votes for \d+ in term \d+, a candidate at .*, and had .* when that term began"
+TWO_LEADERS: Final = r"^\w+ leads term \d+, which .* does|^by the log of .* took term \d+ of "
+LACKS_WHAT_WAS_CONFIRMED: Final = r"^\w+ leads term \d+ at .*, and .* was confirmed before"
+DIFFERENT_DATA: Final = (
+    r"^\w+ and \w+ are at .*, but in \d+ only|^space \d+: \w+ has \d+ tuples, \w+ has|^\(\d+, \d+\) is "
+    r"|^space \d+ of \w+ had \d+ tuples, its directory gives|^index \w+ of \d+ on \w+ has"
+)
+
+
+# --- votes ---
+
+
+@mutation(VOTED_FOR_LESS)
+def vote_without_a_second_look() -> AbstractContextManager[object]:
+    """A vote is not checked again once the term is on disk, and with it all rows that were on their way."""
+    return patch.object(Raft, "_is_vote_revoked", lambda self: False)
+
+
+@mutation(rf"{VOTED_FOR_LESS}|{LACKS_WHAT_WAS_CONFIRMED}")
+def vote_for_who_is_behind() -> AbstractContextManager[object]:
+    """A candidate that lacks rows of the voter gets its vote all the same."""
+    return patch.object(Raft, "_may_vote_for", lambda self, vclock: True)
+
+
+@mutation(rf"{TWO_LEADERS}|{LACKS_WHAT_WAS_CONFIRMED}")
+def lead_by_one_vote_too_few() -> AbstractContextManager[object]:
+    """One vote less than a quorum makes a leader."""
+    has_won = property(lambda self: self._votes.count(self._id) >= max(self._peers.quorum - 1, 1))
+    return patch.object(Raft, "_has_won", has_won)
+
+
+@mutation(rf"{TWO_LEADERS}|^not within \d+ s after all faults: somebody leads")
+def count_votes_of_terms_before() -> AbstractContextManager[object]:
+    """Votes that a member got in an earlier term count in the next one."""
+    original = Votes.clear
+
+    def clear(self: Votes) -> None:
+        before = dict(self._votes)
+        original(self)
+        self._votes |= {voter: candidate for voter, candidate in before.items() if voter != candidate}
+
+    return patch.object(Votes, "clear", clear)
+
+
+# --- quorums of the queue ---
+
+
+@mutation(rf"{CONFIRMED_ALONE}|^\w+ takes the queue of \d+ over up to row \d+, which it knows \d+ to have; \d+ must")
+def promote_by_one_too_few() -> AbstractContextManager[object]:
+    """Who takes the queue over waits for one member less than a quorum to have what waits in it."""
+    original = Limbo._try_transfer
+
+    def try_transfer(self: Limbo[Any]) -> list[Any]:
+        quorum, self._quorum = self._quorum, max(self._quorum - 1, 1)
+        try:
+            return original(self)
+        finally:
+            self._quorum = quorum
+
+    return patch.object(Limbo, "_try_transfer", try_transfer)
+
+
+@mutation(r"^\w+ has answered clients by the PROMOTE \d+:\d+, which only .* have; \d+ must")
+def answer_before_a_promote_is_proven() -> AbstractContextManager[object]:
+    """Clients hear of what a PROMOTE has decided when their member has read it, whoever else has."""
+    original = SynchroQueue._commit
+
+    def commit(self: SynchroQueue, entries: Sequence[Entry[Any]], *, is_proven: bool) -> None:
+        original(self, entries, is_proven=True)
+
+    return patch.object(SynchroQueue, "_commit", commit)
+
+
+@mutation(r"^\w+ counts acknowledgements of \[.*\], whom it does not have for members")
+def count_an_expelled_member() -> AbstractContextManager[object]:
+    """What a member has acknowledged counts on after it was struck off."""
+    return patch.object(SynchroQueue, "forget", lambda self, replica_id: None)
+
+
+@mutation(CONFIRMED_ALONE)
+def count_who_only_follows() -> AbstractContextManager[object]:
+    """In 2.11, too, all anonymous replicas together count as one member."""
+
+    def ack(self: Limbo[Any], replica_id: int, vclock: VClock) -> list[Any]:
+        if replica_id == self.instance_id:
+            return []
+        is_news = self._acks.note(replica_id, vclock)
+        return self._advance() if is_news and (self._queue or self._unproven) else []
+
+    return patch.object(Limbo, "ack", ack)
+
+
+# --- verdicts ---
+
+
+@mutation(rf"{CONFIRMED_ALONE}|{CLIENTS_SAW}|{DIFFERENT_DATA}")
+def confirm_one_too_far() -> AbstractContextManager[object]:
+    """A verdict holds for one row more than it says."""
+    original = Limbo._confirm
+    return patch.object(Limbo, "_confirm", lambda self, lsn: original(self, lsn + 1))
+
+
+@mutation(r"a new owner finds the queue empty", is_raised=True)
+def roll_back_one_too_few() -> AbstractContextManager[object]:
+    """Of several transactions that are to be taken back the oldest stays."""
+    original = Queue.rollback
+
+    def rollback(self: Queue[Any], lsn: int) -> tuple[Any, ...]:
+        doomed = [entry for entry in self if entry.is_synchronous and not 0 < entry.lsn < lsn]
+        return self.drop(doomed[1]) if len(doomed) > 1 else original(self, lsn)
+
+    return patch.object(Queue, "rollback", rollback)
+
+
+@mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}|transactions in the queue with nothing to do|write to space")
+def forget_a_failed_write() -> AbstractContextManager[object]:
+    """What the log has refused goes on waiting for its verdict as if it had been written."""
+    return patch.object(Limbo, "write_failed", lambda self, entry: [])
+
+
+@mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}")
+def keep_what_was_undone() -> AbstractContextManager[object]:
+    """Who waits for a transaction hears that it was taken back, but it stays."""
+    original = SynchroQueue._undo
+
+    def undo(self: SynchroQueue, entry: Entry[Any], error: Any) -> None:
+        with patch.object(type(entry.transaction.effect), "rollback", lambda self: None):
+            original(self, entry, error)
+
+    return patch.object(SynchroQueue, "_undo", undo)
+
+
+# --- reads ---
+
+
+@mutation(CLIENTS_SAW)
+def read_before_the_verdict() -> AbstractContextManager[object]:
+    """A linearizable transaction does not wait for the verdict on what its member has."""
+
+    async def decided(instance: Instance) -> None:
+        return None
+
+    return patch.object(linearizable, "_decided", decided)
+
+
+@mutation(CLIENTS_SAW)
+def read_before_it_is_here() -> AbstractContextManager[object]:
+    """A linearizable transaction asks others where they are, and does not wait for that."""
+
+    async def reach(instance: Instance, vclock: VClock) -> None:
+        return None
+
+    return patch.object(linearizable, "_reach", reach)

@@ -1,0 +1,123 @@
+"""Deliberate bugs in logs, snapshots and recovery, on the way of rows to others, and in archives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+from zlib import crc32
+
+from flowstone.box.transaction import InteractiveTransaction
+from flowstone.node import parts
+from flowstone.node.archive_store import Store
+from flowstone.node.relay_stream import Relay
+from flowstone.node.replay import Replay
+from flowstone.node.synchro_queue import SynchroQueue
+from flowstone.replication.settled import SettledTracker
+from flowstone.replication.synchro import Promote
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.writer import LogWriter
+from tests.simulation.mutations import CLIENTS_SAW, mutation
+from tests.simulation.mutations_elections import DIFFERENT_DATA
+
+UNREADABLE: Final = r"did not start: |does not start: |DamagedFile|LsnUsedTwice|XlogError"
+
+
+# --- the log ---
+
+
+@mutation(r"^\w+ has started with rows of \S+ that it would lose with the power now")
+def leave_a_recovered_log_unsynced() -> AbstractContextManager[object]:
+    """Others hear of rows that a start has found and that are in the kernel's memory only."""
+    return patch.object(parts, "make_durable", lambda disk, directory, last: None)
+
+
+@mutation(rf"{UNREADABLE}|{DIFFERENT_DATA}")
+@contextmanager
+def write_behind_a_failed_write() -> Iterator[None]:
+    """What a failed write has left stays in the file, and the next one goes behind it."""
+
+    def cut(self: LogWriter, size: int) -> None:
+        self.size = size
+
+    def mend(self: LogWriter) -> None:
+        self._is_usable = True
+
+    with patch.multiple(LogWriter, _cut=cut, mend=mend):
+        yield
+
+
+@mutation(rf"{UNREADABLE}|{DIFFERENT_DATA}")
+def write_behind_a_torn_end() -> AbstractContextManager[object]:
+    """A log that a crash has torn goes on behind the tear."""
+
+    def resume(disk: Any, path: str, meta: Any, vclock: Any, size: int) -> LogWriter:
+        file = disk.append_to(path)
+        file.sync()
+        return LogWriter(disk, file, path, meta, dict(vclock), size)
+
+    return patch.object(LogWriter, "resume", resume)
+
+
+# --- snapshots and recovery ---
+
+
+@mutation(r"^\w+ had .* confirmed, and now|any more: .*[Ss]plit")
+def forget_in_a_snapshot_what_was_confirmed() -> AbstractContextManager[object]:
+    """A snapshot says of the queue whose it is, and of nothing that it was confirmed."""
+
+    def checkpoint(self: SynchroQueue) -> Promote:
+        state = self.limbo.checkpoint()
+        return Promote(state.owner_id, 0, state.term, VClock())
+
+    return patch.object(SynchroQueue, "checkpoint", checkpoint)
+
+
+@mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}")
+def take_what_waits_for_a_fact_at_the_start() -> AbstractContextManager[object]:
+    """What has no verdict in the log counts as confirmed for who starts again."""
+    return patch.object(Replay, "pending", property(lambda self: ()))
+
+
+@mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}|^listener\d+ |^archive\d+\b")
+def take_a_rollback_for_a_confirmation() -> AbstractContextManager[object]:
+    """Who reads a log takes what was rolled back for a fact."""
+
+    def withdraw(self: SettledTracker[Any], lsn: int) -> None:
+        for entry in self._queue:
+            entry.verdict = True
+
+    return patch.object(SettledTracker, "_withdraw", withdraw)
+
+
+# --- the way to others ---
+
+
+@mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}|^listener\d+ |^archive\d+\b")
+def lose_rows_on_the_way() -> AbstractContextManager[object]:
+    """Now and then a relay takes rows for sent that it has not sent."""
+    original = Relay._send
+
+    def send(self: Relay, packets: bytes, after: VClock) -> None:
+        original(self, b"" if packets and crc32(packets) % 50 == 0 else packets, after)
+
+    return patch.object(Relay, "_send", send)
+
+
+# --- transactions ---
+
+
+@mutation(CLIENTS_SAW)
+def commit_in_spite_of_a_conflict() -> AbstractContextManager[object]:
+    """An interactive transaction does not look whether what it has read is still so."""
+    return patch.object(InteractiveTransaction, "_validate", lambda self: None)
+
+
+# --- archives ---
+
+
+@mutation(r"^archive\d+ has .* for settled, and no verdict on")
+def settle_what_an_archive_has() -> AbstractContextManager[object]:
+    """An archive calls settled whatever it has."""
+    return patch.object(Store, "settled", property(lambda self: self.vclock))

@@ -1,0 +1,455 @@
+"""Members that are expelled while they run: what they may still do, and what others accept from them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from flowstone.box.system import CLUSTER_ID
+from flowstone.errors import FlowstoneError
+from flowstone.iproto import errors
+from tests.simulation.cluster import NAMES, all_follow_all, contents, converge, start_set, upstream, vclock
+from tests.simulation.membership_faults import ids_of_real_masters
+from tests.simulation.simulation import Simulation, simulated
+from tests.simulation.test_elections import elect, election, leaders
+
+DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
+OPTIONS: dict[str, Any] = {"replication_timeout": 0.5, "replication_connect_timeout": 3, "replication_sync_timeout": 3}
+
+
+async def make_space(sim: Simulation, name: str, *, is_sync: bool = False) -> None:
+    async def create() -> None:
+        space = await sim.node(name).create_space(
+            "test", format=[("id", "unsigned"), ("by", "string")], is_sync=is_sync
+        )
+        await space.create_index("primary", parts=["id"])
+
+    await sim.on(name, create())
+
+
+async def put(sim: Simulation, name: str, key: int) -> None:
+    await sim.on(name, sim.node(name).space("test").insert((key, name)))
+
+
+async def expel(sim: Simulation, by: str, member: str) -> int:
+    """Deletes the row of `member`; its id."""
+    uuid = sim.machine(member).uuid
+    number = next(row[0] for row in sim.node(by).space(CLUSTER_ID).select() if row[1] == uuid)
+    await sim.on(by, sim.node(by).space(CLUSTER_ID).delete(number))
+    return int(number)
+
+
+def is_expelled(sim: Simulation, name: str) -> bool:
+    return sim.node(name).info()["id"] is None
+
+
+def statuses(sim: Simulation, name: str) -> list[str]:
+    found = sim.node(name).info()["replication"].values()
+    return [member["upstream"]["status"] for member in found if "upstream" in member]
+
+
+async def formed(sim: Simulation, names: Sequence[str] = NAMES, **options: Any) -> None:
+    await start_set(sim, names, **OPTIONS | options)
+    await sim.until(lambda: all_follow_all(sim, names), what="all follow all")
+
+
+async def seconds_pass(sim: Simulation, names: Sequence[str], seconds: float = 15.0) -> None:
+    """Time for whatever the expelled member tries; the others stay equal."""
+    await sim.sleep(seconds)
+    await converge(sim, names)
+
+
+# --- the member that is told ---
+
+
+@DIALECTS
+@simulated(seeds=range(4))
+async def test_expelled_member_learns_it_and_neither_writes_nor_replicates(sim: Simulation, dialect: str) -> None:
+    await formed(sim, dialect=dialect)
+    await make_space(sim, "a")
+    await converge(sim)
+    await put(sim, "c", 1)
+    await converge(sim)
+    number = await expel(sim, "a", "c")
+    await sim.until(lambda: is_expelled(sim, "c"), seconds=5, what="c knows that it was expelled")
+    info = sim.node("c").info()
+    assert info["ro"]
+    assert info["lsn"] == -1
+    if dialect != "2.6":
+        assert info["ro_reason"] == "expelled"
+    with pytest.raises(errors.Readonly):
+        await put(sim, "c", 2)
+    await sim.until(lambda: statuses(sim, "c") == ["stopped", "stopped"], what="c follows nobody")
+    shown = upstream(sim, "c", "a")["message"]
+    assert f"The local instance id {number} is read-only" in shown
+    assert "expelled" in shown
+    assert not sim.node("c")._parts.relays._followers
+    await put(sim, "b", 3)
+    await seconds_pass(sim, "ab")
+    assert vclock(sim, "c") != vclock(sim, "a")
+    assert not sim.node("c")._parts.relays._followers
+    for name in "ab":
+        assert sim.machine("c").uuid not in [row[1] for row in sim.node(name).space(CLUSTER_ID).select()]
+
+
+@DIALECTS
+@simulated(seeds=range(3))
+async def test_expelled_member_does_not_register_itself_again_after_a_restart(sim: Simulation, dialect: str) -> None:
+    await formed(sim, dialect=dialect)
+    await make_space(sim, "a")
+    await converge(sim)
+    await expel(sim, "a", "c")
+    await sim.until(lambda: is_expelled(sim, "c"), what="c knows that it was expelled")
+    if sim.random.random() < 0.5:
+        with pytest.raises(errors.Unsupported, match="expelled"):
+            await sim.on("c", sim.node("c").snapshot())
+    await sim.stop("c")
+    with pytest.raises(errors.UnknownReplica) as refused:
+        await sim.restart("c")
+    assert "delete" in str(refused.value.hint)
+    assert "replication_anon" not in str(refused.value.hint)
+    await seconds_pass(sim, "ab")
+    assert len(sim.node("a").space(CLUSTER_ID).select()) == 2
+
+
+@DIALECTS
+@simulated(seeds=range(6))
+async def test_expelled_member_does_not_start_as_an_anonymous_replica_with_its_data(
+    sim: Simulation, dialect: str
+) -> None:
+    """It would keep its own rows and skip those of whoever has got its id meanwhile."""
+    options = {"dialect": dialect} | ({"bootstrap_strategy": "legacy"} if dialect == "2.11" else {})
+    await formed(sim, checkpoint_count=sim.random.choice((1, 2)), **options)
+    await make_space(sim, "a")
+    await converge(sim)
+    if sim.random.random() < 0.5:
+        await sim.on("c", sim.node("c").snapshot())
+    sim.cut("c", "b")
+    sim.cut("c", "a")
+    for key in (10, 11):
+        await put(sim, "c", key)
+    sim.heal()
+    await converge(sim)
+    number = await expel(sim, "a", "c")
+    await sim.until(lambda: is_expelled(sim, "c"), what="c knows that it was expelled")
+    if sim.random.random() < 0.5:
+        with pytest.raises(errors.Unsupported, match="expelled"):
+            await sim.on("c", sim.node("c").snapshot())
+    await sim.stop("c")
+    sim.build("d")
+    with ids_of_real_masters():
+        await sim.start("d", replication=[sim.uri(name) for name in "abd"], **OPTIONS | options)
+    assert sim.node("d").info()["id"] == number
+    for _ in range(2):
+        with pytest.raises(errors.Cfg, match="was a member") as refused:
+            await sim.restart("c", replication=[sim.uri("a")], replication_anon=True, read_only=True)
+        assert "flowstone rebootstrap" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("is_reissued", [False, True])
+@simulated(seeds=range(2))
+async def test_member_expelled_while_stopped_does_not_follow_as_an_anonymous_replica(
+    sim: Simulation, is_reissued: bool
+) -> None:
+    """The row that expels it comes before any row of the next member; if that one has its id, it is refused."""
+    await formed(sim, bootstrap_strategy="legacy")
+    await make_space(sim, "a")
+    await converge(sim)
+    sim.isolate("c")
+    await put(sim, "c", 1)
+    await sim.stop("c")
+    sim.heal()
+    await expel(sim, "a", "c")
+    await converge(sim, "ab")
+    sim.build("d")
+    with ids_of_real_masters() if is_reissued else nullcontext():
+        await sim.start("d", replication=[sim.uri(name) for name in "abd"], bootstrap_strategy="legacy", **OPTIONS)
+    for name in "ab":
+        await sim.on(name, sim.node(name).reconfigure(replication=[sim.uri(other) for other in "abd"]))
+    await put(sim, "d", 2)
+    await converge(sim, "abd")
+    await sim.restart("c", replication=[sim.uri("a"), sim.uri("b")], replication_anon=True, read_only=True)
+    await sim.until(lambda: statuses(sim, "c") == ["stopped", "stopped"], what="c follows nobody")
+    await put(sim, "d", 3)
+    await seconds_pass(sim, "abd")
+    assert is_expelled(sim, "c") is not is_reissued
+    rows = [row[0] for row in sim.node("c").space("test").select()]
+    assert rows == [1] or not is_reissued, "row 2 may come in one batch with the row that expels it"
+    await sim.stop("c")
+    if not is_reissued:
+        with pytest.raises(errors.Cfg, match="was a member"):
+            await sim.restart("c")
+
+
+@DIALECTS
+@simulated(seeds=range(2))
+async def test_master_refuses_an_anonymous_replica_whose_former_id_another_member_has(
+    sim: Simulation, dialect: str
+) -> None:
+    options = {"dialect": dialect} | ({"bootstrap_strategy": "legacy"} if dialect == "2.11" else {})
+    await formed(sim, **options)
+    uuid = sim.machine("c").uuid
+    await expel(sim, "a", "c")
+    await sim.stop("c")
+    sim.build("d")
+    anonymous = {"replication": [sim.uri("a")], "replication_anon": True, "read_only": True, "instance_uuid": uuid}
+    await sim.start("e", **OPTIONS | options | anonymous)
+    await sim.until(lambda: statuses(sim, "e") == ["follow"], what="e follows a")
+    await sim.stop("e")
+    with ids_of_real_masters():
+        await sim.start("d", replication=[sim.uri(name) for name in "abd"], **OPTIONS | options)
+    await sim.restart("e")
+    await sim.until(lambda: statuses(sim, "e") == ["stopped"], what="a refuses e")
+    assert "previously deleted" in upstream(sim, "e", "a")["message"]
+
+
+@DIALECTS
+@simulated(seeds=range(3))
+async def test_anonymous_replica_starts_again_after_members_were_expelled(sim: Simulation, dialect: str) -> None:
+    await formed(sim, dialect=dialect, checkpoint_count=sim.random.choice((1, 2)))
+    await make_space(sim, "a")
+    await converge(sim)
+    await put(sim, "c", 1)
+    await converge(sim)
+    anonymous = {"replication": [sim.uri("a")], "replication_anon": True, "read_only": True}
+    await sim.start("e", **OPTIONS | anonymous | {"dialect": dialect})
+    await expel(sim, "a", "c")
+    await put(sim, "a", 2)
+    await converge(sim, "abe")
+    if sim.random.random() < 0.5:
+        await sim.on("e", sim.node("e").snapshot())
+    for key in (3, 4):
+        await sim.stop("e")
+        await put(sim, "b", key)
+        await sim.restart("e")
+        await converge(sim, "abe")
+    await sim.stop("e")
+    with pytest.raises(errors.UnknownReplica) as refused:
+        await sim.restart("e", replication_anon=False)
+    assert "replication_anon" in str(refused.value.hint)
+
+
+@simulated(seeds=range(3))
+async def test_transaction_begun_before_the_expulsion_cannot_be_committed_after_it(sim: Simulation) -> None:
+    await formed(sim)
+    await make_space(sim, "a")
+    await converge(sim)
+    node = sim.node("c")
+    is_over = asyncio.Event()
+
+    async def transact() -> None:
+        async with node.transaction() as transaction:
+            transaction.space("test").insert((1, "c"))
+            await is_over.wait()
+
+    committing = asyncio.ensure_future(sim.on("c", transact()))
+    await sim.sleep(0.1)
+    await expel(sim, "a", "c")
+    await sim.until(lambda: is_expelled(sim, "c"), what="c knows that it was expelled")
+    is_over.set()
+    with pytest.raises(FlowstoneError):
+        await committing
+    assert sim.node("c").space("test").get(1) is None
+
+
+@simulated(seeds=range(4))
+async def test_expelled_candidate_neither_leads_nor_votes_nor_disturbs_the_leader(sim: Simulation) -> None:
+    await formed(sim, election_mode="candidate")
+    leader = await elect(sim)
+    term = election(sim, leader)["term"]
+    victim = next(name for name in NAMES if name != leader)
+    others = [name for name in NAMES if name != victim]
+    await expel(sim, leader, victim)
+    await sim.until(lambda: is_expelled(sim, victim), what="it knows that it was expelled")
+    for _ in range(60):
+        await sim.sleep(0.5)
+        assert leaders(sim, NAMES) == [leader]
+        assert election(sim, leader)["term"] == term
+    for attempt in (sim.node(victim).promote, sim.node(victim).demote):
+        with pytest.raises(errors.LocalInstanceIdIsReadOnly) as refused:
+            await sim.on(victim, attempt())
+        text = r"The local instance id \d is read-only: this instance was expelled .*`flowstone rebootstrap`"
+        assert re.match(text, refused.value.message), "clients get the message only, without a hint"
+    await converge(sim, others)
+
+
+@simulated(seeds=range(4))
+async def test_leader_stays_when_it_expels_a_live_member_of_the_last_quorum(sim: Simulation) -> None:
+    await formed(sim, "ab", election_mode="candidate")
+    leader = await elect(sim, "ab")
+    other = "b" if leader == "a" else "a"
+    term = election(sim, leader)["term"]
+    await expel(sim, leader, other)
+    for _ in range(40):
+        assert not sim.node(leader).info()["ro"]
+        await sim.sleep(0.25)
+    assert election(sim, leader)["term"] == term
+    assert is_expelled(sim, other)
+
+
+# --- the member that is not told ---
+
+
+@DIALECTS
+@simulated(seeds=range(4))
+async def test_rows_of_an_expelled_member_that_was_not_told_are_refused(sim: Simulation, dialect: str) -> None:
+    await formed(sim, dialect=dialect)
+    await make_space(sim, "a")
+    await converge(sim)
+    await put(sim, "c", 1)
+    await converge(sim)
+    sim.isolate("c", is_quiet=sim.random.random() < 0.5)
+    await sim.sleep(5)
+    await expel(sim, "a", "c")
+    await converge(sim, "ab")
+    await put(sim, "c", 2)
+    sim.heal()
+    await seconds_pass(sim, "ab")
+    assert sim.node("a").space("test").get(2) is None
+    await sim.until(lambda: sim.node("c").info()["ro"], what="c takes no more writes")
+
+
+@DIALECTS
+@simulated(seeds=range(4))
+async def test_reissued_id_does_not_mix_the_rows_of_two_members(sim: Simulation, dialect: str) -> None:
+    """Both write equally many rows under one id, and the former owner still runs and is still configured."""
+    options = {"dialect": dialect} | ({"bootstrap_strategy": "legacy"} if dialect == "2.11" else {})
+    await formed(sim, **options)
+    await make_space(sim, "a")
+    await converge(sim)
+    await put(sim, "c", 1)
+    await converge(sim)
+    sim.isolate("c", is_quiet=sim.random.random() < 0.5)
+    await sim.sleep(5)
+    number = await expel(sim, "a", "c")
+    await converge(sim, "ab")
+    replication = [sim.uri(name) for name in "abcd"]
+    connect = {"replication_connect_quorum": 1} if dialect == "2.6" else {}
+    sim.build("d")
+    uuid = "dddddddd-0000-4000-8000-000000000001"
+    await sim.on("a", sim.node("a").space(CLUSTER_ID).insert((number, uuid)))
+    await sim.start("d", replication=replication, instance_uuid=uuid, **OPTIONS | options | connect)
+    assert sim.node("d").info()["id"] == number
+    for name in "ab":
+        await sim.on(name, sim.node(name).reconfigure(replication=replication))
+    await sim.until(lambda: not sim.node("d").info()["ro"], what="d can be written to")
+    for key in (10, 11):
+        await put(sim, "c", key)
+        await put(sim, "d", key + 10)
+    await converge(sim, "abd")
+    sim.heal()
+    await sim.sleep(10)
+    for key in (30, 31):
+        try:
+            await put(sim, "c", key)
+        except errors.Readonly:
+            break
+    await put(sim, "d", 40)
+    await seconds_pass(sim, "abd")
+    assert [row[0] for row in sim.node("b").space("test").select()] == [1, 20, 21, 40]
+    assert contents(sim, "a") == contents(sim, "d")
+
+
+@DIALECTS
+@simulated(seeds=range(3))
+async def test_new_member_does_not_get_the_id_of_an_expelled_one_whose_rows_others_have(
+    sim: Simulation, dialect: str
+) -> None:
+    """Member b relays rows that c wrote before b knew of the expulsion: d must not write rows with the same numbers."""
+    options = {"dialect": dialect} | ({"bootstrap_strategy": "legacy"} if dialect == "2.11" else {})
+    await formed(sim, **options)
+    await make_space(sim, "a")
+    await converge(sim)
+    if sim.random.random() < 0.5:
+        await put(sim, "c", 1)
+        await converge(sim)
+    for name in "bc":
+        sim.cut("a", name)
+    await sim.sleep(1)
+    for key in (10, 11):
+        await put(sim, "c", key)
+    await sim.until(lambda: sim.node("b").space("test").get(11) is not None, what="b has the rows of c")
+    number = await expel(sim, "a", "c")
+    if sim.random.random() < 0.5:
+        await sim.stop("a")
+        await sim.restart("a", replication=[])
+    sim.build("d")
+    await sim.start("d", replication=[sim.uri("a"), sim.uri("d")], **OPTIONS | options)
+    await sim.until(lambda: not sim.node("d").info()["ro"], what="d can be written to")
+    for key in (20, 21):
+        await put(sim, "d", key)
+    sim.heal()
+    for name in "abd":
+        await sim.on(name, sim.node(name).reconfigure(replication=[sim.uri(other) for other in "abd"]))
+    await converge(sim, "abd")
+    assert sim.node("d").info()["id"] != number
+    assert {20, 21} <= {row[0] for row in sim.node("b").space("test").select()}
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@DIALECTS
+@simulated(seeds=range(2))
+async def test_expelled_peer_does_not_count_for_the_quorum_of_a_start(
+    sim: Simulation, dialect: str, is_told: bool
+) -> None:
+    """With a quorum of 1, b may be written to when it has caught up with a, and not because c refuses it."""
+    options = {"dialect": dialect} | ({"bootstrap_strategy": "legacy"} if dialect == "2.11" else {})
+    await formed(sim, **options)
+    await make_space(sim, "a")
+    await converge(sim)
+    if not is_told:
+        sim.isolate("c")
+        await sim.sleep(5)
+    await expel(sim, "a", "c")
+    await converge(sim, "ab")
+    await sim.sleep(1)
+    assert is_expelled(sim, "c") is is_told
+    await sim.stop("b")
+    sim.heal()
+    await put(sim, "a", 1)
+    await sim.stop("a")
+    await sim.restart("b", replication=[sim.uri("a"), sim.uri("c")], replication_connect_quorum=1)
+    for _ in range(20):
+        assert sim.node("b").info()["status"] == "orphan"
+        await sim.sleep(0.5)
+    await sim.restart("a", replication=[sim.uri("a"), sim.uri("b")])
+    await sim.until(lambda: not sim.node("b").info()["ro"], what="b can be written to")
+    assert sim.node("b").space("test").get(1) is not None
+
+
+@simulated(seeds=range(4))
+async def test_expelled_candidate_that_was_not_told_gets_no_vote_and_deposes_nobody(sim: Simulation) -> None:
+    await formed(sim, election_mode="candidate")
+    leader = await elect(sim)
+    victim = next(name for name in NAMES if name != leader)
+    others = [name for name in NAMES if name != victim]
+    sim.isolate(victim, is_quiet=sim.random.random() < 0.5)
+    await sim.sleep(5)
+    await expel(sim, leader, victim)
+    await converge(sim, others)
+    term = election(sim, leader)["term"]
+    sim.heal()
+    for _ in range(60):
+        await sim.sleep(0.5)
+        assert leaders(sim, NAMES) == [leader]
+        assert election(sim, leader)["term"] == term
+
+
+@simulated(seeds=range(4))
+async def test_new_member_brings_the_row_that_registers_it_to_its_only_follower(sim: Simulation) -> None:
+    """A chain: whoever is followed is not a member yet as far as its follower knows."""
+    await formed(sim, "ab")
+    await make_space(sim, "a")
+    await converge(sim, "ab")
+    await sim.start("d", replication=[sim.uri("a")], replication_anon=True, read_only=True, **OPTIONS)
+    sim.cut("a", "b")
+    await sim.on("d", sim.node("d").reconfigure(replication_anon=False, read_only=False))
+    await put(sim, "d", 1)
+    await sim.on("b", sim.node("b").reconfigure(replication=[sim.uri("d")], replication_connect_timeout=1))
+    await sim.until(lambda: sim.node("b").space("test").get(1) is not None, what="b follows d")
+    await converge(sim, "bd")

@@ -1,0 +1,154 @@
+"""Promises of single members: nothing is found in a sound set, and each deliberate bug is seen when it breaks one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+import pytest
+
+from flowstone.box.system import CLUSTER_ID
+from flowstone.errors import FlowstoneError
+from tests.simulation.all_mutations import MUTATIONS
+from tests.simulation.cluster import NAMES, all_follow_all, start_set
+from tests.simulation.consensus import Consensus
+from tests.simulation.disk import ROOM
+from tests.simulation.disk_reports import DiskReports
+from tests.simulation.member_promises import MemberPromises
+from tests.simulation.simulation import Crashed, Simulation, simulated
+from tests.simulation.test_elections import elect, make_space, owns_queue, write
+
+FIVE = tuple("abcde")
+
+
+def watch(sim: Simulation, members: Sequence[str] = NAMES) -> list[str]:
+    """What is found from now on; by two who look, one of them for the other."""
+    violations: list[str] = []
+    consensus = Consensus(sim, [], is_durable=True, counts_anonymous=False)
+    promises = MemberPromises(sim, violations, is_durable=True, holders=consensus.holders)
+
+    def look() -> None:
+        consensus.look(list(members), [])
+        promises.look(list(members))
+
+    sim.loop.before_jump.append(look)
+    return violations
+
+
+def mutated(name: str) -> AbstractContextManager[object]:
+    return MUTATIONS[name]() if name else nullcontext()
+
+
+async def formed(sim: Simulation, names: Sequence[str] = NAMES, **options: object) -> str:
+    """Who leads a set with a synchronous space."""
+    await start_set(sim, names, wal_mode="fsync", **{"election_mode": "candidate"} | options)
+    leader = await elect(sim, names)
+    await sim.until(lambda: all_follow_all(sim, names))
+    await make_space(sim, leader)
+    await write(sim, leader, 0)
+    return leader
+
+
+async def ignore(work: asyncio.Future[object] | asyncio.Task[None]) -> None:
+    with suppress(FlowstoneError, Crashed):
+        await work
+
+
+@pytest.mark.parametrize("mutation", ["", "vote_without_a_second_look"])
+@simulated()
+async def test_a_vote_for_a_candidate_that_lacks_rows_on_their_way_to_disk_is_seen(
+    sim: Simulation, mutation: str
+) -> None:
+    leader = await formed(sim, election_timeout=60)
+    found = watch(sim)
+    voter, candidate = (name for name in NAMES if name != leader)
+    sim.machine(voter).blocking_seconds = (2.0, 2.0)
+    sim.cut(leader, candidate)
+    sim.cut(voter, candidate)
+    writing = asyncio.ensure_future(write(sim, leader, 1))
+    await sim.until(lambda: not sim.node(voter)._instance.journal.is_idle)
+    sim.crash(leader)
+    sim.heal(voter, candidate)
+    sim.machine(candidate).blocking_seconds = (0.0001, 0.0002)
+    with mutated(mutation):
+        promoting = asyncio.ensure_future(sim.on(candidate, sim.node(candidate).promote()))
+        await sim.sleep(20)
+    assert bool(found) == bool(mutation)
+    assert all(f"{voter} votes for" in each for each in found)
+    promoting.cancel()
+    sim.machine(voter).blocking_seconds = (0.0001, 0.0002)
+    await asyncio.gather(writing, promoting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("mutation", ["", "leave_a_recovered_log_unsynced"])
+@simulated()
+async def test_a_start_with_rows_that_are_not_on_disk_is_seen(sim: Simulation, mutation: str) -> None:
+    await sim.start("a", wal_mode="fsync")
+    await make_space(sim, "a", is_sync=False)
+    found = watch(sim, "a")
+    sim.kill("a")
+    inode = sim.storage("a").find(max(path for path in sim.storage("a").names if path.endswith(".xlog")))
+    inode.unsynced = [bytes(inode.data[-10:])]
+    inode.synced = inode.data[:-10]
+    with mutated(mutation):
+        await sim.restart("a")
+        await sim.sleep(1)
+    assert bool(found) == bool(mutation)
+    assert all("a has started with rows of" in each for each in found)
+
+
+@pytest.mark.parametrize("mutation", ["", "count_an_expelled_member"])
+@simulated()
+async def test_acknowledgements_that_count_after_an_expulsion_are_seen(sim: Simulation, mutation: str) -> None:
+    leader = await formed(sim)
+    found = watch(sim)
+    expelled = next(name for name in NAMES if name != leader)
+    node = sim.node(leader)
+    number = next(row[0] for row in node.space(CLUSTER_ID).select() if row[1] == sim.machine(expelled).uuid)
+    with mutated(mutation):
+        await sim.on(leader, node.space(CLUSTER_ID).delete(number))
+        await sim.sleep(3)
+    assert bool(found) == bool(mutation)
+    assert all(f"counts acknowledgements of [{number}]" in each for each in found)
+
+
+@pytest.mark.parametrize("mutation", ["", "answer_before_a_promote_is_proven"])
+@simulated()
+async def test_an_answer_by_a_promote_that_no_quorum_has_is_seen(sim: Simulation, mutation: str) -> None:
+    leader = await formed(sim, FIVE)
+    found = watch(sim, FIVE)
+    heir = next(name for name in FIVE if name != leader)
+    slow = [sim.machine(name) for name in FIVE if name not in (leader, heir)]
+    usual = slow[0].blocking_seconds
+    for machine in slow:
+        machine.blocking_seconds = (0.3, 0.3)
+    with mutated(mutation):
+        writing = asyncio.ensure_future(write(sim, leader, 1))
+        await sim.sleep(0.05)
+        await sim.on(heir, sim.node(heir).promote())
+        await sim.until(lambda: owns_queue(sim, heir))
+        await sim.sleep(3)
+    for machine in slow:
+        machine.blocking_seconds = usual
+    await asyncio.gather(writing, return_exceptions=True)
+    assert bool(found) == bool(mutation)
+    assert all(f"{leader} has answered clients by the PROMOTE" in each for each in found)
+
+
+@pytest.mark.parametrize("is_lying", [False, True])
+@simulated()
+async def test_a_node_that_hides_that_its_log_cannot_be_written_is_seen(sim: Simulation, is_lying: bool) -> None:
+    leader = await formed(sim)
+    found: list[str] = []
+    reports = DiskReports(sim, found)
+    sim.loop.before_jump.append(lambda: reports.look(list(NAMES)))
+    sim.storage(leader).room = 0
+    with suppress(FlowstoneError):
+        await write(sim, leader, 1)
+    await sim.sleep(1)
+    if is_lying:
+        sim.node(leader)._instance.journal.counters.failure = None
+        await sim.sleep(1)
+    assert found == ([f"{leader} reports that its log can be written, and the last write has failed"] * is_lying)
+    sim.storage(leader).room = ROOM
