@@ -89,7 +89,7 @@ class Nemesis:
                 await self._let_recover()
                 self._end()
             await asyncio.gather(*self._under_way)
-            for name in self._replica_set.names:
+            for name in (*self._replica_set.names, *self._replica_set.departed):
                 await membership_faults.resume_replication(self._replica_set, name)
         finally:
             for task in self._under_way:

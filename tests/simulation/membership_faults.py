@@ -408,13 +408,19 @@ async def _settle(replica_set: ReplicaSet, *, leaving: str | None = None) -> Non
 
 
 async def resume_replication(replica_set: ReplicaSet, name: str) -> None:
-    """What could not write rows of others down follows nobody, as in real servers, until an operator says so again.
+    """Restart appliers that stopped because rows could not be written; real servers need an operator for that, too.
 
-    Why it has stopped is judged by `watchers.py`. An expelled member never resumes, and nobody waits for it (seed 219).
+    `watchers.py` judges why they stopped. An expelled member is told only once: it may refuse, so nobody waits for it
+    (seed 219), but without its appliers it would never learn of its expulsion (seed 573897856).
     """
     sim = replica_set.sim
-    while name not in replica_set.departed and sim.is_ready(name) and _has_stopped(sim.node(name)):
-        await _configure(replica_set, name, replication=sim.machine(name).options["replication"])
+    while sim.is_ready(name) and _has_stopped(sim.node(name)):
+        replication = sim.machine(name).options["replication"]
+        if name in replica_set.departed:
+            with suppress(FlowstoneError, OSError, Crashed):
+                await sim.on(name, sim.node(name).reconfigure(replication=replication))
+            return
+        await _configure(replica_set, name, replication=replication)
         await sim.sleep(RETRY_SECONDS)
 
 

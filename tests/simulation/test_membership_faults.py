@@ -7,7 +7,8 @@ from random import Random
 from unittest.mock import patch
 
 from tests.simulation import membership_faults
-from tests.simulation.membership_faults import remove_member, replace_member
+from tests.simulation.expelled import unbound
+from tests.simulation.membership_faults import _has_stopped, remove_member, replace_member, resume_replication
 from tests.simulation.replica_set import ReplicaSet
 from tests.simulation.simulation import Simulation, simulated
 from tests.simulation.test_faults import PLAN, under_load
@@ -57,3 +58,22 @@ async def test_who_only_follows_stays_where_nothing_was_lost(sim: Simulation) ->
         sim.kill(lost)
         await replace_member(replica_set, Random(0), lost)
         assert len(replica_set.anonymous) == 1
+
+
+@simulated(seeds=range(3))
+async def test_expelled_member_learns_of_it_when_its_stopped_appliers_are_restarted(sim: Simulation) -> None:
+    async with under_load(sim) as replica_set:
+        name = next(name for name in replica_set.members if name != replica_set.leader())
+        storage = sim.storage(name)
+        room, storage.room = storage.room, 0
+        await replica_set.until(lambda: _has_stopped(sim.node(name)), what="its appliers stop on the full disk")
+        storage.room = room
+        with patch.object(membership_faults, "_spare", _nothing):
+            await remove_member(replica_set, name, is_alive=True)
+        assert name in unbound(replica_set)
+        await resume_replication(replica_set, name)
+        await replica_set.until(lambda: not unbound(replica_set), what="it takes no more writes")
+
+
+async def _nothing(replica_set: ReplicaSet, name: str) -> None:
+    """Do not wait until the member has what the others have: its appliers have stopped."""
