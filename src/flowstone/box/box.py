@@ -55,7 +55,7 @@ class Box:
         self.sequences: dict[int, Sequence] = {}
         self.collations: dict[int, Collation] = {}
         self.foreign_keys: dict[int, tuple[ForeignKey, ...]] = {}
-        """Those of all spaces, by the id of the space that has them."""
+        """Foreign keys of all spaces, by the id of the child space."""
         self.functions: dict[str, FunctionDefinition] = {}
         self.is_recovering = False
         self.is_read_only = False
@@ -122,7 +122,7 @@ class Box:
         self.schema_version += 1
 
     def _guard(self, space: Space) -> None:
-        """Tell `space`, which has just become the valid one, and its parents what statements must be checked for."""
+        """Set the guards of `space`, which has just become the current one, and of its parents."""
         keys = space.definition.foreign_keys if self.dialect.has_constraints else ()
         if keys != self.foreign_keys.get(space.id, ()):
             self._set_foreign_keys(space.id, keys)

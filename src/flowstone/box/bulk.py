@@ -44,7 +44,7 @@ _KINDS: Final = (KeyKind.INTEGER, KeyKind.STRING)
 
 
 def lane_of(space: Space) -> Lane | None:
-    """The lane of `space`, if it has one; found once, as only the box changes a space, when constraints do."""
+    """Return the lane of `space`, if it has one; cached, as only the box changes a space, with its constraints."""
     if space.lane is NOT_KNOWN:
         space.lane = _find_lane(space)
     lane: Lane | None = space.lane

@@ -1,8 +1,8 @@
 """Constraints of a space as `_space` stores them: foreign keys and check functions, in a format or in the flags.
 
-Definitions only: `foreign_keys.py` enforces them. `read_constraints` believes what a log or a peer says and leaves out
-what makes no sense; the checks raise what a server says to a definition that is made here. Servers before 2.10 know
-none of this: dialect 2.6 ignores the keys of a format.
+Definitions only: `foreign_keys.py` enforces them. `read_constraints` trusts the rows of a log or a peer and skips
+malformed constraints; the checks raise the errors of a server for definitions that are made here. Servers before 2.10
+do not support constraints: dialect 2.6 ignores these keys of a format.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def _is_field_id(value: Any) -> bool:
     return isinstance(value, str) or (type(value) is int and value >= 0)
 
 
-# --- what servers say (tuple_constraint_def.c) ------------------------------------------------------------------------
+# --- errors of servers (tuple_constraint_def.c) -----------------------------------------------------------------------
 
 
 def check_field_constraints(number: int, field: Mapping[Any, Any]) -> None:
-    """Raise what a server says to malformed constraints in entry `number`, from 1, of a format."""
+    """Raise the error of a server for malformed constraints in entry `number`, from 1, of a format."""
     try:
         _check_maps(field, is_complex=False)
     except _Malformed as problem:
@@ -98,7 +98,7 @@ def check_field_constraints(number: int, field: Mapping[Any, Any]) -> None:
 
 
 def check_tuple_constraints(flags: Mapping[Any, Any]) -> None:
-    """Raise what a server says to malformed constraints in the flags of a space."""
+    """Raise the error of a server for malformed constraints in the flags of a space."""
     try:
         _check_maps(flags, is_complex=True)
     except _Malformed as problem:
@@ -106,7 +106,7 @@ def check_tuple_constraints(flags: Mapping[Any, Any]) -> None:
 
 
 class _Malformed(Exception):
-    """What is wrong with a constraint."""
+    """The reason why a constraint is malformed."""
 
 
 def _check_maps(options: Mapping[Any, Any], *, is_complex: bool) -> None:

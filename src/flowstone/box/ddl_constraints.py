@@ -1,4 +1,4 @@
-"""Constraints as people write them, turned into what `_space` stores (normalize_constraint and the like of schema.lua).
+"""Converts constraints from what users write to what `_space` stores (normalize_constraint and the like, schema.lua).
 
 Names of functions and spaces become ids, numbers of fields count from 0, and a constraint without a name takes that of
 its function or of the foreign space. Only for dialects that have constraints.

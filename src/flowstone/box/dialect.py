@@ -45,7 +45,7 @@ class Dialect(Enum):
 
     @property
     def has_constraints(self) -> bool:
-        """Whether foreign keys and check functions in a format or in flags mean something."""
+        """True if foreign keys and check functions in a format or in flags are enforced."""
         return self is Dialect.V2_11
 
     @property

@@ -1,9 +1,9 @@
-"""Constraints at work: which spaces refer to which, and what a statement may not break (tuple_constraint_fkey.c).
+"""Enforcement of constraints: which spaces refer to others, and which statements are refused (tuple_constraint_fkey.c).
 
-A child's tuple must name a tuple of its parent when it is written, and a parent's tuple stays while a child names it.
-Both are looked up in the indexes as they are before the statement, one statement at a time. Recovery and joins believe
-the rows that they get; clients and appliers have them checked. Check functions cannot be run here: rows that a peer
-has accepted are applied, local writes are refused.
+When a child's tuple is written, the parent's tuple must exist; a parent's tuple stays while a child refers to it. Both
+are looked up in the indexes as they are before the statement, one statement at a time. Recovery and joins trust their
+rows; statements of clients and appliers are checked. Check functions cannot be run here: rows that a peer has accepted
+are applied, local writes are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIELD: Final = re.compile(r"Tuple field \[?(\d+)")
 
 
 class Guards(NamedTuple):
-    """What statements on a space have to be checked for. `referrers`: foreign keys of children, with the child's id."""
+    """Constraints for statements on a space. `referrers`: foreign keys of children, with the child's id."""
 
     foreign_keys: tuple[ForeignKey, ...]
     checks: tuple[Check, ...]
@@ -164,7 +164,7 @@ def _parent_problem(
     numbers = [fields[part.field] for part in index.definition.parts]
     wanted = tuple(old[number] if number is not None and number < len(old) else None for number in numbers)
     if None in wanted or (key.field is None and 0 in wanted and txn.box.is_recovering):
-        # Servers take 0 for nil here, and so let the parent go: what a peer has accepted has to be applied.
+        # Servers treat 0 as nil here, and so delete the parent: rows that a peer has accepted must be applied.
         return None
     try:
         span = index.key.span(EQ, wanted)
@@ -214,7 +214,7 @@ def _where(definition: SpaceDefinition, field: int) -> str:
 
 
 def check_definition(txn: Transaction, definition: SpaceDefinition) -> None:
-    """Raise error 237 for a foreign key that cannot be, 234 for a check whose function cannot be used."""
+    """Raise error 237 for an invalid foreign key, 234 for a check whose function cannot be used."""
     if not is_enforced(txn):
         return
     for key in definition.foreign_keys:

@@ -134,7 +134,7 @@ class Space:
         return altered
 
     def redefined(self, definition: SpaceDefinition, collations: Mapping[int, Collation]) -> Space:
-        """A space with the same indexes and tuples, which are not checked, defined by `definition`."""
+        """Return a space defined by `definition`, with the same indexes and tuples, which are not checked."""
         redefined = Space(definition, collations, self.views, self._dialect)
         redefined.sequence = self.sequence
         redefined._set_indexes(self.indexes)

@@ -372,7 +372,7 @@ class InteractiveTransaction(Transaction):
             self.end()
 
     def _repeat(self, prepared: Transaction) -> None:
-        """Makes the changes in their order, as those of system spaces decide what the next ones find and must obey."""
+        """Apply the changes in their order: those of system spaces determine what later ones find and must obey."""
         primaries = {number: space.primary for number, space in self._spaces.items()}
         try:
             for space_id, old, new in self._changes:

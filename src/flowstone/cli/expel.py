@@ -97,7 +97,7 @@ async def _expel(uri: Uri, wanted: str, force: bool, yes: bool, as_json: bool) -
 
 
 def _place(wanted: str, uri: Uri) -> Uri | None:
-    """Where to ask for a member that is named by its address; None if it is named otherwise."""
+    """Return the URI of a member that is given by its address; None if it is given otherwise."""
     from flowstone.iproto.uri import UriError, parse_uri
 
     try:

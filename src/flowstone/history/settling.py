@@ -29,7 +29,7 @@ from flowstone.xlog.transactions import CONTROL_TYPES, group
 
 CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)
 LOOKED_AT = np.array(sorted((*CONTROL_TYPES, RequestType.NOP)), np.int64)
-"""Types of rows that the tracker has to see: those that decide, and NOPs, which tell what was rolled back."""
+"""Row types that the tracker has to see: control rows, and NOPs, which replace rolled back transactions."""
 WAIT = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 
 

@@ -270,8 +270,8 @@ def is_sent(cells: Cells, row: int, keep: Bytes) -> bool:
 def build_packets(buf: Bytes, cells: Cells, keep: Bytes, sync: int, out: Bytes) -> int:
     """Rows as packets for a replica, those where `keep` is not 0 (all if it is empty); the bytes written.
 
-    What is left of a transaction is one again: it begins with its first sent row and ends with the last. One of NOPs
-    only has no flags of the limbo.
+    The sent rows of a transaction are a transaction again, from the first to the last of them. A transaction of NOPs
+    only has no limbo flags.
     """
     at = first = 0
     count = cells.shape[1]
@@ -300,7 +300,7 @@ def build_packets(buf: Bytes, cells: Cells, keep: Bytes, sync: int, out: Bytes) 
             # Only the last row of a transaction has flags, and they hold for all of it.
             flags = int(cells[FLAGS, stop - 1 if row == last else row])
             if not has_effect:
-                flags &= COMMIT  # NOPs wait for nothing; logs of earlier releases say that they do
+                flags &= COMMIT  # NOPs never wait; in logs of earlier releases they have flags
             is_local = cells[GROUP_ID, row] == GROUP_LOCAL
             kind = NOP if is_local else int(cells[TYPE, row])
             length_at = at

@@ -75,8 +75,8 @@ async def begin(
     """Begin a backup. `rotate` puts the epoch file and then every log file aside; then only files are listed that do
     not change any more. Without it all files are, as they are.
 
-    `compacting` is the lock that a compaction holds while its worker runs: the backup waits for the end of it, and no
-    other compaction begins while the backup is open."""
+    `compacting` is the lock that a compaction holds while its worker runs. The backup waits for that compaction; no
+    other one begins while the backup is open."""
 
     def end() -> None:
         open_backups.count -= 1

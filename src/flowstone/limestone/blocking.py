@@ -32,7 +32,7 @@ NOTHING: Final = Due()
 
 
 class _Calls:
-    """Hands the calls of a store, its channels and its pools to the loop; WrongTime once the store is shut down."""
+    """Passes the calls of a store, its channels and its pools to the loop; raises WrongTime after a shutdown."""
 
     def __init__(self, thread: LoopThread, path: str) -> None:
         self._thread = thread
@@ -84,7 +84,7 @@ class LogChannel:
         try:
             self._write()
             due = self._finished()
-            # Not cancelled when the caller is interrupted: no other call would record what is due.
+            # An interrupted caller does not cancel this: no other call records the due epoch.
             recording = None if due == NOTHING else self._calls.start(self._store.done(due))
         except BaseException as error:
             self._store.fail(error)
@@ -193,7 +193,7 @@ class Datastore:
         return cls(Settings.from_environment(path, environment, **fields))
 
     def create_channel(self) -> LogChannel:
-        """A log channel more. Before `ready` only. LimestoneError if the limit of open files cannot hold it."""
+        """Create a log channel. Only before `ready`. Raises LimestoneError if the limit of open files is too low."""
         return LogChannel(self._calls.run(self._store.create_channel()), self._store, self._calls)
 
     def ready(self) -> None:
@@ -281,10 +281,10 @@ class Datastore:
         return self._store.status()
 
     def shutdown(self) -> None:
-        """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count.
+        """Release all resources; calling it twice is harmless. Open sessions are discarded.
 
-        An interrupted shutdown continues; the next call, of this thread or of another, waits until it is complete."""
-        with suppress(LoopEnded):  # the shutdown of another thread is complete, and it closes the loop
+        An interrupted shutdown continues. The next call, from any thread, waits until it is complete."""
+        with suppress(LoopEnded):  # another thread has completed the shutdown and closes the loop
             self._thread.run(self._store.shutdown())
         self._thread.close()
 

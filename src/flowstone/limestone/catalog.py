@@ -96,9 +96,9 @@ def read(disk: Disk, directory: str) -> Catalog | None:
 def write(disk: Disk, directory: str, catalog: Catalog) -> None:
     """Replace the catalog; the previous one is kept as `.back` if it can be read.
 
-    The main file is there and whole at every moment: the original takes a missing one for an empty catalog, whatever
-    `.back` says. `.back` is a copy and no second name: the original renames the main file to it and then truncates the
-    main file, which would empty both."""
+    The main file exists and is complete at every moment: the original treats a missing file as an empty catalog,
+    whatever `.back` says. `.back` is a copy, not a hard link: the original renames the main file to it and then
+    truncates the main file, which would empty both."""
     path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
     current = read_whole(disk, path)
     if current is not None and _is_sound(current, path):
@@ -107,10 +107,10 @@ def write(disk: Disk, directory: str, catalog: Catalog) -> None:
 
 
 def settle(disk: Disk, directory: str) -> None:
-    """Restore the main file from `.back` if it is missing or unreadable, and remove what a cut write left.
+    """Restore the main file from `.back` if it is missing or unreadable; delete the temporary file of a cut write.
 
-    The original leaves such a directory behind if it dies after renaming the main file and before writing a new one.
-    The caller holds the lock of the directory. If neither file can be read, both stay and `read` reports it."""
+    The original leaves such a directory if it dies between renaming the main file and writing a new one. The caller
+    holds the lock of the directory. If neither file can be read, both stay, and `read` raises DamagedFile."""
     path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
     copying.remove(disk, f"{directory}/{names.CATALOG_TEMPORARY}")
     current, kept = read_whole(disk, path), read_whole(disk, back)

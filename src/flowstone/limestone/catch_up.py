@@ -179,8 +179,8 @@ def _opened(
         for name in found:
             file = disk.open(f"{directory}/{name}")
             logs.append(LogFile(name, file, file.size()))
-        # Last: a file that no channel has now had no open session when its size was read. Of any other file the
-        # finished size counts alone, because the size that was read may be in the middle of a session.
+        # Last: a file that belongs to no channel now had no open session when its size was read. For any other file
+        # only the finished size counts, because the size that was read may be in the middle of a session.
         sizes = finished_sizes()
         logs[:] = [replace(log, size=sizes.get(log.name, log.size)) for log in logs]
         # Compaction names the file in the catalog before it puts the first one there, and may have been cut short.

@@ -42,8 +42,9 @@ PREPARE_SECONDS: Final = 600.0
 """A replica reads its directory before it says that it is prepared."""
 
 OPENING_MAX: Final = 64
-"""Log channels that are being opened at once. A replica rejects connections that open no channel yet beyond a limit
-(`UNOPENED_MAX` in `replica.py`), and its listen queue is finite, so a thousand channels must take turns."""
+"""Maximum number of log channels that are opened at the same time. A replica limits the connections that have not
+opened a channel yet (`UNOPENED_MAX` in `replica.py`), and its listen queue is finite, so a thousand channels must take
+turns."""
 
 CLOSE_SECONDS: Final = 1.0
 READ_SIZE: Final = 1 << 16

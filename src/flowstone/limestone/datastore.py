@@ -103,7 +103,7 @@ class AsyncDatastore:
     # --- life ---
 
     async def create_channel(self) -> AsyncLogChannel:
-        """A log channel more. Before `ready` only. LimestoneError if the limit of open files cannot hold it."""
+        """Create a log channel. Only before `ready`. Raises LimestoneError if the limit of open files is too low."""
         async with self._opening:
             self._check_new("create_channel")
             directory = await self._opened()
@@ -176,7 +176,7 @@ class AsyncDatastore:
             await self._outside.blocking(_alone, work, self._outside, source, self.settings.path)
 
     async def shutdown(self) -> None:
-        """Let go of everything; twice is harmless. Sessions that are open are left behind, and do not count.
+        """Release all resources; calling it twice is harmless. Open sessions are discarded.
 
         Cancelling the call only ends the wait; the next call waits until the shutdown is complete."""
         if self._closing is None:
@@ -350,7 +350,7 @@ class AsyncDatastore:
     # --- what it holds ---
 
     async def snapshot(self) -> StoreSnapshot:
-        """The rows at the durable epoch, whatever is written later; to be read until the store is shut down.
+        """Return the rows at the durable epoch, which later writes do not change; readable until the shutdown.
 
         Cancelling the call only ends the wait; the next call begins when this one is complete."""
         self.check()

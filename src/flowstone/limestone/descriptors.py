@@ -1,6 +1,6 @@
-"""File descriptors that log channels take: a limit that cannot hold them is an error before the first session.
+"""File descriptors of log channels: a limit of open files that is too low is an error before the first session.
 
-Asks the Disk one is handed for the limit of the process. Never changes the limit: that is for the program.
+Reads the limit of the process through the Disk that is passed in. Never changes it: that is up to the program.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flowstone.limestone.errors import LimestoneError
 from flowstone.outside import Disk
 
 SPARE: Final = 64
-"""Descriptors for all that is no log channel: manifest, epoch file, snapshot, blobs, libraries and the program."""
+"""Descriptors for everything except log channels: manifest, epoch file, snapshot, blobs, libraries and the program."""
 
 RAISE: Final = "raise the limit of open files (ulimit -n, LimitNOFILE of a systemd unit)"
 
@@ -30,7 +30,7 @@ def per_master_channel(replicas: int, *, compatible: bool) -> int:
 
 
 def check(disk: Disk, channels: int, per_channel: int) -> None:
-    """LimestoneError if the process may not open enough files for so many log channels."""
+    """Raise LimestoneError if the process may not open enough files for `channels` log channels."""
     limit, needed = disk.open_files_max(), channels * per_channel + SPARE
     if limit is not None and needed > limit:
         raise LimestoneError(

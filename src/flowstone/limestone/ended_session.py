@@ -26,7 +26,7 @@ PIECE_SIZE: Final = 1 << 20
 """Bytes of a blob that are read and sent at once."""
 
 COST: Final = 2048
-"""Bytes of memory that a session takes besides its messages: objects, closures and places in queues, as measured."""
+"""Bytes of memory that a session needs besides its messages: objects, closures and queue entries, as measured."""
 
 Parts = Callable[[], Iterable[bytes | memoryview]]
 """The entries of a session as they are in a log file, without markers, in parts of whole entries; may be called again.
@@ -47,7 +47,7 @@ class WireForm:
     compatible: bool = False
     has_stale_end: bool = False
     is_old: bool = False
-    """Whether the entries may name blobs that are gone: no row has one that was collected, so it is sent as empty, and
+    """True if the entries may name deleted blobs. No row refers to a deleted blob, so it is sent as an empty one and
     marked as gone."""
 
     def open_blob(self, blob_id: int) -> BlobContent | None:
@@ -123,8 +123,8 @@ class EndedSession:
 
     @property
     def held(self) -> int:
-        """Bytes of memory that it may take until it is acknowledged: its messages here and in the buffer of the
-        connection, or what its parts have kept; and the objects around them."""
+        """Bytes of memory that the session may need until it is acknowledged: its messages, here and in the buffer of
+        the connection, or the entries that its parts keep; and the objects around them."""
         return COST + (KEPT_MAX if self.kept is None else 2 * len(self.kept))
 
     def _whole(self, parts: Parts) -> bytes | None:

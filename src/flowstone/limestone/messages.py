@@ -66,7 +66,7 @@ class SessionFlags(IntFlag):
     END = 0x02
     FLUSH = 0x04
     GONE = 0x80
-    """An extension for catching up between two of ours: empty blobs of this message were deleted at the master. The
+    """An extension for catch-up between two of ours: the empty blobs of this message were deleted at the master. The
     original ignores the bit, and is never sent it."""
 
 
@@ -74,7 +74,7 @@ class Blob(NamedTuple):
     blob_id: int
     content: bytes
     has_come: bool = False
-    """True if the content was handed over before, piece by piece, and is not in `content`."""
+    """True if the content was returned before, piece by piece; then `content` is empty."""
 
 
 class WireEntry(NamedTuple):

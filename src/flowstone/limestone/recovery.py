@@ -105,7 +105,7 @@ def live_inputs_of(disk: Disk, directory: str, finished_sizes: FinishedSizes) ->
         try:
             held += (source.opened_for_long() for source in found.sources)
             logs = dict(zip(found.logs, held[1:], strict=True))
-            # The sizes of the files first: one that no channel has afterwards had no open session then.
+            # File sizes first: a file that belongs to no channel afterwards had no open session at that time.
             sizes = {name: source.held.size() for name, source in logs.items() if source.held is not None}
             sizes |= finished_sizes()
             found = replace(found, compacted=found.compacted and held[0], logs=logs, sizes=sizes)

@@ -1,4 +1,4 @@
-"""A replica: takes what a master sends, has it on disk before it says so, and keeps what was committed.
+"""A replica: writes the sessions of a master to disk before it acknowledges them, and keeps committed epochs.
 
 Serves one master after another, the original or ours, on the Outside that it is handed. Each connection has a task.
 Whatever a peer sends, at worst that connection is closed, with the protocol's ERROR where there is one (reference:
@@ -161,7 +161,7 @@ class Replica:
         return directory
 
     async def stop(self) -> None:
-        """Close all connections, let what is being written come to its end, and give the directory back.
+        """Close all connections, wait for running writes, and release the directory.
 
         Cancelling the call only ends the wait; the next call waits until the shutdown is complete."""
         if self._listener is not None:

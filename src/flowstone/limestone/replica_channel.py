@@ -31,9 +31,8 @@ _INVALIDATED: Final = bytes((EntryType.MARKER_INVALIDATED_BEGIN,))
 
 @dataclass
 class Session:
-    """From begin to end. `offset`: where its begin marker is. `is_hidden`: until its last byte is synced.
-
-    `marker`: the begin marker, for as long as it is not in the file."""
+    """One session. `offset`: position of its begin marker. `is_hidden`: the marker is invalid until the last byte of
+    the session is synced. `marker`: the begin marker, until it is written to the file."""
 
     epoch: int
     offset: int
@@ -53,7 +52,7 @@ class _Writes:
         self.size += len(data)
 
     def add_apart(self, data: bytes) -> list[bytes]:
-        """Add a write of its own, and return it: it can be changed as long as it keeps its size."""
+        """Add a separate write and return it. Until it is written, the caller may change it, but not its size."""
         written = [data]
         self.parts += [written, []]
         self.size += len(data)

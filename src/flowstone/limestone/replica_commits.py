@@ -1,10 +1,10 @@
-"""Which sessions of a master are under way on a replica, and which of its epochs can be recorded.
+"""Sessions of a master that are open or being synced on a replica, and epochs that can be recorded.
 
-Pure: what the log channels of one master do goes in, what that means for a GROUP_COMMIT comes out. The original's
-master sends one while sessions of that epoch are open, and waits for the answer before it ends them (reference: STORED
-and PROPAGATED). With the answer it reports the epoch to its clients, so the record must be on disk by then, as it is on
-the original's replica. A session that has not ended cannot be waited for; it is hidden instead, and does not count
-before its end (`replica_channel.py`).
+Pure: events of the log channels of one master go in, the facts that a GROUP_COMMIT depends on come out. The original's
+master sends a GROUP_COMMIT while sessions of that epoch are open, and waits for the answer before it ends them
+(reference: STORED and PROPAGATED). With the answer it reports the epoch to its clients, so the record must be on disk
+by then, as it is on the original's replica. The replica cannot wait for a session that has not ended; it hides the
+session instead, which then does not count before its end (`replica_channel.py`).
 """
 
 from __future__ import annotations

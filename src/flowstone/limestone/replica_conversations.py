@@ -119,9 +119,9 @@ class ControlConversation:
         self._connection.write(ACK)
 
     async def _record(self, master: Master, epoch: int) -> None:
-        """Record an epoch with all of its sessions that have ended; open ones count from their end on.
+        """Record an epoch with all of its sessions that have ended; open sessions count from their end on.
 
-        The master may wait for the answer before it ends them, and then reports the epoch to its clients."""
+        The master may wait for the answer before it ends open sessions, and then reports the epoch to its clients."""
         directory, commits = self._replica.directory, master.commits
         if not commits.has_lost(epoch):
             directory.promise(epoch)

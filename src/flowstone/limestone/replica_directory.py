@@ -72,7 +72,7 @@ class ReplicaDirectory:
         """Numbers for temporary names: several channels may receive the same blob at once."""
         self._making = asyncio.Lock()
         self._blob_directories: set[str] = set()
-        """Directories of blobs that survive a loss of power; added to under the lock above."""
+        """Directories of blobs that are known to be durable; extended under the lock above."""
         self._has_to_look = False
         """More than `_beyond` may have to be taken away."""
 

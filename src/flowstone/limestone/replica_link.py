@@ -43,8 +43,8 @@ IN_FLIGHT_MAX: Final = 8
 """Sessions of what a replica lacks that are on their way at once, each of about a window."""
 
 IN_FLIGHT_SIZE_MAX: Final = 24 << 20
-"""Bytes of memory that those sessions may take, more than 8 windows need. A session that takes more is sent alone. Well
-below `UNACKNOWLEDGED_MAX` of `conversation.py`: a slow replica must not be taken for lost because it catches up."""
+"""Bytes of memory that those sessions may need together: more than 8 windows. A larger session is sent alone. Well
+below `UNACKNOWLEDGED_MAX` of `conversation.py`: a slow replica must not count as lost because it is catching up."""
 
 
 class LinkState(Enum):
@@ -368,7 +368,7 @@ class ReplicaLink:
             await self._send_files(conversation, files.sessions(prepared))
         finally:
             files.close()
-        for channel_id in self._all.channels:  # a replica that refuses one would be lost as soon as it is live
+        for channel_id in self._all.channels:  # a replica that refuses a channel would be lost as soon as it is live
             await self._open_channel(conversation, channel_id)
         if conversation.lost.done():
             raise conversation.lost.result()
@@ -385,7 +385,7 @@ class ReplicaLink:
                 return None
             epoch, data = found
             session = EndedSession(form, SEED_CHANNEL_MAX, epoch, lambda: (data,))
-            return session, max(session.held, len(data))  # a session that is too long to keep has its entries
+            return session, max(session.held, len(data))  # a session that is too long to keep still holds its entries
 
         while (found := await by_worker(self._outside, next_session)) is not None:
             session, size = found
@@ -399,7 +399,7 @@ class ReplicaLink:
             await conversation.close_channel(SEED_CHANNEL_MAX)
 
     def _has_room(self, in_flight: dict[EndedSession, int], size: int) -> bool:
-        """True if a session of this size may be sent besides those that are not acknowledged; forget the others."""
+        """Drop acknowledged sessions; return True if a session of this size may be sent besides the others."""
         for session in [*in_flight]:
             if session not in self._unacknowledged:
                 del in_flight[session]

@@ -240,8 +240,8 @@ def wire_parts(
     """What is sent for whole entries of a log file, which have no markers among them: pieces, to be sent in order.
 
     One LOG_ENTRIES that begins and ends the session as asked; `compatible`: as the original, one to begin, one for each
-    entry, one to end. An entry with blobs always has one of its own, in as many pieces as its blobs have; each piece is
-    read from the blob only when the previous one was taken.
+    entry, one to end. An entry with blobs always has a message of its own, in as many pieces as its blobs have; each
+    piece is read only after the previous one was consumed.
     LocalProtocolError if there is anything else in `disk`, or a blob that no message can hold.
     """
     if not 0 <= epoch < 1 << 64:
@@ -368,12 +368,12 @@ class _Streams(Exception):
 class WireReader(Parser[DiskEntries | BlobPart]):
     """The inbound side of a log channel: `feed` bytes, get what to write.
 
-    Accepts what `MessageParser` does, if no entry is a marker. Memory is for one message without its large blobs, and
-    for what is fed at once.
+    Accepts what `MessageParser` does, if no entry is a marker. It needs memory for one message without its large
+    blobs, and for the bytes that are fed at once.
     """
 
     def __init__(self, size_max: int = MESSAGE_SIZE_MAX, scratch: Bytes | None = None) -> None:
-        """`scratch`: room that several readers of one thread share; it is used only while one of them is called."""
+        """`scratch`: a buffer that several readers of one thread may share; it is used only during a call."""
         super().__init__(size_max=size_max)
         self._scratch = np.empty(SCRATCH_SIZE, np.uint8) if scratch is None else scratch
         # Of the message that has not come to its end: what goes to the log, of how many entries; how many were read.
@@ -381,14 +381,14 @@ class WireReader(Parser[DiskEntries | BlobPart]):
         self._logged = self._done = 0
         self._blobs: list[Blob] = []
         self._refused: BadMessage | None = None
-        # Of a blob that is coming piece by piece: its id, and how many bytes are still to come.
+        # Id and remaining bytes of a blob that arrives piece by piece.
         self._coming = self._left = 0
-        # Bytes of the unfinished message that were handed over piece by piece.
+        # Bytes of the unfinished message that were returned as BlobPart.
         self._streamed = 0
 
     @property
     def held(self) -> int:
-        """Bytes in memory of a message that is not complete: entries and blobs, but not what was handed over."""
+        """Bytes of the incomplete message in memory: entries and blobs, without the pieces that were returned."""
         return self._available + (0 if self._head is None else self._size - self._streamed)
 
     def feed(self, data: bytes) -> Iterator[DiskEntries | BlobPart | Message]:  # type: ignore[override]

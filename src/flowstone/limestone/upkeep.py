@@ -77,7 +77,7 @@ class Upkeep:
             self._is_compacting = False
 
     def _refuse_in_backup(self) -> None:
-        """A newer catalog, copied with an older list of files, would lose rows."""
+        """Raise WrongTime if a backup is open: a newer catalog, copied with an older list of files, would lose rows."""
         if self.open_backups:
             raise WrongTime(f"a backup of {self._directory} is open", hint="notify its end first")
 

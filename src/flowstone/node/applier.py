@@ -141,7 +141,7 @@ class Applier:
         self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0  # lag; what its clock said last
         self.error: FlowstoneError | None = None
         self.is_disowned = False
-        """True if the peer, which has all rows of others that we have, does not know us: we were expelled."""
+        """True if the peer does not know us although it has all rows of others that we have: we were expelled."""
         self.remote_vclock_at_subscribe: VClock | None = None
         self.own_lsn_seen = 0
         """The highest LSN of our own rows that the peer has shown to have; if we have fewer, we lost some."""

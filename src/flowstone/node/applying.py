@@ -426,7 +426,7 @@ class Applying:
     def _with_nops(self, slab: Slab, first: int, stop: int, nops: set[int]) -> bytes:
         """A transaction in which the rows `nops` have become NOPs.
 
-        One of NOPs only has no flags of the limbo, as real servers would queue it during recovery (3.x reference, 2.1).
+        If only NOPs are left, it gets no limbo flags: real servers would queue it during recovery (3.x reference, 2.1).
         """
         now = self._clock.wall()
         rows: list[Row] = []
@@ -438,7 +438,7 @@ class Applying:
         return b"".join(encode_header(row) + row.body for row in made.rows)
 
     def _in_place_of_control(self, row: Row) -> bytes:
-        """The NOP that replaces a control row. Written out, its TSN and COMMIT tell it from a void transaction."""
+        """Return the NOP that replaces a control row. Explicit TSN and COMMIT tell it from a void transaction."""
         nop = Row(_NOP, row.replica_id, row.group_id, row.lsn, self._clock.wall(), row.lsn, _COMMIT)
         return encode_header(nop, is_explicit=True)
 

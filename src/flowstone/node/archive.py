@@ -260,7 +260,7 @@ class Archive:
                 await self._overcome(error)
 
     async def _overcome(self, error: FlowstoneError) -> None:
-        """Prepare to follow again after `error` ended the connection for good; raise if that is no use."""
+        """Prepare to follow again after `error` ended the connection for good; raise it if a retry is useless."""
         assert self._sink is not None
         await self._drain()
         if is_gap(error):
@@ -580,7 +580,7 @@ class Archive:
                     await intake.alone(store.save)
                     saved = now
                 except FlowstoneError as error:
-                    # While nothing is followed, because a snapshot has to be taken anew, the disk is waited for.
+                    # No effect while nothing is followed because a snapshot is taken anew: the next round tries again.
                     self._end(error)
             total = store.log.row_count if store.log is not None else 0
             before, at = at, clock.monotonic()

@@ -1,7 +1,8 @@
 """Which errors an archive retries: temporary ones, and those that an operator can fix while the archive runs.
 
-These are an upstream that cannot write its own log, a disk that refuses a snapshot or the manifest (both are replaced
-as a whole, so a failed write leaves nothing unfinished), and an upstream that is still catching up with the archive.
+These are an upstream that cannot write its own log, a disk that refuses a snapshot, the manifest or the index, and an
+upstream that is still catching up with the archive. A snapshot and the manifest are replaced as a whole, so a failed
+write leaves nothing unfinished; readers ignore an index from its first damaged line on.
 `replication/applier.py` classifies errors of connections; `archive_refusals.py` explains errors to operators.
 """
 

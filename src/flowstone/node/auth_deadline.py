@@ -1,8 +1,8 @@
-"""The decision which connections are closed because they have not authenticated within `auth_timeout`.
+"""Decides which connections to close because they have not authenticated within `auth_timeout`.
 
 Replicas of Tarantool 2.11 and later keep one connection that never authenticates: they watch `internal.ballot` on it,
 and nothing else, until they subscribe on their other connection (reference section 7). The bootstrap of a replica set
-may take longer than `auth_timeout`, so such connections are exempt. Everybody can watch a ballot, so the number of
+may take longer than `auth_timeout`, so such connections are exempt. Any client can watch a ballot, so the number of
 exempt connections is bounded, for each address and for all addresses together.
 """
 
@@ -25,7 +25,7 @@ TOTAL_SHARE: Final = 2
 
 
 class AuthDeadline:
-    """One pass over the connections of a server at the time `now`, the oldest first: those keep their exemption."""
+    """One pass over the connections of a server at the time `now`, oldest first: the oldest keep their exemption."""
 
     def __init__(self, limits: Limits, now: float, *, trusts_guests: bool) -> None:
         self._seconds = None if trusts_guests else limits.auth_seconds

@@ -168,7 +168,7 @@ class Checkpointer:
                 states = self._states
                 # A snapshot says of all that it holds that it is a fact.
                 await self._queue.decided(newest, self._queue.timeout)
-                self._check_allowed()  # what was on its way to the log may be the reason of a refusal
+                self._check_allowed()  # a row that was being written meanwhile may forbid it
                 checkpoints = self._collector.checkpoints
                 if not checkpoints or checkpoints[-1].vclock != vclock:
                     path = await write_snapshot(

@@ -408,7 +408,7 @@ class Configuration:
 
     @property
     def directories(self) -> tuple[str, str]:
-        """Where snapshots and where logs are."""
+        """Directories of snapshots and of logs."""
         memtx_dir, wal_dir = (
             posixpath.normpath(posixpath.join(self.work_dir, place)) for place in (self.memtx_dir, self.wal_dir)
         )

@@ -1,7 +1,7 @@
-"""Queries of a disk that may hang: a network file system whose server is away answers after minutes, or never.
+"""Disk queries that may hang: a network file system whose server is down answers after minutes, or never.
 
-A query that hangs holds a worker until the disk answers, and the log is written by the same few workers. Whoever asks
-meanwhile waits for that query instead of starting another one, and nobody waits longer than a time limit.
+A hanging query occupies a worker until the disk answers, and the same few workers write the log. So callers share the
+query that is running instead of starting another one, and no caller waits longer than its time limit.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from flowstone.outside import Outside
 NO_ANSWER: Final = "the disk does not answer"
 
 FREE_SPACE_SECONDS: Final = 1.0
-"""Limit for the free space, which takes microseconds: short enough that a report with it is in time for who asks."""
+"""Time limit for the free space, which usually takes microseconds. Short, so that reports with it are in time."""
 
 USAGE_SECONDS: Final = 3.0
-"""Limit for the sizes of all files, of which there may be thousands: less than probes and scrapers usually wait."""
+"""Time limit for the sizes of all files, perhaps thousands. Less than probes and scrapers usually wait."""
 
 T = TypeVar("T")
 
 
 class DiskQuery(Generic[T]):
-    """One kind of query, of which at most one is under way."""
+    """One kind of query; at most one of them runs at a time."""
 
     def __init__(self) -> None:
         self._under_way: asyncio.Task[T | OSError] | None = None
 
     async def get(self, outside: Outside, query: Callable[..., T], *arguments: object, timeout: float) -> T:
-        """Return the result of `query(*arguments)`, run by a worker, or of the one that is under way.
+        """Return the result of `query(*arguments)`, run by a worker, or of the query that is running already.
 
-        Raises its OSError, and TimeoutError, which is an OSError, too, after `timeout` seconds.
+        Raises OSError if the query fails, and TimeoutError, which is an OSError, after `timeout` seconds.
         """
         if self._under_way is None or self._under_way.done():
             work = _answer(outside, query, arguments)
@@ -49,7 +49,7 @@ class DiskQuery(Generic[T]):
 
 
 async def _answer(outside: Outside, query: Callable[..., T], arguments: tuple[object, ...]) -> T | OSError:
-    """Return an error of the disk rather than raise it: it may come when nobody waits for it any more."""
+    """Return an OSError rather than raise it: there may be no caller left to retrieve it."""
     try:
         return await outside.blocking(query, *arguments)
     except OSError as error:

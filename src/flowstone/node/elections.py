@@ -53,7 +53,7 @@ class Elections:
         """For each peer: do we follow it, does it follow us?"""
         self._is_started = self._is_closed = self._is_stepping = False
         self.expelled_id = 0
-        """The id that this instance had when it was expelled; 0: it was not."""
+        """The id that this instance had when it was expelled; 0 if it was not expelled."""
         self._seen_term = 0
         self._alarm = Alarm(self._clock, self._tick)
         self._retry: asyncio.TimerHandle | None = None

@@ -196,10 +196,10 @@ class GarbageCollector:
         return self.checkpoints[-1].vclock if self.checkpoints else VClock()
 
     def _delete(self, oldest: VClock, needed: VClock) -> tuple[VClock, VClock | None]:
-        """Deletes snapshots before `oldest` and logs that end before `needed`; where the first two logs begin now.
+        """Delete snapshots before `oldest` and logs that end before `needed`; return where the first two logs begin.
 
-        A replica that catches up lets go of one log after the other, of which there may be thousands. So directories
-        are listed, and headers read, only as far as there is something new to learn.
+        A replica that catches up releases one log after the other, perhaps thousands. So directories are listed, and
+        headers read, only where something may have changed.
         """
         disk = self._outside.disk
         if oldest != self._oldest_snapshot:
@@ -216,7 +216,7 @@ class GarbageCollector:
         return starts[0] if starts else oldest, starts[1] if len(starts) > 1 else None
 
     def _drop_logs(self, needed: VClock) -> list[VClock]:
-        """Deletes those of the known logs that end before `needed`; where the first two that are left begin."""
+        """Delete the known logs that end before `needed`; return where the first two of the others begin."""
         # The last log that begins at or before what is needed holds its first row; all before it may go.
         starts: list[VClock] = []
         kept = 0

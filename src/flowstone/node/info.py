@@ -47,7 +47,7 @@ def box_info(instance: Instance) -> dict[str, Any]:
         info["election"] = _election(instance)
         info["synchro"] = _synchro(instance)
     wal = instance.journal.counters
-    if wal.failure is not None:  # not among the keys of a real server, which says it in its log only
+    if wal.failure is not None:  # real servers have no such key: they report it in their log only
         info["wal"] = {"failure": wal.failure, "failures": wal.failures}
     return info
 

@@ -156,7 +156,7 @@ class Instance:
     """It has not caught up with enough of its peers."""
 
     expelled_id: int = 0
-    """The id that it had when its row of `_cluster` was deleted; 0: it was not expelled."""
+    """The id that it had when its row of `_cluster` was deleted; 0 if it was not expelled."""
 
     bootstrap_leader_uuid: UUID | None = None
     """Whose data this instance has taken, or is about to take, at its birth."""
@@ -234,7 +234,7 @@ class Instance:
 
     @property
     def read_only_reason(self) -> str | None:
-        """What `box.info.ro_reason` shows; real servers have no word for `expelled`, as they go on taking writes."""
+        """Value of `box.info.ro_reason`. Real servers have no `expelled`: they keep accepting writes."""
         if self.is_expelled:
             return "expelled"
         if self.elections.is_read_only:

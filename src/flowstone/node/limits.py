@@ -1,4 +1,4 @@
-"""Bounds on what clients of a node may cost, as its configuration sets them."""
+"""Limits on the resources that clients of a node may use, as its configuration sets them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flowstone.node.instance import Instance
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on clients, all of which are options. How deep MessagePack may nest is a constant instead."""
+    """Limits on clients; each is an option. The nesting depth of MessagePack is a constant instead."""
 
     connections_max: int = 10_000
     net_msg_max: int = 768
-    """Requests of one connection that take time, such as async functions; the next ones wait."""
+    """Pending requests of one connection that take time, such as async functions; further ones wait."""
 
     wal_queue_max_size: int = 16 * 1024 * 1024
     """Bytes of requests whose log rows are not written; the next turn waits for the disk."""
@@ -22,23 +22,23 @@ class Limits:
     packet_size_max: int = 128 * 1024 * 1024
     packet_size_max_before_auth: int = PACKET_SIZE_MAX_BEFORE_AUTH
     output_max: int = 1024 * 1024
-    """Bytes of replies that one connection may have in the making; requests beyond that wait until they are sent."""
+    """Unsent bytes of replies of one connection; further requests wait until those are sent."""
 
     slow_reader_seconds: float = 60.0
-    """A client that takes so long to read what it asked for is disconnected."""
+    """A client that does not read its replies for this long is disconnected."""
 
     auth_seconds: float | None = 60.0
-    """Time limit for authentication; None for no limit. `node/auth_deadline.py` says who is exempt."""
+    """Time limit for authentication; None for no limit. `node/auth_deadline.py` has the exemptions."""
 
     transactions_max: int = 1000
-    """Open transactions of all clients: each that has begun to read makes every write cost a little more."""
+    """Open transactions of all clients: each one that has read something makes every write slightly slower."""
 
     transactions_max_before_auth: int = 16
-    """Those of clients that have not authenticated, unless guests have been given rights."""
+    """Open transactions of clients that have not authenticated, unless guests have been granted rights."""
 
 
 def limits_of(instance: Instance) -> Limits:
-    """The limits that the configuration asks for."""
+    """Return the limits of the configuration."""
     configuration = instance.configuration
     return Limits(
         connections_max=configuration.connections_max,

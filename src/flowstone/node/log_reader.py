@@ -25,8 +25,8 @@ ROWS_MAX: Final = 16384
 """Rows that are given out at once, unless they are one block: whoever gets them has something else to do, too."""
 
 LISTINGS_MAX: Final = 10
-"""Times that one call lists the directory because a listed log could not be opened. The collector deletes logs at any
-moment, but seldom one that is about to be opened; a file that is listed and never there is an error."""
+"""Maximum number of times that one call lists the directory. The collector may delete a listed log before it is opened,
+but rarely does; a file that is listed again and again, and never found, is an error."""
 
 
 class LogsGone(FlowstoneError):

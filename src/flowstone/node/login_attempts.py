@@ -25,8 +25,8 @@ PAIRS_MAX: Final = 16_384
 """Pairs of user and address that are remembered; the address that failed longest ago is forgotten first."""
 
 USERS_MAX: Final = 32
-"""Users of one address whose failures are counted separately. More than fail at one time behind a proxy, and so few
-that only hundreds of addresses together fill PAIRS_MAX and make the node forget failures."""
+"""Users of one address whose failures are counted separately. More users than usually fail at the same time through one
+proxy, and so few that it takes hundreds of addresses to fill PAIRS_MAX and make the node forget failures."""
 
 WAITING_MAX: Final = 16
 """Attempts of one pair that may wait for their turn; further ones are rejected at once."""
@@ -100,7 +100,7 @@ class LoginAttempts:
         return self._pair_count
 
     def must_wait(self, peer: str, user: str) -> bool:
-        """Whether an attempt now has to go through `wait`; CredsMismatch if too many do already."""
+        """Return True if an attempt has to go through `wait`; raise CredsMismatch if too many attempts wait already."""
         address = self._addresses.get(address_of(peer))
         pair = address.find(user[:NAME_MAX], self._clock.monotonic()) if address is not None else None
         if pair is None or self._seconds(pair) <= 0:
@@ -109,7 +109,7 @@ class LoginAttempts:
         return True
 
     async def wait(self, peer: str, user: str, check: Callable[[], T]) -> T:
-        """Call `check` when it is this attempt's turn. CredsMismatch, unchecked, if too many attempts wait already.
+        """Call `check` when it is this attempt's turn. Raise CredsMismatch, unchecked, if too many attempts wait.
 
         `check` logs in or raises CredsMismatch. The first step pays for the attempt in advance, so that later attempts
         queue up after it; the attempt is refunded unless it fails. Nothing happens before that step: a task that is
@@ -163,7 +163,7 @@ class LoginAttempts:
         return pair
 
     def _seconds(self, pair: _Pair) -> float:
-        """Seconds until the next attempt of `pair` may be checked."""
+        """Return the seconds until the next attempt of `pair` may be checked."""
         options = self._instance.configuration
         seconds = pair.paid_at - options.auth_retries * options.auth_delay - self._clock.monotonic()
         return min(seconds, (pair.waiting + 1) * options.auth_delay)  # the delay may have been longer before
@@ -191,7 +191,7 @@ class LoginAttempts:
 
 
 def address_of(peer: str) -> str:
-    """The part of a peer's `host:port` that identifies a machine; of IPv6 the subnet, in which hosts choose freely."""
+    """Return the part of a peer's `host:port` that identifies a machine; for IPv6 the subnet: hosts choose the rest."""
     host = peer.rpartition(":")[0].strip("[]") or peer
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -181,7 +181,7 @@ class Member:
 
     async def apply(self, slab: Slab) -> None:
         assert self.applying is not None, "nobody is followed before there is data"
-        if self._instance.is_expelled:  # by a row of this very batch, before which the applier was not interrupted
+        if self._instance.is_expelled:  # by a row of this batch: the applier is not cancelled yet
             raise expelled(self._instance.expelled_id)
         self.applying.apply(slab)
         if self.applying.is_holding:

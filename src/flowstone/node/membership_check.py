@@ -1,4 +1,4 @@
-"""Whether the files of an instance let it start: an instance that was expelled has to join again first.
+"""Checks whether an instance may start from its files: an expelled instance has to join again first.
 
 The start checks the data that it has recovered. `check_files` finds out without a start, for `serve --check`: it writes
 nothing, and recovers the data only if the rows of `_cluster` leave a doubt.

@@ -25,26 +25,26 @@ class Option:
     is_dynamic: bool
     help: str
     is_integral: bool = False
-    """A number of it is a whole one."""
+    """True if numbers must be whole."""
     is_text: bool = False
-    """A number given for it is kept as text."""
+    """True if a number is stored as text."""
     is_secret: bool = False
-    """It is shown to nobody, and not by `box.cfg`."""
+    """True if the value is never shown, not even by `box.cfg`."""
     allowed: str | None = None
-    """What it may be, where Tarantool's words for a refusal do not say it."""
+    """Allowed values, if Tarantool's error message does not name them."""
 
     @property
     def variable(self) -> str:
-        """The environment variable for it."""
+        """Name of the environment variable."""
         return f"FLOWSTONE_{self.name.upper()}"
 
     @property
     def dashed(self) -> str:
-        """The option of the command line."""
+        """Name of the command-line option."""
         return f"--{self.name.replace('_', '-')}"
 
     def parse(self, text: str) -> Any:
-        """The value that a command line or the environment means by `text`; the empty text is the default."""
+        """Return the value of `text` from a command line or the environment; None, for the default, if it is empty."""
         if text == "":
             return None
         if self.types == ("boolean",):
@@ -56,13 +56,13 @@ class Option:
         return text
 
     def shown(self, value: Any) -> Any:
-        """The value as it may be shown to anybody: without passwords."""
+        """Return the value without passwords, for display."""
         if "table" in self.types:
             return [parse_uri(uri).shown for uri in value]
         return leader_text(value) if self.name == "bootstrap_leader" and value is not None else value
 
     def accept(self, value: Any) -> Any:
-        """The checked value for the configuration, or error 59."""
+        """Return the checked value for the configuration; raise error 59 if it is not allowed."""
         if value is None or value == "":
             return self.default
         if not any(_is_of(value, kind) for kind in self.types):
@@ -88,12 +88,12 @@ class Option:
 
 
 def incorrect(name: str, problem: str, *, hint: str | None = None) -> errors.TarantoolError:
-    """Error 59, about option `name`."""
+    """Return error 59 about option `name`."""
     return errors.Cfg(f"Incorrect value for option '{name}': {problem}", hint=hint)
 
 
 def _number(text: str) -> Any:
-    """Text that is no number stays text, and is refused by its type."""
+    """Return the number in `text`, or `text` itself, which `accept` then rejects by its type."""
     try:
         return int(text)
     except ValueError:

@@ -414,7 +414,7 @@ class Parts:
             self.relays.member_removed(uuid)
             instance.queue.forget(replica_id)
         self.decide_anew()
-        for replica_id in removed.values():  # last: by the old quorum, a leader might be one member short, and resign
+        for replica_id in removed.values():  # last: with the old quorum a leader might be one member short and resign
             instance.elections.connection(replica_id, upstream=False, downstream=False)
 
     def _expelled(self) -> None:

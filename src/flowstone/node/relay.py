@@ -42,7 +42,7 @@ LOG = logging.getLogger("flowstone.node")
 
 REFUSAL_LINES_BURST: Final = 10
 REFUSAL_LINE_SECONDS: Final = 1.0
-"""Log lines about refused requests of replicas that may come at once, and the time until one more may."""
+"""Log lines about refused requests of replicas that are allowed at once, and the seconds until one more is allowed."""
 
 _TOO_OLD: Final = (
     "replica %s says no version in JOIN, as Tarantool before 2.10: it cannot read a schema of dialect 2.11, "
@@ -199,9 +199,9 @@ class Relays:
             link.release()
 
     def _log_refusal(self, request: Request, link: Link, error: TarantoolError) -> None:
-        """Replicas try again every second, and get the same answer: it is said once.
+        """Log a refusal once: replicas retry every second and get the same answer.
 
-        Anybody can send such requests, and vary them: lines are limited, too.
+        Any client can send such requests and vary them, so the rate of lines is limited, too.
         """
         text = f"{type_name(request.type)} of {link.peer.rpartition(':')[0]} is refused: {error.message}"
         level = logging.INFO if isinstance(error, errors.Loading) else logging.WARNING
@@ -367,7 +367,7 @@ class Relays:
         if relay.is_expelled:
             self._release(replica)
         elif not replica.id:
-            self._downstreams.pop(replica.uuid, None)  # nobody would ever take it off the list
+            self._downstreams.pop(replica.uuid, None)  # nothing else removes an anonymous replica
         if not self._followers and self._tail is not None:
             self.instance.journal.on_written.remove(self._tail.append)
             self._tail = None

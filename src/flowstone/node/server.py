@@ -168,7 +168,7 @@ class Connection:
         if isinstance(answer, Reply):
             return answer
         if request.type == RequestType.AUTH:
-            self.hold()  # the next requests are those of the user who is about to log in
+            self.hold()  # further requests belong to the new user: they wait for the login
         return self._timed(request, answer)
 
     async def _timed(self, request: Request, answer: Coroutine[Any, Any, Reply]) -> Reply:

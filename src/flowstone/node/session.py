@@ -494,7 +494,7 @@ class Session:
         if user is None or stored is None or not is_right:
             raise errors.CredsMismatch(f"Incorrect password supplied for user '{name}'")
         self.user = self._box.access.login(name).id
-        self.is_authenticated = self.user != GUEST  # guest's password is empty: everybody knows it
+        self.is_authenticated = self.user != GUEST  # the password of guest is empty and proves nothing
 
     async def _login_later(self, request: Request, name: str, answer: bytes) -> Reply:
         try:

@@ -49,7 +49,7 @@ def other_members(report: Report) -> list[Peer]:
 
 
 def is_cut_off(member: Member) -> bool:
-    """Return True if the member follows nobody because its `replication` is empty, and so knows nothing of the others.
+    """Return True if the member has no upstream because its `replication` is empty, so it does not hear of the others.
 
     A master need not follow its replicas. A voter has to follow the others to get votes and to hear of a leader.
     """
@@ -83,7 +83,7 @@ def _cut_off(replica_set: ReplicaSet, member: Member) -> Finding:
 
 
 def _not_following(replica_set: ReplicaSet) -> Iterator[Finding]:
-    """One finding for all members that lack the same member's rows."""
+    """Yield one finding for all members that lack rows of the same member."""
     lacking: dict[str, list[Member]] = {}
     for member in replica_set.members:
         source = _unreached(replica_set, member)
@@ -98,13 +98,13 @@ def _not_following(replica_set: ReplicaSet) -> Iterator[Finding]:
 
 
 def _unreached(replica_set: ReplicaSet, member: Member) -> Member | None:
-    """The member with most rows that `member` lacks and that no link, however indirect, brings to it."""
+    """Return the member with most rows that `member` lacks and that no link, direct or indirect, brings to it."""
     if member.report is None or not member.id or member.report.status == "loading":
         return None
     others = [one for one in replica_set.members if one.id and one is not member]
     masters = {one.uuid for one in others if replica_set.gets_rows_of(member.uuid, one.uuid)}
     if any(one.report is None for one in others if one.uuid in masters):
-        # It did not say whom it follows: it may bring rows of members that did not answer, either.
+        # The upstreams of that master are unknown: it may forward rows of others that did not answer.
         others = [one for one in others if one.report is not None]
     sources = [
         (missing, -one.id, one)

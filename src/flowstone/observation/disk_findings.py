@@ -1,6 +1,6 @@
-"""What is wrong with the disk of a node: a log that cannot be written, and too little room for the next one.
+"""Findings about the disk of a node: a log that cannot be written, and too little space for the next one.
 
-Pure; a part of `explanation.py`. Only nodes tell this; of real servers nothing is known until a follower stops.
+Pure; a part of `explanation.py`. Only nodes report their disk; a real server shows nothing until a follower stops.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from flowstone.observation.report import Report
 from flowstone.observation.wording import bytes_text, make
 
 FREE_BYTES_MIN: Final = 256 * 1024 * 1024
-"""One log of the usual `wal_max_size`: with less room than that there may be none for the next."""
+"""Size of one log with the default `wal_max_size`: with less free space, the next log may not fit."""
 
 _NO_ROOM: Final = re.compile(r"No space left on device|Disk quota exceeded|File too large")
 
 
 def disk_findings(replica_set: ReplicaSet, member: Member, report: Report) -> Iterator[Finding]:
-    """At most one: a log that cannot be written, a directory that cannot be read, or a disk that is nearly full."""
+    """Yield at most one finding: log not writable, directory not readable, or disk nearly full."""
     if report.wal is not None:
         yield _failing(replica_set, member, report)
     elif report.disk is not None:
@@ -34,7 +34,7 @@ def _failing(replica_set: ReplicaSet, member: Member, report: Report) -> Finding
     failure, failures = report.wal.failure, report.wal.failures
     is_full = _NO_ROOM.search(failure) is not None
     times = "1 write has" if failures == 1 else f"{failures} writes have"
-    # No row of a stopped upstream comes any more: no next write shows that the disk works again.
+    # A stopped upstream sends no more rows, so no further write would show that the disk works again.
     stopped = [peer.uuid for peer in report.replication if peer.upstream and peer.upstream.status == "stopped"]
     look = (
         f"free space where {member.label} has its logs"

@@ -1,4 +1,4 @@
-"""Whether a directory is that of an instance that was expelled from its replica set, and cannot start for that."""
+"""Finding about the data directory of an expelled instance, from which no server can start."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from flowstone.outside import Outside
 
 
 async def expulsion_findings(outside: Outside, directory: Directory) -> list[Finding]:
-    """Return one finding if the logs show that the instance was a member and is none any more.
+    """Return one finding if the logs show that the instance was a member and is not one any more.
 
-    Archives and spools have the files of another instance. What else keeps a server from starting is not looked for.
+    Archives and spools hold the files of another instance. Other reasons that prevent a start are not checked.
     """
     if directory.is_archive or directory.has_definitions or directory.unreadable or not directory.listing.snapshots:
         return []

@@ -113,7 +113,7 @@ def _is_seen_by_nobody(replica_set: ReplicaSet, member: Member) -> bool:
         return False
     answered = {one.uuid for one in replica_set.members if one.report is not None}
     if all(is_cut_off(one) for one in replica_set.members if one.report is not None):
-        return False  # nobody who answered could see it
+        return False  # no member that answered could have seen it
     return all(link.master in answered for link in replica_set.links)
 
 
@@ -131,7 +131,7 @@ def _gone(replica_set: ReplicaSet, member: Member) -> Finding:
 
 
 def _of_member(replica_set: ReplicaSet, member: Member, report: Report) -> Iterator[Finding]:
-    # An expelled one shall not go on alone, nor expel anybody: it is reported as not registered.
+    # An expelled member must neither continue alone nor expel others: it is reported as not registered.
     is_expelled = bool(report.id) and not member.id
     if report.status == "orphan" and not is_expelled:
         yield _orphan(replica_set, member, report)
@@ -213,7 +213,7 @@ def _clock_skew(replica_set: ReplicaSet, member: Member, peer: Peer) -> Iterator
     is_late = lag > SKEW_SECONDS + idle and link is not None and link.lag_lsn == 0
     back = _lag_back(replica_set, member, peer)
     if is_late and back is not None and back >= -SKEW_SECONDS:
-        return  # it came late: were it the clocks, what goes the other way would come from the future
+        return  # the rows were late: with wrong clocks, the lag in the other direction would be negative
     if not (lag < -SKEW_SECONDS or is_late) or abs(lag) > SKEW_MAX:
         return
     label = replica_set.label_of(peer.uuid)

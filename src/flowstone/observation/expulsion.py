@@ -72,7 +72,7 @@ class Expulsion(msgspec.Struct, frozen=True, kw_only=True):
         yield f"{self._left()}: {verdict[self.has_quorum]}"
 
     def afterwards(self) -> str:
-        """What is left to do for the other members, in words."""
+        """Return what remains to be done on the other members, as a sentence."""
         if not self.listed_by:
             return (
                 "take the member out of `replication` in the configuration of the other members, if it is listed there"

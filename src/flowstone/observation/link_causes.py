@@ -18,7 +18,7 @@ QUOTED_MAX: Final = 300
 """Characters of a server's words that are repeated in a sentence; all of them are evidence."""
 
 _ON_NODE: Final = "CALL `box.cfg` with the value that it shows, which keeps the passwords"
-"""An empty list on the way would lose them: a node shows URIs without passwords."""
+"""Setting an empty list first would lose the passwords: a node shows URIs without them."""
 
 _ON_TARANTOOL: Final = "`box.cfg{replication = {}}`, then the same value, with passwords"
 """A real server ignores an option that is set to the value that it has."""
@@ -45,11 +45,11 @@ class Between(NamedTuple):
     conflicting: tuple[str, ...] = ()
     """Everybody whom a row stops whose key another tuple has."""
     is_node: bool | None = None
-    """Whether the follower is a node, not a real server; None if that is unknown."""
+    """True if the follower is a node, False if it is a real server; None if that is unknown."""
 
     @property
     def set_again(self) -> str:
-        """How to restart replication of the follower."""
+        """Advice to restart replication of the follower."""
         return set_again(is_node=self.is_node)
 
     @property
@@ -218,7 +218,7 @@ def _not_registered(match: re.Match[str], between: Between) -> tuple[str, str]:
 
 
 def _expelled(match: re.Match[str], between: Between) -> tuple[str, str]:
-    """All versions stop their appliers with these words; real ones of 2.x go on taking writes."""
+    """All versions stop their appliers with this error; real servers of 2.x keep accepting writes."""
     why = f"{between.follower} was expelled from the replica set: its row of `_cluster` was deleted"
     return why, f"if it shall come back: {between.rejoin}. Else stop it"
 

@@ -15,7 +15,7 @@ async def own_report(node: Node) -> Report:
 
 
 def report_now(node: Node, disk: dict[str, Any] | None = None) -> Report:
-    """The same without waiting for the disk."""
+    """As `own_report`, without waiting for the disk."""
     info = node.info()
     address = node.address or str(info["uuid"])
     cfg = shown_options(node.configuration.shown(node.box.dialect))

@@ -31,9 +31,9 @@ class _Quorum(NamedTuple):
 def queue_findings(replica_set: ReplicaSet) -> Iterator[Finding]:
     """At most one of no leader, lost quorum, two owners and read-only, which bring each other about; and the queue."""
     answered = [(member, member.report) for member in replica_set.members if member.report is not None]
-    # An expelled server that does not know it has a term, a vote and a queue that do not count.
+    # The term, vote and queue of a server that does not know that it was expelled do not count.
     reports = [one for one in answered if one[0].id] or answered
-    # One that hears nobody cannot tell whether the others have a quorum and a leader.
+    # A member without upstreams cannot tell whether the others have a quorum and a leader.
     reports = [one for one in reports if not is_cut_off(one[0])]
     if not reports:
         return
@@ -197,9 +197,9 @@ def _no_leader(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
 
 
 def _furthest(replica_set: ReplicaSet, reports: _Reports) -> tuple[Member, Report]:
-    """The member to let lead: of those that may and that others follow, the one with most rows.
+    """Return the member to promote: preferably one that may lead, then one with followers, then the one with most rows.
 
-    One that lacks rows would take them back from the others; one that nobody follows gets no votes.
+    A member that lacks rows would roll them back on the others; a member without followers gets no votes.
     """
     followed = {link.master for link in replica_set.links}
     return max(reports, key=lambda one: (_may_lead(*one), one[0].uuid in followed, one[1].signature))

@@ -274,8 +274,8 @@ def _replica_set(
 def expelled(reports: Sequence[Report]) -> frozenset[str]:
     """Return the UUIDs of servers that answered and are in `_cluster` of no other member that did.
 
-    One that was away when it was expelled does not know it: it lacks the row that removed it. One that has just joined
-    has a row that the others lack.
+    A member that was away when it was expelled does not know it: it lacks the row that removed it. A member that has
+    just joined has a row that the others lack.
     """
     return frozenset(report.uuid for report in reports if _is_expelled(report, reports))
 

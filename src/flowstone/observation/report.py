@@ -121,7 +121,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wal(msgspec.Struct, frozen=True, kw_only=True):
-    """Writes to the log, of a node whose last one failed: why, and how many have failed since it started."""
+    """Failed log writes of a node whose last write failed: the reason, and the number of failures since the start."""
 
     failure: str
     failures: int = 1
@@ -168,10 +168,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How many servers `replication` lists; None where the options may not be read."""
 
     wal: Wal | None = None
-    """Of a node whose last write to the log failed; real servers do not show it."""
+    """Set for a node whose last write to the log failed; real servers do not show it."""
 
     disk: Disk | None = None
-    """Of a node whose user may ask for it."""
+    """Set for a node whose user may query it."""
 
     @property
     def signature(self) -> int:

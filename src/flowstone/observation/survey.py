@@ -55,7 +55,7 @@ class Survey:
         return sets
 
     async def identify(self, uri: Uri) -> Report | Unreachable:
-        """Ask who answers at `uri`."""
+        """Query the server at `uri`."""
         asking = self._asking(uri)
         try:
             (answer,) = await ask_all([asking])
@@ -64,7 +64,7 @@ class Survey:
         return answer
 
     def include(self, uri: Uri, uuid: str) -> None:
-        """Ask the member `uuid`, whose address nobody tells, at `uri` from the next look on."""
+        """Query the member `uuid`, whose address no other member knows, at `uri` from the next look on."""
         self._found.setdefault(uuid, self._asking(uri, uuid))
 
     async def _forget(self, uuids: Iterable[str]) -> None:

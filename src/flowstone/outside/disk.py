@@ -174,7 +174,7 @@ class Disk(Protocol):
         ...
 
     def open_files_max(self) -> int | None:
-        """How many files and sockets this process may have open at once; None if there is no limit."""
+        """Return how many files and sockets this process may have open at once; None if there is no limit."""
         ...
 
 

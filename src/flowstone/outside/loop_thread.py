@@ -18,7 +18,7 @@ from flowstone.errors import LocalProtocolError
 T = TypeVar("T")
 
 Started = Future
-"""What `start` returns."""
+"""The type of a coroutine that `start` has handed to the loop."""
 
 
 class LoopEnded(LocalProtocolError):
@@ -59,7 +59,7 @@ class LoopThread:
             self._fail_unfinished()
 
     def _fail_unfinished(self) -> None:
-        """Where a SystemExit ends the loop, it may not have begun or cancelled all coroutines."""
+        """Fail futures whose coroutines the loop has neither finished nor cancelled, as after a SystemExit."""
         for future in list(self._unfinished):
             with suppress(InvalidStateError):  # its caller has cancelled it
                 future.set_exception(LoopEnded())
@@ -69,9 +69,9 @@ class LoopThread:
         await self._end.wait()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns or raises; who is interrupted while waiting cancels it.
+        """Run the coroutine in the loop and return its result; an interrupted caller cancels it.
 
-        LoopEnded when the loop is closing or has been closed, before the coroutine began or while it ran."""
+        Raises LoopEnded if the loop is closing or closed, before the coroutine begins or while it runs."""
         if self._thread is threading.current_thread():
             coroutine.close()
             raise LocalProtocolError("who is called in the loop must not wait for it", hint="use another thread")
@@ -83,12 +83,12 @@ class LoopThread:
             raise
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Started[T]:
-        """Let the coroutine run while the caller does something else; whoever cancels the result cancels it.
+        """Start the coroutine in the loop and return its future; cancelling the future cancels the coroutine.
 
-        LoopEnded when the loop is closing or has been closed. `result` waits for it."""
+        Raises LoopEnded if the loop is closing or closed. `result` waits for the future."""
         with self._accepting:
             if not self._is_closing:
-                # The loop begins this before it acts on a `close` that comes later, so it cancels it.
+                # The loop starts this coroutine before it handles a later `close`, which then cancels it.
                 future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
                 self._unfinished.add(future)
                 future.add_done_callback(self._unfinished.discard)
@@ -97,7 +97,7 @@ class LoopThread:
         raise LoopEnded
 
     def result(self, future: Started[T]) -> T:
-        """Wait for what `start` returned; LoopEnded if `close` has cancelled it."""
+        """Wait for a future of `start`; raise LoopEnded if `close` has cancelled it."""
         try:
             return future.result()
         except CancelledError:
@@ -106,7 +106,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Closing twice is harmless, and from several threads: all of them return when the thread has ended."""
+        """Stop the loop and wait until its thread has ended. May be called twice, and from several threads."""
         with self._accepting:
             if not self._is_closing:
                 self._is_closing = True

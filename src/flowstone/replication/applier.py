@@ -184,7 +184,7 @@ def other_replica_set(error: FlowstoneError, ours: UUID | None) -> str | None:
 
 
 def advice_about_peer(error: FlowstoneError, ours: UUID | None) -> str | None:
-    """What to do about a peer that is of another replica set than `ours`, or no member of it; None: it may be one."""
+    """Return advice about a peer that is not a member, or is in another replica set than `ours`; None if neither."""
     return NOT_A_MEMBER if _is_of_no_member(error) else other_replica_set(error, ours)
 
 
@@ -213,7 +213,7 @@ def shortened(message: str) -> str:
 
 
 def doing(state: ApplierState, *, has_data: bool) -> str:
-    """What cannot be done, when the peer answers with an error in `state`. An instance that has data does not join."""
+    """Return what failed when the peer answers with an error in `state`. An instance that has data does not join."""
     if has_data and state in (_State.CONNECTED, _State.READY):
         return "cannot follow"
     return _DOING.get(state, "cannot go on reading from")

@@ -60,7 +60,7 @@ class Facts:
     replica_id: int = 0
     """Of who asks; 0: not registered."""
     is_replaced: bool = False
-    """The id that who asks had as a member is another member's now."""
+    """True if the requesting replica was a member, and its former id belongs to another member now."""
     is_followed: bool = False
     """A connection of who asks has subscribed already."""
     is_joining: bool = False

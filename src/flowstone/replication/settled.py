@@ -116,7 +116,7 @@ class Tenure:
         return Tenure(self.owner_id, self.term, self._voids)
 
     def is_late(self, transaction: Transaction) -> bool:
-        """True if the transaction waited in the queue of a former owner, or has the flags of one without an owner."""
+        """True if the transaction has limbo flags, but its originator is not, or no longer, the owner of the queue."""
         has_owner = self.term and transaction.replica_id and transaction.replica_id != self.owner_id
         return bool(has_owner) and bool(transaction.flags & _WAIT)
 
@@ -394,10 +394,10 @@ def is_nop(transaction: Transaction) -> bool:
 
 
 def void_rows(rows: Iterable[Row]) -> Iterator[Row]:
-    """The NOPs that replace the rows of a void transaction: place, TSN and COMMIT stay.
+    """Yield the NOPs that replace the rows of a void transaction: LSN, TSN and COMMIT stay.
 
-    The flags of the limbo go: during recovery real servers queue whatever has WAIT_SYNC, also a NOP, and stop where its
-    originator is not the owner (3.x reference, section 2.1).
+    The limbo flags are dropped: during recovery real servers queue any transaction with WAIT_SYNC, even a NOP, and stop
+    if its originator is not the owner (3.x reference, section 2.1).
     """
     for row in rows:
         yield Row(_NOP, row.replica_id, row.group_id, row.lsn, row.timestamp, row.tsn, row.flags & _COMMIT)

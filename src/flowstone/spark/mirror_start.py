@@ -110,7 +110,7 @@ def origin_of(source: Source, known: Sequence[str]) -> Origin:
 
 
 def _check_excluded(origins: Sequence[Origin], lake: str, options: MirrorOptions, saved: Mapping[str, Saved]) -> None:
-    """Every excluded space exists in some source, or did when the lake was begun, and has no table yet.
+    """Check that every excluded space exists in a source, or did when the lake was begun, and has no table yet.
 
     Names cannot be checked while a source is away, nor for a lake whose settings do not have them: it was begun by a
     release that did not save them, and the space may have been dropped since.
@@ -139,7 +139,7 @@ def _check_excluded(origins: Sequence[Origin], lake: str, options: MirrorOptions
 
 
 def _schemas_in(index: Log, *, is_history: bool) -> tuple[Schema, Schema]:
-    """The definitions that a first load begins with, and the newest."""
+    """Return the definitions that a first load begins with, and the newest ones."""
     snapshot = first_snapshot(index, is_history=is_history)
     first = index.schema_at(snapshot.vclock if snapshot is not None else index.earliest).schema
     return first, index.schema_at(index.settled).schema

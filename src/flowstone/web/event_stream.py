@@ -1,8 +1,8 @@
 """Server-sent events for many listeners: each event encoded once, and nobody waits for a slow one.
 
 A listener has room for the newest state and for a few batches of transactions; what does not fit is left out, and told
-as a number. So memory is bounded by the number of listeners, which is bounded, too: one more takes the place of the
-oldest listener of the address that has most. A listener that takes nothing for long is disconnected.
+as a number. So memory is bounded by the number of listeners, which is bounded, too: one more replaces the oldest
+listener of the address that has most. A listener that takes nothing for long is disconnected.
 ASGI, without knowledge of what the events mean.
 """
 

@@ -48,7 +48,7 @@ SECURITY_HEADERS: Final = {
 }
 
 TOKEN_FAILURES: Final = "token_failures"
-"""Key of an ASGI scope's state: how many wrong tokens this server was shown so far, for metrics."""
+"""Key in the state of an ASGI scope: number of wrong tokens that this server has received, for metrics."""
 
 _UNAUTHORIZED: Final = 401
 
@@ -167,7 +167,7 @@ def _exchange(path: str, query: list[tuple[str, str]], cookie: str, token: str) 
 
 
 def _shows_token(scope: Scope, headers: Headers) -> bool:
-    """Whether a request brings any token, as opposed to none."""
+    """Return True if a request has a token, right or wrong."""
     query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     return bool(
         headers.get("authorization") or _cookie(headers, _cookie_name(scope)) or any(key == "token" for key, _ in query)

@@ -85,7 +85,7 @@ def _of_membership(report: Report) -> list[str]:
 
 
 def _of_followers(report: Report) -> list[str]:
-    """Return that all replicas of a master are away: what it writes now has no copy. It goes on taking writes."""
+    """Return a warning if all replicas of a master are away: its new rows have no copy. It keeps accepting writes."""
     if report.status != "running" or not report.id or not (is_alone(report) and is_master(report)):
         return []
     return [f"{_ALONE}: no replica has its new rows"]

@@ -66,7 +66,7 @@ class Families(Collector):
 
 
 def accepted(accept: str) -> str:
-    """OPEN_METRICS if an Accept header names that format in any version, else empty: Prometheus' own.
+    """Return OPEN_METRICS if an Accept header names that format in any version, else "": Prometheus' own.
 
     Versions and escaping make no difference here, and the library fails on versions that are not numbers.
     """
@@ -93,7 +93,7 @@ def _texts(labels: Mapping[str, str | int]) -> dict[str, str]:
 
 
 def add_token_failures(families: Families, count: int | None) -> None:
-    """Wrong tokens that the HTTP server was shown; None where it asks for none."""
+    """Add the number of wrong tokens that the HTTP server has received; None if it requires no token."""
     families.counter("flowstone_http_token_failures_total", "HTTP requests with a wrong token", count)
 
 

@@ -40,9 +40,9 @@ T = TypeVar("T")
 
 
 class _Shared(Generic[T]):
-    """One computation for all who ask at the same time, so that many requests cannot keep the loop from its other work.
+    """Shares one computation among concurrent requests, so that many requests cannot starve the rest of the loop.
 
-    Nobody gets a result that was begun before they asked.
+    No caller gets a result whose computation began before the call.
     """
 
     def __init__(self, compute: Callable[[], Awaitable[T]]) -> None:
@@ -57,7 +57,7 @@ class _Shared(Generic[T]):
 
     async def _run(self) -> T:
         async with self._one_at_a_time:
-            self._next = None  # whoever comes from now on waits for the next one
+            self._next = None  # later callers wait for the next computation
             return await self._compute()
 
 

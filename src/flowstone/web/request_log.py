@@ -25,8 +25,8 @@ _SANE: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _FAILED, _REFUSED = 500, 400
 _REFUSALS_BURST: Final = 10
 _REFUSAL_SECONDS: Final = 1.0
-"""Lines about rejected requests (4xx) that may come at once, and the time until one more may: anybody can cause them,
-with or without a token."""
+"""Lines about rejected requests (4xx) that are allowed at once, and the seconds until one more is allowed: any client
+can cause them, with or without a token."""
 
 
 class RequestLog:

@@ -36,7 +36,7 @@ class _Host:
 
 
 class TokenFailures:
-    """The wrong tokens that one server was shown."""
+    """The wrong tokens that one server has received."""
 
     def __init__(self) -> None:
         self.count = 0
