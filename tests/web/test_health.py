@@ -266,6 +266,25 @@ async def test_writable_member_that_was_told_to_follow_nobody_is_not_ready(tmp_p
         assert stopped == [member.info()["uuid"]]
 
 
+async def test_member_that_restarts_while_all_others_are_down_is_ready(tmp_path: Path) -> None:
+    """Its upstream is configured and has not answered yet, so `box.info.replication` does not show it."""
+    address, other = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    uris = ["{}:{}@{}".format(*REPLICATOR, each) for each in (address, other)]
+    async with (
+        Node(tmp_path / "1", listen=address, user=REPLICATOR) as first,
+        Node(tmp_path / "2", listen=other, replication=[uris[0]]) as second,
+    ):
+        await second.wait_rw(SECONDS)
+        await first.reconfigure(replication=uris)
+        space = await second.create_space("orders")
+        await until(lambda: space.id in first.box.spaces)
+    options: dict[str, Any] = {"replication": uris, "replication_connect_timeout": 1, "replication_connect_quorum": 1}
+    async with Node(tmp_path / "1", listen=address, **options) as survivor:
+        await survivor.wait_rw(SECONDS)
+        assert "upstream" not in survivor.info()["replication"][2]
+        assert (await NodeMetrics(survivor).health()).is_well
+
+
 def test_expelled_node_is_not_ready_and_anonymous_one_is() -> None:
     for is_anonymous in (True, False):
         cfg = {"election_mode": "off", "replication_anon": is_anonymous}

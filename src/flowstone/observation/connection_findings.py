@@ -26,11 +26,18 @@ def connection_findings(replica_set: ReplicaSet) -> Iterator[Finding]:
 
 def is_alone(report: Report) -> bool:
     """Return True if there are other members, and neither an upstream nor a follower among them."""
-    others = other_members(report)
-    return bool(others) and not any(
-        peer.upstream is not None or (peer.downstream is not None and peer.downstream.status in FOLLOWING)
-        for peer in others
-    )
+    sides = [peer.downstream for peer in other_members(report)]
+    is_followed = any(side is not None and side.status in FOLLOWING for side in sides)
+    return bool(sides) and not is_followed and not has_upstreams(report)
+
+
+def has_upstreams(report: Report) -> bool:
+    """Return True if another member is an upstream, connected or not.
+
+    An upstream that has not answered since the start has no UUID yet, so it is not listed with the members: the number
+    of configured upstreams counts, too.
+    """
+    return bool(report.upstreams_configured) or any(peer.upstream is not None for peer in other_members(report))
 
 
 def is_master(report: Report) -> bool:
@@ -56,7 +63,7 @@ def is_cut_off(member: Member) -> bool:
     report = member.report
     if report is None or not member.id or report.status == "loading" or report.upstreams_configured != 0:
         return False
-    if not other_members(report) or any(peer.upstream is not None for peer in other_members(report)):
+    if not other_members(report) or has_upstreams(report):
         return False
     if _mode(member) not in (None, "off"):
         return report.election is None or report.election.state != "leader"

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from flowstone.node.statistics import DiskUsage, Statistics
-from flowstone.observation.connection_findings import is_alone, is_master, other_members
+from flowstone.observation.connection_findings import has_upstreams, is_alone, is_master, other_members
 from flowstone.observation.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.places import place_of
 from flowstone.observation.replica_set import FOLLOWING, missing_rows
@@ -93,9 +93,8 @@ def _of_followers(report: Report) -> list[str]:
 
 def _lacks_rows(report: Report) -> bool:
     """Return True if the node has no upstream, and a follower has acknowledged rows that the node does not have."""
-    others = other_members(report)
-    sides = [peer.downstream for peer in others if peer.downstream is not None]
-    return not any(peer.upstream is not None for peer in others) and any(
+    sides = [peer.downstream for peer in other_members(report) if peer.downstream is not None]
+    return not has_upstreams(report) and any(
         side.status in FOLLOWING and missing_rows(side.vclock, report.vclock) for side in sides
     )
 
