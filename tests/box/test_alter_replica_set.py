@@ -8,7 +8,9 @@ from uuid import UUID
 import pytest
 
 from flowstone.box import statements
+from flowstone.box.alter_replica_set import FORMER_MEMBERS
 from flowstone.box.box import Box
+from flowstone.box.system import SCHEMA_ID
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 from tests.box.bootstrapped import bootstrapped, delete, insert, recover, replace, rows, run
@@ -45,6 +47,36 @@ def test_former_members_are_remembered_unless_their_deletion_is_rolled_back(box:
     assert box.former_members == {(2, UUID(A)), (3, UUID(B))}
     transaction.rollback()
     assert box.former_members == {(2, UUID(A))}
+
+
+def test_record_of_former_members_is_logged_with_the_deletion_and_recovered_from_a_snapshot(box: Box) -> None:
+    run(box, insert, "_cluster", 2, A)
+    run(box, insert, "_cluster", 3, B)
+    for number in (2, 3):
+        run(box, delete, "_cluster", number)
+    record = next(row for row in rows(box, "_schema") if row[0] == FORMER_MEMBERS)
+    assert record[1] == {2: A, 3: B}
+    other = bootstrapped()
+    recover(other, [(SCHEMA_ID, pack(record))])
+    assert other.former_members == {(2, UUID(A)), (3, UUID(B))}
+
+
+def test_record_of_former_members_is_written_by_interactive_transactions_too(box: Box) -> None:
+    run(box, insert, "_cluster", 2, A)
+    transaction = box.begin_interactive()
+    statements.delete(transaction, transaction.space("_cluster"), 0, pack((2,)))
+    prepared = transaction.prepare()
+    assert [statement.space.name for statement in prepared.statements if statement.space] == ["_cluster", "_schema"]
+    assert box.former_members == {(2, UUID(A))}
+    prepared.rollback()
+    assert box.former_members == set()
+    assert FORMER_MEMBERS not in [row[0] for row in rows(box, "_schema")]
+
+
+@pytest.mark.parametrize("value", [None, 7, {}, {0: A}, {32: A}, {"2": A}, {2: "no uuid"}, {2: 5}])
+def test_malformed_record_of_former_members_is_skipped(box: Box, value: Any) -> None:
+    recover(box, [(SCHEMA_ID, pack((FORMER_MEMBERS, value)))])
+    assert box.former_members == set()
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -22,8 +26,10 @@ from flowstone.outside import AlreadyLocked, Disk, production
 from tests.limestone import recorded
 from tests.limestone.crashes import DIRECTORY, crashed, fresh, mounted
 from tests.limestone.replay import add, replay, sessions
-from tests.limestone.world import outside_on
+from tests.limestone.world import Inline, outside_on
 from tests.simulation.disk import Loss, Storage
+
+T = TypeVar("T")
 
 REAL = recorded.HERE
 AGAIN_EVERY = 7
@@ -341,6 +347,62 @@ async def test_what_was_put_aside_is_closed_with_the_store_whoever_reads_it() ->
     assert file.read_at(0, 1)
     await store.shutdown()
     assert not machine.opened
+
+
+class GatedWorkers(Inline):
+    """Workers that return only while `gate` is set. `at_gate`: one has reached the closed gate."""
+
+    def __init__(self) -> None:
+        self.gate, self.at_gate = asyncio.Event(), asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, fn: Callable[..., T], *args: object) -> T:
+        result = fn(*args)
+        if not self.gate.is_set():
+            self.at_gate.set()
+            await self.gate.wait()
+        return result
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_snapshot_racing_shutdown_is_refused_and_leaves_no_file_open(turns: int) -> None:
+    """`turns`: iterations of the event loop from the call of `shutdown` until the snapshot's worker returns."""
+    machine, disk = fresh()
+    workers = GatedWorkers()
+    store = AsyncDatastore(replace(outside_on(disk), blocking=workers), Settings(DIRECTORY))
+    await written(store)
+    workers.gate.clear()
+    reading = asyncio.ensure_future(store.snapshot())
+    await asyncio.wait_for(workers.at_gate.wait(), 10)
+    closing = asyncio.ensure_future(store.shutdown())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    workers.gate.set()
+    await closing
+    assert not machine.locked
+    assert [file.path for file in machine.opened] == []
+    with pytest.raises(WrongTime, match="is shut down"):
+        await reading
+
+
+async def test_cancelled_snapshot_racing_shutdown_reports_no_unhandled_error() -> None:
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+    machine, disk = fresh()
+    workers = GatedWorkers()
+    store = AsyncDatastore(replace(outside_on(disk), blocking=workers), Settings(DIRECTORY))
+    await written(store)
+    workers.gate.clear()
+    reading = asyncio.ensure_future(store.snapshot())
+    await asyncio.wait_for(workers.at_gate.wait(), 10)
+    reading.cancel()
+    closing = asyncio.ensure_future(store.shutdown())
+    await asyncio.sleep(0)
+    workers.gate.set()
+    await closing
+    gc.collect()
+    assert reported == []
+    assert [file.path for file in machine.opened] == []
 
 
 async def test_a_callback_that_fails_is_reported_and_harms_nobody(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ def test_rows_that_became_nops_take_the_places_of_those_that_came() -> None:
     instead = b"".join(row.encode() for row in make_transaction(master.does((NOP, None))).rows)
     batch.add(1, SingleWrite(index, 0, b"\x91\x00"))  # type: ignore[arg-type]
     assert batch.has_facts
-    batch.add(2, SingleWrite(index, 1, None), instead)  # type: ignore[arg-type]
+    batch.add(2, SingleWrite(index, 1, None), instead, has_effect=False)  # type: ignore[arg-type]
     batch.add(3, SingleWrite(index, 2, b"\x91\x02"))  # type: ignore[arg-type]
     assert batch.lsns() == {2: 3}
     assert instead in batch.rows(1.0)
     batch.go_on(3)
-    assert (batch.effects, batch.first, batch.stop) == ([], 3, 3)
+    assert (batch.effects, batch.first, batch.stop, batch.has_facts) == ([], 3, 3, False)
 
 
 def test_what_was_done_together_is_taken_back_the_newest_first() -> None:

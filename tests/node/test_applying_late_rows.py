@@ -11,7 +11,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import Flag
 from flowstone.node import applying
 from flowstone.replication.row_stream import RowStream, stream_packets
-from flowstone.replication.synchro import Confirm, Promote
+from flowstone.replication.synchro import Confirm, Demote, Promote
 from flowstone.xlog.reader import LogFile
 from tests.node.applied_rows import BEHIND, INSERT, NOP, SYNC, SYNCHRONOUS, Master, Replica, put, settled, slab
 
@@ -97,6 +97,31 @@ async def test_transaction_of_the_owner_ending_in_a_nop_waits_for_its_verdict() 
     await settled(replica)
     assert [entry.lsn for entry in replica.limbo.pending] == [3]
     assert replica.rows()[-1].flags == COMMIT | SYNCHRONOUS
+
+
+async def test_late_row_that_stands_is_logged_without_limbo_flags_when_nobody_owns_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The former owner keeps it, and no owner of the queue forbids it; flagged, no server would recover it."""
+    monkeypatch.setattr(applying, "schema_version", lambda box: (2, 11, 1))
+    replica, one, two = await deposed(first=2)
+    replica.applying.apply(slab(two.says(Demote(3, 0, 4))))
+    await settled(replica)
+    replica.applying.apply(slab(one.does(put(INSERT, 5), flags=BEHIND)))
+    await settled(replica)
+    assert list(replica.content()) == [5]
+    assert [(row.type, row.flags) for row in replica.rows()[-1:]] == [(INSERT, COMMIT)]
+
+
+async def test_fact_beside_received_nops_ends_the_former_tenure() -> None:
+    """3.8 passes NOPs on with WAIT_ACK, which are logged anew: they must not hide a fact of the same batch."""
+    replica, one, two = await deposed()
+    assert replica.limbo.history.former
+    nops = [one.does((NOP, None), flags=Flag.WAIT_ACK.value) for _ in range(2)]
+    replica.applying.apply(slab(*nops, two.does(put(INSERT, 7))))
+    await settled(replica)
+    assert list(replica.content()) == [7]
+    assert not replica.limbo.history.former
 
 
 async def test_nop_of_a_former_owner_voids_what_waited_behind_it() -> None:

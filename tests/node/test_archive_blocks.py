@@ -87,6 +87,26 @@ def test_lines_are_json_for_everybody() -> None:
     assert rest == b""
 
 
+@pytest.mark.parametrize("is_cut_refused", [False, True])
+def test_flush_writes_runs_again_after_a_failed_append(is_cut_refused: bool) -> None:
+    disk = new_disk()
+    writer = BlockWriter.create(disk, LOG, META, 200, verdicts())
+    writer.add(slab(alone(6)), 0, 1, 300)
+    writer.flush()
+    writer.add(slab(alone(7)), 0, 1, 400)
+    disk.room, disk.broken = 20, {"truncate"} if is_cut_refused else set()
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"No space left|Input/output"):
+            writer.flush()
+    disk.room, disk.broken = None, set()
+    writer.add(slab(alone(8)), 0, 1, 500)
+    writer.close()
+    read = read_blocks(disk, LOG)
+    assert read is not None
+    assert [(run.end, run.vclock) for run in read.runs] == [(300, {1: 6}), (400, {1: 7}), (500, {1: 8})]
+    assert read.size == disk.size(path_of(LOG))
+
+
 @pytest.mark.parametrize("damage", [b"\x00\x00", b'{"offset": 1}\n', b"nonsense\n", b'{"offset":300,"end":3'])
 def test_what_cannot_be_used_of_an_index_is_left_out(damage: bytes) -> None:
     disk = new_disk()

@@ -346,3 +346,18 @@ async def test_whoever_waits_for_an_election_hears_when_the_node_stops(sim: Simu
         await waiting
     them.members[1].heard_term(2, 99)
     assert them.members[1].raft.volatile_term < 99
+
+
+@simulated()
+async def test_promotion_under_way_fails_when_the_member_is_expelled(sim: Simulation) -> None:
+    """Without elections, the term that it waits for is never written any more."""
+    them = Electorate(sim, mode=Mode.OFF)
+    them.start()
+    waiting = asyncio.ensure_future(them.members[1].promote())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    them.members[1].expelled()
+    async with asyncio.timeout(60):
+        with pytest.raises(errors.LocalInstanceIdIsReadOnly, match="expelled"):
+            await waiting
+    await them.close()

@@ -290,7 +290,7 @@ async def test_expelled_member_gets_the_row_that_says_so_and_its_acks_count_no_m
     connection.take()
     await remove_member(master, 2, REPLICA)
     await settle()
-    assert [row.type for row in connection.take()] == [RequestType.DELETE.value]
+    assert [row.type for row in connection.take()] == [RequestType.REPLACE.value, RequestType.DELETE.value]
     connection.receiver.received(encode_ack(Ack(master.instance.vclock.without_zero(), 1)))
     assert acked == []
     assert not connection.is_closed
@@ -345,6 +345,17 @@ async def test_acknowledgements_of_a_member_are_forgotten_when_its_connection_en
     master.relays.on_lost.append(lost.append)
     connection.receiver.closed()
     assert lost == [2]
+
+
+async def test_acknowledgements_of_anonymous_replicas_are_forgotten_with_the_last_of_them(master: Master) -> None:
+    """2.6 counts them, all under id 0."""
+    connections = [await master.subscribe(VClock(), uuid, is_anonymous=True) for uuid in (OTHER, REPLICA)]
+    lost: list[int] = []
+    master.relays.on_lost.append(lost.append)
+    for connection, expected in zip(connections, ([], [0]), strict=True):
+        assert connection.receiver is not None
+        connection.receiver.closed()
+        assert lost == expected
 
 
 async def test_member_is_intact_while_it_follows_with_all_its_own_rows(newer: Master) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from flowstone.box import system
 from flowstone.iproto import errors
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ _FIRST_TO_REPEAT: Final = 3
 _NAME_FIELD: Final = 2
 """Of `_cluster`, since 3.0."""
 
+FORMER_MEMBERS: Final = "flowstone_former_members"
+"""Key of `_schema` whose row maps the ids of former members to their UUIDs. Real servers keep the row and ignore it."""
+
 Row = tuple[Any, ...] | None
 Undo = Callable[[], None] | None
 
@@ -32,6 +37,8 @@ def change_schema(transaction: Transaction, old: Row, new: Row) -> Undo:
     row = old or new
     if row is not None and row[0] == "version":
         return _change_version(transaction, new)
+    if new is not None and new[0] == FORMER_MEMBERS:
+        return _read_former(transaction, new)
     if row is None or row[0] not in _UUID_KEYS:
         return None
     is_removed = new is None and not transaction.box.is_recovering  # an upgrade to 3.0 removes the older key
@@ -82,18 +89,42 @@ def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
 
 
 def _note_former(transaction: Transaction, row: Row) -> Undo:
-    """Record that the instance of this row is not a member any more: its id must not become another member's."""
+    """Record that the instance of this row is not a member any more: its id must not become another member's.
+
+    The transaction that expels it also writes the record to `_schema`, so that snapshots and later members have it: the
+    vclock does not tell of a member none of whose rows has come here.
+    """
     if row is None:
         return None
-    former_members, pair = transaction.box.former_members, (int(row[0]), UUID(row[1]))
-    if pair in former_members:
-        return None
-    former_members.add(pair)
+    box, pair = transaction.box, (int(row[0]), UUID(row[1]))
+    if box.is_recovering:
+        return _add_former(transaction, [pair])
+    former = dict([*sorted(box.former_members), pair])
+    table = {number: str(uuid) for number, uuid in sorted(former.items())}
+    transaction.put_along(box.space(system.SCHEMA_ID), (FORMER_MEMBERS, table))
+    return None
+
+
+def _read_former(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
+    """Take over the record that was written when members were expelled; skip malformed entries."""
+    table = row[1] if len(row) > 1 and isinstance(row[1], dict) else {}
+    pairs: list[tuple[int, UUID]] = []
+    for number, text in table.items():
+        if isinstance(number, int) and 0 < number < VCLOCK_MAX and isinstance(text, str):
+            with suppress(ValueError):
+                pairs.append((number, UUID(text)))
+    return _add_former(transaction, pairs)
+
+
+def _add_former(transaction: Transaction, pairs: Iterable[tuple[int, UUID]]) -> Undo:
+    former_members = transaction.box.former_members
+    added = [pair for pair in pairs if pair not in former_members]
+    former_members.update(added)
 
     def undo() -> None:
-        former_members.discard(pair)
+        former_members.difference_update(added)
 
-    return undo
+    return undo if added else None
 
 
 def _check_uuid(text: object) -> None:

@@ -66,8 +66,8 @@ class Box:
         self.replica_id = 0
         """Our own number in `_cluster`; 0 before we have one."""
         self.former_members: set[tuple[int, UUID]] = set()
-        """Id and UUID of each row of `_cluster` that was deleted, or got another UUID, since the newest snapshot was
-        read. Snapshots do not keep this: `_cluster` has no place for it.
+        """Id and UUID of each row of `_cluster` that was deleted, or got another UUID: those that a Flowstone node
+        deleted (`_schema` has a row about them), and others since the newest snapshot was read.
         """
         self.views: list[ReadView] = []
         self.in_flight: deque[Visible] = deque()

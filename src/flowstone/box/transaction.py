@@ -20,8 +20,8 @@ from flowstone.box.pending_definitions import PendingDefinitions, check_change
 from flowstone.box.read_view import Changes, KeyOrder, Layer, ReadView, Spans, successor
 from flowstone.box.space import Space, Values
 from flowstone.box.system import FIRST_SYSTEM_SPACE_ID, FIRST_USER_SPACE_ID, TRUNCATE_ID
-from flowstone.iproto import errors
-from flowstone.iproto.msgpack import unpack
+from flowstone.iproto import constants, errors
+from flowstone.iproto.msgpack import pack, unpack
 
 if TYPE_CHECKING:
     from flowstone.box.box import Box
@@ -147,6 +147,14 @@ class Transaction:
                 self._set(index, entry, new)
         if FIRST_SYSTEM_SPACE_ID <= space.definition.id < FIRST_USER_SPACE_ID:
             self._alter(space, old_values, new_values, mark)
+
+    def put_along(self, space: Space, row: Values) -> None:
+        """Write and log a row of a system space that goes with the statement under way; rights are not checked."""
+        assert space.primary is not None
+        old = self.find(space.primary, space.primary.key.entries(row)[0])
+        self.write(space, old, pack(row), None, row)
+        body = pack({constants.Key.SPACE_ID.value: space.id, constants.Key.TUPLE.value: row})
+        self.log(Statement(constants.RequestType.REPLACE.value, space, body))
 
     def _set(self, index: Index, key: Key, value: bytes | None) -> None:
         self._undo.append((index, key, index.set(key, value)))
@@ -364,7 +372,7 @@ class InteractiveTransaction(Transaction):
                 for index, writes in self._writes.items():
                     for key, value in writes.items():
                         prepared._set(index, key, value)
-            prepared.statements, self.statements = self.statements, []
+            prepared.statements, self.statements = [*self.statements, *prepared.statements], []
             prepared._is_made_sync = self._is_made_sync
             self._undo = []
             return prepared

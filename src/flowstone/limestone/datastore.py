@@ -197,7 +197,7 @@ class AsyncDatastore:
                 with suppress(Exception, asyncio.CancelledError):
                     await asyncio.shield(task)
         await self._writers.all_done()
-        async with self._opening:
+        async with self._opening, self._reading:  # a snapshot that is being read is stored first, and closed here
             await self._workers.close()
             self._let_go()
 
@@ -353,8 +353,9 @@ class AsyncDatastore:
         """Return the rows at the durable epoch, which later writes do not change; readable until the shutdown.
 
         Cancelling the call only ends the wait; the next call begins when this one is complete."""
-        self.check()
-        return await asyncio.shield(asyncio.ensure_future(self._read_durable()))
+        found = await asyncio.shield(asyncio.ensure_future(self._read_durable()))
+        self.check()  # a shutdown that began meanwhile closes the snapshot
+        return found
 
     async def _read_durable(self) -> StoreSnapshot:
         async with self._reading:

@@ -376,8 +376,15 @@ class Applying:
             raise
         finally:
             self._box.is_recovering = False
-        is_changed = bool(nops) or (not has_effect and int(slab.cells[scan.FLAGS, stop - 1]) & _WAIT)
-        batch.add(stop, effect, self._with_nops(slab, first, stop, nops) if is_changed else None)
+        received = flags = int(slab.cells[scan.FLAGS, stop - 1]) & _WAIT
+        is_foreign = entry is None and not self._queue.takes(int(slab.cells[scan.REPLICA_ID, stop - 1]))
+        if not has_effect or is_foreign:
+            # In recovery, real servers queue every flagged transaction, and end if it is not the owner's (reference
+            # of 3.x, section 2.1).
+            flags = 0
+        is_changed = bool(nops) or flags != received
+        rows = self._with_nops(slab, first, stop, nops, flags) if is_changed else None
+        batch.add(stop, effect, rows, has_effect=has_effect)
         if entry is not None:
             self._submit(batch, entry=entry)
 
@@ -423,18 +430,14 @@ class Applying:
             return False
         return True
 
-    def _with_nops(self, slab: Slab, first: int, stop: int, nops: set[int]) -> bytes:
-        """A transaction in which the rows `nops` have become NOPs.
-
-        If only NOPs are left, it gets no limbo flags: real servers would queue it during recovery (3.x reference, 2.1).
-        """
+    def _with_nops(self, slab: Slab, first: int, stop: int, nops: set[int], flags: int) -> bytes:
+        """Return a transaction in which the rows `nops` have become NOPs, with the limbo flags `flags`."""
         now = self._clock.wall()
         rows: list[Row] = []
         for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
             kind, body = (_NOP, b"") if number in nops else (row.type, row.body)
             rows.append(Row(kind, row.replica_id, row.group_id, row.lsn, now, row.tsn, row.flags, 0, 0, body))
-        has_effect = any(row.type != _NOP for row in rows)
-        made = make_transaction(rows, rows[-1].flags & _WAIT if has_effect else 0)
+        made = make_transaction(rows, flags)
         return b"".join(encode_header(row) + row.body for row in made.rows)
 
     def _in_place_of_control(self, row: Row) -> bytes:

@@ -44,22 +44,25 @@ class Batch:
         self.effects: list[BulkWrite | Transaction] = []
         self.statements: list[Statement] = []
         self._changed: list[tuple[int, int, bytes]] = []
+        self.has_facts = False
+        """True if some of the rows are more than a place in the vclock."""
 
-    def add(self, stop: int, effect: BulkWrite | Transaction, rows: bytes | None = None) -> None:
-        """Rows up to `stop` had `effect`. `rows`: what goes into the log instead of them."""
+    def add(
+        self, stop: int, effect: BulkWrite | Transaction, rows: bytes | None = None, *, has_effect: bool | None = None
+    ) -> None:
+        """Rows up to `stop` had `effect`; `has_effect` is False if all of them are, or became, NOPs.
+
+        `rows`: what goes into the log instead of them.
+        """
+        if has_effect is None:
+            has_effect = not (self.slab.cells[scan.TYPE, self.stop : stop] == _NOP).all()
+        self.has_facts = self.has_facts or has_effect
         if rows is not None:
             self._changed.append((self.stop, stop, rows))
         self.stop = stop
         self.effects.append(effect)
         if isinstance(effect, Transaction):
             self.statements += effect.statements
-
-    @property
-    def has_facts(self) -> bool:
-        """Some of the rows are more than a place in the vclock."""
-        voids = sum(stop - first for first, stop, rows in self._changed)
-        nops = int((self.slab.cells[scan.TYPE, self.first : self.stop] == _NOP).sum())
-        return voids + nops < self.stop - self.first
 
     def rows(self, now: float) -> bytes:
         """What goes into the log."""
@@ -80,4 +83,4 @@ class Batch:
     def go_on(self, at: int) -> None:
         """Forgets what was applied; the next rows begin at `at`."""
         self.first = self.stop = at
-        self.effects, self.statements, self._changed = [], [], []
+        self.effects, self.statements, self._changed, self.has_facts = [], [], [], False

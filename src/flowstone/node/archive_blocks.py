@@ -212,7 +212,10 @@ class BlockWriter:
 
     def __init__(self, file: File, vclock: VClock, end: int, verdicts: Verdicts) -> None:
         self._file = file
+        self._size = file.size()
+        """Bytes of the file that are whole lines."""
         self._runs = RunBuilder(vclock, end, verdicts)
+        self._unwritten: list[Run] = []
 
     @classmethod
     def create(cls, disk: Disk, log_path: str, meta: Meta, first_block: int, verdicts: Verdicts) -> Self:
@@ -251,9 +254,16 @@ class BlockWriter:
         self._runs.add(slab, first, stop, end)
 
     def flush(self) -> None:
-        """Everything added is in the file."""
-        if runs := self._runs.take(unfinished=True):
-            self._file.append(*(msgspec.json.encode(run) + b"\n" for run in runs))
+        """Write everything added to the file. After an OSError, the next call tries again."""
+        self._unwritten += self._runs.take(unfinished=True)
+        if not self._unwritten:
+            return
+        if self._file.size() != self._size:
+            self._file.truncate(self._size)  # an append failed, and may have left part of a line
+        lines = b"".join([msgspec.json.encode(run) + b"\n" for run in self._unwritten])
+        self._file.append(lines)
+        self._size += len(lines)
+        self._unwritten = []
 
     def close(self) -> None:
         try:

@@ -25,6 +25,7 @@ from flowstone.node.journal import Journal, JournalClosed
 from flowstone.node.promotion import Promotions, QueueOwnership
 from flowstone.outside import Outside
 from flowstone.replication.election import Config, ElectionInfo, Mode, Ready
+from flowstone.replication.membership import expelled
 from flowstone.replication.raft import Raft
 from flowstone.replication.synchro import RaftState
 
@@ -245,10 +246,12 @@ class Elections:
         self._do(self.raft.resign)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns when `condition`, about `raft`, holds, or raises what it raises."""
+        """Return when `condition`, about `raft`, holds; raise its error, or that of an expulsion or a stop."""
         while not condition():
             if self._is_closed:
                 raise errors.Loading("Instance is being stopped")
+            if self.expelled_id:
+                raise expelled(self.expelled_id)
             changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(changed)
             await changed

@@ -203,8 +203,9 @@ class GarbageCollector:
         """
         disk = self._outside.disk
         if oldest != self._oldest_snapshot:
+            snapshots = scan_directory(disk, self._memtx_dir).snapshots
             self._oldest_snapshot = oldest
-            for snapshot in scan_directory(disk, self._memtx_dir).snapshots:
+            for snapshot in snapshots:
                 if snapshot.signature < oldest.signature:
                     self._unlink(snapshot.path)
         if self._logs and disk.kind(self._logs[0].path) is None:

@@ -34,6 +34,6 @@ async def expulsion_findings(outside: Outside, directory: Directory) -> list[Fin
                 replicaset=directory.replicaset_uuid,
             )
         ]
-    except FlowstoneError:
-        return []
+    except (FlowstoneError, OSError):
+        return []  # the collector of a running server may delete a listed log
     return []
