@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.limestone import extensions, names, transcode
-from flowstone.limestone.entries import WriteVersion
+from flowstone.limestone import entries, extensions, names, transcode
+from flowstone.limestone.entries import WriteVersion, put
 from flowstone.limestone.extensions import Action
 from flowstone.limestone.messages import (
     Blob,
@@ -26,9 +26,11 @@ from flowstone.limestone.messages import (
     encode,
 )
 from flowstone.limestone.received_blob import ReceivedBlob
+from flowstone.limestone.recovery import recover
 from flowstone.limestone.replica import Replica
 from tests.limestone.peer import blob_session, row, session
 from tests.limestone.running_replica import (
+    OUTSIDE,
     markers,
     master_of,
     master_of_control,
@@ -196,7 +198,24 @@ async def test_connections_that_say_nothing_are_bounded(tmp_path: Path, monkeypa
         await master_of(replica).begin()
 
 
-# --- blobs in pieces ---
+# --- blobs ---
+
+
+async def test_reused_blob_id_becomes_empty_although_another_blob_of_the_entry_was_deleted(tmp_path: Path) -> None:
+    version, contents = WriteVersion(2, 0), {5: None, 6: transcode.BlobContent(0, ())}
+    disk = entries.encode(put(1, b"k", b"", version, (5, 6)))
+    async with running(tmp_path) as replica:
+        master = master_of(replica)
+        await master.begin()
+        await master.hello()
+        log = await master.open(0)
+        await log.acknowledged(blob_session(1, "k", Blob(5, b"five"), Blob(6, b"old")))
+        await log.acknowledged(*transcode.wire_parts(disk, 2, begin=True, end=True, open_blob=contents.__getitem__))
+        await master.commit(2)
+        assert (tmp_path / names.blob(5)).read_bytes() == b"five"
+        assert (tmp_path / names.blob(6)).read_bytes() == b""
+    (row,) = recover(OUTSIDE.disk, str(tmp_path), repairs=False).snapshot.rows()
+    assert (row.version, row.blob_ids) == (version, (5, 6))
 
 
 @pytest.fixture

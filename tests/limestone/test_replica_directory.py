@@ -15,7 +15,8 @@ from flowstone.limestone.entries import Marker, WriteVersion, decode_all, encode
 from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.messages import Blob
 from flowstone.limestone.recovery import recover
-from flowstone.limestone.replica_directory import CannotSetBack, ReplicaDirectory
+from flowstone.limestone.replica_channel import ReplicaChannel, Session
+from flowstone.limestone.replica_directory import HIDING_MAX, CannotSetBack, ReplicaDirectory
 from flowstone.outside import AlreadyLocked, production
 from tests.limestone.peer import MASTER, content, row
 
@@ -91,6 +92,68 @@ async def test_settle_looks_for_what_it_does_not_know(
     assert markers(tmp_path / "pwal_0000") == [(6, 1), (3, 1), (6, 2), (3, 2)]
     write_session(directory, 0, 3)
     assert markers(tmp_path / "pwal_0000")[-2:] == [(2, 3), (3, 3)]
+    await directory.close()
+
+
+def spill_unfinished_session(directory: ReplicaDirectory, number: int, epoch: int) -> None:
+    channel = directory.channel(number)
+    channel.begin(epoch, directory.promised_epoch)
+    channel.add(encode(row("k", "v", epoch)))
+    channel.flush(False)
+
+
+async def test_hide_unfinished_syncs_several_channels_at_once_and_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = await opened(tmp_path)
+    numbers = range(2 * HIDING_MAX)
+    for number in numbers:
+        spill_unfinished_session(directory, number, 1)
+    counting, pair, sync = threading.Lock(), threading.Barrier(2, timeout=10), os.fdatasync
+    running = peak = 0
+
+    def sync_in_pairs(descriptor: int) -> None:
+        nonlocal running, peak
+        with counting:
+            running += 1
+            peak = max(peak, running)
+        pair.wait()
+        sync(descriptor)
+        with counting:
+            running -= 1
+
+    directory.promise(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", sync_in_pairs)
+        await directory.hide_unfinished(1)
+    assert 2 <= peak <= HIDING_MAX
+    assert [markers(tmp_path / names.pwal(number)) for number in numbers] == [[(6, 1)]] * len(numbers)
+    for number in numbers:
+        directory.channel(number).abandon()
+    await directory.close()
+
+
+async def test_hide_unfinished_raises_the_first_error_when_no_worker_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = await opened(tmp_path)
+    for number in range(4):
+        spill_unfinished_session(directory, number, 1)
+    hide = ReplicaChannel.hide
+
+    def hide_two(self: ReplicaChannel, sessions: list[Session]) -> None:
+        if self.name in (names.pwal(1), names.pwal(2)):
+            raise OSError(f"cannot sync {self.name}")
+        hide(self, sessions)
+
+    monkeypatch.setattr(ReplicaChannel, "hide", hide_two)
+    directory.promise(1)
+    with pytest.raises(OSError, match="cannot sync pwal_0001"):
+        await directory.hide_unfinished(1)
+    assert not any(directory.channel(number).writing.locked() for number in range(4))
+    assert [markers(tmp_path / names.pwal(number)) for number in range(4)] == [[(6, 1)], [(2, 1)], [(2, 1)], [(6, 1)]]
+    for number in range(4):
+        directory.channel(number).abandon()
     await directory.close()
 
 

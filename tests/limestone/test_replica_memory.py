@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -69,3 +71,35 @@ async def test_large_messages_of_many_channels_take_turns(tmp_path: Path) -> Non
         await master.commit(1)
         assert not replica.memory.large_messages.locked()
     assert len(rows(tmp_path)) == count
+
+
+async def test_huge_messages_of_many_channels_arrive_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge, count = 2 * LARGE_MESSAGE, 3
+    monkeypatch.setattr("flowstone.limestone.replica_conversations.HUGE_MESSAGE", huge)
+    async with running(tmp_path) as replica:
+        place = replica.memory.huge_messages = CountedPlace(1)
+        master = master_of(replica)
+        await master.begin()
+        logs = [await master.open(number) for number in range(count)]
+        messages = [encode(session(1, row(f"k{n:02}", "v" * 4 * huge, 1))) for n in range(count)]
+        for log, message in zip(logs, messages, strict=True):
+            log.send(message[: 2 * huge])
+        await until(lambda: place.requests == count)
+        assert place.locked()
+        for log, message in zip(reversed(logs), reversed(messages), strict=True):
+            log.send(message[2 * huge :])
+        for log in logs:
+            assert await log.receive() == ()
+        await master.commit(1)
+        assert not place.locked()
+    assert len(rows(tmp_path)) == count
+
+
+class CountedPlace(asyncio.Semaphore):
+    requests = 0
+
+    async def acquire(self) -> Literal[True]:
+        self.requests += 1
+        return await super().acquire()

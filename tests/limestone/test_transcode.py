@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -377,6 +378,23 @@ def test_a_large_blob_is_handed_over_as_it_comes_and_never_held() -> None:
     check(data[:100], data[100:5000], data[5000:], size_max=16 << 20)
 
 
+def test_many_blobs_of_one_message_are_handed_over_as_they_come() -> None:
+    """However small each of them is, the message holds a bounded number of their bytes."""
+    size, ids = 1 << 20, tuple(range(64))
+    disk = entries.encode(put(1, b"k", b"v", WriteVersion(1, 1), ids))
+    reader, held, received = WireReader(), [0], 0
+    for piece in wire_parts(disk, 1, begin=True, end=True, open_blob=lambda _: BlobContent(size, [bytes(size)])):
+        for each in reader.feed(piece):
+            if isinstance(each, BlobPart):
+                received += len(each.data)
+        held.append(reader.held)
+    assert max(held) < transcode.BLOB_WHOLE_MAX + 10_000
+    assert isinstance(each, DiskEntries)
+    assert [blob.blob_id for blob in each.blobs] == list(ids)
+    assert sum(len(blob.content) for blob in each.blobs) <= transcode.BLOB_WHOLE_MAX
+    assert received + sum(len(blob.content) for blob in each.blobs) == size * len(ids)
+
+
 def test_blobs_of_an_unfinished_message_count_as_held() -> None:
     blobs = tuple(Blob(number, bytes(1000)) for number in range(50))
     version = WriteVersion(1, 1)
@@ -388,6 +406,20 @@ def test_blobs_of_an_unfinished_message_count_as_held() -> None:
     assert reader.held >= 50_000
     assert len(list(reader.feed(data[-1:]))) == 1
     assert reader.held == 0
+
+
+def test_reader_keeps_nothing_of_a_message_that_was_returned() -> None:
+    """An idle connection must not keep the bytes of its last message, not even if the next message has begun."""
+    data = messages.encode(LogEntries(1, (WireEntry(1, 1, b"k", bytes(4 << 20), WriteVersion(1, 1)),), 7))
+    for wire in (data, data + data[:5]):
+        reader = WireReader(scratch=np.empty(transcode.SCRATCH_SIZE, np.uint8))
+        tracemalloc.start()
+        try:
+            for at in range(0, len(wire), 1 << 20):
+                list(reader.feed(wire[at : at + (1 << 20)]))
+            assert tracemalloc.get_traced_memory()[0] < 100_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_large_blob_above_the_limit_is_refused_at_its_head() -> None:
@@ -403,6 +435,21 @@ def test_blobs_that_are_gone_are_told_from_empty_ones() -> None:
     sent = parsed(b"".join(wire_parts(disk, 1, begin=True, end=True, open_blob=contents.__getitem__)))
     assert [message.flags for message in sent] == [1, 0x80, 6]
     assert [message.entries[0].blobs[0].content for message in sent] == [b"", b"", b"x"]
+
+
+def test_an_entry_with_deleted_and_empty_blobs_sends_the_empty_ones_before() -> None:
+    """The flag applies to all empty blobs of a message."""
+    entry = put(1, b"k", b"v", WriteVersion(1, 1), (5, 6, 7))
+    contents = {5: None, 6: BlobContent(0, ()), 7: BlobContent(1, [b"x"])}
+    wire = b"".join(wire_parts(entries.encode(entry), 1, begin=True, end=True, open_blob=contents.__getitem__))
+    first, second = parsed(wire)
+    assert (first.flags, first.entries[0].blobs) == (1, (Blob(6, b""),))
+    assert (second.flags, second.entries) == (
+        0x86,
+        (wire_entry(entry, (Blob(5, b""), Blob(6, b""), Blob(7, b"x"))),),
+    )
+    found = [each for each in read(wire)[0] if isinstance(each, DiskEntries)]
+    assert b"".join(each.disk for each in found) == entries.encode(entry)
 
 
 def test_all_kernels_are_there_before_the_first_session(monkeypatch: pytest.MonkeyPatch) -> None:

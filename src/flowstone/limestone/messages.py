@@ -66,8 +66,8 @@ class SessionFlags(IntFlag):
     END = 0x02
     FLUSH = 0x04
     GONE = 0x80
-    """An extension for catch-up between two of ours: the empty blobs of this message were deleted at the master. The
-    original ignores the bit, and is never sent it."""
+    """An extension for catch-up between two of ours: the empty blobs of this message were deleted at the master, or an
+    earlier message has made them files. The original ignores the bit, and is never sent it."""
 
 
 class Blob(NamedTuple):
@@ -311,6 +311,7 @@ class Parser(Generic[Entries]):
 
     def next_message(self) -> Message | Entries | None:
         if self._available < self._wanted:
+            self._forget()
             return None
         if self._fed:
             self._data = b"".join((self._data[self._at :], *self._fed)) if self._available else b""
@@ -318,9 +319,15 @@ class Parser(Generic[Entries]):
         try:
             message = self._log_entries() if self._head is not None else self._message()
         except Starved:
+            self._forget()
             return None
         self._wanted = 1
         return message
+
+    def _forget(self) -> None:
+        """Drop the bytes that were read: a connection that goes idle must not keep its last message."""
+        if self._at:
+            self._data, self._at = self._data[self._at :], 0
 
     def _require(self, at: int, size: int) -> int:
         """Where these bytes end, which must be there; a message that would be too long because of them is refused."""

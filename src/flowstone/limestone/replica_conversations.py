@@ -33,7 +33,7 @@ from flowstone.limestone.received_blob import ReceivedBlob
 from flowstone.limestone.replica_channel import SPILL
 from flowstone.limestone.replica_connection import OPENING_SECONDS, Connection, Refusal
 from flowstone.limestone.replica_master import Master
-from flowstone.limestone.replica_memory import BUFFERED_TOTAL, LARGE_MESSAGE
+from flowstone.limestone.replica_memory import BUFFERED_TOTAL, HUGE_MESSAGE, LARGE_MESSAGE
 from flowstone.limestone.transcode import BlobPart, DiskEntries, WireReader
 
 if TYPE_CHECKING:
@@ -203,9 +203,9 @@ class LogConversation:
         self._replica = replica
         self._connection = connection
         self._has_lock = False
-        self._has_place = False
+        self._places: set[asyncio.Semaphore] = set()
         self._received: list[ReceivedBlob] = []
-        """Large blobs of the message that is being received; the last one may be incomplete."""
+        """Blobs of the current message that arrive piece by piece; the last one may be incomplete."""
         self._is_receiving = False
 
     async def run(self, opener: LogChannelCreate, rest: bytes) -> None:
@@ -219,20 +219,22 @@ class LogConversation:
             reader, data = WireReader(self._replica.message_size_max, self._replica.memory.scratch), rest
             while data or (data := await self._connection.read()):
                 await self._take(reader, data)
-                await self._take_place(reader.held > LARGE_MESSAGE)
+                await self._take_places(reader.held)
                 data = b""
         finally:
-            await self._take_place(False)
+            await self._take_places(0)
             await self._leave()
 
-    async def _take_place(self, is_needed: bool) -> None:
-        """Acquire a place for a large message, or release it when the message is complete."""
-        places = self._replica.memory.large_messages
-        if is_needed and not self._has_place:
-            await places.acquire()
-        elif self._has_place and not is_needed:
-            places.release()
-        self._has_place = is_needed
+    async def _take_places(self, held: int) -> None:
+        """Acquire the places that an unfinished message of `held` bytes needs, and release the others."""
+        memory = self._replica.memory
+        for place, size in ((memory.large_messages, LARGE_MESSAGE), (memory.huge_messages, HUGE_MESSAGE)):
+            if held > size and place not in self._places:
+                await place.acquire()
+                self._places.add(place)
+            elif held <= size and place in self._places:
+                place.release()
+                self._places.remove(place)
 
     async def _take(self, reader: WireReader, data: bytes) -> None:
         """All messages that these bytes complete; sessions that end among them are synced together."""

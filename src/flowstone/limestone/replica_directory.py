@@ -40,6 +40,10 @@ _BLOB_TEMPORARY: Final = re.compile(r"[0-9a-f]{16}\.blob(\.\d+)?\.tmp", re.ASCII
 REMEMBERED_MAX: Final = 100_000
 """Sessions beyond the durable epoch whose places are remembered; if there are more, they are looked for."""
 
+HIDING_MAX: Final = 4
+"""Channels whose files `hide_unfinished` syncs at the same time. Each takes a worker thread; a machine with one core
+has five of them, so at least one is left for other work."""
+
 
 class CannotSetBack(LimestoneError):
     """The directory has compacted what it should forget."""
@@ -128,7 +132,8 @@ class ReplicaDirectory:
         """Blobs are files, and survive a loss of power, before an entry names them. One that is there is replaced.
 
         `received` are the files of blobs that arrived piece by piece, in order. `are_gone`: empty blobs were deleted at
-        the master; an existing file stays, because a row that is about to be withdrawn may refer to it."""
+        the master; an existing file stays, because a row that is about to be withdrawn may refer to it. Blobs that are
+        really empty have been stored before, without `are_gone`."""
         await self._make_room([blob.blob_id for blob in stored])
         await self._outside.blocking(self._store, stored, iter(received), are_gone)
 
@@ -164,13 +169,19 @@ class ReplicaDirectory:
     async def hide_unfinished(self, epoch: int) -> None:
         """Hide the sessions up to this epoch that have not ended or are not synced. Call `promise` first.
 
-        Otherwise a crash after `commit` could leave an incomplete session of a durable epoch."""
-        for channel in list(self._channels.values()):
-            if channel.session is None and not channel.ended and not channel.writing.locked():
-                continue
-            async with channel.writing:
+        Otherwise a crash after `commit` could leave an incomplete session of a durable epoch. Raises the error of the
+        first channel that has one, when all channels are done."""
+        places = asyncio.Semaphore(HIDING_MAX)
+
+        async def hide(channel: ReplicaChannel) -> None:
+            async with places, channel.writing:
                 if sessions := channel.unhidden(epoch):
                     await self._outside.blocking(channel.hide, sessions)
+
+        channels = [each for each in self._channels.values() if each.session or each.ended or each.writing.locked()]
+        for error in await asyncio.gather(*map(hide, channels), return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def commit(self, epoch: int) -> None:
         """Write a record of this epoch; durable on return, as is the end of a seeding that it completes."""

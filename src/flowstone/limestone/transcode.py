@@ -9,7 +9,7 @@ hands over.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -43,7 +43,10 @@ SCRATCH_SIZE: Final = 1 << 20
 """What a reader keeps to work in; for longer input it takes memory as it needs it."""
 
 BLOB_WHOLE_MAX: Final = 1 << 20
-"""Largest blob that a reader returns with its message; larger blobs are returned piece by piece."""
+"""Bytes of blobs that a reader returns with one message. Blobs beyond this sum are returned piece by piece."""
+
+BLOBS_ONLY: Final = 255
+"""Type of an entry that only carries blobs. Replicas store the blobs, but do not log entries of unknown types."""
 
 _TYPE_ENTRIES: Final = int(MessageType.LOG_ENTRIES)
 _BEGIN: Final = int(SessionFlags.BEGIN)
@@ -294,7 +297,7 @@ def _messages(disk: bytes, epoch: int, alone: bool, open_blob: OpenBlob | None) 
             yield out[:to]
         if status == SINGLE:
             entry, at = _blob_entry(disk, at)
-            yield _BlobMessage(entry, epoch, open_blob)
+            yield from _blob_messages(entry, epoch, open_blob)
         elif status != DONE:
             raise LocalProtocolError(f"byte {at} of {buf.size} to be sent does not begin a whole entry")
 
@@ -306,22 +309,39 @@ def _blob_entry(disk: bytes, at: int) -> tuple[Entry, int]:
     return entry, end
 
 
+def _blob_messages(entry: Entry, epoch: int, open_blob: OpenBlob | None) -> Iterator[_BlobMessage]:
+    """Return the message of an entry with blobs; before it, a message of the empty blobs if other blobs were deleted.
+
+    GONE makes the replica keep its files for all empty blobs of a message. The first message, without GONE, replaces
+    the files of blobs that are really empty."""
+    blob_ids = entry.blob_ids
+    if blob_ids and open_blob is None:
+        raise LocalProtocolError(f"an entry has blobs {blob_ids}, but no content was given for them")
+    contents = [open_blob(blob_id) for blob_id in blob_ids if open_blob is not None]
+    empty = [blob_id for blob_id, content in zip(blob_ids, contents, strict=True) if content and not content.size]
+    if None in contents and empty:
+        carrier = WireEntry(BLOBS_ONLY, entry.storage_id, b"", b"", entry.version)
+        yield _BlobMessage(carrier, epoch, empty, [BlobContent(0, ())] * len(empty))
+    head = WireEntry(entry.type, entry.storage_id, entry.key, entry.value, entry.version)
+    yield _BlobMessage(head, epoch, blob_ids, contents)
+
+
 class _BlobMessage:
     """A LOG_ENTRIES of one entry with blobs; `flags`, its last byte, is left to the caller."""
 
-    def __init__(self, entry: Entry, epoch: int, open_blob: OpenBlob | None) -> None:
-        if entry.blob_ids and open_blob is None:
-            raise LocalProtocolError(f"an entry has blobs {entry.blob_ids}, but no content was given for them")
-        self._contents = [open_blob(blob_id) for blob_id in entry.blob_ids if open_blob is not None]
-        self._entry = entry
+    def __init__(
+        self, head: WireEntry, epoch: int, blob_ids: Sequence[int], contents: Sequence[BlobContent | None]
+    ) -> None:
+        self._head = head
         self._epoch = epoch
-        self.flags = SessionFlags.GONE if None in self._contents else SessionFlags.NONE
+        self._blob_ids = blob_ids
+        self._contents = contents
+        self.flags = SessionFlags.GONE if None in contents else SessionFlags.NONE
 
     def pieces(self) -> Iterator[bytes]:
-        entry, blob_ids = self._entry, self._entry.blob_ids
-        head = WireEntry(entry.type, entry.storage_id, entry.key, entry.value, entry.version)
+        blob_ids = self._blob_ids
         try:
-            held = _HEAD.pack(_TYPE_ENTRIES, self._epoch, 1) + encode_entry_head(head, len(blob_ids))
+            held = _HEAD.pack(_TYPE_ENTRIES, self._epoch, 1) + encode_entry_head(self._head, len(blob_ids))
             heads = [
                 encode_blob_head(blob_id, content.size if content else 0)
                 for blob_id, content in zip(blob_ids, self._contents, strict=True)
@@ -354,7 +374,7 @@ class DiskEntries:
 
 @dataclass(frozen=True, slots=True)
 class BlobPart:
-    """A piece of a large blob. All pieces come, in order, before the DiskEntries of their message."""
+    """A piece of a blob. All pieces come, in order, before the DiskEntries of their message."""
 
     blob_id: int
     data: bytes
@@ -362,14 +382,14 @@ class BlobPart:
 
 
 class _Streams(Exception):
-    """Raised at the start of a large blob, whose pieces are returned before its message is complete."""
+    """Raised at the start of a blob whose pieces are returned before its message is complete."""
 
 
 class WireReader(Parser[DiskEntries | BlobPart]):
     """The inbound side of a log channel: `feed` bytes, get what to write.
 
-    Accepts what `MessageParser` does, if no entry is a marker. It needs memory for one message without its large
-    blobs, and for the bytes that are fed at once.
+    Accepts what `MessageParser` does, if no entry is a marker. It needs memory for the entries of one message,
+    for BLOB_WHOLE_MAX bytes of its blobs, and for the bytes that are fed at once.
     """
 
     def __init__(self, size_max: int = MESSAGE_SIZE_MAX, scratch: Bytes | None = None) -> None:
@@ -383,8 +403,8 @@ class WireReader(Parser[DiskEntries | BlobPart]):
         self._refused: BadMessage | None = None
         # Id and remaining bytes of a blob that arrives piece by piece.
         self._coming = self._left = 0
-        # Bytes of the unfinished message that were returned as BlobPart.
-        self._streamed = 0
+        # Bytes of blobs of the unfinished message: returned as BlobPart, and held until the message is complete.
+        self._streamed = self._whole = 0
 
     @property
     def held(self) -> int:
@@ -421,7 +441,8 @@ class WireReader(Parser[DiskEntries | BlobPart]):
         if self._refused is not None:
             raise self._refused
         entries = DiskEntries(epoch, flags, b"".join(self._parts), self._logged, tuple(self._blobs))
-        self._parts, self._blobs, self._logged, self._done, self._streamed = [], [], 0, 0, 0
+        self._parts, self._blobs = [], []
+        self._logged = self._done = self._streamed = self._whole = 0
         return entries
 
     def _read_entries(self, count: int) -> None:
@@ -443,8 +464,10 @@ class WireReader(Parser[DiskEntries | BlobPart]):
 
     def _blob(self) -> Blob:
         content_at, blob_id, size = self._blob_head()
-        if size <= BLOB_WHOLE_MAX:
-            return super()._blob()
+        if self._whole + size <= BLOB_WHOLE_MAX:
+            blob = super()._blob()
+            self._whole += size
+            return blob
         self._check_size(content_at + size)
         self._read_to(content_at)
         self._coming, self._left = blob_id, size
