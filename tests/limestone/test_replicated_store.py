@@ -161,7 +161,7 @@ async def test_a_thousand_channels_become_live(tmp_path: Path) -> None:
     count = 1000
     async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint, channels=count) as store:
         await eventually(lambda: replica.status().channels == count)
-        assert store.states == ["live"]
+        await eventually(lambda: store.states == ["live"])
         for channel in range(0, count, 100):
             await store.put(channel)
         await store.next_epoch()
