@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from flowstone.limestone import files
 from flowstone.limestone.errors import DamagedFile
 from flowstone.outside import Disk, production
+from flowstone.outside.disk import SystemDisk
 from tests.limestone.crashes import DIRECTORY, crashed
 
 
@@ -20,6 +22,19 @@ def test_a_file_is_written_in_place_and_keeps_its_identity(tmp_path: Path) -> No
     assert (path.read_bytes(), path.stat().st_ino) == (b"second", inode)
     assert files.read_whole(disk, str(path)) == b"second"
     assert files.read_whole(disk, str(tmp_path)) is None
+
+
+def test_file_that_is_deleted_while_it_is_read_counts_as_missing(tmp_path: Path) -> None:
+    """A compaction replaces the copy of the catalog while a snapshot reads it."""
+
+    class Deleting(SystemDisk):
+        def kind(self, path: str) -> Literal["file", "directory"] | None:
+            kind = super().kind(path)
+            Path(path).unlink(missing_ok=True)
+            return kind
+
+    (tmp_path / "file").write_bytes(b"x")
+    assert files.read_whole(Deleting(), str(tmp_path / "file")) is None
 
 
 def test_a_small_file_that_is_large_is_not_read(tmp_path: Path) -> None:

@@ -18,10 +18,14 @@ SMALL_FILE_MAX = 64 << 20
 
 
 def read_whole(disk: Disk, path: str) -> bytes | None:
-    """The bytes of a file, None where there is none."""
+    """Return the bytes of a file, or None if there is none; a writer may delete it at any time."""
     if disk.kind(path) != "file":
         return None
-    with disk.open(path) as file:
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    with file:
         size = file.size()
         if size > SMALL_FILE_MAX:
             raise DamagedFile(path, SMALL_FILE_MAX, f"it has {size} bytes, far more than any writer puts there")
@@ -30,15 +34,18 @@ def read_whole(disk: Disk, path: str) -> bytes | None:
 
 def read_or_back(disk: Disk, path: str, back: str, parse: Callable[[bytes, str], T]) -> T | None:
     """What a file says, or the one kept beside it where it cannot be read; None where there is neither."""
-    data, kept = read_whole(disk, path), read_whole(disk, back)
-    if data is None and kept is None:
-        return None
-    try:
-        return parse(data or b"", path)
-    except DamagedFile:
-        if kept is None:
-            raise
+    data, damage = read_whole(disk, path), None
+    if data is not None:
+        try:
+            return parse(data, path)
+        except DamagedFile as error:
+            damage = error
+    kept = read_whole(disk, back)
+    if kept is not None:
         return parse(kept, back)
+    if damage is not None:
+        raise damage
+    return None
 
 
 def write_whole(disk: Disk, path: str, data: bytes) -> None:
