@@ -27,6 +27,9 @@ BETWEEN_SECONDS: Final = 1.0
 """From one fault of a nemesis to its next, on average."""
 
 LONG_SECONDS: Final = 4.0
+LASTING_SECONDS: Final = 12.0
+"""Longer than the watcher waits for a finding about a member that lags: shorter faults do not test what is reported."""
+
 SHORT_SECONDS: Final = 0.3
 ANSWER_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.001
@@ -210,6 +213,7 @@ class WireNemesis(Nemesis):
             "wire cut": lambda: self._trouble(self._pair(), Proxy.cut),
             "member cut off": lambda: self._trouble(self._around(), Proxy.cut),
             "black hole": lambda: self._trouble(self._around(), Proxy.hold),
+            "follower cut off for long": self._cut_off_for_long,
             "one way only": self._one_way,
             "delayed": lambda: self._trouble(self._around(), lambda wire: wire.delay(self.random.uniform(0.01, 0.4))),
             "clogged": lambda: self._trouble(self._around(), lambda wire: wire.clog(self.random.uniform(100, 5000))),
@@ -230,11 +234,22 @@ class WireNemesis(Nemesis):
     def _door(self) -> list[Proxy]:
         return [self.seats.doors[member] for member in self.pick(self.seats.members)]
 
-    def _trouble(self, wires: Sequence[Proxy], begin: Callable[[Proxy], object]) -> bool:
+    def _cut_off_for_long(self) -> bool:
+        """Not the only writer of synchronous spaces, for whom all of its clients would wait."""
+        followers = [member for member in self.seats.members if member is not self.seats.master]
+        wires = self.seats.mesh.wires(*self.pick(followers))
+        return self._trouble(wires, self.random.choice((Proxy.cut, Proxy.hold)), seconds=LASTING_SECONDS)
+
+    def _trouble(
+        self, wires: Sequence[Proxy], begin: Callable[[Proxy], object], *, seconds: float | None = None
+    ) -> bool:
         before = _troubled(wires)
         for wire in wires:
             begin(wire)
-        self.wait()
+        if seconds is None:
+            self.wait()
+        else:
+            self._ending.wait(seconds)
         for wire in wires:
             wire.heal()
         return _troubled(wires) > before

@@ -60,6 +60,8 @@ class Report:
     disks: str = ""
     looks: int = 0
     found: Counter[str] = field(default_factory=Counter)
+    explained: int = 0
+    probes: Counter[str] = field(default_factory=Counter)
     lost: int = 0
     violations: list[str] = field(default_factory=list)
 
@@ -70,6 +72,8 @@ class Report:
             f"  faults: {_told(self.faults)} ({self.faults.total()} in all; disks: {self.disks})",
             f"  followers helped by the operator: {_told(self.resumed)}",
             f"  looks at what is reported: {self.looks}, that found: {_told(self.found)}",
+            f"  long lags explained by a finding: {self.explained} times",
+            f"  answers of /health/ready: {_told(self.probes)}",
             f"  acknowledged and lost: {self.lost}",
             *(f"  VIOLATED: {violation}" for violation in self.violations),
             f"  verdict: {'VIOLATED' if self.violations else 'ok'}",
@@ -211,6 +215,7 @@ class Run:
         report.asked, report.answered = len(asked), sum(operation.is_answered for operation in asked)
         report.resumed = self._operator.resumed
         report.found, report.looks = self._watcher.found, self._watcher.looks
+        report.explained, report.probes = self._watcher.explained, self._watcher.probes
         report.violations += [*self._operator.violations, *self._watcher.violations, *self._clients.surprises]
 
     def _judge(self, when: str) -> None:

@@ -22,6 +22,7 @@ from tests.interop.member import Member, RealMember, Timeout, eventually, wait_r
 from tests.interop.mesh import QUORUM_TIMEOUT, SYNCHRONOUS, Mesh
 from tests.interop.proxy import Proxy
 from tests.interop.versions import Binary
+from tests.real_tarantool import free_port
 
 M = TypeVar("M", bound=Member)
 
@@ -71,7 +72,8 @@ class ChaosCluster(Cluster):
             place = self.directory / "disks" / member.name
             disk = small_disk(place, lambda: member.pid, member.directory / "member.log")
             self.disks[member] = disk
-            member.options |= {"wal_dir": str(place), "memtx_dir": str(place)}
+            http = f"127.0.0.1:{free_port()}"
+            member.options |= {"wal_dir": str(place), "memtx_dir": str(place), "http_listen": http}
         return super()._add(member, start)
 
     def close(self) -> None:

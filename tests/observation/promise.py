@@ -1,18 +1,19 @@
 """What reports promise (docs/reference/findings.md), as a judge: no trouble without a finding, and no false alarm.
 
-Every registered member reaches the leader's vclock within PROMISE_SECONDS, or a finding names it. Where every member
-runs, follows, and has everything, nothing is found.
+Every registered member reaches the leader's vclock within PROMISE_SECONDS, or a finding says why not. Where every
+member runs, follows, and has everything, nothing is found.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from flowstone.iproto.uri import parse_uri
+from flowstone.observation.connection_findings import is_cut_off
 from flowstone.observation.explanation import explain
 from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows, replica_sets
@@ -25,13 +26,93 @@ ANSWER_SECONDS: Final = 2.0
 LOOKS: Final = 3
 """So many looks in a row must miss a finding: members answer one after the other, and one look may fall in between."""
 
-OF_ALL: Final = frozenset({Kind.QUORUM_LOST, Kind.NO_LEADER, Kind.TWO_OWNERS, Kind.QUEUE_ABANDONED, Kind.SPLIT_BRAIN})
-"""Findings that explain why no member gets anywhere."""
+OF_FOLLOWERS: Final = frozenset(
+    {
+        # The link on which the rows of `member` come has failed.
+        Kind.SPLIT_BRAIN,
+        Kind.DUPLICATE_KEY,
+        Kind.LOG_GAP,
+        Kind.LOST_ROWS,
+        Kind.WRONG_CLUSTER,
+        Kind.NOT_REGISTERED,
+        Kind.NO_RIGHTS,
+        Kind.WRONG_PASSWORD,
+        Kind.VERSION_MISMATCH,
+        Kind.SCHEMA_MISMATCH,
+        Kind.FOREIGN_QUEUE,
+        Kind.REPLICATION_STOPPED,
+        # There is no such link, or rows come too slowly.
+        Kind.NOT_FOLLOWING,
+        Kind.BEHIND,
+        # `member` does not run, cannot be queried, or has not caught up since its start.
+        Kind.UNREACHABLE,
+        Kind.STARTING,
+        Kind.ORPHAN,
+        Kind.COPIED_INSTANCE,
+        # `member` cannot write rows to its log.
+        Kind.DISK_FULL,
+        Kind.LOG_FAILING,
+        # `member` has not heard of the newer owner of the queue.
+        Kind.TWO_OWNERS,
+    }
+)
+"""Findings that explain why rows do not reach `Finding.member`."""
+
+IF_STOPPED: Final = frozenset({Kind.DISK_FULL, Kind.LOG_FAILING})
+"""Of these, only severity `stopped` explains anything: a nearly full disk takes all rows, and so does one whose free
+space cannot be determined. All nodes under chaos have small disks, and so a warning all the time."""
+
+OF_PAIRS: Final = frozenset({Kind.SPLIT_BRAIN, Kind.UNREACHABLE, Kind.TWO_OWNERS})
+"""One finding for two members that do not follow each other: it explains `Finding.peer`, too, if that one does not
+follow `Finding.member` either."""
+
+NEVER: Final = frozenset(
+    {
+        # Votes do not come, or logs are kept and times are wrong: all of that leaves the way of rows alone.
+        Kind.NOT_FOLLOWED,
+        Kind.RETENTION,
+        Kind.CLOCK_SKEW,
+        # Nobody commits or writes: rows that are in the leader's log are sent to its followers all the same.
+        Kind.QUORUM_LOST,
+        Kind.QUEUE_WAITS,
+        Kind.QUEUE_ABANDONED,
+        Kind.NO_LEADER,
+        Kind.READ_ONLY,
+        # In files, which are not looked at here.
+        Kind.DAMAGED_LOG,
+        Kind.TORN_LOG,
+        Kind.NO_SNAPSHOT,
+        Kind.MIXED_DIRECTORY,
+        Kind.LEFTOVER_FILES,
+        Kind.UNDECIDED,
+        Kind.FORKED,
+    }
+)
+"""Findings that do not explain why a member lacks rows."""
+
+OF_READINESS: Final = frozenset({Kind.ORPHAN, Kind.DISK_FULL, Kind.LOG_FAILING, Kind.NOT_FOLLOWING, Kind.UNREACHABLE})
+"""Findings of severity `stopped` that make a node not ready. A node does not learn by itself that it was expelled while
+it was away, or that another process has its UUID."""
 
 
-def is_named(member: Member, findings: Sequence[Finding]) -> bool:
-    """Whether a finding is about the member, or about the set as a whole."""
-    return any(finding.kind in OF_ALL or member.uuid in (finding.member, finding.peer) for finding in findings)
+def is_explained(replica_set: ReplicaSet, member: Member, findings: Sequence[Finding]) -> bool:
+    """Return True if a finding says why rows do not reach the member."""
+    return any(_explains(finding, replica_set, member) for finding in findings)
+
+
+def _explains(finding: Finding, replica_set: ReplicaSet, member: Member) -> bool:
+    if finding.kind not in OF_FOLLOWERS:
+        return False
+    if finding.kind in IF_STOPPED and finding.severity is not Severity.STOPPED:
+        return False
+    if finding.member == member.uuid:
+        return True
+    return finding.kind in OF_PAIRS and finding.peer == member.uuid and not _follows(replica_set, member, finding)
+
+
+def _follows(replica_set: ReplicaSet, member: Member, finding: Finding) -> bool:
+    links = replica_set.links_to(member.uuid)
+    return any(link.is_following for link in links if link.master == finding.member)
 
 
 def target_of(replica_set: ReplicaSet) -> VClock:
@@ -80,6 +161,29 @@ def false_alarms(replica_set: ReplicaSet, findings: Sequence[Finding]) -> list[s
     return [f"false alarm {finding.kind.value}: {finding.what}; {finding.why}" for finding in false]
 
 
+def false_readiness(replica_set: ReplicaSet, findings: Sequence[Finding], ready: Mapping[str, bool]) -> list[str]:
+    """Return nodes that are ready although a finding says that they cannot serve, or not ready in a set that is whole.
+
+    `ready` is what `/health/ready` answered, by the address of the node.
+    """
+    found, is_calm = [], is_whole(replica_set)
+    for member in replica_set.members:
+        is_ready = ready.get(member.address or "")
+        stopped = [finding for finding in findings if _is_about_itself(finding, member)]
+        if is_ready:
+            found += [f"{member.label} is ready, but found is {one.kind.value}: {one.what}" for one in stopped]
+        elif is_ready is False and is_calm and not stopped:
+            found.append(f"{member.label} is not ready, and its replica set is whole")
+    return found
+
+
+def _is_about_itself(finding: Finding, member: Member) -> bool:
+    """Return True if the finding keeps the node from its work, whatever its peers do: a failed link does not."""
+    if finding.member != member.uuid or finding.severity is not Severity.STOPPED or finding.kind not in OF_READINESS:
+        return False
+    return finding.peer is None or (finding.kind is Kind.NOT_FOLLOWING and is_cut_off(member))
+
+
 def _seen_by_each(replica_set: ReplicaSet) -> list[Finding]:
     """Return what `explain` says if only one member answers, for each of them: it must not fill gaps by guesses."""
     reports = [member.report for member in replica_set.members if member.report is not None]
@@ -108,46 +212,62 @@ def _may_vote(member: Member) -> bool:
 class _Due:
     target: VClock
     since: float
-    unnamed: int = 0
+    unexplained: int = 0
 
 
 class Promise:
-    """Judges one look after the other; `broken` says what was promised and not kept, each once."""
+    """Judges one look after the other; `broken` says what was promised and not kept, each once.
+
+    `explained` counts how often a finding was needed: a member lagged for longer than `seconds`. Without any, nothing
+    was tested.
+    """
 
     def __init__(self, *, seconds: float = PROMISE_SECONDS) -> None:
         self.broken: list[str] = []
+        self.explained = 0
         self._seconds = seconds
         self._due: dict[str, _Due] = {}
         self._alarms: dict[str, int] = {}
 
-    def look(self, sets: Sequence[ReplicaSet], findings: Sequence[Finding], now: float) -> None:
+    def look(
+        self,
+        sets: Sequence[ReplicaSet],
+        findings: Sequence[Finding],
+        now: float,
+        ready: Mapping[str, bool] | None = None,
+    ) -> None:
+        """Judge one look; `ready` has the answers of `/health/ready` by address, if nodes were asked."""
         alarms = [alarm for one in sets for alarm in false_alarms(one, findings)]
+        alarms += [alarm for one in sets for alarm in false_readiness(one, findings, ready or {})]
         self._alarms = {alarm: self._alarms.get(alarm, 0) + 1 for alarm in alarms}
         self._tell(alarm for alarm, count in self._alarms.items() if count == LOOKS)
         for one in sets:
             target = target_of(one)
             for member in one.members:
                 if member.id:
-                    self._judge(member, target, findings, now)
+                    self._judge(one, member, target, findings, now)
 
     def is_pending(self) -> bool:
         """Whether a later look may find something broken."""
-        return bool(self._alarms) or any(due.unnamed for due in self._due.values())
+        return bool(self._alarms) or any(due.unexplained for due in self._due.values())
 
-    def _judge(self, member: Member, target: VClock, findings: Sequence[Finding], now: float) -> None:
+    def _judge(
+        self, replica_set: ReplicaSet, member: Member, target: VClock, findings: Sequence[Finding], now: float
+    ) -> None:
         due = self._due.get(member.uuid)
         # A leader that came back without rows, or a new one that never had them, is no position to reach.
         if due is None or not missing_rows(due.target, member.vclock) or missing_rows(due.target, target):
             due = self._due[member.uuid] = _Due(target, now)
-        if not missing_rows(due.target, member.vclock) or is_named(member, findings):
-            due.unnamed = 0
+        missing = missing_rows(due.target, member.vclock)
+        if not missing or is_explained(replica_set, member, findings):
+            self.explained += bool(missing) and now - due.since > self._seconds
+            due.unexplained = 0
             return
-        due.unnamed += 1
-        if due.unnamed >= LOOKS and now - due.since > self._seconds:
-            missing = missing_rows(due.target, member.vclock)
+        due.unexplained += 1
+        if due.unexplained >= LOOKS and now - due.since > self._seconds:
             told = ", ".join(f"{each.kind.value} {each.label}" for each in findings) or "nothing"
             lag = f"lacks {missing} rows for {now - due.since:.0f} s"
-            self._tell([f"no finding names {member.label}, which {lag} (found: {told})"])
+            self._tell([f"no finding explains {member.label}, which {lag} (found: {told})"])
             due.since = now
 
     def _tell(self, broken: Iterator[str] | list[str]) -> None:

@@ -8,12 +8,25 @@ import msgspec
 import pytest
 
 from flowstone.observation import connection_findings
+from flowstone.observation.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Finding, Kind
+from flowstone.observation.finding import Finding, Kind, Severity
 from flowstone.observation.replica_set import replica_sets
-from flowstone.observation.report import Report, Unreachable
-from tests.observation.promise import LOOKS, PROMISE_SECONDS, Promise, false_alarms, is_whole
-from tests.observation.reports import address, downstream, report, upstream
+from flowstone.observation.report import Disk, Report, Unreachable, Wal
+from tests.observation.promise import (
+    IF_STOPPED,
+    LOOKS,
+    NEVER,
+    OF_FOLLOWERS,
+    OF_PAIRS,
+    PROMISE_SECONDS,
+    Promise,
+    false_alarms,
+    false_readiness,
+    is_explained,
+    is_whole,
+)
+from tests.observation.reports import address, downstream, report, upstream, uuid
 
 
 def lonely(lsn: int) -> list[Report]:
@@ -37,8 +50,61 @@ def test_lag_that_a_finding_explains_is_kept_and_a_blind_spot_is_told_once() -> 
     long = 3 * PROMISE_SECONDS
     assert looked(*lonely(600), seconds=long) == []
     (broken, *more) = looked(*lonely(600), seconds=long, without=Kind.NOT_FOLLOWING)
-    assert broken.startswith("no finding names db3:3301, which lacks 400 rows for 31 s (found: nothing)")
+    assert broken.startswith("no finding explains db3:3301, which lacks 400 rows for 31 s (found: nothing)")
     assert len(more) <= 2
+
+
+def test_lags_that_only_a_finding_explains_are_counted() -> None:
+    promise, sets = Promise(), replica_sets(lonely(600))
+    for second in range(int(PROMISE_SECONDS) + 3):
+        promise.look(sets, explain(sets), float(second))
+    assert (promise.explained, promise.broken) == (2, [])
+
+
+def test_nearly_full_disks_do_not_explain_a_lag_and_a_full_one_does() -> None:
+    """Every node of a chaos run has less than `FREE_BYTES_MIN`, and so a warning all the time."""
+    small = Disk(wal_free_bytes=FREE_BYTES_MIN - 1, memtx_free_bytes=FREE_BYTES_MIN - 1)
+    answers = [msgspec.structs.replace(one, disk=small) for one in lonely(600)]
+    blind = looked(*answers, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING)
+    assert blind[0].startswith("no finding explains db3:3301, which lacks 400 rows for 31 s (found: disk_full db1:3301")
+    assert looked(*answers, seconds=3 * PROMISE_SECONDS) == []
+    answers[2] = msgspec.structs.replace(answers[2], wal=Wal(failure="No space left on device"))
+    assert looked(*answers, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING) == []
+
+
+def test_disk_whose_free_space_is_unknown_does_not_explain_a_lag() -> None:
+    answers = lonely(600)
+    answers[2] = msgspec.structs.replace(answers[2], disk=Disk(failure="Input/output error"))
+    blind = looked(*answers, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING)
+    assert "found: log_failing db3:3301" in blind[0]
+
+
+def test_every_kind_of_finding_either_explains_a_lag_or_never_does() -> None:
+    assert frozenset(Kind) == OF_FOLLOWERS | NEVER
+    assert not OF_FOLLOWERS & NEVER
+    assert IF_STOPPED | OF_PAIRS <= OF_FOLLOWERS
+    sets = replica_sets(lonely(600))
+    third = sets[0].members[2]
+    for kind in Kind:
+        finding = Finding(
+            kind=kind, severity=Severity.STOPPED, member=uuid(3), label=address(3), what="", why="", advice=""
+        )
+        assert is_explained(sets[0], third, (finding,)) is (kind in OF_FOLLOWERS), kind
+        about_another = msgspec.structs.replace(finding, member=uuid(1))
+        assert not is_explained(sets[0], third, (about_another,)), kind
+
+
+@pytest.mark.parametrize("back", ["follow", "disconnected"])
+def test_link_that_fails_does_not_explain_a_lag_of_the_upstream_unless_both_directions_fail(back: str) -> None:
+    """Member 1 does not reach member 2, which lacks rows."""
+    lost = {"status": "disconnected", "message": "connection refused"}
+    one = report(1, {1: 1000}, {2: {"upstream": upstream(2) | lost, "downstream": downstream({1: 600})}})
+    told = upstream(1) | (lost if back == "disconnected" else {})
+    two = report(2, {1: 600}, {1: {"upstream": told}}, ro=True)
+    sets = replica_sets([one, two])
+    (finding,) = explain(sets)
+    assert (finding.kind, finding.member, finding.peer) == (Kind.UNREACHABLE, uuid(1), uuid(2))
+    assert is_explained(sets[0], sets[0].members[1], (finding,)) is (back == "disconnected")
 
 
 def test_lag_may_last_as_long_as_promised() -> None:
@@ -106,3 +172,46 @@ def test_alarm_about_a_member_that_is_loading_is_false() -> None:
     (alarm,) = explain(replica_sets(answers))
     loading = [msgspec.structs.replace(one, status="loading") for one in answers]
     assert [bool(false_alarms(replica_sets(each)[0], (alarm,))) for each in (answers, loading)] == [False, True]
+
+
+# --- `/health/ready` ---
+
+
+def test_node_that_is_ready_though_it_is_cut_off_is_told_after_some_looks() -> None:
+    answers = [msgspec.structs.replace(one, upstreams_configured=int(one.id != 3)) for one in lonely(600)]
+    sets, ready = replica_sets(answers), {address(number): True for number in (1, 2, 3)}
+    findings, promise = explain(sets), Promise()
+    for second in range(LOOKS):
+        assert promise.broken == []
+        promise.look(sets, findings, float(second), ready)
+    (broken,) = promise.broken
+    assert broken.startswith("db3:3301 is ready, but found is not_following: db3:3301 follows no other member")
+    assert false_readiness(sets[0], findings, ready | {address(3): False}) == []
+
+
+def test_node_that_is_ready_though_it_cannot_write_or_is_an_orphan_or_does_not_answer_is_told() -> None:
+    one, two, three = lonely(1000)
+    gone = Unreachable(address=address(3), reason="connection refused")
+    for third in (
+        msgspec.structs.replace(three, wal=Wal(failure="Input/output error")),
+        msgspec.structs.replace(three, status="orphan"),
+        gone,
+    ):
+        sets = replica_sets([one, two, third])
+        found = [false_readiness(sets[0], explain(sets), {address(3): is_ready}) for is_ready in (True, False)]
+        assert [len(each) for each in found] == [1, 0], found
+
+
+def test_node_whose_peer_is_away_may_be_ready() -> None:
+    lost = {"status": "disconnected", "message": "connection refused"}
+    one = report(1, {1: 9}, {2: {"upstream": upstream(2) | lost}})
+    sets = replica_sets([one, Unreachable(address=address(2), reason="connection refused")])
+    assert false_readiness(sets[0], explain(sets), {address(1): True}) == []
+
+
+def test_node_that_is_not_ready_in_a_set_that_is_whole_is_told() -> None:
+    sets = replica_sets(lonely(1000))
+    assert is_whole(sets[0])
+    assert false_readiness(sets[0], (), {address(1): True, address(2): False}) == [
+        "db2:3301 is not ready, and its replica set is whole"
+    ]

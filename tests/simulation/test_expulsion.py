@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -53,6 +54,10 @@ async def expel_untold(sim: Simulation, by: str, member: str, others: Sequence[s
     number = await expel(sim, by, member)
     await converge(sim, others)
     return number
+
+
+def is_writable(sim: Simulation, name: str) -> bool:
+    return not sim.node(name).info()["ro"]
 
 
 def statuses(sim: Simulation, name: str) -> list[str]:
@@ -401,7 +406,7 @@ async def test_new_member_does_not_get_the_id_of_an_expelled_one_whose_rows_othe
         for other in "bc":
             sim.cut(name, other)
         await sim.start(name, replication=[sim.uri(master), sim.uri(name)], **OPTIONS | options)
-        await sim.until(lambda name=name: not sim.node(name).info()["ro"], what=f"{name} can be written to")
+        await sim.until(partial(is_writable, sim, name), what=f"{name} can be written to")
     for key in (20, 21):
         await put(sim, "d", key)
     sim.heal()

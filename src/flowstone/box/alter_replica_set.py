@@ -97,12 +97,11 @@ def _note_former(transaction: Transaction, row: Row) -> Undo:
     if row is None:
         return None
     box, pair = transaction.box, (int(row[0]), UUID(row[1]))
-    if box.is_recovering:
-        return _add_former(transaction, [pair])
-    former = dict([*sorted(box.former_members), pair])
-    table = {number: str(uuid) for number, uuid in sorted(former.items())}
-    transaction.put_along(box.space(system.SCHEMA_ID), (FORMER_MEMBERS, table))
-    return None
+    if not box.is_recovering:
+        former = dict([*sorted(box.former_members), pair])
+        table = {number: str(uuid) for number, uuid in sorted(former.items())}
+        transaction.put_along(box.space(system.SCHEMA_ID), (FORMER_MEMBERS, table))
+    return _add(box.deleted_members, [pair])
 
 
 def _read_former(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
@@ -113,16 +112,15 @@ def _read_former(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
         if isinstance(number, int) and 0 < number < VCLOCK_MAX and isinstance(text, str):
             with suppress(ValueError):
                 pairs.append((number, UUID(text)))
-    return _add_former(transaction, pairs)
+    return _add(transaction.box.recorded_members, pairs)
 
 
-def _add_former(transaction: Transaction, pairs: Iterable[tuple[int, UUID]]) -> Undo:
-    former_members = transaction.box.former_members
-    added = [pair for pair in pairs if pair not in former_members]
-    former_members.update(added)
+def _add(known: set[tuple[int, UUID]], pairs: Iterable[tuple[int, UUID]]) -> Undo:
+    added = [pair for pair in pairs if pair not in known]
+    known.update(added)
 
     def undo() -> None:
-        former_members.difference_update(added)
+        known.difference_update(added)
 
     return undo if added else None
 

@@ -65,10 +65,12 @@ class Box:
         """Whether operations of an UPSERT may change a field twice, as in replica sets since 3.0."""
         self.replica_id = 0
         """Our own number in `_cluster`; 0 before we have one."""
-        self.former_members: set[tuple[int, UUID]] = set()
-        """Id and UUID of each row of `_cluster` that was deleted, or got another UUID: those that a Flowstone node
-        deleted (`_schema` has a row about them), and others since the newest snapshot was read.
+        self.deleted_members: set[tuple[int, UUID]] = set()
+        """Id and UUID of each row of `_cluster` that was deleted, or got another UUID, since the newest snapshot was
+        read: that an instance is among them shows that its own files are those of a member.
         """
+        self.recorded_members: set[tuple[int, UUID]] = set()
+        """Id and UUID of each former member that `_schema` has a record of. Members that join get the record, too."""
         self.views: list[ReadView] = []
         self.in_flight: deque[Visible] = deque()
         """What is visible and not yet in the log, in the order of its LSNs."""
@@ -85,7 +87,12 @@ class Box:
         self.repeats_updates = other.repeats_updates
         self.sequences, self.collations, self.functions = other.sequences, other.collations, other.functions
         self.foreign_keys = other.foreign_keys
-        self.former_members = other.former_members
+        self.deleted_members, self.recorded_members = other.deleted_members, other.recorded_members
+
+    @property
+    def former_members(self) -> set[tuple[int, UUID]]:
+        """Id and UUID of each instance that is known to have been a member under that id."""
+        return self.deleted_members | self.recorded_members
 
     def _put_system_spaces(self) -> None:
         """The core definitions, with which a snapshot's own can be read; its rows replace them."""

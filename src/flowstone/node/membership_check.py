@@ -28,7 +28,7 @@ def check_membership(box: Box, recovered: Recovered, *, is_anonymous: bool) -> N
     uuid = recovered.instance_uuid
     if recovered.replica_id:
         return
-    was_member = any(former == uuid for _, former in box.former_members)
+    was_member = any(former == uuid for _, former in box.deleted_members)
     if not is_anonymous:
         raise unregistered(uuid, recovered.replicaset_uuid, was_member=was_member)
     if was_member:
