@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from flowstone.observation.asking import upstreams_configured
 from flowstone.observation.connection_findings import connection_findings, is_alive
 from flowstone.observation.explanation import explain
 from flowstone.observation.finding import Finding, Kind, Severity
@@ -303,3 +304,25 @@ def test_members_that_expelled_each_other_are_both_reported() -> None:
     findings = found(report(1, {2: 1}, {}), report(2, {1: 1}, {}))
     told = {finding.member for finding in findings if finding.kind is Kind.NOT_REGISTERED}
     assert told == {uuid(1), uuid(2)}
+
+
+def test_upstream_that_has_not_answered_is_not_reported_as_missing_from_replication() -> None:
+    """After a restart, `box.info.replication` does not show upstreams that have not answered."""
+    master = report(1, {1: 600}, {2: {}, 3: {"downstream": downstream({1: 600})}})
+    other = report(3, {1: 600}, {1: {"upstream": upstream(1)}, 2: {}}, ro=True, upstreams_configured=1)
+    for configured, is_certain in ((2, False), (0, True)):
+        waiting = report(2, {1: 200}, {1: {}, 3: {}}, ro=True, upstreams_configured=configured)
+        (finding,) = (each for each in found(master, other, waiting) if each.kind is Kind.NOT_FOLLOWING)
+        assert finding.member == uuid(2)
+        assert "lacks 400 rows" in finding.what
+        assert ("has not answered there yet" in finding.why) is not is_certain
+        assert finding.advice.startswith("add" if is_certain else "check the way from db2:3301 to db1:3301")
+
+
+def test_node_counts_the_other_servers_of_its_replication() -> None:
+    options = {"replication": ["a@127.0.0.1:3301", "a@127.0.0.1:3302"], "listen": "127.0.0.1:3301"}
+    assert upstreams_configured(options) == 1
+    assert upstreams_configured(options | {"replication": ["a@localhost:3301"]}) == 0
+    assert upstreams_configured({"replication": ["a@127.0.0.1:3301"]}) == 1
+    assert upstreams_configured({}) == 0
+    assert upstreams_configured({"replication": 3}) == 3

@@ -308,3 +308,12 @@ async def test_leader_is_well_when_a_read_replica_that_it_does_not_list_follows_
         await until(lambda: leader.info()["replication"][number].get("downstream", {}).get("status") == "follow")
         found = await NodeMetrics(leader).health()
         assert (found.is_well, found.reasons) == (True, ())
+
+
+def test_voter_that_follows_nobody_is_not_ready_although_others_follow_it() -> None:
+    follower = Peer(id=2, uuid="v", downstream=Downstream(status="follow"))
+    facts: dict[str, Any] = {"ro": True, "replication": (Peer(id=1, uuid="u"), follower), "upstreams_configured": 0}
+    voter = report(cfg={"election_mode": "voter"}, election=Election(state="follower", term=3, leader=2), **facts)
+    found = node_health(voter, statistics(), usage())
+    assert not found.is_ready
+    assert "the node follows none of the other members: it gets no rows" in found.reasons

@@ -20,6 +20,7 @@ from flowstone.iproto.uri import Uri
 from flowstone.node import rights
 from flowstone.node.connection import HINT_OF_SILENCE, REQUEST_SECONDS, Connection
 from flowstone.node.disk_query import NO_ANSWER
+from flowstone.observation.places import place_of
 from flowstone.observation.report import Report, Unreachable, printable, report_of
 from flowstone.outside import Outside
 
@@ -108,7 +109,7 @@ class Asking:
         anonymous = await _if_allowed(self.call("box.info.replication_anon"))
         options = await self._options(is_flowstone=info.get("package") == "Flowstone")
         cfg = shown_options(options) if options is not None else None
-        upstreams = _upstreams_configured(options) if options is not None else None
+        upstreams = upstreams_configured(options) if options is not None else None
         disk = await self._disk() if info.get("package") == "Flowstone" else None
         return report_of(
             self.uri.address, info, gc=gc, anonymous=anonymous, cfg=cfg, upstreams_configured=upstreams, disk=disk
@@ -177,11 +178,15 @@ def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _SHOWN_OPTIONS if name in options}
 
 
-def _upstreams_configured(options: Mapping[str, Any]) -> int | None:
-    """Return how many servers `replication` lists. A node does not show an empty one."""
-    listed = options.get("replication", [])
+def upstreams_configured(options: Mapping[str, Any]) -> int | None:
+    """Return how many servers `replication` lists, without the server itself where its `listen` tells.
+
+    A node does not show an empty list; of a real server only the length of the list is asked.
+    """
+    listed, listen = options.get("replication", []), options.get("listen")
     if isinstance(listed, list | tuple):
-        return len(listed)
+        own = place_of(listen) if isinstance(listen, str) else None
+        return sum(not isinstance(each, str) or place_of(each) != own for each in listed)
     return listed if isinstance(listed, int) else None
 
 

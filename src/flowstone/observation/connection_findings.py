@@ -55,20 +55,36 @@ def other_members(report: Report) -> list[Peer]:
     return [peer for peer in report.replication if peer.id and peer.uuid != report.uuid]
 
 
-def is_cut_off(member: Member) -> bool:
-    """Return True if the member has no upstream because its `replication` is empty, so it does not hear of the others.
+def lacks_upstreams(report: Report) -> bool:
+    """Return True if the member has no upstream and needs one: it does not hear of the others.
 
     A master need not follow its replicas. A voter has to follow the others to get votes and to hear of a leader.
     """
-    report = member.report
-    if report is None or not member.id or report.status == "loading" or report.upstreams_configured != 0:
-        return False
     if not other_members(report) or has_upstreams(report):
         return False
-    if _mode(member) not in (None, "off"):
+    if (report.cfg or {}).get("election_mode", "off") != "off":
         return report.election is None or report.election.state != "leader"
     owns_queue = report.queue is not None and report.queue.owner == report.id
     return is_alone(report) and not is_master(report) and not owns_queue
+
+
+def is_cut_off(member: Member) -> bool:
+    """Return True if the member has no upstream because its `replication` is empty, and needs one."""
+    report = member.report
+    if report is None or not member.id or report.status == "loading" or report.upstreams_configured != 0:
+        return False
+    return lacks_upstreams(report)
+
+
+def _may_wait_for(report: Report | None) -> bool:
+    """Return True if `replication` may list servers that have not answered since the start: they have no UUID yet.
+
+    The server itself may be among those listed, so one more than there are upstreams proves nothing.
+    """
+    if report is None:
+        return False
+    upstreams = sum(peer.upstream is not None for peer in other_members(report))
+    return report.upstreams_configured is not None and report.upstreams_configured > upstreams
 
 
 def _cut_off(replica_set: ReplicaSet, member: Member) -> Finding:
@@ -140,7 +156,11 @@ def _rows_do_not_come(replica_set: ReplicaSet, members: Sequence[Member], source
     do, does, lack = ("do", "follow", "lack") if len(members) > 1 else ("does", "follows", "lacks")
     what = f"{names} {does} no other member" if not followed else f"{names} {do} not get the rows of {source.label}"
     why = f"no link leads from {source.label} there, not even by way of other members"
-    if followed:
+    advice = f"add {source.label}, and the other members, to `replication` of {names}"
+    if any(_may_wait_for(one.report) for one in members):
+        why = f"`replication` of {names} does not list {source.label}, or {source.label} has not answered there yet"
+        advice = f"check the way from {names} to {source.label}; if its `replication` does not list that one, add it"
+    elif followed:
         why += f": {names} {does} {followed} only"
     elif all(one.report is not None and one.report.upstreams_configured == 0 for one in members):
         why = f"`replication` of {names} is empty"
@@ -151,8 +171,7 @@ def _rows_do_not_come(replica_set: ReplicaSet, members: Sequence[Member], source
         first,
         f"{what}, and {lack} {rows_text(missing)} of {source.label}",
         why,
-        f"add {source.label}, and the other members, to `replication` of {names}; if it was taken out of the set on "
-        f"purpose, {expel(replica_set, first)}",
+        f"{advice}; if it was taken out of the set on purpose, {expel(replica_set, first)}",
         [f"{one.label} is at {position(one.vclock)}" for one in (*members, source)],
         peer=source.uuid,
     )
@@ -213,7 +232,11 @@ def _votes_do_not_come(replica_set: ReplicaSet, member: Member, deaf: Sequence[M
     is_known = _mode(member) is not None
     what = "its votes do not reach" if is_known else "if it votes, its votes do not reach"
     unknown = "" if is_known else " and its `election_mode` could not be read"
+    is_missing = f"is missing from {their} `replication`"
     advice = f"add {label} to `replication` of {names}"
+    if any(_may_wait_for(one.report) for one in deaf):
+        is_missing += f", or has not answered {them} yet"
+        advice = f"check the way from {names} to {label}; if {their} `replication` does not list it, add it"
     if not is_known:
         advice += "; if it only serves reads, let it join as an anonymous replica, which no quorum counts"
     return make(
@@ -222,7 +245,7 @@ def _votes_do_not_come(replica_set: ReplicaSet, member: Member, deaf: Sequence[M
         Severity.WARNING,
         member,
         f"{names} {do} not follow {label}: {what} {them}",
-        f"{label} is a member and counts for the quorum, but is missing from {their} `replication`{unknown}; a vote "
+        f"{label} is a member and counts for the quorum, but {is_missing}{unknown}; a vote "
         f"travels only to those that follow the voter, so elections may fail although enough members run",
         advice,
         [f"{one.label} has no upstream {label}" for one in deaf],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowstone.node.node import Node
-from flowstone.observation.asking import shown_options
+from flowstone.observation.asking import shown_options, upstreams_configured
 from flowstone.observation.report import Report, report_of
 
 
@@ -18,13 +18,13 @@ def report_now(node: Node, disk: dict[str, Any] | None = None) -> Report:
     """As `own_report`, without waiting for the disk."""
     info = node.info()
     address = node.address or str(info["uuid"])
-    cfg = shown_options(node.configuration.shown(node.box.dialect))
+    options = node.configuration.shown(node.box.dialect)
     return report_of(
         address,
         info,
         gc=node.gc_info(),
         anonymous=node.replication_anon(),
-        cfg=cfg,
-        upstreams_configured=len(node.configuration.replication),
+        cfg=shown_options(options),
+        upstreams_configured=upstreams_configured(options),
         disk=disk,
     )

@@ -165,7 +165,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """`box.cfg` where it may be read, without what could hold a secret."""
 
     upstreams_configured: int | None = None
-    """How many servers `replication` lists; None where the options may not be read."""
+    """How many other servers `replication` lists, or all where `listen` does not tell; None if options are unknown."""
 
     wal: Wal | None = None
     """Set for a node whose last write to the log failed; real servers do not show it."""

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from flowstone.node.statistics import DiskUsage, Statistics
-from flowstone.observation.connection_findings import has_upstreams, is_alone, is_master, other_members
+from flowstone.observation.connection_findings import has_upstreams, is_alone, is_master, lacks_upstreams, other_members
 from flowstone.observation.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.places import place_of
 from flowstone.observation.replica_set import FOLLOWING, missing_rows
@@ -35,8 +35,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 _STARTING: Final = "the node has not started yet"
 _ORPHAN: Final = "orphan: it has not caught up with enough of its peers, and takes no writes"
-_ALONE: Final = "the node follows none of the other members, and none of them follows it"
-_LACKS_ROWS: Final = "the node follows none of the other members, and lacks rows that its followers have"
+_NO_UPSTREAM: Final = "the node follows none of the other members"
+_ALONE: Final = f"{_NO_UPSTREAM}, and none of them follows it"
+_LACKS_ROWS: Final = f"{_NO_UPSTREAM}, and lacks rows that its followers have"
 
 
 def starting_health(*, has_data: bool, complaints: Sequence[Complaint]) -> Health:
@@ -79,8 +80,8 @@ def _of_membership(report: Report) -> list[str]:
     if not report.id:
         is_anonymous = (report.cfg or {"replication_anon": True}).get("replication_anon", False)
         return [] if is_anonymous else ["the node is not a member of its replica set: it was expelled"]
-    if is_alone(report) and not is_master(report):
-        return [f"{_ALONE}: it gets no rows"]
+    if lacks_upstreams(report):
+        return [f"{_ALONE if is_alone(report) else _NO_UPSTREAM}: it gets no rows"]
     return [_LACKS_ROWS] if _lacks_rows(report) else []
 
 
