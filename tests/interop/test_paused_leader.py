@@ -43,6 +43,7 @@ def _pause_leaders(mesh: Mesh, directory: Path, *, loses_nothing: bool) -> None:
     mesh.set_modes("candidate", replication_synchro_timeout=60)
     archive = directory / "archive"
     with archived(mesh.members[1], archive) as process:
+        eventually("the archive has begun", lambda: any(archive.glob("*.snap")))
         with Load(mesh.members, WRITERS) as load:
             for _ in range(ROUNDS):
                 leader = mesh.wait_leader()

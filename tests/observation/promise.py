@@ -62,9 +62,9 @@ IF_STOPPED: Final = frozenset({Kind.DISK_FULL, Kind.LOG_FAILING})
 """Of these, only severity `stopped` explains anything: a nearly full disk takes all rows, and so does one whose free
 space cannot be determined. All nodes under chaos have small disks, and so a warning all the time."""
 
-OF_PAIRS: Final = frozenset({Kind.SPLIT_BRAIN, Kind.UNREACHABLE, Kind.TWO_OWNERS})
+OF_PAIRS: Final = frozenset({Kind.SPLIT_BRAIN, Kind.UNREACHABLE, Kind.TWO_OWNERS, Kind.LOST_ROWS})
 """One finding for two members that do not follow each other: it explains `Finding.peer`, too, if that one does not
-follow `Finding.member` either."""
+follow `Finding.member` either. Rows that `peer` has lost are rows that it lacks."""
 
 NEVER: Final = frozenset(
     {
