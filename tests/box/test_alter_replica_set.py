@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from flowstone.box import statements
-from flowstone.box.alter_replica_set import FORMER_MEMBERS
+from flowstone.box.alter_replica_set import FORMER_MEMBER
 from flowstone.box.box import Box
 from flowstone.box.system import SCHEMA_ID
 from flowstone.iproto import errors
@@ -49,19 +49,23 @@ def test_former_members_are_remembered_unless_their_deletion_is_rolled_back(box:
     assert box.former_members == {(2, UUID(A))}
 
 
-def test_record_of_former_members_is_logged_with_the_deletion_and_recovered_from_a_snapshot(box: Box) -> None:
+def records(box: Box) -> list[tuple[Any, ...]]:
+    return [row for row in rows(box, "_schema") if row[0].startswith(FORMER_MEMBER)]
+
+
+def test_former_members_are_recorded_with_their_deletion_and_recovered_from_a_snapshot(box: Box) -> None:
     run(box, insert, "_cluster", 2, A)
     run(box, insert, "_cluster", 3, B)
     for number in (2, 3):
         run(box, delete, "_cluster", number)
-    record = next(row for row in rows(box, "_schema") if row[0] == FORMER_MEMBERS)
-    assert record[1] == {2: A, 3: B}
+    assert records(box) == [("flowstone_former_member_2", A), ("flowstone_former_member_3", B)]
     other = bootstrapped()
-    recover(other, [(SCHEMA_ID, pack(record))])
+    recover(other, [(SCHEMA_ID, pack(record)) for record in records(box)])
     assert other.former_members == {(2, UUID(A)), (3, UUID(B))}
+    assert other.deleted_members == set()
 
 
-def test_record_of_former_members_is_written_by_interactive_transactions_too(box: Box) -> None:
+def test_former_members_are_recorded_by_interactive_transactions_too(box: Box) -> None:
     run(box, insert, "_cluster", 2, A)
     transaction = box.begin_interactive()
     statements.delete(transaction, transaction.space("_cluster"), 0, pack((2,)))
@@ -70,12 +74,23 @@ def test_record_of_former_members_is_written_by_interactive_transactions_too(box
     assert box.former_members == {(2, UUID(A))}
     prepared.rollback()
     assert box.former_members == set()
-    assert FORMER_MEMBERS not in [row[0] for row in rows(box, "_schema")]
+    assert records(box) == []
 
 
-@pytest.mark.parametrize("value", [None, 7, {}, {0: A}, {32: A}, {"2": A}, {2: "no uuid"}, {2: 5}])
-def test_malformed_record_of_former_members_is_skipped(box: Box, value: Any) -> None:
-    recover(box, [(SCHEMA_ID, pack((FORMER_MEMBERS, value)))])
+def test_newest_uuid_of_an_id_is_recorded_until_its_row_is_deleted(box: Box) -> None:
+    for uuid in (B, A):
+        run(box, insert, "_cluster", 2, uuid)
+        run(box, delete, "_cluster", 2)
+    assert box.recorded_members == {2: UUID(A)}
+    run(box, delete, "_schema", "flowstone_former_member_2")
+    assert box.recorded_members == {}
+
+
+@pytest.mark.parametrize(
+    "row", [("2",), ("2", None), ("2", "no uuid"), ("2", {}), ("0", A), ("32", A), ("02", A), ("", A)]
+)
+def test_malformed_record_of_a_former_member_is_ignored(box: Box, row: tuple[Any, ...]) -> None:
+    recover(box, [(SCHEMA_ID, pack((f"{FORMER_MEMBER}{row[0]}", *row[1:])))])
     assert box.former_members == set()
 
 

@@ -324,5 +324,6 @@ def test_node_counts_the_other_servers_of_its_replication() -> None:
     assert upstreams_configured(options) == 1
     assert upstreams_configured(options | {"replication": ["a@localhost:3301"]}) == 0
     assert upstreams_configured({"replication": ["a@127.0.0.1:3301"]}) == 1
+    assert upstreams_configured(options | {"replication": ["a@127.0.0.2:3301"]}) == 1
     assert upstreams_configured({}) == 0
     assert upstreams_configured({"replication": 3}) == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 VCLOCK_MAX: Final = 32
 """Components of a vclock, of which 0 is for local rows."""
 
+_IDS: Final = frozenset(map(str, range(1, VCLOCK_MAX)))
+
 _UUID_KEYS: Final = ("cluster", "replicaset_uuid")
 """Up to 2.11, and since 3.0."""
 
@@ -25,8 +27,9 @@ _FIRST_TO_REPEAT: Final = 3
 _NAME_FIELD: Final = 2
 """Of `_cluster`, since 3.0."""
 
-FORMER_MEMBERS: Final = "flowstone_former_members"
-"""Key of `_schema` whose row maps the ids of former members to their UUIDs. Real servers keep the row and ignore it."""
+FORMER_MEMBER: Final = "flowstone_former_member_"
+"""Keys of `_schema` begin with it and end in the id of a former member, whose UUID is in the row. One row for each, so
+that rows of two masters do not overwrite each other. Real servers keep these rows and ignore them."""
 
 Row = tuple[Any, ...] | None
 Undo = Callable[[], None] | None
@@ -37,8 +40,8 @@ def change_schema(transaction: Transaction, old: Row, new: Row) -> Undo:
     row = old or new
     if row is not None and row[0] == "version":
         return _change_version(transaction, new)
-    if new is not None and new[0] == FORMER_MEMBERS:
-        return _read_former(transaction, new)
+    if row is not None and row[0].startswith(FORMER_MEMBER):
+        return _change_former(transaction, row[0], new)
     if row is None or row[0] not in _UUID_KEYS:
         return None
     is_removed = new is None and not transaction.box.is_recovering  # an upgrade to 3.0 removes the older key
@@ -96,33 +99,31 @@ def _note_former(transaction: Transaction, row: Row) -> Undo:
     """
     if row is None:
         return None
-    box, pair = transaction.box, (int(row[0]), UUID(row[1]))
+    box, number, uuid = transaction.box, int(row[0]), UUID(row[1])
     if not box.is_recovering:
-        former = dict([*sorted(box.former_members), pair])
-        table = {number: str(uuid) for number, uuid in sorted(former.items())}
-        transaction.put_along(box.space(system.SCHEMA_ID), (FORMER_MEMBERS, table))
-    return _add(box.deleted_members, [pair])
+        transaction.put_along(box.space(system.SCHEMA_ID), (f"{FORMER_MEMBER}{number}", str(uuid)))
+    if (number, uuid) in box.deleted_members:
+        return None
+    box.deleted_members.add((number, uuid))
+    return lambda: box.deleted_members.discard((number, uuid))
 
 
-def _read_former(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
-    """Take over the record that was written when members were expelled; skip malformed entries."""
-    table = row[1] if len(row) > 1 and isinstance(row[1], dict) else {}
-    pairs: list[tuple[int, UUID]] = []
-    for number, text in table.items():
-        if isinstance(number, int) and 0 < number < VCLOCK_MAX and isinstance(text, str):
-            with suppress(ValueError):
-                pairs.append((number, UUID(text)))
-    return _add(transaction.box.recorded_members, pairs)
-
-
-def _add(known: set[tuple[int, UUID]], pairs: Iterable[tuple[int, UUID]]) -> Undo:
-    added = [pair for pair in pairs if pair not in known]
-    known.update(added)
+def _change_former(transaction: Transaction, key: str, new: Row) -> Undo:
+    """Take over a record of a former member; a malformed one is ignored."""
+    recorded, number = transaction.box.recorded_members, key.removeprefix(FORMER_MEMBER)
+    if number not in _IDS:
+        return None
+    before = recorded.pop(int(number), None)
+    with suppress(ValueError, IndexError):
+        if new is not None:
+            recorded[int(number)] = UUID(str(new[1]))
 
     def undo() -> None:
-        known.difference_update(added)
+        recorded.pop(int(number), None)
+        if before is not None:
+            recorded[int(number)] = before
 
-    return undo if added else None
+    return undo
 
 
 def _check_uuid(text: object) -> None:

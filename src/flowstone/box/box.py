@@ -69,8 +69,8 @@ class Box:
         """Id and UUID of each row of `_cluster` that was deleted, or got another UUID, since the newest snapshot was
         read: that an instance is among them shows that its own files are those of a member.
         """
-        self.recorded_members: set[tuple[int, UUID]] = set()
-        """Id and UUID of each former member that `_schema` has a record of. Members that join get the record, too."""
+        self.recorded_members: dict[int, UUID] = {}
+        """Ids of former members that `_schema` has a record of, with their UUIDs. Members that join get it, too."""
         self.views: list[ReadView] = []
         self.in_flight: deque[Visible] = deque()
         """What is visible and not yet in the log, in the order of its LSNs."""
@@ -92,7 +92,7 @@ class Box:
     @property
     def former_members(self) -> set[tuple[int, UUID]]:
         """Id and UUID of each instance that is known to have been a member under that id."""
-        return self.deleted_members | self.recorded_members
+        return self.deleted_members | set(self.recorded_members.items())
 
     def _put_system_spaces(self) -> None:
         """The core definitions, with which a snapshot's own can be read; its rows replace them."""

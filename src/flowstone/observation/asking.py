@@ -185,9 +185,16 @@ def upstreams_configured(options: Mapping[str, Any]) -> int | None:
     """
     listed, listen = options.get("replication", []), options.get("listen")
     if isinstance(listed, list | tuple):
-        own = place_of(listen) if isinstance(listen, str) else None
-        return sum(not isinstance(each, str) or place_of(each) != own for each in listed)
+        return sum(not (isinstance(each, str) and isinstance(listen, str) and _is_own(each, listen)) for each in listed)
     return listed if isinstance(listed, int) else None
+
+
+def _is_own(uri: str, listen: str) -> bool:
+    """Return True if a URI of `replication` leads to the server that listens there."""
+    address = uri.rpartition("@")[2]
+    if address.startswith("127.") and listen.startswith("127."):
+        return address == listen  # addresses of one machine, and perhaps of several servers
+    return place_of(address) == place_of(listen)
 
 
 async def _if_allowed(answer: Awaitable[Any]) -> Any:
