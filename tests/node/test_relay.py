@@ -347,17 +347,6 @@ async def test_acknowledgements_of_a_member_are_forgotten_when_its_connection_en
     assert lost == [2]
 
 
-async def test_acknowledgements_of_anonymous_replicas_are_forgotten_with_the_last_of_them(master: Master) -> None:
-    """2.6 counts them, all under id 0."""
-    connections = [await master.subscribe(VClock(), uuid, is_anonymous=True) for uuid in (OTHER, REPLICA)]
-    lost: list[int] = []
-    master.relays.on_lost.append(lost.append)
-    for connection, expected in zip(connections, ([], [0]), strict=True):
-        assert connection.receiver is not None
-        connection.receiver.closed()
-        assert lost == expected
-
-
 async def test_member_is_intact_while_it_follows_with_all_its_own_rows(newer: Master) -> None:
     await newer.join()
     assert not newer.relays.is_intact(REPLICA)

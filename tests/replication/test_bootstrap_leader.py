@@ -13,6 +13,7 @@ from flowstone.replication.bootstrap_leader import (
     Rule,
     configured_rule,
     dissenter,
+    followable,
     leader_text,
     named_leader,
     oldest_rule,
@@ -135,6 +136,16 @@ class TestRejoin:
     def test_local_rows_are_nobody_elses(self) -> None:
         source = peer(1, {1: 100}, gc_vclock=VClock({1: 50}))
         assert rejoin_source([source], VClock({0: 7, 1: 10})) == source
+
+    def test_expelled_peer_with_the_logs_cannot_be_followed(self) -> None:
+        registered = (uuid(1), uuid(2))
+        members = [peer(1, {1: 100}, registered_uuids=registered), peer(2, {1: 90}, registered_uuids=registered)]
+        expelled, anonymous = peer(3, {1: 80}, registered_uuids=(uuid(1), uuid(3))), peer(4, {1: 70}, is_anon=True)
+        assert followable([expelled, anonymous, *members], ()) == [*members, anonymous]
+
+    def test_members_are_those_of_our_own_list_where_ballots_do_not_name_them(self) -> None:
+        assert followable([peer(1), peer(2)], [uuid(2)]) == [peer(2)]
+        assert followable([peer(1), peer(2)], [uuid(3)]) == [peer(1), peer(2)]
 
     def test_without_peers_there_is_nothing_to_join(self) -> None:
         assert rejoin_source([], VClock({1: 10})) is None

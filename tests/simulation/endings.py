@@ -7,7 +7,7 @@ nodes; `stop_and_compare` stops all of them in order and reads what they leave b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from flowstone.box.box import Box
@@ -65,8 +65,13 @@ def names(replica_set: Watched) -> list[str]:
 # --- running nodes ---
 
 
-async def check_liveness(replica_set: Led, *, seconds: float = LIVE_SECONDS) -> list[str]:
-    """Within `seconds` each, somebody leads, everybody follows, and has what others have; all spaces take a write."""
+async def check_liveness(
+    replica_set: Led, *, seconds: float = LIVE_SECONDS, operator: Callable[[], Awaitable[None]] | None = None
+) -> list[str]:
+    """Within `seconds` each, somebody leads, everybody follows, and has what others have; all spaces take a write.
+
+    `operator` is called once if a condition does not hold in half of that time.
+    """
     conditions: list[tuple[str, Callable[[], object]]] = [
         ("everybody runs", lambda: all(map(replica_set.sim.is_ready, names(replica_set)))),
         ("somebody leads", replica_set.leader),
@@ -77,6 +82,8 @@ async def check_liveness(replica_set: Led, *, seconds: float = LIVE_SECONDS) -> 
         ("nobody who was expelled takes writes", lambda: not unbound(replica_set)),
     ]
     for what, condition in conditions:
+        if operator is not None and not await _comes_true(replica_set, condition, seconds / 2):
+            await operator()
         if not await _comes_true(replica_set, condition, seconds):
             return [f"not within {seconds:g} s after all faults: {what}; {_state(replica_set)}"]
     violations = await _check_writes(replica_set)

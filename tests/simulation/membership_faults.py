@@ -414,7 +414,7 @@ async def resume_replication(replica_set: ReplicaSet, name: str) -> None:
     (seed 219), but without its appliers it would never learn of its expulsion (seed 573897856).
     """
     sim = replica_set.sim
-    while sim.is_ready(name) and _has_stopped(sim.node(name)):
+    while sim.is_ready(name) and (_has_stopped(sim.node(name)) or _is_too_old(sim.node(name))):
         replication = sim.machine(name).options["replication"]
         if name in replica_set.departed:
             with suppress(FlowstoneError, OSError, Crashed):
@@ -433,8 +433,9 @@ def _has_stopped(node: Node) -> bool:
 
 def _is_too_old(node: Node) -> bool:
     """Return True if no upstream has the logs that the node needs: it joins anew when it is started (seed 1000105)."""
-    stopped = [side for side in _upstreams(node) if side["status"] == "stopped"]
-    return bool(stopped) and all("Missing .xlog file" in side.get("message", "") for side in stopped)
+    sides = _upstreams(node)
+    is_following = any(side["status"] in ("follow", "sync") for side in sides)
+    return not is_following and any("Missing .xlog file" in side.get("message", "") for side in sides)
 
 
 def _upstreams(node: Node) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from tests.simulation.faults import Nemesis
 from tests.simulation.followers import Followers
 from tests.simulation.history import History
 from tests.simulation.limestone_pair import limestone_of
+from tests.simulation.membership_faults import resume_replication
 from tests.simulation.plan import Plan, plan
 from tests.simulation.replica_set import ReplicaSet
 from tests.simulation.simulation import Simulation
@@ -184,11 +185,16 @@ class _Run:
 
     async def _heal(self) -> None:
         await self.set.heal()
-        self.violations += await endings.check_liveness(self.set)
+        self.violations += await endings.check_liveness(self.set, operator=self._resume_all)
         await self.clients.final_reads()
         self.violations += await endings.check_idle(self.set)
         self.violations += endings.check_equal(self.set)
         self.violations += await endings.check_reports(self.set)
+
+    async def _resume_all(self) -> None:
+        """Restart replication where it stopped, and nodes whose upstreams have deleted the logs (seed 1000396)."""
+        for name in self.set.names:
+            await resume_replication(self.set, name)
 
     async def _lose_power(self) -> None:
         """All at once, and all start at once: whoever promised to keep something must have kept it by himself."""

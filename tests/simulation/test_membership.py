@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
@@ -12,6 +13,7 @@ from flowstone import Node
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
+from flowstone.node.replication import Replication
 from tests.simulation.cluster import NAMES, all_follow_all, converge, is_converged, start_set, upstream
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Crashed, Simulation, simulated
@@ -236,6 +238,26 @@ async def test_a_leader_that_nobody_hears_makes_no_members(sim: Simulation) -> N
     sim.heal()
     await joining
     await converge(sim, (*NAMES, "d"))
+
+
+@simulated()
+async def test_ballot_of_a_starting_node_shows_where_its_logs_begin(sim: Simulation) -> None:
+    """A replica that starts at the same time decides by it whether it can follow, or has to join anew."""
+    await sim.start("a", checkpoint_count=1)
+    await make_space(sim, "a")
+    await sim.on("a", sim.node("a").snapshot())
+    await sim.until(lambda: sim.node("a")._instance.files.gc_vclock.signature > 0, what="its first log is deleted")
+    oldest, shown = sim.node("a")._instance.files.gc_vclock, []
+    connect = Replication.connect
+
+    async def connecting(replication: Replication, **options: bool) -> None:
+        shown.append(replication._instance.files.gc_vclock)
+        await connect(replication, **options)
+
+    await sim.stop("a")
+    with patch.object(Replication, "connect", connecting):
+        await sim.restart("a", replication=[sim.uri("a")])
+    assert shown == [oldest]
 
 
 @simulated(seeds=range(3))

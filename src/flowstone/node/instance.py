@@ -56,7 +56,10 @@ class Files(Protocol):
 
 
 class NoFiles:
-    """An instance that keeps nothing on disk, or not yet."""
+    """An instance that keeps nothing on disk, or is still starting: then `gc_vclock` is where its oldest log begins."""
+
+    def __init__(self, gc_vclock: VClock | None = None) -> None:
+        self._gc_vclock = gc_vclock if gc_vclock is not None else VClock()
 
     async def snapshot(self) -> None:
         raise errors.Unsupported("This instance does not support snapshots: it has no directory")
@@ -72,7 +75,7 @@ class NoFiles:
 
     @property
     def gc_vclock(self) -> VClock:
-        return VClock()
+        return self._gc_vclock
 
 
 class Peers(Protocol):

@@ -34,7 +34,7 @@ from flowstone.node.connection import greeting_of
 from flowstone.node.disk_query import USAGE_SECONDS, DiskQuery
 from flowstone.node.elections import MAY_LEAD, Elections
 from flowstone.node.gc import GarbageCollector
-from flowstone.node.instance import Function, Instance
+from flowstone.node.instance import Function, Instance, NoFiles
 from flowstone.node.journal import Journal, WalMode
 from flowstone.node.member import NOBODY, Member
 from flowstone.node.membership_check import check_membership
@@ -221,6 +221,8 @@ class Parts:
         has_peers = bool(self._configuration.replication)
         if not is_empty(files):
             await self._recover(files)
+            # Peers that start at the same time decide by it whether they can follow us, or have to join anew.
+            self.instance.files = NoFiles(_log_start(files))
             if has_peers:
                 await self.listen(self._configuration)
                 self.replication.begin_orphan()
@@ -523,6 +525,12 @@ def tls_of(configuration: Configuration) -> Tls | None:
         ca_file=configuration.ssl_ca_file,
         ciphers=configuration.ssl_ciphers,
     )
+
+
+def _log_start(files: LogDirectory) -> VClock:
+    """Return where the oldest log begins; without logs, where the newest snapshot is."""
+    oldest = files.logs[0] if files.logs else files.newest_snapshot()
+    return VClock(oldest.meta.vclock) if oldest is not None else VClock()
 
 
 def _uuid(text: str | None) -> UUID | None:

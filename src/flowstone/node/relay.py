@@ -362,10 +362,8 @@ class Relays:
         replica = relay.replica
         self._followers.pop(relay, None)
         self.instance.elections.connection(replica.id, downstream=False)
-        # Acknowledgements of all anonymous replicas count under id 0, in 2.6: the last one takes them along.
-        if replica.id or not any(not other.replica.id for other in self._followers):
-            for tell in self.on_lost:
-                tell(replica.id)
+        for tell in self.on_lost if replica.id else ():
+            tell(replica.id)
         if relay.is_expelled:
             self._release(replica)
         elif not replica.id:

@@ -360,6 +360,7 @@ class Replication:
         may be waiting for a quorum that it has only with us, and others, whom we can follow, may be there by now.
         """
         peers = [peer for peer in self._peers() if not self._instance.id or not peer.ballot.is_anon]
+        peers = bootstrap_leader.followable(peers, [UUID(text) for _, text in members(self._instance)])
         source = bootstrap_leader.rejoin_source(peers, self._instance.vclock)
         if source is None:
             return True

@@ -7,7 +7,7 @@ Candidates are asked in the order of their UUIDs, whatever order they come in, s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -130,6 +130,20 @@ def rejoin_source(candidates: Iterable[Candidate], vclock: VClock) -> Candidate 
         if source is None or ballot.vclock.signature > source.ballot.vclock.signature:
             source = candidate
     return source
+
+
+def followable(candidates: Iterable[Candidate], registered: Collection[UUID]) -> list[Candidate]:
+    """Return the candidates that can be followed: members and anonymous replicas, not those that were expelled.
+
+    Members are those that the ballot of the most advanced candidate names, or else (2.6) those in our own `_cluster`,
+    `registered`. If none is left, all are returned.
+    """
+    ordered = _in_order(candidates)
+    telling = [each.ballot for each in ordered if each.ballot.registered_uuids]
+    known: Collection[UUID] = registered
+    if telling:
+        known = max(telling, key=lambda ballot: ballot.vclock.signature).registered_uuids
+    return [each for each in ordered if each.ballot.is_anon or each.uuid in known] or list(ordered)
 
 
 def unlisted_members(candidates: Iterable[Candidate], uri_count: int, leader: Candidate) -> tuple[UUID, ...]:
