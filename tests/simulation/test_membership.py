@@ -245,7 +245,10 @@ async def test_ballot_of_a_starting_node_shows_where_its_logs_begin(sim: Simulat
     """A replica that starts at the same time decides by it whether it can follow, or has to join anew."""
     await sim.start("a", checkpoint_count=1)
     await make_space(sim, "a")
-    await sim.on("a", sim.node("a").snapshot())
+    client = await sim.client("a")
+    for key in (1, 2):
+        await sim.on("a", sim.node("a").snapshot())
+        await replace(client, (key, key, "w"))
     await sim.until(lambda: sim.node("a")._instance.files.gc_vclock.signature > 0, what="its first log is deleted")
     oldest, shown = sim.node("a")._instance.files.gc_vclock, []
     connect = Replication.connect
