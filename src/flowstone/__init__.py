@@ -10,76 +10,137 @@ from collections.abc import Callable, Collection, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Literal
 
-from flowstone.errors import FlowstoneError
+from flowstone.errors import FlowstoneError, LocalProtocolError, RemoteProtocolError
+from flowstone.lazy import lazy_names
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from flowstone import spark
+    from flowstone import limestone, spark
+    from flowstone.box.schema import UnknownSpace
     from flowstone.history.reading import Report
     from flowstone.iproto.errors import TarantoolError
+    from flowstone.iproto.uri import UriError
+    from flowstone.node.archive import Archive
+    from flowstone.node.archive_manifest import NotAnArchive
+    from flowstone.node.archive_refusals import ArchiveRefused
     from flowstone.node.changes import Change, SettledChange
-    from flowstone.node.follow import follow
-    from flowstone.node.node import Node
-    from flowstone.node.replica import CannotFollow, Replica
-    from flowstone.node.replica_blocking import BlockingReplica
-    from flowstone.node.spaces import Index, Space
+    from flowstone.node.configuration import Configuration, NodeOptions
+    from flowstone.node.follow import Following, follow
+    from flowstone.node.member import JoinRefused
+    from flowstone.node.node import Node, NotRunning
+    from flowstone.node.parts import CannotListen
+    from flowstone.node.replay import RecoveryError
+    from flowstone.node.replica import CannotFollow, NotReached, Replica
+    from flowstone.node.replica_blocking import BlockingIndex, BlockingReplica, BlockingSpace
+    from flowstone.node.spaces import Index, Space, TransactionIndex, TransactionSpace, ViewIndex, ViewSpace
+    from flowstone.node.statistics import DiskUsage, Statistics
     from flowstone.node.synchro_queue import OutcomeUnknown
     from flowstone.node.transactions import Transaction, View
     from flowstone.node.tuples import Tuple
-    from flowstone.replication.vclock import VClock
+    from flowstone.outside.disk import AlreadyLocked
+    from flowstone.replication.applier import ApplierState
+    from flowstone.replication.vclock import Order, VClock
+    from flowstone.xlog.errors import XlogError
 
 __version__ = "0.1.0"
 __all__ = [
+    "AlreadyLocked",
+    "ApplierState",
+    "Archive",
+    "ArchiveRefused",
+    "BlockingIndex",
     "BlockingReplica",
+    "BlockingSpace",
     "CannotFollow",
+    "CannotListen",
     "Change",
+    "Configuration",
+    "DiskUsage",
     "FlowstoneError",
+    "Following",
     "Index",
+    "JoinRefused",
+    "LocalProtocolError",
     "Node",
+    "NodeOptions",
+    "NotAnArchive",
+    "NotReached",
+    "NotRunning",
+    "Order",
     "OutcomeUnknown",
+    "RecoveryError",
+    "RemoteProtocolError",
     "Replica",
     "SettledChange",
     "Space",
+    "Statistics",
     "TarantoolError",
     "Transaction",
+    "TransactionIndex",
+    "TransactionSpace",
     "Tuple",
+    "UnknownSpace",
+    "UriError",
     "VClock",
     "View",
+    "ViewIndex",
+    "ViewSpace",
+    "XlogError",
     "__version__",
     "follow",
+    "limestone",
     "read_log",
     "spark",
 ]
 
-_LATER = {
-    "BlockingReplica": "node.replica_blocking",
-    "CannotFollow": "node.replica",
-    "Change": "node.changes",
-    "Index": "node.spaces",
-    "Node": "node.node",
-    "OutcomeUnknown": "node.synchro_queue",
-    "Replica": "node.replica",
-    "SettledChange": "node.changes",
-    "Space": "node.spaces",
-    "TarantoolError": "iproto.errors",
-    "Transaction": "node.transactions",
-    "Tuple": "node.tuples",
-    "VClock": "replication.vclock",
-    "View": "node.transactions",
-    "follow": "node.follow",
-}
-"""Where each name lives: who only reads logs need not load a node."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER and name != "spark":
-        raise AttributeError(f"module 'flowstone' has no attribute {name!r}")
-    from importlib import import_module
-
-    if name == "spark":
-        return import_module("flowstone.spark")
-    return getattr(import_module(f"flowstone.{_LATER[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AlreadyLocked": "outside.disk",
+        "ApplierState": "replication.applier",
+        "Archive": "node.archive",
+        "ArchiveRefused": "node.archive_refusals",
+        "BlockingIndex": "node.replica_blocking",
+        "BlockingReplica": "node.replica_blocking",
+        "BlockingSpace": "node.replica_blocking",
+        "CannotFollow": "node.replica",
+        "CannotListen": "node.parts",
+        "Change": "node.changes",
+        "Configuration": "node.configuration",
+        "DiskUsage": "node.statistics",
+        "Following": "node.follow",
+        "Index": "node.spaces",
+        "JoinRefused": "node.member",
+        "Node": "node.node",
+        "NodeOptions": "node.configuration",
+        "NotAnArchive": "node.archive_manifest",
+        "NotReached": "node.replica",
+        "NotRunning": "node.node",
+        "Order": "replication.vclock",
+        "OutcomeUnknown": "node.synchro_queue",
+        "RecoveryError": "node.replay",
+        "Replica": "node.replica",
+        "SettledChange": "node.changes",
+        "Space": "node.spaces",
+        "Statistics": "node.statistics",
+        "TarantoolError": "iproto.errors",
+        "Transaction": "node.transactions",
+        "TransactionIndex": "node.spaces",
+        "TransactionSpace": "node.spaces",
+        "Tuple": "node.tuples",
+        "UnknownSpace": "box.schema",
+        "UriError": "iproto.uri",
+        "VClock": "replication.vclock",
+        "View": "node.transactions",
+        "ViewIndex": "node.spaces",
+        "ViewSpace": "node.spaces",
+        "XlogError": "xlog.errors",
+        "follow": "node.follow",
+        "limestone": "",
+        "spark": "",
+    },
+)
 
 
 def read_log(

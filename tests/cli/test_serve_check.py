@@ -96,7 +96,12 @@ def test_what_needs_a_restart_is_said_beside_a_running_node_only(flowstone: Comm
 
     async def with_node() -> str:
         async with Node(tmp_path / "data") as node:
-            refused = {"wal_mode": "fsync", "wal_max_size": 1 << 20, "memtx_dir": "elsewhere", "dialect": "2.6"}
+            refused: dict[str, Any] = {
+                "wal_mode": "fsync",
+                "wal_max_size": 1 << 20,
+                "memtx_dir": "elsewhere",
+                "dialect": "2.6",
+            }
             for name, value in refused.items():
                 with pytest.raises(errors.ReloadCfg, match=f"restart the node to change {name}$"):
                     await node.reconfigure(**{name: value})

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 from uuid import UUID
 
 import pytest
@@ -55,7 +55,7 @@ async def lying(lie: JoinLie, dialect: str, asked: RequestType) -> AsyncIterator
         yield f"spy:{SECRET}@{liar.address}"
 
 
-def new_node(directory: Path, dialect: str, uri: str) -> flowstone.Node:
+def new_node(directory: Path, dialect: Literal["2.6", "2.11"], uri: str) -> flowstone.Node:
     return flowstone.Node(
         directory,
         instance_uuid=str(VICTIM),
@@ -76,7 +76,7 @@ def assert_nothing_left(directory: Path, caplog: pytest.LogCaptureFixture) -> No
 @dialects
 @lies()
 async def test_a_node_without_data_takes_none_of_it(
-    lie: JoinLie, dialect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    lie: JoinLie, dialect: Literal["2.6", "2.11"], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flowstone")
     async with lying(lie, dialect, JOIN) as uri:

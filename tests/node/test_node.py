@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -162,7 +162,7 @@ async def test_nothing_can_be_asked_of_a_node_that_does_not_run(tmp_path: Path) 
 
 async def test_an_unknown_option_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
     with pytest.raises(errors.Cfg, match="'wal_mod': unexpected option"):
-        flowstone.Node(tmp_path / "new", wal_mod="write")
+        flowstone.Node(tmp_path / "new", wal_mod="write")  # type: ignore[call-arg]
     assert not (tmp_path / "new").exists()
 
 
@@ -477,7 +477,7 @@ async def test_creating_a_space_twice(node: flowstone.Node) -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "write", "fsync"])
-async def test_every_wal_mode_serves(tmp_path: Path, mode: str) -> None:
+async def test_every_wal_mode_serves(tmp_path: Path, mode: Literal["none", "write", "fsync"]) -> None:
     async with flowstone.Node(tmp_path, wal_mode=mode) as node:
         space = await node.create_space("space")
         await space.create_index("primary")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowstone.lazy import lazy_names
+
 if TYPE_CHECKING:
     from flowstone.limestone.backup import Backup, BackupEntry
     from flowstone.limestone.blobs import BlobError, BlobPool
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
     from flowstone.limestone.endpoint import Endpoint
     from flowstone.limestone.entries import Entry, EntryType, WriteVersion
     from flowstone.limestone.errors import DamagedFile, DatastoreFailed, LimestoneError, WrongTime
-    from flowstone.limestone.propagation import QuorumLost
-    from flowstone.limestone.replica import Replica
-    from flowstone.limestone.settings import Settings
+    from flowstone.limestone.propagation import PropagationStatus, QuorumLost
+    from flowstone.limestone.replica import CannotListen, Replica, ReplicaStatus
+    from flowstone.limestone.replica_events import Event
+    from flowstone.limestone.rotation import Rotated
+    from flowstone.limestone.settings import Settings, SettingsFields
 
 __all__ = [
     "AsyncDatastore",
@@ -31,6 +35,7 @@ __all__ = [
     "BlobError",
     "BlobPool",
     "BlockingBlobPool",
+    "CannotListen",
     "Compacted",
     "DamagedFile",
     "Datastore",
@@ -38,11 +43,16 @@ __all__ = [
     "Endpoint",
     "Entry",
     "EntryType",
+    "Event",
     "LimestoneError",
     "LogChannel",
+    "PropagationStatus",
     "QuorumLost",
     "Replica",
+    "ReplicaStatus",
+    "Rotated",
     "Settings",
+    "SettingsFields",
     "State",
     "Status",
     "StoreSnapshot",
@@ -50,41 +60,41 @@ __all__ = [
     "WrongTime",
 ]
 
-_LATER = {
-    "AsyncDatastore": "datastore",
-    "AsyncLogChannel": "channel",
-    "Backup": "backup",
-    "BackupEntry": "backup",
-    "BlobError": "blobs",
-    "BlobPool": "blobs",
-    "BlockingBlobPool": "blocking",
-    "Compacted": "compaction",
-    "DamagedFile": "errors",
-    "Datastore": "blocking",
-    "DatastoreFailed": "errors",
-    "Endpoint": "endpoint",
-    "Entry": "entries",
-    "EntryType": "entries",
-    "LimestoneError": "errors",
-    "LogChannel": "blocking",
-    "QuorumLost": "propagation",
-    "Replica": "replica",
-    "Settings": "settings",
-    "State": "datastore",
-    "Status": "datastore",
-    "StoreSnapshot": "cursor",
-    "WriteVersion": "entries",
-    "WrongTime": "errors",
-}
-"""Where each name lives: who only reads a file need not load a datastore."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module 'flowstone.limestone' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"flowstone.limestone.{_LATER[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AsyncDatastore": "datastore",
+        "AsyncLogChannel": "channel",
+        "Backup": "backup",
+        "BackupEntry": "backup",
+        "BlobError": "blobs",
+        "BlobPool": "blobs",
+        "BlockingBlobPool": "blocking",
+        "CannotListen": "replica",
+        "Compacted": "compaction",
+        "DamagedFile": "errors",
+        "Datastore": "blocking",
+        "DatastoreFailed": "errors",
+        "Endpoint": "endpoint",
+        "Entry": "entries",
+        "EntryType": "entries",
+        "Event": "replica_events",
+        "LimestoneError": "errors",
+        "LogChannel": "blocking",
+        "PropagationStatus": "propagation",
+        "QuorumLost": "propagation",
+        "Replica": "replica",
+        "ReplicaStatus": "replica",
+        "Rotated": "rotation",
+        "Settings": "settings",
+        "SettingsFields": "settings",
+        "State": "datastore",
+        "Status": "datastore",
+        "StoreSnapshot": "cursor",
+        "WriteVersion": "entries",
+        "WrongTime": "errors",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from flowstone.limestone.backup import Backup, BackupEntry
 from flowstone.limestone.blobs import BlobPool
@@ -22,7 +22,7 @@ from flowstone.limestone.datastore import AsyncDatastore, Callback, Status
 from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.epochs import Due
 from flowstone.limestone.errors import WrongTime
-from flowstone.limestone.settings import Settings
+from flowstone.limestone.settings import Settings, SettingsFields
 from flowstone.outside import Outside, production
 from flowstone.outside.loop_thread import LoopEnded, LoopThread, Started
 
@@ -178,7 +178,9 @@ class Datastore:
     `settings` is a Settings, or the path of a directory with the fields of Settings as keywords.
     """
 
-    def __init__(self, settings: Settings | str, *, outside: Outside | None = None, **fields: Any) -> None:
+    def __init__(
+        self, settings: Settings | str, *, outside: Outside | None = None, **fields: Unpack[SettingsFields]
+    ) -> None:
         if not isinstance(settings, Settings):
             settings = Settings(settings, **fields)
         elif fields:
@@ -188,7 +190,7 @@ class Datastore:
         self._store = AsyncDatastore(outside or production(), settings, guard=self._thread.lock)
 
     @classmethod
-    def from_environment(cls, path: str, environment: Mapping[str, str], **fields: Any) -> Datastore:
+    def from_environment(cls, path: str, environment: Mapping[str, str], **fields: Unpack[SettingsFields]) -> Datastore:
         """A store as the original's variables want it, `os.environ` or another mapping."""
         return cls(Settings.from_environment(path, environment, **fields))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, TypedDict, Unpack, get_args
 
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone.endpoint import Endpoint
@@ -30,6 +30,23 @@ SECRET: Final = "FLOWSTONE_LIMESTONE_SECRET"
 
 SPILL: Final = 1 << 20
 """Bytes of a session that a channel keeps in memory before it puts them into its file."""
+
+
+class SettingsFields(TypedDict, total=False):
+    """The fields of Settings besides the path, for calls that take them as keywords."""
+
+    replicas: tuple[Endpoint, ...]
+    quorum: int | None
+    on_lost: OnLost
+    group_commit: GroupCommit
+    compatible: bool
+    session_close: SessionClose
+    spill: int
+    no_delay: bool
+    send_buffer: int | None
+    receive_buffer: int | None
+    tls: Tls | None
+    secret: str | None
 
 
 @dataclass(frozen=True)
@@ -85,11 +102,11 @@ class Settings:
         return len(self.replicas) if self.quorum is None else self.quorum
 
     @classmethod
-    def from_environment(cls, path: str, environment: Mapping[str, str], **others: Any) -> Settings:
+    def from_environment(cls, path: str, environment: Mapping[str, str], **others: Unpack[SettingsFields]) -> Settings:
         """Read the original's variables and the secret; `others` are fields of Settings, and take precedence.
 
         REPLICATION_RDMA_SLOTS is not supported: a warning is logged, and replication uses TCP."""
-        found: dict[str, Any] = {}
+        found = SettingsFields()
         if ENDPOINT in environment:
             found["replicas"] = (Endpoint.parse(environment[ENDPOINT]),)
         if ASYNC_SESSION_CLOSE in environment:

@@ -8,9 +8,9 @@ whether an option may change while the node runs is Tarantool's choice, too (err
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 
 from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
@@ -104,6 +104,64 @@ def _option(
         "allowed": allowed,
     }
     return field(default=default, metadata=settings, repr=shown and not secret)
+
+
+class NodeOptions(TypedDict, total=False):
+    """Options that `Node` takes as keywords, as type checkers see them. `Configuration` describes and checks them.
+
+    Wider than the fields of `Configuration` where `box.cfg` is: a port for `listen`, one URI for `replication`.
+    """
+
+    listen: str | int | None
+    memtx_dir: str
+    wal_dir: str
+    wal_mode: Literal["none", "write", "fsync"]
+    wal_max_size: int
+    wal_queue_max_size: int
+    checkpoint_interval: float
+    checkpoint_count: int
+    checkpoint_wal_threshold: int
+    force_recovery: bool
+    read_only: bool
+    instance_uuid: str | None
+    replicaset_uuid: str | None
+    net_msg_max: int
+    connections_max: int
+    packet_size_max: int
+    guest_packet_size_max: int
+    output_size_max: int
+    slow_reader_timeout: float
+    auth_timeout: float
+    auth_delay: float
+    auth_retries: int
+    txn_timeout: float
+    memtx_max_tuple_size: int
+    log_level: str | int
+    log_format: Literal["plain", "json"]
+    too_long_threshold: float
+    ssl_cert_file: str | None
+    ssl_key_file: str | None
+    ssl_password: str | None
+    ssl_ca_file: str | None
+    ssl_ciphers: str | None
+    replication: str | int | Sequence[str]
+    replication_timeout: float
+    replication_connect_timeout: float
+    replication_connect_quorum: int | None
+    replication_sync_lag: float
+    replication_sync_timeout: float
+    replication_skip_conflict: bool
+    replication_anon: bool
+    bootstrap_strategy: Literal["auto", "config", "supervised", "legacy"]
+    bootstrap_leader: str | None
+    replication_synchro_quorum: int | str | None
+    replication_synchro_timeout: float
+    replication_synchro_queue_max_size: int
+    election_mode: Literal["off", "voter", "candidate", "manual"]
+    election_timeout: float
+    election_fencing_mode: Literal["off", "soft", "strict"]
+    wal_cleanup_delay: float
+    dialect: Literal["2.6", "2.11"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

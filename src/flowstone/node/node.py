@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from flowstone.box import ddl
 from flowstone.box.box import Box
@@ -21,7 +21,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.node.changes import Trigger, listener
 from flowstone.node.commits import Listener
-from flowstone.node.configuration import OPTIONS, Configuration, configure
+from flowstone.node.configuration import OPTIONS, Configuration, NodeOptions, configure
 from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Function, Instance
 from flowstone.node.option import incorrect
@@ -61,7 +61,7 @@ class Node:
         user: tuple[str, str] | None = None,
         outside: Outside | None = None,
         pid: int = 0,
-        **options: Any,
+        **options: Unpack[NodeOptions],
     ) -> None:
         self._configuration = configure(
             {"work_dir": work_dir if isinstance(work_dir, str) else work_dir.__fspath__(), **options}
@@ -329,7 +329,7 @@ class Node:
 
     # --- options ---
 
-    async def reconfigure(self, **options: Any) -> list[str]:
+    async def reconfigure(self, **options: Unpack[NodeOptions]) -> list[str]:
         """Sets options of the running node, as `box.cfg` does; the names of those that changed.
 
         An option that cannot change is error 58, a value that it cannot have error 59, and nothing is changed then.
