@@ -1,7 +1,7 @@
 # Every target sets itself up: a fresh Debian or Ubuntu needs python3, make and package registries.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full soak check bench docs setup
+.PHONY: help demo quick test test-full soak check bench docs setup
 
 PYTHON_BIN := .venv/bin/python
 CODE := src tests $(wildcard bench)
@@ -14,6 +14,9 @@ help: ## show these lines
 
 demo: setup ## show what Flowstone does, with no configuration and no outside server
 	$(PYTHON_BIN) -m flowstone.cli demo
+
+quick: setup ## lint, types and the tests of what has changed (2 minutes at most); BASE names a commit to compare with
+	$(PYTHON_BIN) scripts/quick.py $(BASE)
 
 test: check ## the whole suite at CI scale (some 25 minutes on 2 cores); PYTEST_ARGS passes options on
 	$(PYTHON_BIN) -m tests.simulation --runs 250 --fresh 50
