@@ -97,7 +97,23 @@ it was away, or that another process has its UUID."""
 
 def is_explained(replica_set: ReplicaSet, member: Member, findings: Sequence[Finding]) -> bool:
     """Return True if a finding says why rows do not reach the member."""
-    return any(_explains(finding, replica_set, member) for finding in findings)
+    if any(_explains(finding, replica_set, member) for finding in findings):
+        return True
+    starting = {finding.member for finding in findings if finding.kind is Kind.STARTING}
+    if member.report is None:
+        # Nobody knows the address of the member, and a server that starts has not said yet which member it is.
+        registered = {one.uuid for one in replica_set.members if one.id}
+        return member.address is None and bool(starting - registered)
+    return bool(starting - {member.uuid}) and not _has_running_source(replica_set, member)
+
+
+def _has_running_source(replica_set: ReplicaSet, member: Member) -> bool:
+    """Return True if another member has rows that this one lacks, and does not read its files."""
+    return any(
+        one.report is not None and one.report.status != "loading" and missing_rows(one.vclock, member.vclock)
+        for one in replica_set.members
+        if one is not member
+    )
 
 
 def _explains(finding: Finding, replica_set: ReplicaSet, member: Member) -> bool:
