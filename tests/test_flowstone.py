@@ -47,7 +47,7 @@ def test_what_was_held_back_is_logged(tmp_path: Path, caplog: pytest.LogCaptureF
         log.create_space(512, "orders", ("id", "unsigned"))
         log.insert(512, 1, flags=SYNC_FLAGS)
     assert flowstone.read_log(tmp_path, space="orders").read_all().num_rows == 0
-    assert "1 row held back" in caplog.text
+    assert "1 row withheld" in caplog.text
 
 
 def test_reads_everything_when_told_so(directory: str) -> None:

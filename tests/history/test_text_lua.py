@@ -64,7 +64,7 @@ def test_types_of_newer_servers_are_made_by_their_modules(value: Any, text: str)
 
 def test_what_lua_cannot_make_is_refused_by_row(tmp_path: Path) -> None:
     assert statements(tmp_path, (RequestType.INSERT, {0x10: 512, 0x21: (1,)})) == ["box.space[512]:insert({[1] = 1})\n"]
-    with pytest.raises(NoLuaForm, match=r"row 1 of replica 1: Lua cannot make Extension"):
+    with pytest.raises(NoLuaForm, match=r"row 1 of replica 1: cannot represent Extension"):
         statements(tmp_path / "other", (RequestType.INSERT, {0x10: 512, 0x21: (Extension(5, b"x"),)}))
 
 

@@ -41,7 +41,7 @@ def test_what_is_no_place_for_http(text: str) -> None:
 def test_a_token_is_needed_where_others_can_come() -> None:
     check_token(http_address("127.0.0.1:80"), None)
     check_token(http_address("*:80"), new_token())
-    with pytest.raises(TokenNeeded, match="can be reached by others"):
+    with pytest.raises(TokenNeeded, match="is reachable from other machines"):
         check_token(http_address("*:80"), None)
 
 

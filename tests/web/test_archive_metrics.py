@@ -26,7 +26,7 @@ async def test_before_anything_has_come_it_is_not_ready() -> None:
     assert (health.state, health.is_ready, health.reasons) == (
         "starting",
         False,
-        ("it does not follow the server yet",),
+        ("archive does not follow the server yet",),
     )
 
 

@@ -41,7 +41,7 @@ def dashboard(page: Page, mesh: Mesh, tmp_path: Path) -> Iterator[Page]:
 
 def test_a_set_without_elections_misses_no_leader(dashboard: Page, mesh: Mesh) -> None:
     summary = dashboard.locator(".elections .summary")
-    expect(dashboard.locator("#verdict")).to_have_text("1 set, 1 member, all answer", timeout=PATIENCE)
+    expect(dashboard.locator("#verdict")).to_have_text("1 set, 1 member, all reachable", timeout=PATIENCE)
     expect(summary).to_be_hidden()
     expect(dashboard.locator(".span")).to_have_count(0)
 

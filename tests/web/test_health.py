@@ -83,13 +83,13 @@ def test_a_running_node_is_well_whoever_else_is_away() -> None:
 @pytest.mark.parametrize(
     ("node", "is_ready", "reason"),
     [
-        (report(status="orphan", ro=True), False, "orphan: it has not caught up"),
-        (report(status="loading", ro=True), False, "the node is loading"),
+        (report(status="orphan", ro=True), False, "node is an orphan: it is not in sync"),
+        (report(status="loading", ro=True), False, "node is loading"),
         (report(election=Election(state="follower", term=7)), True, "no leader in term 7"),
         (
             report(replication=(Peer(id=2, uuid="v", upstream=Upstream(status="stopped", message="Duplicate key")),)),
             True,
-            "does not follow replica 2: Duplicate key",
+            "replication from replica 2 is stopped: Duplicate key",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_leader_is_one_who_is_heard(status: str) -> None:
     follows = report(election=election, replication=(Peer(id=2, uuid="v", upstream=Upstream(status=status)),))
     assert node_health(follows, statistics(), usage()).is_well
     found = node_health(report(election=election), statistics(), usage())
-    assert found.reasons == ("the leader of term 3, replica 2, is not heard",)
+    assert found.reasons == ("no connection to the leader of term 3, replica 2",)
     assert found.is_ready
 
 
@@ -122,7 +122,7 @@ def test_who_is_left_alone_by_its_leader_says_so(tmp_path: Path) -> None:
         eventually("all is well", lambda: node_health(asked(survivor), statistics(), usage()).is_well)
         leader.kill()
         found = eventually("it is missed", lambda: node_health(asked(survivor), statistics(), usage()).reasons)
-        assert found == (f"the leader of term {election(survivor)['term']}, replica {number}, is not heard",)
+        assert found == (f"no connection to the leader of term {election(survivor)['term']}, replica {number}",)
         idle = election(survivor)["leader_idle"]
         eventually("its silence is measured", lambda: election(survivor)["leader_idle"] > idle)
     finally:
@@ -140,11 +140,11 @@ def asked(member: Member) -> Report:
     return asyncio.run(ask())
 
 
-ORPHAN = "orphan: it has not caught up with enough of its peers, and takes no writes"
+ORPHAN = "node is an orphan: it is not in sync with enough peers and accepts no writes"
 
 
 @pytest.mark.parametrize(
-    ("has_data", "state", "first"), [(False, "starting", "the node has not started yet"), (True, "orphan", ORPHAN)]
+    ("has_data", "state", "first"), [(False, "starting", "node has not started yet"), (True, "orphan", ORPHAN)]
 )
 def test_a_node_that_starts_says_what_of_and_why_it_waits(has_data: bool, state: str, first: str) -> None:
     complaints = [Complaint(address=f"db{number}:1", text="cannot connect to db1:1, db2:1") for number in (1, 2)]
@@ -182,23 +182,23 @@ def test_without_elections_nobody_has_to_lead() -> None:
 
 def test_a_log_that_cannot_be_written_makes_it_unready() -> None:
     found = node_health(report(), statistics(failure="x.xlog: No space left on device"), usage())
-    assert (found.is_ready, found.reasons) == (False, ("the log cannot be written: x.xlog: No space left on device",))
+    assert (found.is_ready, found.reasons) == (False, ("WAL write failed: x.xlog: No space left on device",))
 
 
 def test_a_disk_that_is_nearly_full_is_a_warning() -> None:
     found = node_health(report(), statistics(), usage(wal_free=FREE_BYTES_MIN - 1))
     assert found.is_ready
-    assert found.reasons == ("the disk of wal_dir is nearly full: 255 MiB are left",)
+    assert found.reasons == ("disk of wal_dir is nearly full: 255 MiB free",)
 
 
 def test_a_directory_that_cannot_be_read_is_a_warning() -> None:
     found = node_health(report(), statistics(), OSError(errno.EIO, "Input/output error", "/data/wal"))
     assert found.is_ready
-    assert found.reasons == ("the directory cannot be read: /data/wal: Input/output error",)
+    assert found.reasons == ("cannot read the data directory: /data/wal: Input/output error",)
 
 
 OFF: dict[str, Any] = {"cfg": {"election_mode": "off"}, "election": None}
-ALONE = "the node follows none of the other members, and none of them follows it"
+ALONE = "node follows no other member and has no followers"
 
 
 def test_read_only_node_that_nothing_connects_with_the_others_is_not_ready() -> None:
@@ -221,7 +221,7 @@ def test_node_without_upstreams_is_not_ready_if_a_follower_has_rows_that_it_lack
         node = report(ro=is_read_only, vclock={1: 5, 2: 7}, replication=(Peer(id=1, uuid="u"), follower), **OFF)
         found = node_health(node, statistics(), usage())
         assert (found.is_ready, found.is_well) == (is_ready, is_ready)
-        reason = "the node follows none of the other members, and lacks rows that its followers have"
+        reason = "node follows no other member and lacks rows that its followers have"
         assert found.reasons == (() if is_ready else (reason,))
 
 
@@ -316,4 +316,4 @@ def test_voter_that_follows_nobody_is_not_ready_although_others_follow_it() -> N
     voter = report(cfg={"election_mode": "voter"}, election=Election(state="follower", term=3, leader=2), **facts)
     found = node_health(voter, statistics(), usage())
     assert not found.is_ready
-    assert "the node follows none of the other members: it gets no rows" in found.reasons
+    assert "node follows no other member: it gets no rows" in found.reasons

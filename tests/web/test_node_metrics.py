@@ -112,7 +112,7 @@ async def test_a_disk_that_fails_takes_its_own_metrics_and_no_others(tmp_path: P
         assert found.value("flowstone_wal_failing") == 0
         gone = {"flowstone_wal_files", "flowstone_wal_files_bytes", "flowstone_snapshots_bytes"}
         assert before.families.keys() - found.families.keys() == gone | {"flowstone_disk_free_bytes"}
-        reason = f"the directory cannot be read: {tmp_path}: Input/output error"
+        reason = f"cannot read the data directory: {tmp_path}: Input/output error"
         assert msgspec.json.decode(health.body) == {"status": "unwell", "state": "running", "reasons": [reason]}
         disk.is_failing = False
         assert (await get(web, "/health")).status == 200
@@ -127,7 +127,7 @@ async def test_disk_that_hangs_does_not_keep_probes_and_metrics_waiting(tmp_path
             assert (metrics.status, health.status, ready.status) == (200, 503, 200)
             assert checked(metrics.body.decode()).value("flowstone_wal_failing") == 0
             assert disk.waiting == 1
-        reason = "the directory cannot be read: the disk does not answer"
+        reason = "cannot read the data directory: the disk does not answer"
         assert msgspec.json.decode(health.body)["reasons"] == [reason]
 
 

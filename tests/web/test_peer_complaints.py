@@ -100,10 +100,10 @@ def test_a_node_that_cannot_join_says_why_and_no_password(serve: Serve) -> None:
     master, port = born(serve, "--work-dir=a"), free_port()
     wrong = f"--replication=app:mistaken@127.0.0.1:{master.port}"
     served = serve("--work-dir=b", f"--http-listen={port}", wrong, *PATIENT)
-    served.wait_for(f"metrics, health at http://127.0.0.1:{port}/")
+    served.wait_for(f"metrics and health at http://127.0.0.1:{port}/")
     eventually("the refusal", reason(port, "starting", f"127.0.0.1:{master.port}", "Incorrect password"))
     found = health(port)
-    assert found["reasons"][0] == "the node has not started yet"
+    assert found["reasons"][0] == "node has not started yet"
     assert "mistaken" not in json.dumps(found)
     assert "ready" not in served.lines
 
@@ -116,8 +116,8 @@ def test_an_expelled_node_says_that_it_is_an_orphan_while_it_waits(serve: Serve,
     with connected(master) as client:
         client.delete("_cluster", 2)
     served = serve(*follow, f"--http-listen={port}")
-    served.wait_for(f"metrics, health at http://127.0.0.1:{port}/")
-    eventually("the orphan", reason(port, "orphan", "orphan: it has not caught up with enough of its peers"))
+    served.wait_for(f"metrics and health at http://127.0.0.1:{port}/")
+    eventually("the orphan", reason(port, "orphan", "node is an orphan: it is not in sync with enough peers"))
     eventually("the refusal", reason(port, "orphan", f"127.0.0.1:{master.port}", "replica"))
     assert "ready" not in served.lines, "it waits for its peer until replication_sync_timeout"
     with connected(served) as client:
@@ -128,7 +128,7 @@ def test_a_peer_of_another_replica_set_is_told_although_no_member_is_it(serve: S
     master, port = born(serve, "--work-dir=a"), free_port()
     born(serve, "--work-dir=b").end()
     served = serve("--work-dir=b", f"--http-listen={port}", f"--replication={USER}@127.0.0.1:{master.port}", *PATIENT)
-    served.wait_for(f"metrics, health at http://127.0.0.1:{port}/")
+    served.wait_for(f"metrics and health at http://127.0.0.1:{port}/")
     stopped = (f"replication from 127.0.0.1:{master.port} is stopped", "Replica set UUID mismatch")
     eventually("the mistake", reason(port, "orphan", *stopped))
     with connected(served) as client:

@@ -159,7 +159,7 @@ async def test_full_server_closes_the_oldest_stream_if_all_connections_are_busy(
 
 
 async def test_elsewhere_than_on_loopback_a_token_is_needed() -> None:
-    with pytest.raises(TokenNeeded, match=r"0\.0\.0\.0:8081 can be reached by others; give a token"):
+    with pytest.raises(TokenNeeded, match=r"0\.0\.0\.0:8081 is reachable from other machines; set a token"):
         WebServer(APPLICATION, "*:8081")
     async with WebServer(APPLICATION, "0.0.0.0:0", token=new_token()) as web:
         assert (await ask(web, get())).startswith(b"HTTP/1.1 401")

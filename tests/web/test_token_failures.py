@@ -49,7 +49,7 @@ async def test_wrong_tokens_are_logged_at_a_bounded_rate(
         await failures.failed("10.0.2.1", "/")
     assert [record.getMessage() for record in caplog.records] == [
         "wrong token for '/a\\nb' from 10.0.1.0",
-        "wrong token for '/' from 10.0.2.1; 99 earlier ones were not logged",
+        "wrong token for '/' from 10.0.2.1; 99 earlier failures were not logged",
     ]
 
 

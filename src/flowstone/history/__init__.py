@@ -1,5 +1,5 @@
-"""What log files mean: their rows with the schema as of each row, and with what was withdrawn left out.
+"""The content of log files: their rows with the schema in force at each row, optionally without rolled back rows.
 
-Joins `xlog/` (files), `box/` (schema) and `replication/` (what is settled) into one stream of `Piece`s, from which the
-commands print, the player replays and the pipeline plans. It reads files through `Outside` and changes nothing.
+Combines `xlog/` (files), `box/` (schema) and `replication/` (settled transactions) into one stream of `Piece`s, which
+commands print, the player replays and the pipeline plans from. Reads files through `Outside` and never changes them.
 """

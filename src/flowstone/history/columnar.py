@@ -1,7 +1,8 @@
-"""Pieces as Arrow record batches: under the schema as of each piece, or under one for all.
+"""Pieces as Arrow record batches, with the schema of each piece or with one schema for all.
 
-Two shapes, as in `xlog/columns.py`: generic for rows of any space, typed for the rows of one. The definition of a space
-may change along the log; `typed_schema` reads ahead and puts the columns of all definitions together by name.
+There are two shapes, as in `xlog/columns.py`: generic for rows of any space, typed for rows of one space. The
+definition of a space can change in the log; `TypedShape.schema` reads ahead and merges the columns of all definitions
+by name.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from flowstone.xlog.columns import (
 )
 
 MESSAGEPACK_COLUMNS = frozenset(("key", "tuple", "operations", "_key", "_operations"))
-"""Binary columns that hold MessagePack."""
+"""Binary columns that contain MessagePack."""
 
 LAST_COLUMNS = tuple(field.name for field in TRAILING_FIELDS)
 
 
 class ColumnConflict(FlowstoneError):
-    """Two definitions of a space give one column two types."""
+    """Two definitions of a space give a column different types."""
 
 
 @dataclass
 class TypedShape:
-    """The rows of one space as columns of its fields. `wanted` limits the columns by name.
+    """The rows of one space, with a column per field. `wanted` selects columns by name.
 
-    `partial`: rows may lack fields (UPDATE, DELETE), so all are nullable; otherwise they are as declared.
+    With `partial`, rows may lack fields (UPDATE, DELETE), so all columns are nullable; otherwise they are as declared.
     """
 
     options: ColumnOptions = field(default_factory=ColumnOptions)
@@ -51,11 +52,11 @@ class TypedShape:
     _decoders: dict[SpaceDefinition | None, TypedDecoder] = field(default_factory=dict)
 
     def batch(self, piece: Piece) -> pa.RecordBatch:
-        """The rows of a piece, with the columns that their space had as of them."""
+        """Return the rows of a piece, with the columns of their space at that point of the log."""
         return self._decoder(piece).batch(piece.slab, piece.rows)
 
     def schema(self, pieces: Iterable[Piece]) -> pa.Schema:
-        """The columns of all definitions that rows of the pieces have; where one lacks a column, it is null."""
+        """Return the columns of all definitions that the pieces use; a column is null where a definition lacks it."""
         found: list[TypedDecoder] = []
         for piece in pieces:
             decoder = self._decoder(piece)
@@ -65,7 +66,7 @@ class TypedShape:
         return schema if self.wanted is None else _limited(schema, self.wanted)
 
     def batches(self, pieces: Iterable[Piece], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows, under the schema that `schema()` gave for the same pieces."""
+        """Yield the rows with the schema that `schema()` returned for the same pieces."""
         for piece in pieces:
             batch = self.batch(piece)
             yield pa.RecordBatch.from_arrays([_column(batch, each) for each in schema], schema=schema)
@@ -78,7 +79,7 @@ class TypedShape:
         return decoder
 
     def _new_decoder(self, space: SpaceDefinition | None) -> TypedDecoder:
-        """A space that the log does not define has no columns of its own, only `_extra`."""
+        """Return a decoder; for a space that the log does not define, one without columns except `_extra`."""
         fields = space.fields if space is not None else ()
         key = space.primary_key if space is not None else None
         return TypedDecoder(
@@ -97,7 +98,7 @@ def _united(schemas: Sequence[pa.Schema]) -> pa.Schema:
             if known.type != each.type:
                 raise ColumnConflict(
                     f"column {each.name!r} is {known.type} in one definition of the space and {each.type} in another",
-                    hint="cut the log where the space was altered, with --from and --to",
+                    hint="read the log before and after the space was altered separately, with --from and --to",
                 )
             fields[each.name] = known.with_nullable(known.nullable or each.nullable)
     everywhere = [name for name in fields if all(name in schema.names for schema in schemas)]
@@ -124,7 +125,7 @@ _SPACE_AT = GENERIC_SCHEMA.get_field_index("space_id") + 1
 
 @dataclass
 class GenericShape:
-    """Rows of any space: MessagePack as binary, and the name of the space beside its id."""
+    """Rows of any space: MessagePack as binary columns, and the name of the space next to its id."""
 
     wanted: Collection[str] | None = None
 
@@ -149,18 +150,18 @@ def _space_names(piece: Piece) -> pa.Array:
 
 
 def typed_reader(readings: tuple[Reading, Reading], shape: TypedShape) -> pa.RecordBatchReader:
-    """The rows of one space under one schema. Two readings of the same: the first goes ahead for the definitions."""
+    """Return the rows of one space with one schema. The first of two readings of the same files finds the schema."""
     schema = shape.schema(readings[0].pieces())
     return pa.RecordBatchReader.from_batches(schema, shape.batches(readings[1].pieces(), schema))
 
 
 def text_schema(schema: pa.Schema) -> pa.Schema:
-    """What `text_batch` makes of `schema`: columns that a text file can hold."""
+    """Return the schema of `text_batch`: the columns as types that a text file can represent."""
     return pa.schema([each.with_type(_text_type(each.type)) for each in schema])
 
 
 def text_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """MessagePack as JSON, other bytes in base64."""
+    """Return the batch with MessagePack as JSON and other binary columns in base64."""
     arrays = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_binary(column.type):
@@ -178,7 +179,7 @@ def _base64(column: pa.Array) -> pa.Array:
 
 
 def json_of_messagepack(column: pa.Array) -> pa.Array:
-    """A binary column of MessagePack as JSON text; a nil is null, as what is missing."""
+    """Return a binary column of MessagePack as JSON text; nil becomes null, like a missing value."""
     if column.null_count == len(column):
         return pa.nulls(len(column), pa.string())
     _, offsets_buffer, data = column.buffers()

@@ -1,6 +1,6 @@
-"""From the paths a person names to the log files they mean, in the order in which they are to be read.
+"""Finds the log files for the paths of a command line, in the order in which to read them.
 
-A directory means its history, each row once: all its logs, and the snapshot from which they start.
+A directory stands for its history, with each row once: all its logs, and the snapshot that they start from.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SUFFIXES = (".snap", ".xlog")
 
 
 class NoSuchLog(FlowstoneError):
-    """A path leads to no log file."""
+    """A path contains no log file."""
 
 
 def find_logs(disk: Disk, paths: Sequence[str], *, recursive: bool = False) -> list[str]:
-    """The log files at `paths`: files as named, directories as their history."""
+    """Return the log files at `paths`: files as given, directories as their history."""
     found: list[str] = []
     for path in paths:
         kind = disk.kind(path)
@@ -44,13 +44,13 @@ def _in_directory(disk: Disk, path: str, recursive: bool) -> Iterator[str]:
     if recursive:
         for name in disk.list_directory(path):
             below = posixpath.join(path, name)
-            # Links may lead in circles, and nobody wants a log twice.
+            # Skip symbolic links: they can form cycles, and would list a log twice.
             if disk.kind(below) == "directory" and not disk.is_link(below):
                 yield from _in_directory(disk, below, recursive)
 
 
 def _history(directory: LogDirectory) -> Iterator[str]:
-    """Every log, and the snapshot they start from. Later snapshots only repeat what the logs say."""
+    """Yield the snapshot that the logs start from, and all logs. Later snapshots only repeat the logs."""
     first = directory.logs[0].signature if directory.logs else None
     bases = [file for file in directory.snapshots if first is None or file.signature <= first]
     yield from (file.path for file in bases[-1:])

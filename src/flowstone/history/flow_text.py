@@ -1,9 +1,9 @@
-"""A kernel that writes tuples, keys and operations of many rows as YAML in flow style, with the names of their fields.
+"""A kernel that formats tuples, keys and operations of many rows as YAML in flow style, with field names.
 
-Numbers, strings and what is nested are JSON text (`iproto.json_text`), which YAML takes as it is. Values whose JSON is
-not YAML, or not the same value there, are left to the caller, row by row: bin, extensions, numbers with an exponent,
-maps with other keys than short strings, strings that are not UTF-8 or hold characters that no reader of YAML or no
-screen should meet. Offsets come from the scanner, which has seen every value to be whole.
+Numbers, strings and nested values are written as JSON (`iproto.json_text`), which is valid YAML. Rows with a value
+whose JSON is not valid YAML, or means something else there, are left to the caller: bin, extensions, numbers with an
+exponent, maps with keys other than short strings, strings that are not UTF-8 or contain characters that YAML forbids or
+terminals interpret. Offsets come from the scanner, which has checked that every value is complete.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import Bytes, big32, big64, byte, copy, poke, put, word
 
 KEY_SIZE_MAX = 160
-"""Bytes of a map's key. Escapes make it six times as long, and readers look 1024 characters ahead for its colon."""
+"""Maximum length of a map key in bytes. Escapes can make it six times as long, and YAML parsers look at most 1024
+characters ahead for the colon."""
 
 DOUBLE_MIN, DOUBLE_MAX = 1e-4, 1e16
-"""Between these a double is written without an exponent."""
+"""Range in which a double is written without an exponent."""
 
 
 class Shape(IntEnum):
-    """What is made of an array of values."""
+    """The output format of an array of values."""
 
-    MAP = 0  # {name: value, 3: value}: those without a name by their number, counted from 1 as in Lua
+    MAP = 0  # {name: value, 3: value}; fields without a name by number, starting at 1 as in Lua
     LIST = 1  # [value, value]
     OPERATIONS = 2  # [["=", "name", value]]
-    CELLS = 3  # the values alone, SEPARATOR between them
+    CELLS = 3  # the values only, with SEPARATOR between them
 
 
 SEPARATOR = "\0"
-"""Between cells: no text of a value holds a control character."""
+"""Separates cells; the text of a value never contains a control character."""
 
 _MAP, _LIST, _OPERATIONS, _CELLS = (shape.value for shape in Shape)
 _SPACE_ID, _INDEX_ID, _INDEX_BASE = Key.SPACE_ID.value, Key.INDEX_ID.value, Key.INDEX_BASE.value
 _KEY, _TUPLE, _OPS = Key.KEY.value, Key.TUPLE.value, Key.OPS.value
 
 HAS_INDEX_ID, HAS_INDEX_BASE, STRANGE = 1, 2, 4
-"""What `body_marks` says of a body; STRANGE: something beside the keys that a change of data has."""
+"""Flags set by `body_marks`. STRANGE: the body is malformed or has keys that a data change does not have."""
 
 
 class Names(NamedTuple):
@@ -58,7 +59,7 @@ class Names(NamedTuple):
 
 @kernel
 def body_marks(buf: Bytes, starts: Integers, ends: Integers, marks: Integers) -> None:
-    """What each body has beside space, key, tuple and operations."""
+    """Set `marks` to the flags of each body: what it has besides space, key, tuple and operations."""
     for i in range(starts.size):
         end = ends[i]
         at, items, is_map = container(buf, starts[i], end) if starts[i] < end else (-1, 0, 0)
@@ -80,7 +81,7 @@ def body_marks(buf: Bytes, starts: Integers, ends: Integers, marks: Integers) ->
 
 @inlined
 def _is_odd_character(buf: Bytes, at: int, end: int) -> bool:
-    """A control character, line separator, mark of direction or byte order, or end of the plane is at `at`."""
+    """Return True for a control character, line separator, directional mark, byte order mark or noncharacter."""
     lead = byte(buf, at)
     if lead == 0x7F:
         return True
@@ -101,7 +102,7 @@ def _is_odd_character(buf: Bytes, at: int, end: int) -> bool:
 
 @inlined
 def _is_double_plain(buf: Bytes, at: int) -> bool:
-    """The double at `at`, marker included, has the same text in JSON and YAML."""
+    """Return True if the float or double at `at` (its marker) has the same text in JSON and YAML."""
     if byte(buf, at) == 0xCA:
         size = abs(np.float64(np.uint32(big32(buf, at + 1)).view(np.float32)))
     else:
@@ -111,7 +112,7 @@ def _is_double_plain(buf: Bytes, at: int) -> bool:
 
 @inlined
 def _string(buf: Bytes, at: int, end: int) -> tuple[int, int]:
-    """Start and end of the string at `at`; (-1, -1) where something else is."""
+    """Return start and end of the string at `at`; (-1, -1) if the value is not a string."""
     marker = byte(buf, at)
     if 0xA0 <= marker < 0xC0:
         return at + 1, at + 1 + (marker & 31)
@@ -123,7 +124,7 @@ def _string(buf: Bytes, at: int, end: int) -> tuple[int, int]:
 
 @kernel
 def _are_keys_plain(buf: Bytes, at: int, items: int, end: int) -> bool:
-    """All keys of the map whose items start at `at` are short strings."""
+    """Return True if all keys of the map whose items start at `at` are short strings."""
     for _ in range(items >> 1):
         start, after = _string(buf, at, end)
         if start < 0 or after - start > KEY_SIZE_MAX:
@@ -136,7 +137,7 @@ def _are_keys_plain(buf: Bytes, at: int, items: int, end: int) -> bool:
 
 @inlined
 def _is_plain(buf: Bytes, at: int, end: int) -> bool:
-    """The JSON text of every value between `at` and `end` is YAML and the same value there."""
+    """Return True if the JSON of every value between `at` and `end` is valid YAML with the same value."""
     while at < end:
         marker = byte(buf, at)
         start, after = _string(buf, at, end)
@@ -164,13 +165,13 @@ def _is_plain(buf: Bytes, at: int, end: int) -> bool:
 
 @kernel
 def _write_value(buf: Bytes, at: int, end: int, out: Bytes, to: int, stack: Integers) -> tuple[int, int, int]:
-    """`write_value`, once: it is large, and compiling it takes its seconds wherever it is inlined."""
+    """Call `write_value`. Not inlined: it is large, and each inlined copy takes seconds to compile."""
     return write_value(buf, at, end, out, to, stack)
 
 
 @inlined
 def _write_name(names: Names, at: int, out: Bytes, to: int) -> int:
-    """Name number `at`, or the number of a field without one; -1 where `out` is full."""
+    """Write name number `at`, or the number of a field without a name; return the end offset, -1 if `out` is full."""
     if at + 1 >= names.offsets.size:
         return put(out, write_unsigned(word(at + 1), out, to), ": ")
     start, count = names.offsets[at], names.offsets[at + 1] - names.offsets[at]
@@ -183,7 +184,7 @@ def _write_name(names: Names, at: int, out: Bytes, to: int) -> int:
 def _write_items(
     buf: Bytes, at: int, end: int, shape: int, names: Names, out: Bytes, to: int, stack: Integers
 ) -> tuple[int, int]:
-    """The items of the array at `at` between the brackets of `shape`: (offset behind the text, status)."""
+    """Write the items of the array at `at` in the brackets of `shape`; return (end offset of the text, status)."""
     at, items, is_map = container(buf, at, end)
     if at < 0 or is_map or to + ROOM > out.size:
         return to, FULL if at >= 0 and not is_map else UNSUPPORTED
@@ -210,7 +211,7 @@ def _write_items(
 def _write_operation(
     buf: Bytes, at: int, end: int, base: int, names: Names, out: Bytes, to: int, stack: Integers
 ) -> tuple[int, int, int]:
-    """One operation, its field by name where it is a number with a name: (offsets behind it and its text, status)."""
+    """Write one operation, with the name of its field if known; return (its end offset, end of the text, status)."""
     at, items, is_map = container(buf, at, end)
     if at < 0 or is_map:
         return at, to, UNSUPPORTED
@@ -222,7 +223,7 @@ def _write_operation(
             to = put(out, to, ", ")
         marker = byte(buf, at)
         if i == 1 and 0xCC <= marker <= 0xCF and names.offsets.size > 0x80:
-            return at, to, UNSUPPORTED  # a number that may have a name, but takes more than its marker
+            return at, to, UNSUPPORTED  # a field number of more than one byte that may have a name
         field = marker - base if i == 1 and marker < 0x80 else -1
         if 0 <= field < names.offsets.size - 1:
             to = _write_name(names, field, out, to)
@@ -263,7 +264,7 @@ def _write_operations(
 
 @inlined
 def _has_surrogate(out: Bytes, start: int, end: int) -> bool:
-    """The text has a byte that was no UTF-8, which JSON writes as \\udcXX."""
+    """Return True if the text contains a byte that was not UTF-8, written in JSON as \\udcXX."""
     for i in range(start, end - 3):
         if byte(out, i) == 92 and byte(out, i + 1) == 117 and byte(out, i + 2) == 100:
             return True
@@ -283,7 +284,10 @@ def _write_texts(
     to: int,
     stack: Integers,
 ) -> tuple[int, int, int]:
-    """A line per value from number `first` on, empty where it is left to the caller: (done, offset, OK or FULL)."""
+    """Write one line per value, starting with number `first`; an empty line leaves the value to the caller.
+
+    Return (number of values done, end offset of the text, OK or FULL).
+    """
     for i in range(first, starts.size):
         if to + ROOM > out.size:
             return i, to, FULL
@@ -303,10 +307,10 @@ def _write_texts(
 def flow_texts(
     buf: Bytes, starts: Integers, ends: Integers, shape: Shape, names: Sequence[str] = (), bases: Integers | None = None
 ) -> list[str]:
-    """The text of the array of each row; empty where the kernel leaves it to the caller, or where `starts` is negative.
+    """Return the text of each row's array; "" if the kernel leaves it to the caller, or if `starts` is negative.
 
-    `names` are texts ready to be written: with their colon for a MAP, quoted for OPERATIONS, whose fields are counted
-    from `bases`.
+    `names` are written as they are: pass them with a colon for a MAP, and quoted for OPERATIONS. `bases` has the number
+    of the first field for the operations of each row.
     """
     starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
     bases = np.zeros(starts.size, np.int64) if bases is None else np.ascontiguousarray(bases)

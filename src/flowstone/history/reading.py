@@ -1,7 +1,7 @@
-"""The stream of a reading: log files in, pieces out, each with the schema in force and nothing that was withdrawn.
+"""Reads log files as a stream of pieces, each with the schema in force, optionally without rolled back rows.
 
-A `Piece` is a selection of rows of one slab that share a schema. Chunks are decoded by workers ahead of the reader, in
-order; everything that depends on what came before (schema, settled transactions) happens in the reader's thread.
+A `Piece` is a selection of rows of one slab that share a schema. Workers decode chunks ahead of the reader, in order;
+everything that depends on earlier rows (schema, settled transactions) runs in the reader's thread.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ DECODERS = 2
 """Threads that decode ahead of the reader."""
 
 FLAGS_SINCE = (2, 8, 1)
-"""The first release whose rows say whether their transaction is synchronous."""
+"""The first release whose rows have flags that mark synchronous transactions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `rows` (numbers, ascending) of `slab`, all under `schema`."""
+    """Rows of `slab` by number, ascending, for which `schema` is in force."""
 
     meta: Meta
     slab: Slab
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass
 class Report:
-    """What a reading has met so far; complete when its pieces have been read to the end."""
+    """Problems and counts of a reading; complete when its pieces have been read to the end."""
 
     endings: dict[str, Ending] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
@@ -54,13 +54,13 @@ class Report:
     unread: list[Skipped] = field(default_factory=list)  # in files that were read for their definitions only
     rows_rolled_back: int = 0
     rows_pending: int = 0
-    first_pending: tuple[int, int] | None = None  # replica id and LSN of the first transaction without a verdict
+    first_pending: tuple[int, int] | None = None  # replica id and LSN of the first pending transaction
 
     def warnings(self) -> Iterator[str]:
-        """What of the files could not be read, a line each."""
+        """Yield a line for each part of the files that could not be read."""
         for path, ending in self.endings.items():
             if ending.kind is EndingKind.TORN:
-                yield f"{path}: torn at byte {ending.offset} ({ending.what}); {ending.lost} bytes are lost"
+                yield f"{path}: torn at byte {ending.offset} ({ending.what}); {ending.lost} bytes lost"
         for skipped in self.skipped:
             yield f"{skipped.path}: skipped bytes {skipped.offset} to {skipped.end}: {skipped.why}"
         for gap in self.gaps:
@@ -69,11 +69,11 @@ class Report:
             yield f"{skipped.path}: unreadable at byte {skipped.offset} ({skipped.why}); definitions may be missing"
 
     def notes(self) -> Iterator[str]:
-        """What was read and not delivered, a line each."""
+        """Yield a line for each kind of rows that were read and not delivered."""
         if self.rows_rolled_back:
-            yield f"{_rows(self.rows_rolled_back)} left out, of all spaces: rolled back"
+            yield f"{_rows(self.rows_rolled_back)} skipped (all spaces): rolled back"
         if self.rows_pending:
-            yield f"{_rows(self.rows_pending)} held back, of all spaces: no verdict in this log yet"
+            yield f"{_rows(self.rows_pending)} withheld (all spaces): neither confirmed nor rolled back in this log"
 
 
 def _rows(count: int) -> str:
@@ -81,11 +81,11 @@ def _rows(count: int) -> str:
 
 
 class Reading:
-    """A reading of log files, in the order given. Iterate over `pieces()` once.
+    """Reads log files in the given order. Iterate over `pieces()` once.
 
-    `settled` leaves out what was rolled back and holds back what is not decided. `force` goes on over damage and gaps.
-    `workers` threads decode ahead; 0 decodes where it reads. `on_progress` is told (bytes read, path) per chunk,
-    `on_end` the report when all was read.
+    `settled` omits rolled back and pending transactions. `force` continues after damage and gaps. `workers` is the
+    number of threads that decode ahead; 0 decodes in the reader's thread. `on_progress` is called with (bytes read,
+    path) for each chunk, `on_end` with the report at the end.
     """
 
     def __init__(
@@ -109,22 +109,22 @@ class Reading:
         self._on_progress = on_progress
         self._on_end = on_end
         self._trackers: dict[str, SchemaTracker] = {}
-        # Of logs without flags: the schema as of the row being read, while _trackers wait for what is settled.
+        # For logs without flags: the schema at the row being read. `_trackers` change only once a row is settled.
         self._ahead: dict[str, SchemaTracker] = {}
         self._settlings: dict[str, Settling] | None = {} if settled else None
         self._found: set[int | str] = set()
-        self._names: dict[str, None] = {}  # of all spaces there ever were, in the order of their appearance
+        self._names: dict[str, None] = {}  # of all spaces that ever existed, in order of appearance
         self._noted: Schema | None = None
         self._reached: dict[str, VClock] = {}
         self.report = Report()
 
     def pieces(self) -> Iterator[Piece]:
-        """Every wanted row, in log order. Raises what is wrong with a file where it is met."""
+        """Yield the selected rows in log order. Raise an error of a file when the damaged part is reached."""
         for path in self._paths:
             with LogFile.open(self._outside.disk, path, force=self._force) as log:
-                is_behind_gap = self._is_behind_gap(path, log.meta)
+                is_after_gap = self._is_behind_gap(path, log.meta)
                 self._schema_of(path, log.meta)
-                if is_behind_gap:
+                if is_after_gap:
                     yield from self._selected(self._pass_gap(log.meta))
                 for slab in self._slabs(log):
                     self._follow(log.meta, slab)
@@ -157,10 +157,10 @@ class Reading:
         return map(Chunk.decode, chunks)
 
     def _is_behind_gap(self, path: str, meta: Meta) -> bool:
-        """A log starts where what was read of its instance ends; rows that lie between the two are missing."""
+        """Return True if rows are missing between the files read so far and this log; without `force` raise LogGap."""
         before, start = self._reached.get(meta.instance_uuid), VClock(meta.vclock)
-        is_behind_gap = before is not None and meta.file_type is FileType.XLOG and not start <= before
-        if before is not None and is_behind_gap:
+        is_after_gap = before is not None and meta.file_type is FileType.XLOG and not start <= before
+        if before is not None and is_after_gap:
             missing = [(number, before.get(number) + 1, lsn) for number, lsn in start if lsn > before.get(number)]
             gap = LogGap(path, before.to_mapping(), meta.vclock, missing)
             if not self._force:
@@ -168,7 +168,7 @@ class Reading:
             self.report.gaps.append(gap)
         if before is None or meta.file_type is FileType.XLOG:
             self._reached[meta.instance_uuid] = start
-        return is_behind_gap
+        return is_after_gap
 
     def _follow(self, meta: Meta, slab: Slab) -> None:
         if meta.file_type is FileType.XLOG:
@@ -176,7 +176,7 @@ class Reading:
             self._reached[meta.instance_uuid] = reached.merged(VClock(slab.newest()))
 
     def _schema_of(self, path: str, meta: Meta) -> None:
-        """Learns the schema that holds where the file starts, from the files beside it."""
+        """Load the schema in force at the start of the file, from the other files in its directory."""
         if meta.instance_uuid in self._trackers:
             return
         tracker = self._trackers[meta.instance_uuid] = SchemaTracker()
@@ -187,20 +187,20 @@ class Reading:
                 for slab in self._decoded(log.chunks()):
                     self.report.unread.extend(slab.skipped)
                     _apply(tracker, slab, _definitions(slab.cells))
-                    # A snapshot is ordered by space id: what describes spaces stands at its beginning.
+                    # A snapshot is ordered by space id: definitions are at its beginning.
                     if file.file_type is FileType.SNAP and (slab.cells[rows_of.SPACE_ID] >= FIRST_USER_SPACE_ID).any():
                         break
                 self.report.unread.extend(log.skipped)
 
     def _pass_gap(self, meta: Meta) -> Iterator[Piece]:
-        """With `settled`, what stood behind transactions whose verdict may be missing."""
+        """With `settled`, yield settled rows that were queued after transactions whose verdict may be in the gap."""
         settling = self._settlings.get(meta.instance_uuid) if self._settlings is not None else None
         if settling is not None:
             for decided, rows in settling.pass_gap():
                 yield from self._by_schema(meta, decided, rows)
 
     def _settle(self, log: LogFile, slab: Slab) -> Iterator[Piece]:
-        """The slab in pieces of one schema each; with `settled`, what is decided now, earlier slabs' rows included."""
+        """Yield the slab as pieces of one schema each; with `settled`, all rows settled now, also of earlier slabs."""
         meta = log.meta
         everything = np.arange(len(slab), dtype=np.int64)
         if self._settlings is None:
@@ -212,9 +212,9 @@ class Reading:
             yield from self._by_schema(meta, slab, everything)
             return
         synchronous = self._synchronous_rows(meta, slab) if _version(meta.version) < FLAGS_SINCE else None
-        # Definitions count from when they are settled, like any other row.
-        # Between blocks as the file says, of whole blocks as the report has been told.
+        # The file knows what was skipped between blocks; the report has the blocks that failed to decode.
         holes = [each.offset for each in (*log.skipped, *self.report.skipped) if each.path == log.path]
+        # Definitions take effect when they are settled, like any other row.
         for decided, rows in settling.push(slab, synchronous, holes):
             yield from self._by_schema(meta, decided, rows)
         self.report.rows_rolled_back = sum(each.rolled_back for each in self._settlings.values())
@@ -232,7 +232,7 @@ class Reading:
             self._names |= dict.fromkeys(space.name for space in schema if space.id >= FIRST_USER_SPACE_ID)
 
     def _synchronous_rows(self, meta: Meta, slab: Slab) -> Mask:
-        """Which rows are of synchronous spaces, by the schema as of each row, settled or not."""
+        """Return which rows belong to synchronous spaces, by the schema at each row, settled or not."""
         tracker = self._ahead.get(meta.instance_uuid)
         if tracker is None:
             tracker = self._ahead[meta.instance_uuid] = deepcopy(self._trackers[meta.instance_uuid])
@@ -254,7 +254,7 @@ class Reading:
         self._found.update(space for space in self._selection.spaces if piece.schema.get(space) is not None)
         before_logs = piece.meta.file_type is FileType.SNAP and self._has_logs
         mask = self._selection.mask(slab, rows, piece.schema, comes_before_logs=before_logs)
-        # A log without its snapshot does not define the spaces of its rows; by number they are there all the same.
+        # Without its snapshot a log does not define its spaces; selected by number, they are found by their rows.
         numbers = [space for space in self._selection.spaces if isinstance(space, int) and space not in self._found]
         self._found.update(space for space in numbers if (slab.cells[rows_of.SPACE_ID, rows] == space).any())
         return piece if mask.all() else Piece(piece.meta, slab, rows[mask], piece.schema)
@@ -270,18 +270,18 @@ class Reading:
 
 
 def _definitions(cells: Cells) -> Cells:
-    """Numbers of the rows that define spaces and indexes."""
+    """Return the numbers of the rows that define spaces and indexes."""
     space_ids = cells[rows_of.SPACE_ID]
     found: Cells = np.flatnonzero((space_ids == SPACE_ID) | (space_ids == INDEX_ID))
     return found
 
 
 def _parts(tracker: SchemaTracker, slab: Slab, rows: Cells) -> Iterator[tuple[Cells, Schema]]:
-    """The rows in parts that share a schema, each with it; `tracker` follows the definitions among them."""
+    """Yield the rows in parts that share a schema, with that schema; apply their definitions to `tracker`."""
     defining = _definitions(slab.cells if len(rows) == len(slab) else slab.cells[:, rows])
     start = 0
     while len(defining):
-        # All definitions up to the next row of data are one change.
+        # Consecutive definitions are one change of the schema.
         run = 1 + int(np.argmin(np.append(np.diff(defining) == 1, False)))
         end = int(defining[run - 1]) + 1
         yield rows[start:end], tracker.schema
@@ -297,7 +297,7 @@ def _apply(tracker: SchemaTracker, slab: Slab, rows: Cells) -> None:
 
 
 def _before(directory: LogDirectory, path: str) -> list[ListedFile]:
-    """The newest snapshot at or before the log `path`, and the logs between the two."""
+    """Return the newest snapshot at or before the log `path`, and the logs between the two."""
     listed = next((log for log in directory.logs if posixpath.basename(log.path) == posixpath.basename(path)), None)
     if listed is None:
         return []
@@ -308,16 +308,17 @@ def _before(directory: LogDirectory, path: str) -> list[ListedFile]:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """`2.6.0-0-g47aa4e01e` as (2, 6, 0); a text without a version counts as the newest."""
+    """Parse `2.6.0-0-g47aa4e01e` as (2, 6, 0); a text without a version counts as the newest."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     return tuple(int(part) for part in match.groups()) if match else FLAGS_SINCE
 
 
 def _check_defined(slab: Slab, rows: Cells, schema: Schema) -> None:
-    """Rows of an old log say nothing about being synchronous; only the definition of their space does."""
+    """Raise UnknownSpace if a space is not defined: in logs without flags only the definition tells whether a row is
+    synchronous."""
     for space_id in np.unique(slab.cells[rows_of.SPACE_ID, rows]).tolist():
         if space_id >= FIRST_USER_SPACE_ID and schema.get(space_id) is None:
             raise UnknownSpace(
-                f"{slab.path}: cannot tell whether rows of space {space_id} are settled: it is not defined here",
+                f"{slab.path}: cannot tell whether rows of space {space_id} are settled: the log does not define it",
                 hint="read the directory with the snapshot, or read without settling",
             )

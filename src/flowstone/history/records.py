@@ -1,7 +1,7 @@
-"""Rows one by one, decoded, with the definition of their space: what the readable formats are written from.
+"""Decoded rows, one at a time, with the definition of their space: the input of the readable formats.
 
-Relies on `Reading` for the pieces. Names are those in force as of the row. Nothing here is fast: writers take `strips`
-of rows as columns instead, and come here for the rows that hold something rare.
+Takes pieces from `Reading`. Names are those in force at the row. This is the slow path: writers format `strips` of rows
+as columns, and use records only for rows with rare content.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from flowstone.xlog.reader import Slab
 
 _KEY_NAMES = {key.value: key.name.lower() for key in Key} | {Key.OPS.value: "operations"}
 _RAFT_NAMES = {key.value: key.name.lower() for key in RaftKey}
-# Plain numbers: an operation on an IntFlag costs as much as the rest of a header.
+# Plain integers: an operation on an IntFlag costs as much as the rest of a header.
 _WAIT_SYNC, _WAIT_ACK = Flag.WAIT_SYNC.value, Flag.WAIT_ACK.value
 _RAFT_STATES = {1: "follower", 2: "candidate", 3: "leader"}
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row, the definition of its space where it is known, and a number that its transaction's rows share."""
+    """One row, the definition of its space if known, and a number that all rows of its transaction share."""
 
     row: Row
     body: dict[int, Any]
@@ -42,7 +42,7 @@ class Record:
 
     @property
     def is_alone(self) -> bool:
-        """The row is a transaction of its own."""
+        """True if the row is a transaction by itself."""
         return self.row.is_commit and self.row.tsn == self.row.lsn
 
     @property
@@ -51,7 +51,7 @@ class Record:
 
     @property
     def operations(self) -> Sequence[Any] | None:
-        """What an UPDATE or UPSERT does; an UPDATE keeps it where other rows keep their tuple."""
+        """The operations of an UPDATE or UPSERT; an UPDATE has them under the key that other rows use for the tuple."""
         return self.body.get(Key.TUPLE if self.row.type == RequestType.UPDATE else Key.OPS)
 
     @property
@@ -59,7 +59,7 @@ class Record:
         return None if self.row.type == RequestType.UPDATE else self.body.get(Key.TUPLE)
 
     def plain_body(self) -> dict[str, Any]:
-        """The body under the names of its keys, in the order of the file, with the name of the space."""
+        """Return the body by key names, in the order of the file, plus the name of the space."""
         if self.row.type == RequestType.RAFT:
             return _raft_body(self.body)
         body: dict[str, Any] = {}
@@ -70,7 +70,7 @@ class Record:
         return body
 
     def named_body(self) -> dict[str, Any]:
-        """The same with field names: tuples and keys as maps, operations on fields by name."""
+        """Return `plain_body` with field names: tuples and keys as maps, operations with the names of their fields."""
         body = self.plain_body()
         if self.space_id is None:
             return body
@@ -93,7 +93,7 @@ class Record:
 
 
 def key_names(space: SpaceDefinition, index_id: int) -> list[str | int]:
-    """Names of the fields that a key of the index is made of, numbers of those without; none for an unknown index."""
+    """Return the names of the fields in the index's key, numbers for unnamed fields; [] for an unknown index."""
     names = space.field_names
     index = next((each for each in space.indexes if each.id == index_id), None)
     fields = [part.field for part in index.parts] if index is not None else []
@@ -101,7 +101,7 @@ def key_names(space: SpaceDefinition, index_id: int) -> list[str | int]:
 
 
 def header_of(record: Record) -> list[tuple[str, Any]]:
-    """Names and values of the row's header, as `tt cat` shows them, and the flags of synchronous replication."""
+    """Return names and values of the row's header as `tt cat` shows them, plus the flags of synchronous replication."""
     row = record.row
     header: list[tuple[str, Any]] = [("lsn", row.lsn)] if row.lsn else []
     header += [("commit", True)] if row.is_commit and not record.is_alone else []
@@ -116,12 +116,12 @@ def header_of(record: Record) -> list[tuple[str, Any]]:
 
 
 def name_fields(names: Sequence[str | int], values: Sequence[Any]) -> dict[str | int, Any]:
-    """`values` by name; those without one by their number, counted from 1 as in Lua."""
+    """Return `values` by field name; values without a name by their number, starting at 1 as in Lua."""
     return {names[at] if at < len(names) else at + 1: value for at, value in enumerate(values)}
 
 
 class Records:
-    """Every row of the pieces, in order. Iterate once, over it or over its `pieces`."""
+    """All rows of the pieces, in order. Iterate once, either over this object or over its `pieces`."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self.pieces = pieces
@@ -141,29 +141,29 @@ class Records:
 
 
 def records(pieces: Iterable[Piece]) -> Records:
-    """Every row of the pieces, in order."""
+    """Return all rows of the pieces, in order."""
     return Records(pieces)
 
 
 STRIP_ROWS = 8192
-"""Rows whose texts are in memory at once."""
+"""Maximum number of rows whose texts are in memory at once."""
 
 
 def strips(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The pieces cut into smaller ones, in order."""
+    """Split the pieces into pieces of at most STRIP_ROWS rows, in order."""
     for piece in pieces:
         for start in range(0, len(piece.rows), STRIP_ROWS):
             yield replace(piece, rows=piece.rows[start : start + STRIP_ROWS])
 
 
 def alone(cells: Cells) -> Mask:
-    """`Record.is_alone`, per row of a scanner's table."""
+    """Return `Record.is_alone` for each row of a scanner's table."""
     mask: Mask = (cells[rows_of.FLAGS] & rows_of.COMMIT != 0) & (cells[rows_of.TSN] == cells[rows_of.LSN])
     return mask
 
 
 def transaction_numbers(slab: Slab) -> Cells:
-    """Per row of the slab the number of its transaction; a transaction is never split between slabs."""
+    """Return the transaction number of each row of the slab; a transaction is never split between slabs."""
     commits = slab.cells[rows_of.FLAGS] & rows_of.COMMIT
     numbers: Cells = np.cumsum(commits) - commits
     return numbers
@@ -175,7 +175,7 @@ def _body(piece: Piece, row: Row) -> dict[int, Any]:
     except RemoteProtocolError as error:
         lsns = piece.slab.cells[rows_of.LSN]
         block = piece.slab.cells[rows_of.SPAN, int(np.flatnonzero(lsns == row.lsn)[0])]
-        what = f"the body of row {row.lsn} of replica {row.replica_id} is malformed ({error})"
+        what = f"body of row {row.lsn} of replica {row.replica_id} is malformed ({error})"
         raise DamagedFile(piece.slab.path, int(piece.slab.offsets[block]), what) from error
 
 
@@ -190,7 +190,7 @@ def _named_operation(operation: Any, names: Sequence[str], base: int) -> Any:
     if not isinstance(operation, tuple) or len(operation) < 2 or type(operation[1]) is not int:
         return operation
     field = operation[1] - base
-    # A number from the end means another field in every tuple.
+    # A negative number counts from the end: which field it means depends on the tuple.
     if operation[1] < 0 or not 0 <= field < len(names):
         return operation
     return (operation[0], names[field], *operation[2:])

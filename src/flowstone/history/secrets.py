@@ -1,8 +1,8 @@
-"""Keeps password hashes out of what is shown: rows of `_user` are rewritten before any format sees them.
+"""Hides password hashes in output: rewrites rows of `_user` before they are formatted.
 
-A hash is as good as the password to whoever speaks the protocol. Works on pieces, so that no format can forget it. It
-is for showing only: what is replayed or archived is never rewritten. Of a user only what is known to be harmless stays:
-numbers, its name, its type, and the key by which it was found.
+To a client of the protocol a hash is as good as the password. Works on pieces, so that it covers every format. For
+display only: rows that are replayed or archived are never rewritten. Only what is known to be harmless is kept of a
+user: numbers, its name, its type, and the key of the request.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from flowstone.iproto.scan import Bytes
 from flowstone.xlog.reader import Slab
 
 USER_SPACES = (304, 305)
-"""`_user`, and `_vuser`, its view."""
+"""`_user` and its view `_vuser`."""
 
 HIDDEN = "<hidden>"
 
 SLABS_REMEMBERED = 2
-"""The pieces of a slab come one after another; a transaction that was settled late may reach back to the one before."""
+"""Slabs kept in rewritten form. Pieces of a slab are adjacent, but a transaction that is settled late can add a piece
+of the previous slab."""
 
 _SHOWN_FIELDS = {2: "name", 3: "type"}
 _SHOWN_KEYS = frozenset(("chap-sha1", "pap-sha256"))
-"""Names of authentication methods, under which hashes are found."""
+"""Names of authentication methods, the keys under which hashes are stored."""
 
 
 def hide_secrets(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The pieces with `HIDDEN` in place of every hash; row numbers stay.
+    """Yield the pieces with `HIDDEN` in place of every hash; row numbers do not change.
 
-    Pieces of one slab share one slab afterwards, too: that is what transactions are told apart by. A slab without rows
-    of users passes untouched.
+    Pieces that share a slab share the rewritten slab, too: transactions are identified by their slab. A slab without
+    rows of users is passed through unchanged.
     """
     seen: deque[tuple[Slab, Slab]] = deque(maxlen=SLABS_REMEMBERED)
     for piece in pieces:
@@ -52,14 +53,14 @@ def hide_secrets(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def without_secrets(slab: Slab) -> Slab:
-    """The slab itself where it has no rows of users."""
+    """Return the slab without hashes; the same object if it has no rows of users."""
     secret: Mask = np.isin(slab.cells[rows_of.SPACE_ID], USER_SPACES)
     return _rewritten(slab, secret) if secret.any() else slab
 
 
 def _rewritten(slab: Slab, secret: Mask) -> Slab:
     starts, ends = slab.cells[rows_of.ROW_AT], slab.cells[rows_of.ROW_END]
-    # Runs of rows that are copied as they are, and each secret row as a run of its own.
+    # Copy runs of other rows as they are; each secret row is a run of its own.
     is_cut = secret[1:] | secret[:-1] | (starts[1:] != ends[:-1])
     cuts = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(slab)]
     parts = []
@@ -77,17 +78,17 @@ def _rewritten(slab: Slab, secret: Mask) -> Slab:
 
 
 def hidden_tuple(raw: bytes) -> bytes:
-    """A tuple of `_user`, as MessagePack, for showing."""
+    """Return a tuple of `_user`, as MessagePack, without hashes."""
     value = unpack(raw)
     return pack(_hidden_value({Key.TUPLE: value}, Key.TUPLE, RequestType.INSERT))
 
 
 def hidden_body(body: bytes, kind: int) -> bytes:
-    """The body of a row of `_user` whose type is `kind`, for showing."""
+    """Return the body of a row of `_user` of type `kind` without hashes."""
     try:
         values = unpack_body(body)
     except RemoteProtocolError:
-        # It cannot be told where a hash would be, so nothing of it is shown.
+        # The position of a hash is unknown, so hide the whole body.
         return pack({})
     return pack({key: _hidden_value(values, key, kind) for key in values})
 
@@ -112,7 +113,7 @@ def _hidden_operation(operation: Any, base: Any) -> Any:
         return _inside(operation)
     what, field, *arguments = operation
     is_shown = field in _SHOWN_FIELDS.values() if isinstance(field, str) else _is_shown_number(field, base)
-    # The field may be a path, as 'auth.chap-sha1': that names where a hash is, and is none.
+    # The field may be a path such as 'auth.chap-sha1': the location of a hash, not a hash.
     place = _hidden_field(field, is_shown=True)
     return (_hidden_field(what, is_shown=True), place, *(_hidden_field(each, is_shown) for each in arguments))
 

@@ -1,4 +1,4 @@
-"""Which rows a reader wants: by LSN, time, space and origin, decided for whole columns at once."""
+"""Selection of rows by LSN, time, space and origin, computed for whole columns at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The filters of `tt cat`, under its names. `to` and `timestamp` are exclusive, as there.
+    """The filters of `tt cat`, with its names. `to_lsn` and `timestamp` are exclusive, as in `tt cat`.
 
-    `spaces` are ids or names; a name means the space that has it as of the row. Without `spaces` the rows of system
-    spaces are left out unless `show_system`; rows that belong to no space (NOP, CONFIRM, RAFT) are in. `truncates` adds
-    the rows of `_truncate` that empty a wanted space, for whoever applies the rows elsewhere.
+    `spaces` are ids or names; a name is looked up in the schema at the row. Without `spaces`, rows of system spaces are
+    omitted unless `show_system`, and rows that belong to no space (NOP, CONFIRM, RAFT) are included. `truncates` adds
+    rows of `_truncate` that empty a selected space, for callers that apply the rows elsewhere.
     """
 
     from_lsn: int | None = None
@@ -36,9 +36,10 @@ class Selection:
     truncates: bool = False
 
     def mask(self, slab: Slab, rows: Cells, schema: Schema, *, comes_before_logs: bool = False) -> Mask:
-        """Which of the given rows of the slab are wanted.
+        """Return which of the given rows of the slab are selected.
 
-        Rows of a snapshot have numbers in place of LSNs; one that `comes_before_logs` lies before any `from_lsn`.
+        Rows of a snapshot have sequence numbers instead of LSNs; with `comes_before_logs` they are before any
+        `from_lsn` and `to_lsn`.
         """
         cells = slab.cells if len(rows) == len(slab) else slab.cells[:, rows]
         wanted: Mask = np.ones(len(rows), np.bool_)
@@ -67,13 +68,13 @@ class Selection:
         return user
 
     def space_ids(self, schema: Schema) -> list[int]:
-        """The ids that `spaces` mean under `schema`; a name that no space has means none."""
+        """Return the ids of `spaces` in `schema`; names that no space has are ignored."""
         found = (schema.get(space) if isinstance(space, str) else space for space in self.spaces)
         return [space if isinstance(space, int) else space.id for space in found if space is not None]
 
 
 def truncated_space(slab: Slab, row: Cells) -> int:
-    """The space that a row of `_truncate` empties; -1 if it does not say."""
+    """Return the id of the space that a row of `_truncate` empties; -1 if the row does not name one."""
     (found,) = slab.rows(row)
     body = unpack_body(found.body)
     named = body.get(Key.TUPLE) or body.get(Key.KEY) or (-1,)
@@ -81,7 +82,7 @@ def truncated_space(slab: Slab, row: Cells) -> int:
 
 
 def _is_any(line: Cells, values: Sequence[int]) -> Mask:
-    """Few values are asked for, so comparing with each beats `np.isin`, which sorts."""
+    """Return which elements are among `values`. For few values this is faster than `np.isin`, which sorts."""
     found: Mask = np.zeros(len(line), np.bool_)
     for value in values:
         found |= line == value

@@ -1,9 +1,9 @@
-"""Settled rows of a log, slab by slab: the fast way around `replication.settled` where nothing waits.
+"""The settled rows of a log, slab by slab, with a fast path around `replication.settled`.
 
-A slab in which nothing is synchronous passes whole. Any other goes through the tracker transaction by transaction; the
-rows of transactions that wait keep their slab alive until they are decided. What waits where rows are missing from the
-log is never settled: it may have been rolled back by one of them. It knows no schema: where rows do not say themselves
-that they are synchronous, the caller does.
+A slab without synchronous or control rows passes as a whole if no transaction is pending. Any other slab goes through
+the tracker transaction by transaction; pending transactions keep their slab in memory. A transaction that is pending
+where rows are missing from the log is never settled: one of the missing rows may have rolled it back. Knows no schema:
+in logs whose rows have no flags, the caller says which rows are synchronous.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from flowstone.xlog.transactions import CONTROL_TYPES, group
 CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)
 LOOKED_AT = np.array(sorted((*CONTROL_TYPES, RequestType.NOP)), np.int64)
 """Row types that the tracker has to see: control rows, and NOPs, which replace rolled back transactions."""
+
 WAIT = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
+"""Flags of rows whose transaction waits for a quorum, or for an earlier one that does."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed(Tracked):
-    """A transaction, where it came from, and whether the schema makes it synchronous."""
+    """A transaction, its slab and first row number, and whether the schema makes it synchronous."""
 
     slab: Slab
     first: int
@@ -43,7 +45,7 @@ class _Placed(Tracked):
 
 
 class Settling:
-    """What is settled of one instance's log."""
+    """Finds the settled rows in the log of one instance."""
 
     def __init__(self) -> None:
         self._by_schema = False
@@ -52,17 +54,17 @@ class Settling:
         self._promoted: Promote | None = None
         self._given_up = 0
         self._reached = ("", -1)
-        """The file and the block of the last row."""
+        """File and block offset of the last row."""
         self.rolled_back = 0
 
     @property
     def pending(self) -> int:
-        """Rows of transactions that wait for their verdict, or have waited where it may be missing."""
+        """Number of rows in pending transactions, including those whose verdict may be missing from the log."""
         return self._given_up + self._waiting()
 
     @property
     def first_pending(self) -> tuple[int, int] | None:
-        """Replica id and LSN of the first transaction that waits."""
+        """Replica id and LSN of the first pending transaction."""
         waiting = self._tracker.pending if self._tracker else ()
         return (waiting[0].replica_id, waiting[0].lsn) if waiting else None
 
@@ -70,7 +72,10 @@ class Settling:
         return sum(len(placed.rows) for placed in self._tracker.pending) if self._tracker else 0
 
     def pass_snapshot(self, meta: Meta, slab: Slab) -> None:
-        """A snapshot holds settled data only. One in front of the logs says where they start, and under whom."""
+        """Take the start position and the owner of the limbo from a snapshot before the logs.
+
+        A snapshot contains settled data only. Snapshots after the first log are ignored.
+        """
         if self._tracker is not None:
             return
         self._started_at = VClock(meta.vclock)
@@ -81,10 +86,10 @@ class Settling:
     def push(
         self, slab: Slab, synchronous: NDArray[np.bool_] | None, holes: Sequence[int] = ()
     ) -> Iterator[tuple[Slab, Cells]]:
-        """Takes the next slab of the log; gives slab and row numbers of all that is settled now, in log order.
+        """Take the next slab of the log; yield slab and row numbers of all rows that are settled now, in log order.
 
-        `synchronous` says of each row whether its space is, in logs whose rows have no flags for it; None otherwise.
-        `holes` are the bytes of the file where something was skipped.
+        `synchronous` says for each row whether its space is synchronous, in logs whose rows have no flags; None
+        otherwise. `holes` are the file offsets at which damaged bytes were skipped.
         """
         tracker = self._tracker_for(synchronous is not None)
         if tracker.is_quiet and not _may_wait(slab.cells, synchronous):
@@ -96,7 +101,7 @@ class Settling:
             self._reached = slab.path, _block_of(slab, len(slab) - 1)
 
     def pass_gap(self) -> Iterator[tuple[Slab, Cells]]:
-        """Rows are missing between the slabs before and those to come; gives what is settled as `push` does."""
+        """Handle missing rows between the previous slab and the next one; yield settled rows as `push` does."""
         if self._tracker is not None:
             yield from _together(self._give_up(self._tracker))
 
@@ -133,7 +138,7 @@ class Settling:
             raise DamagedFile(slab.path, _block_of(slab, first), str(error)) from error
 
     def _is_behind_hole(self, slab: Slab, number: int, holes: Sequence[int]) -> bool:
-        """Was something skipped between this row and the one before it?"""
+        """Return True if bytes of the file were skipped between this row and the previous one."""
         if number:
             before = _block_of(slab, number - 1)
         else:
@@ -142,7 +147,8 @@ class Settling:
         return any(before < hole < _block_of(slab, number) for hole in holes)
 
     def _tracker_for(self, by_schema: bool) -> SettledTracker[_Placed]:
-        """The tracker, a new one after an upgrade of the server; but never while something waits in the old one."""
+        """Return the tracker. Create a new one when rows begin or cease to have flags, as after an upgrade of the
+        server, but only once the old one has no pending transactions."""
         before = self._tracker
         if before is not None and (by_schema == self._by_schema or not before.is_quiet):
             return before
@@ -158,7 +164,7 @@ class Settling:
 
 
 def _together(decided: Iterator[_Placed]) -> Iterator[tuple[Slab, Cells]]:
-    """Neighbours of one slab in one piece."""
+    """Merge adjacent transactions of one slab."""
     for _, run in groupby(decided, lambda placed: id(placed.slab)):
         together = list(run)
         numbers = [np.arange(placed.first, placed.first + len(placed.rows)) for placed in together]
@@ -166,7 +172,7 @@ def _together(decided: Iterator[_Placed]) -> Iterator[tuple[Slab, Cells]]:
 
 
 def _block_of(slab: Slab, number: int) -> int:
-    """The byte of the file where the block of a row begins."""
+    """Return the file offset of the block that contains a row."""
     return int(slab.offsets[slab.cells[rows_of.SPAN, min(number, len(slab) - 1)]])
 
 

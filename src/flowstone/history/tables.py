@@ -1,9 +1,9 @@
-"""Rows as a table for people: one line per row, a bracket around the rows of a transaction.
+"""Rows as a table for people: one line per row, with a bracket around the rows of a transaction.
 
-Relies on `body_parts` for strips of rows, on `records` for the rows that hold something rare. Nothing is coloured and
-nothing is asked of the terminal: how wide and how high a screen is, the caller says. On a screen widths are fitted to
-each screenful, whose head is its own. Without one there is one head, widths are those of the first screenful, nothing
-is cut, and no cell of the leading columns is empty or has a blank: other programs can take lines apart.
+Uses `body_parts` for strips of rows, and `records` for rows with rare content. Writes no colours and does not query the
+terminal: the caller passes width and height. On a screen, every screenful has a head and column widths of its own.
+Without a screen there is one head, the widths are those of the first screenful, nothing is truncated, and no cell of
+the leading columns is empty or contains a blank, so that other programs can split the lines.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from flowstone.iproto.scan import Cells
 
 
 class UnknownColumn(FlowstoneError):
-    """A column was asked for that the table does not have."""
+    """A requested column does not exist."""
 
 
 SCREENFUL = 40
+"""Default height of a screen, in lines."""
+
 CELL_MIN = 8
-"""A column is not squeezed below this, even if lines then get longer than the screen."""
+"""Minimum width of a column that is squeezed, even if lines get longer than the screen."""
 
 NOTHING = "-"
-"""An empty cell, where other programs count cells."""
+"""An empty cell in output for programs, which split lines by blanks."""
 
 _HEAD = ("", "lsn", "time", "replica", "type", "space")
 _Line = tuple[str, ...]
@@ -52,9 +54,9 @@ def table_text(
     width: int | None = None,
     height: int = SCREENFUL,
 ) -> Iterator[str]:
-    """The table, for a screen of `width` and `height` a screenful at a time; without `width`, as a stream of lines.
+    """Yield the table: one screenful of `width` and `height` at a time, or without `width` a stream of lines.
 
-    `fields`: all rows are of one space, whose fields are the columns. `wanted` limits the columns by name.
+    With `fields`, all rows belong to one space, whose fields are the columns. `wanted` selects columns by name.
     """
     lines = (_limited(head, part, wanted, brackets=width is not None) for head, part in _lines(records, fields))
     return _streamed(lines, height) if width is None else _fitted(lines, width, height)
@@ -98,11 +100,11 @@ def _streamed(parts: _Lines, height: int) -> Iterator[str]:
 
 
 def _stream_start(head: _Line, lines: list[_Line], height: int | None = None) -> tuple[str, str]:
-    """How lines are laid out, by the first `height` of them, and all of them behind their head."""
+    """Return the layout, computed from the first `height` lines, and the text of the head and all lines."""
     filled = [_filled(line) for line in lines[:height]]
     widths, right = _measured(head, filled)
     layout = " ".join(f"%{'' if is_right else '-'}{size}s" for size, is_right in zip(widths, right, strict=True))
-    # The column of what has no other is there as soon as something is in it.
+    # The column `more` has a title only if one of these lines uses it.
     top = (*head[:-1], "") if head[-1] == "more" and not any(line[-1] for line in lines[:height]) else head
     return layout, (layout % top).rstrip() + "\n" + _stream(layout, lines)
 
@@ -112,7 +114,7 @@ def _stream(layout: str, lines: list[_Line]) -> str:
 
 
 def _filled(line: _Line) -> _Line:
-    # The last cell is whatever is left of the line.
+    # The last cell may be empty or contain blanks: it is the rest of the line.
     return (*[cell if cell and cell != " " else NOTHING for cell in line[:-1]], line[-1])
 
 
@@ -129,7 +131,7 @@ def _limited(
 
 
 def _lines(records: Records, fields: bool) -> _Lines:
-    """The rows of a strip at a time, under the head that they share."""
+    """Yield the lines of one strip at a time, with their common head."""
     slab, number = None, -1
     waiting: tuple[_Line, bool, _Line] | None = None
     for strip in strips(records.pieces):
@@ -144,7 +146,7 @@ def _lines(records: Records, fields: bool) -> _Lines:
         marks = [_MARKS[pair] for pair in zip([opened, *same], [*same, False], strict=True)]
         slab, number = strip.slab, int(numbers[-1])
         marked = [(mark, *line) for mark, line in zip(marks, lines, strict=True)]
-        # Whether the bracket closes with the last row, only the next strip can tell.
+        # Whether the bracket closes with the last row depends on the next strip.
         if number in of_slab[strip.rows[-1] + 1 : strip.rows[-1] + 2]:
             waiting = head, [opened, *same][-1], lines[-1]
             marked.pop()
@@ -154,7 +156,7 @@ def _lines(records: Records, fields: bool) -> _Lines:
 
 
 _MARKS = {(False, False): " ", (False, True): "┌", (True, True): "│", (True, False): "└"}
-"""By whether the row before and the row behind belong to the same transaction."""
+"""Brackets by whether the previous and the next row belong to the same transaction."""
 
 
 def _plain_lines(strip: Piece) -> tuple[_Line, list[_Line]]:
@@ -172,7 +174,7 @@ def _field_lines(strip: Piece) -> tuple[_Line, list[_Line]]:
     parts = body_parts(strip, cells, Shape.CELLS)
     space = strip.schema.get(int(cells[rows_of.SPACE_ID, 0]))
     names = space.field_names if space is not None else ()
-    # Of a row without a tuple the key is shown, in the columns of its fields.
+    # A row without a tuple shows its key, in the columns of the key's fields.
     no_tuple = np.fromiter((not text for text in parts.tuple), np.bool_, len(parts.tuple))
     rare = np.union1d(parts.rare, np.flatnonzero(no_tuple)) if names else np.arange(len(strip.rows))
     texts = [
@@ -190,7 +192,7 @@ def _field_cells(count: int, values: str, operations: str) -> _Line:
 
 
 def _unquoted(text: str) -> str:
-    """A string as people write it, if it has anything to show."""
+    """Return a quoted string without quotes if it is not empty and all its characters are printable."""
     if text[:1] != '"' or text == '""':
         return text
     value: str = text[1:-1] if "\\" not in text else json.loads(text)
@@ -200,7 +202,7 @@ def _unquoted(text: str) -> str:
 def _completed(
     strip: Piece, cells: Cells, texts: list[_Line], rare: Cells, line: Callable[[Record], _Line]
 ) -> list[_Line]:
-    """Lines with their leading columns, and those that were left to their records."""
+    """Return the lines with their leading columns; lines of rare rows are made from their records."""
     for at, record in zip(rare.tolist(), Records([replace(strip, rows=strip.rows[rare])]), strict=True):
         texts[at] = line(record)
     return [(*start, *text) for start, text in zip(_starts(strip, cells), texts, strict=True)]
@@ -237,7 +239,7 @@ def _time(timestamp: float) -> str:
 
 
 def data_text(record: Record) -> str:
-    """What stands in the column `data`: key, tuple and operations with the names of their fields."""
+    """Return the text of the column `data`: key, tuple and operations with field names."""
     body = record.named_body()
     if record.space_id is None:
         return ", ".join(f"{key}: {yaml_value(value)}" for key, value in body.items())
@@ -267,7 +269,7 @@ def _cell(value: Any) -> str:
 
 
 def _screen(head: _Line, lines: Sequence[_Line], width: int) -> str:
-    # An empty last column is none.
+    # Drop the column `more` if it is empty.
     if head[-1] == "more" and all(not line[-1] for line in lines):
         head, lines = head[:-1], [line[:-1] for line in lines]
     widths, right = _measured(head, lines)
@@ -279,7 +281,7 @@ def _screen(head: _Line, lines: Sequence[_Line], width: int) -> str:
 
 
 def _measured(head: _Line, lines: Sequence[_Line]) -> tuple[list[int], list[bool]]:
-    """Per column its width, and whether it holds numbers."""
+    """Return the width of each column, and whether it contains only numbers."""
     columns = list(zip_longest(head, *lines, fillvalue=""))
     return [max(map(len, column)) for column in columns], [all(map(_is_number, column[1:])) for column in columns]
 
@@ -289,11 +291,11 @@ def _is_number(cell: str) -> bool:
 
 
 def _narrowed(head: _Line, lines: Sequence[_Line]) -> tuple[_Line, list[_Line], list[int]]:
-    """Without what all rows have in common: the day goes into the head, an origin that is everybody's goes.
+    """Remove what all rows have in common: move the date to the head, drop the column of a common origin.
 
-    Also the numbers of the columns that may be squeezed.
+    Also return the numbers of the columns that may be squeezed.
     """
-    # A field may have a name of ours, too; ours stand before it.
+    # A field may have the same name as a leading column, which is found first.
     ours = {name: head.index(name) for name in _HEAD[:-1] if name in head}
     table = {at: list(column) for at, column in enumerate(zip(head, *lines, strict=True))}
     if "time" in ours:
@@ -307,7 +309,7 @@ def _narrowed(head: _Line, lines: Sequence[_Line]) -> tuple[_Line, list[_Line], 
 
 
 def _squeeze(data: Sequence[int], widths: list[int], width: int) -> None:
-    """Takes from the widest column of data, again and again, until a line fits."""
+    """Shrink the widest data column repeatedly until a line fits."""
     while (excess := sum(widths) + len(widths) - 1 - width) > 0:
         order = sorted(data, key=widths.__getitem__, reverse=True)
         if not order or widths[order[0]] <= CELL_MIN:

@@ -1,7 +1,7 @@
-"""Pieces as JSON lines: the kernel's text, or, where field names are asked for, that text with tuples as objects.
+"""Pieces as JSON lines, written by a kernel; with field names, tuples are converted to objects.
 
-The shape is that of `tarantoolctl cat --format=json` with additions (`docs/reference/json-output.md`). A piece is
-turned into text independently of any other, so workers may do several at once.
+The format is that of `tarantoolctl cat --format=json` with additions (`docs/reference/json-output.md`). Pieces are
+formatted independently of each other, so workers can format several at the same time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def json_text(piece: Piece, *, names: bool = False) -> memoryview:
-    """A line per row, each ended by a newline."""
+    """Return one line per row, each with a newline at its end."""
     space_names = {space.id: space.name for space in piece.schema}
     try:
         lines = json_lines(piece.slab.buf, piece.slab.cells, piece.rows, space_names)
     except RemoteProtocolError as error:
         block = piece.slab.cells[rows_of.SPAN, piece.rows[0]]
-        raise DamagedFile(piece.slab.path, int(piece.slab.offsets[block]), f"in it or behind it, {error}") from error
+        # The kernel does not say which row failed; the offset is that of the first block of the piece.
+        what = f"in this block or a later one: {error}"
+        raise DamagedFile(piece.slab.path, int(piece.slab.offsets[block]), what) from error
     if not names:
         return lines
     text = str(lines, "utf-8")
@@ -41,7 +43,7 @@ def _named(line: str, piece: Piece) -> str:
     if space is not None and row["HEADER"]["type"] != "UPDATE" and isinstance(body.get("tuple"), list):
         body["tuple"] = _as_object(space.field_names, body["tuple"])
     text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
-    # A byte that is not UTF-8 came as \udcXX and stays so: no encoder takes half of a pair.
+    # A byte that is not UTF-8 is a lone surrogate \udcXX here, which cannot be encoded as UTF-8: keep the escape.
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -1,9 +1,9 @@
-"""Rows as Lua that a Tarantool server can run, in the shape of `tarantoolctl cat --format=lua`.
+"""Rows as Lua statements that a Tarantool server can run, in the format of `tarantoolctl cat --format=lua`.
 
-Unlike the original's, this text gives back the same data: null is `box.NULL`, decimals, UUIDs and datetimes are made by
-their modules, numbers beyond 2^53 and doubles without a fraction keep their type, maps stay maps. A transaction of
-several rows stands between `box.begin()` and `box.commit()`. Rows that change no space have no line.
-Relies on `records`. What Lua cannot make at all (an extension of an unknown type) is refused, not approximated.
+Unlike those of `tarantoolctl`, these statements reproduce the same data: null is `box.NULL`; decimals, UUIDs and
+datetimes are created by their modules; integers beyond 2^53 and doubles without a fraction keep their type; maps stay
+maps. A transaction of several rows is enclosed in `box.begin()` and `box.commit()`. Rows that change no space have no
+statement. Uses `records`. A value that Lua cannot create (an extension of unknown type) is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.extensions import Datetime, ErrorStack, Interval, decimal_text
 
 EXACT_MAX = 1 << 53
-"""Lua's numbers are doubles: from here on an integer needs a type of its own."""
+"""Lua's numbers are doubles: an integer from here on needs a suffix (LL or ULL)."""
 
 LUA_BASE = 1
 
@@ -34,11 +34,11 @@ _FUNCTIONS = {
 
 
 class NoLuaForm(FlowstoneError):
-    """A value that Lua has no way to make."""
+    """A value cannot be created in Lua."""
 
 
 def lua_statements(records: Iterable[Record]) -> Iterator[str]:
-    """One line per row that changes a space; the lines of a transaction in one piece."""
+    """Yield one line per row that changes a space; the lines of a transaction as one string."""
     waiting: list[str] = []
     transaction = None
     for record in records:
@@ -58,7 +58,7 @@ def _together(lines: list[str]) -> str:
 
 
 def lua_statement(record: Record) -> str | None:
-    """The line of one row; None for a row that changes no space."""
+    """Return the statement of one row; None if the row changes no space."""
     body, kind = record.body, record.row.type
     if kind not in _FUNCTIONS or Key.SPACE_ID not in body:
         return None
@@ -87,9 +87,9 @@ def _arguments(record: Record) -> list[Any]:
 
 
 def _operations(operations: Any, base: int) -> Any:
-    """Field numbers, and the offset of a splice, as Lua counts; those from the end, and names, stay.
+    """Convert field numbers and splice offsets to Lua's counting from 1; keep negative numbers and names.
 
-    What is no operation stays as it is: no server did it, and none will.
+    Malformed operations are kept as they are: a server rejects them.
     """
     if not isinstance(operations, tuple):
         return operations
@@ -110,7 +110,7 @@ def _operations(operations: Any, base: int) -> Any:
 
 
 def lua_value(value: Any) -> str:
-    """An expression that gives `value`."""
+    """Return a Lua expression for `value`."""
     if value is None or value is True or value is False:
         return {None: "box.NULL", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -131,7 +131,7 @@ def lua_value(value: Any) -> str:
 
 
 def _newer(value: object) -> str:
-    """Types that servers since 2.10 (bytes: 3.0) know."""
+    """Return a Lua expression for a type that only servers since 2.10 (bytes: since 3.0) support."""
     if isinstance(value, bytes):
         return f"require('varbinary').new({lua_string(value)})"
     if isinstance(value, Datetime):
@@ -146,7 +146,7 @@ def _newer(value: object) -> str:
         error = value.errors[0]
         return f"box.error.new({{code = {error.code}, reason = {lua_value(error.message)}}})"
     raise NoLuaForm(
-        f"Lua cannot make {value!r}", hint="print the row as yaml or json, or replay it with flowstone play"
+        f"cannot represent {value!r} in Lua", hint="print the row as yaml or json, or replay it with flowstone play"
     )
 
 
@@ -155,7 +155,7 @@ def _integer(value: int) -> str:
         return str(value)
     if value >= 0:
         return f"{value}ULL"
-    # -2^63 itself would have to be the negation of a number that does not fit.
+    # Lua would parse -2^63 as the negation of 2^63, which does not fit into 64 bits.
     return f"{value}LL" if value > -(1 << 63) else "-9223372036854775807LL - 1LL"
 
 
@@ -164,7 +164,7 @@ def _double(value: float) -> str:
         return "0/0"
     if math.isinf(value):
         return "1/0" if value > 0 else "-1/0"
-    # Lua knows no difference between 1 and 1.0, and the server would store the first.
+    # Lua does not distinguish 1 from 1.0; without the cast the server would store an integer.
     return f"require('ffi').cast('double', {value!r})" if value.is_integer() else repr(value)
 
 
@@ -172,12 +172,12 @@ def _map(value: Mapping[Any, Any]) -> str:
     pairs = ", ".join(f"[{lua_value(key)}] = {lua_value(item)}" for key, item in value.items())
     if any(isinstance(key, str) for key in value):
         return f"{{{pairs}}}"
-    # The server would take an empty table, or one with keys 1, 2, 3, for an array.
+    # The server treats an empty table, or one with keys 1, 2, 3, as an array.
     return f"setmetatable({{{pairs}}}, {{__serialize = 'map'}})"
 
 
 def lua_string(data: bytes) -> str:
-    """A quoted string: readable where it is text, `\\xNN` where it is not."""
+    """Return a quoted Lua string: text as it is, other bytes as `\\xNN`."""
     try:
         return "'" + "".join(map(_escaped, data.decode())) + "'"
     except UnicodeDecodeError:

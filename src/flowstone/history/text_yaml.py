@@ -1,10 +1,10 @@
-"""Rows as YAML documents, in the shape of `tt cat`: HEADER and BODY, tuples in flow style.
+"""Rows as YAML documents, in the format of `tt cat`: HEADER and BODY, tuples in flow style.
 
-An emitter of our own: what a log holds is known, and a general one would cost ten times as much per row. The text is
-YAML 1.1 and 1.2 alike. Strings are always quoted, so none is mistaken for a number or a date; bytes, and strings that
-are not UTF-8, are `!!binary`. With names, tuples and keys are maps of field names and operations name their field.
-Strips of rows are written as columns, their bodies by the kernel of `flow_text`; rows that it leaves are written one by
-one from their `Record`.
+Has its own emitter: the types in a log are known, and a general emitter would take ten times as long per row. The text
+is valid YAML 1.1 and 1.2. Strings are always quoted, so that none is mistaken for a number or a date; bytes, and
+strings that are not UTF-8, are `!!binary`. With names, tuples and keys are maps of field names, and operations name
+their field. Strips of rows are formatted as columns, their bodies by the kernel in `flow_text`; rows that the kernel
+does not support are formatted one at a time from their `Record`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _CHANGES = [
 ]
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset("null true false yes no on off y n".split())
-"""Plain scalars that some reader of YAML takes for something else than a string."""
+"""Plain scalars that some YAML parsers do not read as strings."""
 
 KEY_SIZE_MAX = 1000
-"""A longer key has to be announced: no reader looks further ahead than 1024 characters."""
+"""Maximum length of a simple key. A longer key needs `?`: YAML parsers look at most 1024 characters ahead."""
 
 
 def yaml_documents(records: Records, *, names: bool = True) -> Iterator[str]:
-    """One document per row, many in a text. A transaction of several rows is announced before its first."""
+    """Yield texts of many documents, one document per row, with a comment before a transaction of several rows."""
     slab: Slab | None = None
     number = -1
     waiting: list[str] = []
@@ -72,7 +72,7 @@ def yaml_documents(records: Records, *, names: bool = True) -> Iterator[str]:
                 waiting, announcement = [], tsns[start] if tsns[start] >= 0 else None
             waiting += documents[start:end]
         slab, number = strip.slab, int(numbers[-1])
-        # What is known to be whole is shown before the next strip is read, which may fail.
+        # Yield complete transactions before reading the next strip, which may fail.
         if number not in of_slab[strip.rows[-1] + 1 : strip.rows[-1] + 2]:
             texts += _announced(waiting, announcement)
             waiting = []
@@ -89,7 +89,7 @@ def _announced(documents: list[str], tsn: int | None) -> list[str]:
 
 
 def _documents(strip: Piece, cells: Cells, names: bool) -> list[str]:
-    """The document of each row of the strip: from columns, or, where it holds something rare, as `yaml_document`."""
+    """Return the document of each row of the strip: built from columns, or by `yaml_document` for rare content."""
     parts = body_parts(strip, cells, Shape.MAP if names else Shape.LIST)
     heads = _headers(cells)
     documents = [head + body for head, body in zip(heads, _bodies(strip, cells, parts, names), strict=True)]
@@ -113,7 +113,7 @@ def _headers(cells: Cells) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _constant(flags: int, replica_id: int, group_id: int, kind: int, is_alone: bool) -> str:
-    """What many headers have in common, between LSN and TSN."""
+    """Return the part of a header between LSN and TSN, which many rows share."""
     row = Row(kind, replica_id=replica_id, group_id=group_id, flags=flags, lsn=0, tsn=0 if is_alone else 1)
     return "".join(
         f"  {name}: {value if name == 'type' else yaml_value(value)}\n"
@@ -136,7 +136,7 @@ def _bodies(strip: Piece, cells: Cells, parts: Parts, names: bool) -> list[str]:
         text = heads.get(space_id, "")
         if mark & HAS_INDEX_ID:
             text += f"  index_id: {indexes[at]}\n"
-        # Fields that are named need no base to be counted from.
+        # Named fields need no index base.
         if mark & HAS_INDEX_BASE and not (operations and names and strip.schema.get(space_id) is not None):
             text += f"  index_base: {bases[at]}\n"
         if key:
@@ -154,7 +154,7 @@ def _body_head(space_id: int, space: SpaceDefinition | None) -> str:
 
 @dataclass
 class Parts:
-    """The bodies of a strip's rows, one entry per row; empty where a row has no such part, or a rare one."""
+    """The texts of the bodies in a strip, one entry per row; "" if a row lacks the part, or is rare."""
 
     key: list[str]
     tuple: list[str]
@@ -162,11 +162,11 @@ class Parts:
     marks: Cells
     space_ids: list[int]
     rare: Cells
-    """Numbers of the rows that are to be taken from their record instead."""
+    """Numbers of the rows that must be formatted from their record instead."""
 
 
 def body_parts(strip: Piece, cells: Cells, shape: Shape) -> Parts:
-    """Texts of keys, tuples and operations, with names unless `shape` is a LIST; tuples in the shape wanted."""
+    """Return the texts of keys, tuples (in `shape`) and operations, with field names unless `shape` is LIST."""
     count, buf = cells.shape[1], strip.slab.buf
     marks: Cells = np.empty(count, np.int64)
     body_marks(buf, np.ascontiguousarray(cells[rows_of.BODY_AT]), np.ascontiguousarray(cells[rows_of.ROW_END]), marks)
@@ -215,7 +215,7 @@ def _write(
     names: list[str],
     bases: Cells | None = None,
 ) -> None:
-    """Puts the texts of the chosen rows that have something at `places` where they belong."""
+    """Set `texts` for the chosen rows that have a value at `places`."""
     rows = np.flatnonzero(chosen & (places[0] >= 0))
     if not len(rows):
         return
@@ -228,7 +228,7 @@ def _write(
 
 
 def yaml_document(record: Record, *, names: bool = True) -> str:
-    """The document of one row, which ends with a newline."""
+    """Return the document of one row, with a newline at its end."""
     lines = ["---", "HEADER:"]
     for name, value in header_of(record):
         lines.append(f"  {name}: {value if name == 'type' else yaml_value(value)}")
@@ -243,7 +243,7 @@ def yaml_document(record: Record, *, names: bool = True) -> str:
 
 
 def _when(timestamp: float) -> str:
-    """The moment in words: a log is read to find out what happened when."""
+    """Return a comment with the timestamp as date and time; "" if it is out of range."""
     try:
         return f"  # {datetime.datetime.fromtimestamp(timestamp, datetime.UTC).isoformat()}"
     except (ValueError, OverflowError, OSError):
@@ -251,7 +251,7 @@ def _when(timestamp: float) -> str:
 
 
 def yaml_key(key: object) -> str:
-    """The text of a map's key."""
+    """Return the text of a map key."""
     if type(key) is str:
         return _named_key(key)
     text = yaml_value(key)
@@ -267,7 +267,7 @@ def _named_key(key: str) -> str:
 
 
 def yaml_value(value: Any) -> str:
-    """The text of a value, on one line."""
+    """Return the text of a value, on one line."""
     write = _WRITERS.get(type(value))
     return write(value) if write is not None else _string(str(value))
 
@@ -290,7 +290,7 @@ def _double(value: float) -> str:
     if math.isinf(value):
         return ".inf" if value > 0 else "-.inf"
     text = repr(value)
-    # YAML 1.1 takes 1e+300 for a string: a number with an exponent needs a point there.
+    # YAML 1.1 reads 1e+300 as a string: a number with an exponent needs a decimal point.
     return text.replace("e", ".0e") if "e" in text and "." not in text else text
 
 
@@ -338,4 +338,4 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
     ErrorStack: _errors,
     Extension: lambda value: _map({"ext": value.code, "data": value.data}),
 }
-"""By type; anything else, as an interval, is the string that it prints as."""
+"""Writers by type; a value of any other type, such as an interval, is written as the string of `str()`."""

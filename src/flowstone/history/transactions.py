@@ -1,7 +1,7 @@
-"""The wanted rows of a reading, put together by transaction again, for whoever applies them elsewhere.
+"""The selected rows of a reading, grouped by transaction, for callers that apply them elsewhere.
 
-A filter may take rows out of the middle of a transaction; what is left still becomes true together. Rows of a snapshot
-are a transaction each.
+A filter can remove rows from the middle of a transaction; the remaining rows are still one transaction. Each row of a
+snapshot is a transaction.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from flowstone.xlog.transactions import Transaction
 
 
 def transactions(pieces: Iterable[Piece]) -> Iterator[tuple[Transaction, str]]:
-    """Each transaction with the path of its file, in log order."""
+    """Yield each transaction with the path of its file, in log order."""
     waiting: list[Row] = []
     path, slab, number = "", None, -1
     for piece in pieces:
         for transaction, rows in _runs(piece):
-            # Only the last one of a piece can go on, in the next piece of the same slab.
+            # Only the last transaction of a piece can continue, in the next piece of the same slab.
             if waiting and (piece.slab is not slab or transaction != number):
                 yield _transaction(waiting), path
                 waiting = []
@@ -36,7 +36,7 @@ def transactions(pieces: Iterable[Piece]) -> Iterator[tuple[Transaction, str]]:
 
 
 def _runs(piece: Piece) -> Iterator[tuple[int, list[Row]]]:
-    """Rows of the piece that share a transaction, with its number in the slab."""
+    """Yield the rows of each transaction in the piece, with its number in the slab."""
     rows = list(piece.slab.rows(piece.rows))
     numbers = transaction_numbers(piece.slab)[piece.rows]
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(rows)]
@@ -46,6 +46,6 @@ def _runs(piece: Piece) -> Iterator[tuple[int, list[Row]]]:
 
 def _transaction(rows: list[Row]) -> Transaction:
     if not rows[-1].is_commit:
-        # The row that carried the mark was filtered out.
+        # The row with the commit flag was filtered out.
         rows[-1] = msgspec.structs.replace(rows[-1], flags=rows[-1].flags | COMMIT, raw=b"")
     return Transaction(tuple(rows))

@@ -1,8 +1,8 @@
-"""The only door to the world: disk, network, clock, randomness and worker threads.
+"""Access to the outside world: disk, network, clock, randomness and worker threads.
 
-One `Outside` is handed to everything that touches the world; whoever holds another one (the
-simulator does) decides what the world is. Each module here states a contract as a Protocol and gives
-its production form. Nothing in this package knows about logs, rows or replicas.
+All code that does I/O receives an `Outside` and uses nothing else, so that the simulator can replace it. Each module
+defines an interface as a Protocol and its production implementation. Nothing in this package knows about logs, rows or
+replicas.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Everything a node, a log or a tool may touch, in one hand."""
+    """Everything outside the process that a node, a log or a tool may use."""
 
     disk: Disk
     clock: Clock
@@ -47,7 +47,7 @@ class Outside:
 
 
 def production() -> Outside:
-    """The real world. Its parts hold no state of their own, so calling twice is harmless."""
+    """Return the real disk, clock, network and so on. They hold no shared state, so several instances are harmless."""
     return Outside(
         disk=SystemDisk(),
         clock=SystemClock(),

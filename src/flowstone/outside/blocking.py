@@ -1,8 +1,8 @@
 """Worker threads: the only place where work leaves the calling thread.
 
-`blocking(fn, …)` is for a call that would hold up the event loop (an fsync, a kernel run over a large
-block); `blocking.map` is for synchronous callers whose function releases the GIL. Neither is meant
-for work that waits on other work handed to the same workers.
+`blocking(fn, …)` is for calls that would block the event loop (an fsync, a kernel over a large block); `blocking.map`
+is for synchronous callers whose function releases the GIL. Do not use either for work that waits for other work of the
+same workers: it can deadlock.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 Item = TypeVar("Item")
 
-# The machines that CI and most operators run this on have at least two cores, and a decode kernel is
-# bound by memory bandwidth soon after; callers who know better say so.
 DEFAULT_WORKERS = 2
+"""Most machines have at least two cores, and more threads do not help a decode kernel much: it is soon bound by memory
+bandwidth."""
 
 
 class Blocking(Protocol):
-    """Running something elsewhere, and waiting for it in order."""
+    """Runs functions in worker threads."""
 
     async def __call__(self, fn: Callable[..., T], *args: object) -> T:
-        """Run `fn(*args)` in a worker and return what it returns or raise what it raises.
+        """Run `fn(*args)` in a worker; return its result or raise its exception.
 
-        A cancelled caller stops waiting; the call itself runs to its end."""
+        If the caller is cancelled, it stops waiting, but the call runs to its end."""
         ...
 
     def map(
         self, fn: Callable[[Item], T], items: Iterable[Item], workers: int = DEFAULT_WORKERS
     ) -> Generator[T, None, None]:
-        """Results of `fn` over `items`, in the order of `items`, computed by `workers` threads.
+        """Yield the results of `fn` for each of `items`, in order, computed by `workers` threads.
 
-        `items` is consumed in the caller's thread, at most `2 * workers` ahead of the result being
-        returned. An exception of `fn` or `items` is raised in its turn, after the results before it.
-        However the iteration ends, nothing is running any more when `close()` has returned."""
+        `items` is consumed in the caller's thread, at most `2 * workers` items ahead of the current result. An
+        exception of `fn` or `items` is raised in order, after the results before it. However the iteration ends, no
+        call is running when `close()` returns."""
         ...
 
 
 class ThreadBlocking:
-    """Worker threads of this process."""
+    """Runs functions in threads of this process."""
 
     async def __call__(self, fn: Callable[..., T], *args: object) -> T:
         return await asyncio.to_thread(fn, *args)
@@ -68,7 +68,7 @@ def _ordered_map(fn: Callable[[Item], T], items: Iterable[Item], workers: int) -
                 except StopIteration:
                     break
                 except Exception as error:
-                    # Held back until the results of the items before it have been handed out.
+                    # Raised below, after the results of the items before it.
                     failure = error
                 else:
                     in_flight.append(pool.submit(fn, item))

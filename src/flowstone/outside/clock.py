@@ -1,6 +1,6 @@
-"""Time: the monotonic clock for waiting and the wall clock for stamping.
+"""Time: the monotonic clock for timeouts and the wall clock for timestamps.
 
-Relies on the running asyncio loop only to sleep. Never decides how long anybody waits.
+Needs the running asyncio loop only to sleep. Timeouts and intervals are defined by the callers.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What time it is, and waiting for it to pass."""
+    """Reads the clocks, and sleeps."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back. For time-outs and durations."""
+        """Return the seconds since an arbitrary fixed time; never decreases. For timeouts and durations."""
         ...
 
     def wall(self) -> float:
-        """Seconds since the Unix epoch; may jump. For the time stamps in rows."""
+        """Return the seconds since the Unix epoch; may jump. For timestamps in rows."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -29,7 +29,7 @@ class Clock(Protocol):
 class SystemClock:
     """The clocks of this machine."""
 
-    # The functions themselves: a request that is alone in its turn feels every call.
+    # The functions themselves, without a wrapper: an extra call is measurable in the latency of a single request.
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
 

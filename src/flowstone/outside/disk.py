@@ -1,8 +1,7 @@
 """Files and directories, with the durability that log files need.
 
-Paths are `str`. Failures are plain OSErrors with `filename` set, so that a caller can say which file;
-the one exception is `AlreadyLocked`, which an operator must understand. Nothing here caches: what a
-call has returned is what the kernel said.
+Paths are `str`. Failures are plain OSErrors with `filename` set, so that a message can name the file; the only
+exception is `AlreadyLocked`, which has a message for operators. Nothing is cached: every call asks the kernel.
 """
 
 from __future__ import annotations
@@ -24,48 +23,48 @@ if TYPE_CHECKING:
 
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
-"""Modes of new directories and files: logs and snapshots hold password hashes, so only their owner may read them."""
+"""Modes of new directories and files: logs and snapshots contain password hashes, so only their owner may read them."""
 
-# writev takes at most IOV_MAX parts at once (1024 on Linux and macOS).
 WRITEV_PARTS_MAX = 1024
+"""IOV_MAX, the maximum number of parts per writev (1024 on Linux and macOS)."""
 
 
 class AlreadyLocked(FlowstoneError):
-    """Somebody else, in this process or another, holds the lock."""
+    """The lock is held elsewhere, in this process or another."""
 
 
 class File(Protocol):
-    """An open file. Reads go anywhere, writes only to the end."""
+    """An open file. Reads at any offset, writes only at the end."""
 
     @property
     def path(self) -> str:
-        """The path it was opened by; a later rename does not change it."""
+        """The path that the file was opened with; a later rename does not change it."""
         ...
 
     def size(self) -> int:
-        """The length now, what others have appended included."""
+        """Return the current length, including data that others have appended."""
         ...
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset`; fewer only where the file ends, b"" behind it."""
+        """Return `size` bytes from `offset`; fewer only at the end of the file, b"" past it."""
         ...
 
     def append(self, *parts: Buffer) -> None:
         """Write all parts at the end, in order, or raise OSError.
 
-        After an error any prefix may have been written: the caller truncates to the size it knew."""
+        After an error any prefix may have been written; the caller must truncate the file to its previous size."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes; the next append follows them."""
+        """Truncate the file to `size` bytes; the next append starts there."""
         ...
 
     def sync(self) -> None:
-        """Return when the content and the length survive a loss of power."""
+        """Make content and length durable: they survive a loss of power once this returns."""
         ...
 
     def close(self) -> None:
-        """Give the file back; closing twice is harmless. Does not sync."""
+        """Close the file; closing twice is harmless. Does not sync."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -76,14 +75,14 @@ class File(Protocol):
 
 
 class Lock(Protocol):
-    """A held lock: until `release`, the end of the `with` block, or the death of the process."""
+    """A lock, held until `release`, the end of the `with` block, or the death of the process."""
 
     def release(self) -> None:
-        """Let go; releasing twice is harmless."""
+        """Release the lock; releasing twice is harmless."""
         ...
 
     def is_at(self, path: str) -> bool:
-        """Whether this path leads to what is locked: its name may have been given to something else meanwhile."""
+        """Return True if `path` is still the locked file or directory: it may have been replaced meanwhile."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -97,98 +96,99 @@ class Disk(Protocol):
     """The file system."""
 
     def open(self, path: str) -> File:
-        """An existing file, for reading."""
+        """Open an existing file for reading."""
         ...
 
     def create(self, path: str) -> File:
-        """A new file, for writing and reading, by its owner only; FileExistsError if there is one.
+        """Create a file for writing and reading, accessible to its owner only; raise FileExistsError if it exists.
 
-        The name survives a loss of power only after `sync_directory` of its directory."""
+        The name is durable only after `sync_directory` of its directory."""
         ...
 
     def append_to(self, path: str) -> File:
-        """An existing file, for writing at its end and reading."""
+        """Open an existing file for appending and reading."""
         ...
 
     def overwrite(self, path: str, data: bytes, *offsets: int) -> None:
-        """Put `data` over bytes of an existing file at each of the offsets; durable on return, with all appended bytes.
+        """Overwrite bytes of an existing file with `data` at each of the offsets, and sync the file.
 
-        For marks that a log file has room for. After an error, or a crash, any of them may be there, in no order.
-        ValueError, and nothing is written, if the file would grow."""
+        For marks that a log file reserves space for. After an error or a crash any of them may have been written.
+        Raise ValueError, before anything is written, if the file would grow."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Give `old` the name `new`, atomically, replacing a file that has it."""
+        """Rename `old` to `new` atomically, replacing an existing file."""
         ...
 
     def link(self, old: str, new: str) -> None:
-        """Give the file `old` another name; FileExistsError if something has it. What is done to one is done to both.
+        """Create a hard link `new` to the file `old`; raise FileExistsError if `new` exists.
 
-        OSError where the file system knows no such names, or `new` lies in another one: then a copy must do."""
+        Raise OSError if the file system has no hard links, or if `new` is on another file system; then copy the file.
+        """
         ...
 
     def unlink(self, path: str) -> None:
-        """Remove a name of a file, and with its last name the file."""
+        """Remove a name of a file; with the last name, the file itself."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents, all readable by their owner only; existing ones keep their modes."""
+        """Create a directory and its parents, accessible to their owner only; existing ones keep their modes."""
         ...
 
     def list_directory(self, path: str) -> list[str]:
-        """The names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
         ...
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
-        """What a path leads to, links followed; None if nothing, or neither of the two."""
+        """Return the type of `path`, following symbolic links; None if it does not exist or is neither of the two."""
         ...
 
     def is_link(self, path: str) -> bool:
-        """Whether the path itself is a symbolic link, wherever that leads."""
+        """Return True if the path itself is a symbolic link, even a broken one."""
         ...
 
     def real_path(self, path: str) -> str:
-        """Where a path leads to, from the root on and without links. Nothing needs to be there."""
+        """Return the absolute path with symbolic links resolved. The path need not exist."""
         ...
 
     def size(self, path: str) -> int:
-        """The length of a file."""
+        """Return the length of a file."""
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Return when creations, renames and removals in this directory survive a loss of power."""
+        """Make creations, renames and removals in this directory durable."""
         ...
 
     def lock(self, path: str) -> Lock:
-        """Take the exclusive lock on a directory, the one that a Tarantool takes on its `wal_dir`, or AlreadyLocked."""
+        """Lock a directory exclusively, as Tarantool locks its `wal_dir`; raise AlreadyLocked if it is locked."""
         ...
 
     def lock_file(self, path: str) -> Lock:
-        """Take the exclusive lock on a file, the one that a Limestone takes on its manifest, or AlreadyLocked.
+        """Lock a file exclusively, as Limestone locks its manifest; raise AlreadyLocked if it is locked.
 
-        It is on the file, not its name: whoever replaces a locked file by rename has left the lock behind."""
+        The lock is on the file, not on its name: a file that replaces it by rename is not locked."""
         ...
 
     def free_space(self, path: str) -> int:
-        """Bytes that an unprivileged writer can still add to the file system holding `path`."""
+        """Return the bytes available to an unprivileged user on the file system of `path`."""
         ...
 
     def open_files_max(self) -> int | None:
-        """Return how many files and sockets this process may have open at once; None if there is no limit."""
+        """Return the maximum number of open files and sockets of this process; None if there is no limit."""
         ...
 
 
 def check_within(path: str, end: int, size: int, offsets: Iterable[int]) -> None:
-    """ValueError if `size` bytes at one of the offsets are not all in a file of this length."""
+    """Raise ValueError unless `size` bytes at each of the offsets are within a file of length `end`."""
     for offset in offsets:
         if offset < 0 or offset + size > end:
-            raise ValueError(f"cannot overwrite {size} bytes at {offset} of {path}: it ends at {end}")
+            raise ValueError(f"cannot overwrite {size} bytes at offset {offset} of {path}: file ends at {end}")
 
 
 def make_private_directory(path: str) -> None:
-    """Make a directory and its missing parents with `DIRECTORY_MODE`; existing ones keep their modes.
+    """Create a directory and its missing parents with `DIRECTORY_MODE`; existing ones keep their modes.
 
-    `os.makedirs` gives its mode to the last directory only.
+    `os.makedirs` applies its mode to the last directory only.
     """
     parent = os.path.dirname(path.rstrip("/"))
     if parent and not os.path.exists(parent):
@@ -209,7 +209,7 @@ class SystemDisk:
         return _open(path, os.O_RDWR | os.O_APPEND)
 
     def overwrite(self, path: str, data: bytes, *offsets: int) -> None:
-        # Not through append_to: with O_APPEND, Linux writes to the end whatever the offset.
+        # Not through append_to: with O_APPEND, Linux appends and ignores the offset.
         with _named(path), _SystemFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC)) as file:
             check_within(path, file.size(), len(data), offsets)
             for offset in offsets:
@@ -273,7 +273,7 @@ class SystemDisk:
 
 
 class _Descriptor:
-    """An open file descriptor that is closed once, by whoever comes first."""
+    """An open file descriptor that is closed exactly once: by `close`, the end of a `with` block, or collection."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -325,7 +325,7 @@ class _SystemFile(_Descriptor):
             data = os.pread(self._descriptor, size, offset)
             if len(data) == size or not data:
                 return data
-            # A signal or a size above the kernel's limit per call gives less than there is.
+            # A read can be short because of a signal, or if `size` exceeds the kernel's limit per call.
             pieces = [data]
             missing = size - len(data)
             while missing > 0:
@@ -342,7 +342,7 @@ class _SystemFile(_Descriptor):
             offset, data = offset + written, data[written:]
 
     def append(self, *parts: Buffer) -> None:
-        # First as almost always: a few parts, written at once. This is in the way of every write to a log.
+        # Fast path for the common case: few parts, all written by one call. Every WAL write goes through here.
         if len(parts) <= WRITEV_PARTS_MAX:
             try:
                 written = os.writev(self._descriptor, parts)
@@ -361,7 +361,7 @@ class _SystemFile(_Descriptor):
             while pending:
                 written = os.writev(self._descriptor, pending[:WRITEV_PARTS_MAX])
                 if written == 0:
-                    raise OSError(errno.EIO, "nothing could be written")
+                    raise OSError(errno.EIO, "write returned zero bytes")
                 pending = _behind(pending, written)
 
     def truncate(self, size: int) -> None:
@@ -370,12 +370,12 @@ class _SystemFile(_Descriptor):
 
     def sync(self) -> None:
         with _named(self._path):
-            # macOS has no fdatasync; fsync promises at least as much.
+            # macOS has no fdatasync; fsync guarantees at least as much.
             getattr(os, "fdatasync", os.fsync)(self._descriptor)
 
 
 def _locked(path: str, descriptor: int) -> _SystemLock:
-    """The lock on what the descriptor leads to; closed again if somebody else has it."""
+    """Lock the open file or directory; close the descriptor and raise AlreadyLocked if it is locked."""
     try:
         with _named(path):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -383,7 +383,7 @@ def _locked(path: str, descriptor: int) -> _SystemLock:
         os.close(descriptor)
         raise AlreadyLocked(
             f"cannot lock {path}: it is in use",
-            hint="stop the process that holds it, or choose another directory",
+            hint="stop the process that uses it, or choose another directory",
         ) from error
     except BaseException:
         os.close(descriptor)
@@ -393,7 +393,7 @@ def _locked(path: str, descriptor: int) -> _SystemLock:
 
 def _open(path: str, flags: int) -> _SystemFile:
     descriptor = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
-    # Opening a directory read-only succeeds; the surprise would come with the first read.
+    # Opening a directory read-only succeeds; fail here instead of at the first read.
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -401,7 +401,7 @@ def _open(path: str, flags: int) -> _SystemFile:
 
 
 def _behind(parts: list[memoryview], written: int) -> list[memoryview]:
-    """What is left of `parts` when their first `written` bytes are on disk."""
+    """Return the rest of `parts` after their first `written` bytes."""
     for index, part in enumerate(parts):
         if written < part.nbytes:
             return [part[written:], *parts[index + 1 :]]
@@ -411,7 +411,7 @@ def _behind(parts: list[memoryview], written: int) -> list[memoryview]:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Calls on descriptors raise OSErrors without a file name: put it there."""
+    """Set `filename` in OSErrors: calls on file descriptors leave it empty."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for programs that have none: what is async inside is a plain call to them.
+"""An event loop in a thread of its own, for programs without one: they use coroutines as plain calls.
 
-`run` hands a coroutine over and waits for its result. What both threads touch is guarded by `lock`, which whoever works
-in the loop takes for as long as things are half done.
+`run` runs a coroutine in the loop and waits for its result. `lock` protects state that both threads access; code in the
+loop holds it while that state is inconsistent.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from flowstone.errors import LocalProtocolError
 T = TypeVar("T")
 
 Started = Future
-"""The type of a coroutine that `start` has handed to the loop."""
+"""The future of a coroutine that `start` has submitted to the loop."""
 
 
 class LoopEnded(LocalProtocolError):
-    """The loop accepts no coroutines any more, or `close` has cancelled this one."""
+    """The loop accepts no more coroutines, or `close` has cancelled this one."""
 
     def __init__(self) -> None:
-        super().__init__("the loop has ended")
+        super().__init__("event loop is closed")
 
 
 class LoopThread:
-    """Starts with its making; `close` cancels what still runs in it and returns when the thread has ended.
+    """The loop runs from construction until `close`, which cancels all coroutines and waits for the thread to end.
 
-    The thread does not keep the program from ending. Every future of `start` gets a result, an error or a cancellation,
-    however the loop ends: a caller never waits for a coroutine that no loop runs.
+    The thread is a daemon: it does not keep the program running. Every future of `start` gets a result, an error or a
+    cancellation, however the loop ends: a caller never waits for a coroutine that no loop runs.
     """
 
     def __init__(self, name: str = "flowstone-loop") -> None:
         self.lock = threading.RLock()
         self._accepting = threading.Lock()
-        """Held while a coroutine is handed to the loop, and while `_is_closing` is set."""
+        """Held while a coroutine is submitted to the loop, and while `_is_closing` is set."""
         self._is_closing = False
         self._unfinished: set[Future[Any]] = set()
         self._begun: Future[asyncio.AbstractEventLoop] = Future()
@@ -49,7 +49,7 @@ class LoopThread:
 
     def _live(self) -> None:
         try:
-            with asyncio.Runner() as runner:  # which ends tasks, generators and workers that are left over
+            with asyncio.Runner() as runner:  # its exit cancels the remaining tasks, generators and workers
                 try:
                     runner.run(self._until_closed())
                 finally:
@@ -61,7 +61,7 @@ class LoopThread:
     def _fail_unfinished(self) -> None:
         """Fail futures whose coroutines the loop has neither finished nor cancelled, as after a SystemExit."""
         for future in list(self._unfinished):
-            with suppress(InvalidStateError):  # its caller has cancelled it
+            with suppress(InvalidStateError):  # the caller has cancelled the future
                 future.set_exception(LoopEnded())
 
     async def _until_closed(self) -> None:
@@ -69,12 +69,13 @@ class LoopThread:
         await self._end.wait()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine in the loop and return its result; an interrupted caller cancels it.
+        """Run the coroutine in the loop and return its result. If the caller is interrupted, cancel the coroutine.
 
-        Raises LoopEnded if the loop is closing or closed, before the coroutine begins or while it runs."""
+        Raise LoopEnded if the loop is closing or closed, before the coroutine begins or while it runs."""
         if self._thread is threading.current_thread():
             coroutine.close()
-            raise LocalProtocolError("who is called in the loop must not wait for it", hint="use another thread")
+            message = "cannot block on the event loop from its own thread"
+            raise LocalProtocolError(message, hint="call it from another thread")
         future = self.start(coroutine)
         try:
             return self.result(future)
@@ -85,7 +86,7 @@ class LoopThread:
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Started[T]:
         """Start the coroutine in the loop and return its future; cancelling the future cancels the coroutine.
 
-        Raises LoopEnded if the loop is closing or closed. `result` waits for the future."""
+        Raise LoopEnded if the loop is closing or closed. Wait for the future with `result`."""
         with self._accepting:
             if not self._is_closing:
                 # The loop starts this coroutine before it handles a later `close`, which then cancels it.
@@ -97,7 +98,7 @@ class LoopThread:
         raise LoopEnded
 
     def result(self, future: Started[T]) -> T:
-        """Wait for a future of `start`; raise LoopEnded if `close` has cancelled it."""
+        """Wait for a future of `start` and return its result; raise LoopEnded if `close` has cancelled it."""
         try:
             return future.result()
         except CancelledError:
@@ -106,7 +107,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Stop the loop and wait until its thread has ended. May be called twice, and from several threads."""
+        """Stop the loop and wait for its thread to end. May be called more than once, and from several threads."""
         with self._accepting:
             if not self._is_closing:
                 self._is_closing = True

@@ -1,8 +1,8 @@
-"""Byte streams to other processes: TCP, and Unix sockets, with or without TLS.
+"""Byte streams to other processes: TCP and Unix sockets, with or without TLS.
 
-Whoever connects gets a `Stream` to await. Whoever listens gets a `Client` per connection and is called when something
-happens to it: a server handles many connections per turn of the loop, and a task for each would cost more than its
-requests. Relies on asyncio's transports. Knows nothing of packets: what a stream carries is for its callers.
+`connect` returns a `Stream` with awaitable reads. `listen` creates a `Client` per connection and calls a `Receiver` on
+its events: a server handles many connections per iteration of the loop, and a task for each would cost more than the
+requests themselves. Built on asyncio's transports. Knows nothing about the content of streams.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer  # in collections.abc only from Python 3.12 on
 
 BACKLOG = 1024
-"""Connections that the kernel holds for us before they are accepted; Tarantool takes the system's maximum."""
+"""Length of the kernel's queue of connections that are not accepted yet; Tarantool uses the system's maximum."""
 
 QUEUE_MAX = 1024 * 1024
-"""Bytes waiting to be sent to a client from which on it counts as congested; a quarter of it is drained."""
+"""Bytes queued for a client above which it is congested; at a quarter of this it counts as drained."""
 
 
 KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_COUNT = 15, 5, 3
-"""When the kernel begins to ask whether a silent peer is still there, how often, and after how many it gives up."""
+"""TCP keepalive: idle time before the first probe, interval between probes, and probes without answer until failure."""
 
 KEEPALIVE_SECONDS = KEEPALIVE_IDLE_SECONDS + KEEPALIVE_INTERVAL_SECONDS * KEEPALIVE_COUNT
-"""After so long a connection is lost to whose other end something has happened that it could not tell us of."""
+"""Time after which an idle connection fails if its peer has disappeared without closing it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Encryption of one end, by the names of Tarantool's options `ssl_cert_file`, `ssl_key_file`, …
+    """TLS settings of one end, named after Tarantool's options `ssl_cert_file`, `ssl_key_file`, …
 
-    A listener needs certificate and key. `ca_file`: the other end must show a certificate signed by it; without it
-    nobody's identity is checked. `TlsRefused` where a file cannot be used.
+    A listener needs a certificate and a key. With `ca_file` the peer must present a certificate signed by that
+    authority; without it the peer is not verified. Using a file that is invalid raises TlsRefused.
     """
 
     cert_file: str | None = None
@@ -53,8 +53,8 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class SocketOptions:
-    """What TCP does with what is sent. `no_delay`: it goes at once, however little it is. Buffer sizes are the kernel's
-    where they are None."""
+    """TCP socket options. `no_delay` sends small packets at once (TCP_NODELAY). Buffer sizes of None keep the kernel's
+    defaults."""
 
     no_delay: bool = True
     send_buffer: int | None = None
@@ -65,101 +65,101 @@ DEFAULT_OPTIONS = SocketOptions()
 
 
 class TlsRefused(FlowstoneError):
-    """Encryption cannot be set up on our side: a file is missing or is not what it should be. The message names it."""
+    """TLS cannot be set up on our side because a file or option is missing or invalid. The message names it."""
 
 
 class Stream(Protocol):
-    """A connection that we made. One reader and one writer at a time.
+    """An outgoing connection. One reader and one writer at a time.
 
-    A peer that is gone without a word is noticed after KEEPALIVE_SECONDS at the latest, if nothing is on its way to it.
+    If the peer disappears without closing the connection, an idle connection fails within KEEPALIVE_SECONDS.
     """
 
     async def read(self, n: int) -> bytes:
-        """Between one and `n` bytes, as soon as there are any; b"" when the peer has closed."""
+        """Return between one and `n` bytes as soon as any arrive; b"" if the peer has closed the connection."""
         ...
 
     def write(self, data: Buffer) -> None:
-        """Queue `data` for sending; never blocks, never fails. `drain` tells whether it went well."""
+        """Queue `data` for sending; never blocks, never fails. `drain` reports errors."""
         ...
 
     async def drain(self) -> None:
-        """Wait until little is queued; raises OSError when the connection is lost."""
+        """Wait until the send queue is short; raise OSError if the connection is lost."""
         ...
 
     async def close(self) -> None:
-        """Send what is queued and close; a connection that is already lost is not an error."""
+        """Send the queued data and close; a connection that is already lost is not an error."""
         ...
 
 
 class Receiver(Protocol):
-    """What a server does with one client. Each method is called by the loop and must not block."""
+    """Handles the events of one client. The event loop calls each method, which must not block."""
 
     def received(self, data: bytes) -> None:
-        """Some bytes have arrived."""
+        """Handle bytes that have arrived."""
         ...
 
     def congested(self) -> None:
-        """More than QUEUE_MAX bytes wait to be sent; `drained` will follow, or `closed`."""
+        """Handle a full send queue (more than QUEUE_MAX bytes); `drained` or `closed` follows."""
         ...
 
     def drained(self) -> None:
-        """Little is left of what was too much."""
+        """Handle a send queue that has become short again."""
         ...
 
     def closed(self) -> None:
-        """The connection is gone, for whatever reason; the last call."""
+        """Handle the end of the connection, for whatever reason; this is the last call."""
         ...
 
 
 class Client(Protocol):
-    """A connection that somebody made to us."""
+    """An incoming connection."""
 
     @property
     def peer(self) -> str:
-        """Who it is, for logs: address and port; "unix/:" for a Unix socket."""
+        """The address and port of the peer, for logs; "unix/:" for a Unix socket."""
         ...
 
     @property
     def queued(self) -> int:
-        """Bytes written and not yet taken by the kernel."""
+        """Bytes in the send queue that the kernel has not accepted yet."""
         ...
 
     def write(self, data: Buffer) -> None:
-        """Queue `data` for sending; never blocks, never fails. After the end of the connection it does nothing."""
+        """Queue `data` for sending; never blocks, never fails. Does nothing after the end of the connection."""
         ...
 
     def pause_reading(self) -> None:
-        """No more `received` after this; the peer is held back when the kernel's buffer is full. Twice is harmless."""
+        """Stop calling `received`; the kernel slows the peer down once its buffer is full. Twice is harmless."""
         ...
 
     def resume_reading(self) -> None:
-        """Undoes `pause_reading`."""
+        """Undo `pause_reading`."""
         ...
 
     def close(self) -> None:
-        """Send what is queued and close; nothing is received any more."""
+        """Send the queued data and close; nothing more is received."""
         ...
 
     def abort(self) -> None:
-        """Close at once, whatever is queued."""
+        """Close at once and discard the queued data."""
         ...
 
 
 class Listener(Protocol):
-    """An open port."""
+    """A listening socket."""
 
     @property
     def port(self) -> int | None:
-        """The port, chosen by the kernel where 0 was asked for; None for a Unix socket."""
+        """The port, chosen by the kernel if 0 was requested; None for a Unix socket."""
         ...
 
     async def close(self) -> None:
-        """Accept nobody any more. Connections stay: closing them is for who accepted them."""
+        """Stop accepting connections. Existing connections stay open; their owner closes them."""
         ...
 
 
 class Network(Protocol):
-    """Reaching others, and being reached."""
+    """Outgoing and incoming connections."""
 
     async def connect(
         self,
@@ -170,9 +170,9 @@ class Network(Protocol):
         tls: Tls | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
     ) -> Stream:
-        """Connect to `host` and `port`, or, when `port` is None, to the Unix socket at path `host`.
+        """Connect to `host` and `port`, or, if `port` is None, to the Unix socket at path `host`.
 
-        Raises OSError, of which TimeoutError (after `timeout` seconds) is one, and TlsRefused."""
+        Raise OSError, including TimeoutError after `timeout` seconds, or TlsRefused."""
         ...
 
     async def listen(
@@ -185,10 +185,10 @@ class Network(Protocol):
         backlog: int = BACKLOG,
         options: SocketOptions = DEFAULT_OPTIONS,
     ) -> Listener:
-        """Accept connections, as with `connect`; `on_client` says who receives what a new one sends.
+        """Accept connections at an address, written as for `connect`; `on_client` returns the receiver of a new client.
 
-        Raises OSError where the address is taken or not ours, and TlsRefused. The file of a Unix socket is removed
-        when the listener is closed."""
+        Raise OSError if the address is in use or not local, or TlsRefused. Closing the listener removes the file of a
+        Unix socket."""
         ...
 
 
@@ -213,11 +213,11 @@ class SystemNetwork:
                 reader, writer = await asyncio.open_connection(host, port, **encryption)
         except TimeoutError as error:
             address = host if port is None else f"{host}:{port}"
-            raise TimeoutError(f"no connection to {address} within {timeout:g} s") from error
-        except OSError:  # errors of certificates are ValueErrors, too
+            raise TimeoutError(f"connection to {address} timed out after {timeout:g} s") from error
+        except OSError:  # must come first: certificate errors are both OSErrors and ValueErrors
             raise
-        except ValueError as error:  # of which UnicodeError is one: Python's own look at the name
-            raise OSError(errno.EINVAL, f"{host!r} can be no address") from error
+        except ValueError as error:  # for example UnicodeError, if Python cannot encode the host name
+            raise OSError(errno.EINVAL, f"invalid host name {host!r}") from error
         _prepare(writer.transport, options)
         return _AsyncioStream(reader, writer)
 
@@ -243,7 +243,7 @@ class SystemNetwork:
 
 def _client_context(tls: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # as Tarantool: the authority's signature counts, not the name
+    context.check_hostname = False  # as in Tarantool: the authority's signature is checked, not the host name
     context.verify_mode = ssl.CERT_REQUIRED if tls.ca_file else ssl.CERT_NONE
     return _with_files(context, tls)
 
@@ -255,7 +255,7 @@ def _server_context(tls: Tls) -> ssl.SSLContext:
 
 
 def check_tls(tls: Tls) -> None:
-    """TlsRefused where a listener could not use it."""
+    """Raise TlsRefused if a listener cannot use these settings."""
     _server_context(tls)
 
 
@@ -273,53 +273,53 @@ def _with_files(context: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
         try:
             context.set_ciphers(tls.ciphers)
         except ssl.SSLError as error:
-            hint = "write them as OpenSSL does: `openssl ciphers` lists the names"
+            hint = "use OpenSSL cipher names; `openssl ciphers` lists them"
             raise TlsRefused(f"ssl_ciphers {tls.ciphers!r}: {_reason(error)}", hint=hint) from error
     return context
 
 
 _CERTIFICATE = (b"CERTIFICATE-----", "certificate")
 _PRIVATE_KEY = (b"PRIVATE KEY-----", "private key")
-"""How the first line of a PEM block ends, and what the block is."""
+"""End of the first line of a PEM block, and the kind of the block."""
 
-_PEM_HINT = "give it in PEM form, the lines -----BEGIN … and -----END … included"
+_PEM_HINT = "use PEM format, including the lines -----BEGIN … and -----END …"
 
 
 def _load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str, password: str | None) -> None:
-    """OpenSSL does not say which file it stumbled over, so they are looked at before."""
+    """Load a certificate and its key. Check both files first, because OpenSSL's errors do not name the file."""
     _check_pem("ssl_cert_file", cert_file, _CERTIFICATE)
     key = _check_pem("ssl_key_file", key_file, _PRIVATE_KEY)
     try:
-        # An empty password instead of None: OpenSSL would ask at the terminal for one that is missing.
+        # An empty password instead of None: OpenSSL would prompt on the terminal for a missing one.
         context.load_cert_chain(cert_file, key_file, password=password or "")
     except ssl.SSLError as error:
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            message = f"ssl_key_file {key_file} is not the key of ssl_cert_file {cert_file}"
-            raise TlsRefused(message, hint="give the key that the certificate was made for") from error
+            message = f"ssl_key_file {key_file} does not match ssl_cert_file {cert_file}"
+            raise TlsRefused(message, hint="use the private key that belongs to the certificate") from error
         if b"ENCRYPTED" in key:
-            what = "is not opened by the password" if password else "is under a password"
-            hint = f"give the right one (ssl_password in a URI), or take it off: openssl pkey -in {key_file} -out …"
+            what = "cannot be decrypted with the given password" if password else "is encrypted and needs a password"
+            hint = f"set ssl_password in the URI, or remove the password: openssl pkey -in {key_file} -out …"
             raise TlsRefused(f"ssl_key_file {key_file} {what}", hint=hint) from error
         message = f"ssl_cert_file {cert_file} with ssl_key_file {key_file}: {_reason(error)}"
-        raise TlsRefused(message, hint="see what `openssl x509` and `openssl pkey` say of them") from error
+        raise TlsRefused(message, hint="check both files with `openssl x509` and `openssl pkey`") from error
 
 
 def _check_pem(option: str, path: str, wanted: tuple[bytes, str]) -> bytes:
-    """What the file holds, among it a block of the kind that is wanted."""
+    """Return the content of the file; raise TlsRefused unless it contains a block of the wanted kind."""
     try:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
-        message = f"{option} {path} cannot be read: {error.strerror or error}"
-        raise TlsRefused(message, hint=f"check the path and its permissions, or give another {option}") from error
+        message = f"cannot read {option} {path}: {error.strerror or error}"
+        raise TlsRefused(message, hint=f"check the path and its permissions, or use another {option}") from error
     line_end, kind = wanted
     if line_end not in content:
-        raise TlsRefused(f"{option} {path} holds no {kind}", hint=_PEM_HINT)
+        raise TlsRefused(f"{option} {path} contains no {kind}", hint=_PEM_HINT)
     return content
 
 
 def _reason(error: ssl.SSLError) -> str:
-    """OpenSSL's reason in words; without one, its own text."""
+    """Return OpenSSL's reason in words, or its message if there is no reason."""
     reason = getattr(error, "reason", None)
     return reason.replace("_", " ").lower() if reason else str(error.args[-1])
 
@@ -328,12 +328,12 @@ def _prepare(transport: asyncio.BaseTransport, options: SocketOptions) -> None:
     connection = transport.get_extra_info("socket")
     if connection is None or connection.family == socket.AF_UNIX:
         return
-    # Replies and ACKs are small and waited for: Nagle's delay would be paid on each of them.
+    # Responses and ACKs are small and awaited by the peer: Nagle's algorithm would delay each of them.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, int(options.no_delay))
     for buffer, size in ((socket.SO_SNDBUF, options.send_buffer), (socket.SO_RCVBUF, options.receive_buffer)):
         if size is not None:
             connection.setsockopt(socket.SOL_SOCKET, buffer, size)
-    # A machine that loses power says nothing: whoever only waits would wait for ever.
+    # A machine that loses power closes nothing: without keepalive a reader would wait forever.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE_OPTIONS:
         if hasattr(socket, option):
@@ -345,7 +345,7 @@ _KEEPALIVE_OPTIONS = (
     ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
     ("TCP_KEEPCNT", KEEPALIVE_COUNT),
 )
-"""By name, as not every system has all of them."""
+"""Names instead of constants, because not every system has all of them."""
 
 
 class _AsyncioStream:
@@ -357,7 +357,7 @@ class _AsyncioStream:
         return await self._reader.read(n)
 
     def write(self, data: Buffer) -> None:
-        if not self._writer.is_closing():  # uvloop would raise, asyncio drops it
+        if not self._writer.is_closing():  # uvloop would raise, where asyncio discards the data
             self._writer.write(memoryview(data))
 
     async def drain(self) -> None:
@@ -365,12 +365,12 @@ class _AsyncioStream:
 
     async def close(self) -> None:
         self._writer.close()
-        with contextlib.suppress(OSError):  # lost before it was closed: nobody is left to tell
+        with contextlib.suppress(OSError):  # the connection was already lost
             await self._writer.wait_closed()
 
 
 class _AsyncioClient(asyncio.Protocol):
-    """A client to who accepted it, a protocol to the loop."""
+    """An asyncio protocol that implements `Client`."""
 
     def __init__(self, on_client: Callable[[Client], Receiver], options: SocketOptions) -> None:
         self._on_client = on_client
@@ -429,16 +429,16 @@ class _AsyncioListener:
         self._identity = _identity(self._path)
 
     async def close(self) -> None:
-        # Somebody else may listen at this path by now; then the file is theirs.
+        # Another process may listen at this path by now; then the file is not ours to remove.
         if self._path is not None and self._identity is not None and _identity(self._path) == self._identity:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
-        # Not wait_closed: from Python 3.12 on it waits for the connections, too.
+        # No wait_closed: since Python 3.12 it also waits for the connections.
         self._server.close()
 
 
 def _identity(path: str | None) -> tuple[int, int] | None:
-    """Which file is at `path`; None where there is none, as for a socket in Linux's abstract namespace."""
+    """Return device and inode of the file at `path`; None if there is none, as for an abstract Unix socket."""
     if path is None or path.startswith("\0"):
         return None
     try:

@@ -1,7 +1,7 @@
 """Randomness: salts, UUIDs and jitter, all from one source.
 
-The production form draws from the operating system, so that salts are fit for authentication.
-Nothing random in Flowstone comes from anywhere else.
+The production implementation uses the operating system's generator, so that salts are suitable for authentication.
+Flowstone uses no other source of randomness.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Protocol
 
 
 class Random(Protocol):
-    """A source of randomness that a simulator can replace by a seeded one."""
+    """A source of randomness; the simulator replaces it with a seeded one."""
 
     def bytes(self, n: int) -> bytes:
-        """`n` random bytes, fit for a salt."""
+        """Return `n` random bytes, suitable for a salt."""
         ...
 
     def uuid(self) -> uuid.UUID:
-        """A random (version 4) UUID, as instances and replica sets are named by."""
+        """Return a random (version 4) UUID, as used for instances and replica sets."""
         ...
 
     def uniform(self, a: float, b: float) -> float:
-        """A float between `a` and `b`, both included, in either order. For jitter."""
+        """Return a float between `a` and `b`, both included, in either order. For jitter."""
         ...
 
     def randrange(self, n: int) -> int:
-        """An integer in `0 <= value < n`; `n` below one is a ValueError."""
+        """Return an integer in `0 <= value < n`; raise ValueError if `n` is less than one."""
         ...
 
 
 class SystemRandom:
-    """The operating system's random source."""
+    """The operating system's random number generator."""
 
     def __init__(self) -> None:
         self._source = random.SystemRandom()

@@ -1,4 +1,4 @@
-"""Work on files by a worker, which nobody leaves behind: whoever closes them afterwards must know that it is done."""
+"""File operations in a worker that the caller always waits for, so that the files can be closed safely afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def by_worker(outside: Outside, work: Callable[..., T], *arguments: object) -> T:
-    """As `outside.blocking`, but a caller who is cancelled leaves only when the worker has: they share files."""
+    """Run `work` as `outside.blocking` does, but let a cancelled caller wait for the worker: they share files."""
     return await to_its_end(outside.blocking(work, *arguments))
 
 

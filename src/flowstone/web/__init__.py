@@ -1,5 +1,6 @@
-"""What a browser and a probe are shown: the dashboard and its feed, metrics for Prometheus, health.
+"""The HTTP side: the dashboard and its feed, metrics for Prometheus, and health checks.
 
-Served by `server.py` behind `guard.py`: read-only, on loopback unless told otherwise, and then with a token. Nodes are
-read through `observation/`, and none is written to. Needs the extra `web` (starlette, uvicorn, prometheus-client).
+`server.py` serves applications through `guard.py`: read-only, on loopback by default, and with a token on any other
+address. Servers are queried through `observation/`; nothing here writes to them. Requires the extra `web` (starlette,
+uvicorn, prometheus-client).
 """

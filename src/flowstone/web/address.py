@@ -1,6 +1,6 @@
-"""Where HTTP is served, who can come there, and whether a token keeps out those who should not.
+"""The address that HTTP is served at, and the token that protects it.
 
-Knows no web library: whoever only checks an option needs none.
+Imports no web library, so that options can be checked without the extra `web`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from flowstone.iproto.uri import Uri, UriError
 from flowstone.node.configuration import listen_uri
 
 TOKEN_LENGTH_MIN: Final = 16
-"""Shorter ones can be guessed."""
+"""Minimum length of a token, in characters; shorter tokens can be guessed."""
 
 
 class TokenNeeded(FlowstoneError):
-    """Others than this machine could ask, and nothing keeps them from it."""
+    """The address is reachable from other machines and has no valid token."""
 
 
 def http_address(listen: str) -> Uri:
-    """Where `listen` asks to serve HTTP; UriError where it asks for no such place."""
+    """Return the address that `listen` names; raise UriError unless it is a host and a port, or a port."""
     place = listen_uri(listen)
     if place.port is None or place.user is not None or place.parameters:
-        raise UriError(f"{place.address} is no place to serve HTTP at", hint="write it as HOST:PORT")
+        raise UriError(f"{place.address} is not a valid HTTP address", hint="write it as HOST:PORT")
     return place
 
 
 def is_loopback(place: Uri) -> bool:
-    """Whether nobody but this machine can come there."""
+    """Return True if only this machine can connect to the address."""
     try:
         return ipaddress.ip_address(place.host).is_loopback
     except ValueError:
@@ -42,13 +42,15 @@ def new_token() -> str:
 
 
 def is_token(text: str) -> bool:
-    """Whether it is long enough, and can be part of a header."""
+    """Return True if the text is long enough for a token and can be sent in an HTTP header."""
     return len(text) >= TOKEN_LENGTH_MIN and text.isascii() and text.isprintable()
 
 
 def check_token(place: Uri, token: str | None) -> None:
-    """TokenNeeded where one is missing, or is none."""
+    """Raise TokenNeeded if the address requires a token and has none, or if the token is invalid."""
     if token is None and not is_loopback(place):
-        raise TokenNeeded(f"{place.address} can be reached by others", hint="give a token, or listen on 127.0.0.1")
+        raise TokenNeeded(
+            f"{place.address} is reachable from other machines", hint="set a token, or listen on 127.0.0.1"
+        )
     if token is not None and not is_token(token):
-        raise TokenNeeded(f"the token has fewer than {TOKEN_LENGTH_MIN} letters, or others than ASCII has")
+        raise TokenNeeded(f"token must have at least {TOKEN_LENGTH_MIN} printable ASCII characters")

@@ -1,4 +1,4 @@
-"""Metrics and health of an archive in the making, by the events that it tells; they are at most a second old."""
+"""Metrics and health of a running archive, built from its events; they are at most one second old."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowstone.web.metrics import Families
 
 
 class ArchiveMetrics:
-    """`monitoring.Monitored` of the archive in `directory`; `note` is told every event of it."""
+    """`monitoring.Monitored` for the archive in `directory`. Pass each of its events to `note`."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -38,20 +38,20 @@ class ArchiveMetrics:
     async def metrics(self) -> Families:
         families, archive = Families(), self._directory
         following = int(self._is_following)
-        families.gauge("flowstone_archive_following", "Whether it gets rows", following, archive=archive)
+        families.gauge("flowstone_archive_following", "Whether the archive receives rows", following, archive=archive)
         progress = self._progress
         if progress is not None:
             for replica_id, lsn in progress.position.items():
-                text = "LSN up to which rows of this replica are durable here"
+                text = "LSN up to which rows of this replica are durable in the archive"
                 families.gauge("flowstone_archive_position", text, lsn, archive=archive, id=replica_id)
             for replica_id, lsn in progress.settled.items():
-                text = "LSN up to which they can no longer be withdrawn"
+                text = "LSN up to which rows of this replica are settled and cannot be rolled back"
                 families.gauge("flowstone_archive_settled_position", text, lsn, archive=archive, id=replica_id)
-            text = "Rows written since the start"
+            text = "Rows written since the archive started"
             families.counter("flowstone_archive_rows_total", text, progress.rows, archive=archive)
-            text = "Bytes of logs written since the start"
+            text = "Bytes written to logs since the archive started"
             families.counter("flowstone_archive_bytes_total", text, progress.bytes, archive=archive)
-            text = "Seconds between the writing of the last row there and here"
+            text = "Seconds between the write of the last row on the server and in the archive"
             families.gauge("flowstone_archive_lag_seconds", text, progress.lag, archive=archive)
         self._add_counts(families)
         return families
@@ -59,14 +59,14 @@ class ArchiveMetrics:
     def _add_counts(self, families: Families) -> None:
         for name, text, count in (
             ("flowstone_archive_snapshots_total", "Snapshots taken", self._snapshots),
-            ("flowstone_archive_snapshot_failures_total", "Snapshots that could not be taken", self._snapshot_failures),
-            ("flowstone_archive_gaps_total", "Times that rows were gone when they were asked for", self._gaps),
+            ("flowstone_archive_snapshot_failures_total", "Snapshots that failed", self._snapshot_failures),
+            ("flowstone_archive_gaps_total", "Times the server no longer had the next rows", self._gaps),
             (
                 "flowstone_archive_missing_rows_total",
-                "Rows that were gone, and that a snapshot stands for",
+                "Rows that the server no longer had and that a snapshot replaces",
                 self._missing_rows,
             ),
-            ("flowstone_archive_disconnects_total", "Times that the server was lost", self._disconnects),
+            ("flowstone_archive_disconnects_total", "Times the connection to the server was lost", self._disconnects),
         ):
             families.counter(name, text, count, archive=self._directory)
 
@@ -75,9 +75,9 @@ class ArchiveMetrics:
         return self._is_connected and self._progress is not None and self._progress.state in FOLLOWING
 
     async def health(self) -> Health:
-        """Ready is who gets rows."""
+        """Return the health; the archive is ready while it receives rows."""
         state = self._progress.state if self._progress is not None else "starting"
         if self._is_following:
             return Health(state=state, is_ready=True)
-        reason = self._trouble or "it does not follow the server yet"
+        reason = self._trouble or "archive does not follow the server yet"
         return Health(state=state, is_ready=False, reasons=(reason,))

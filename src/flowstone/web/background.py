@@ -1,4 +1,4 @@
-"""Serves HTTP from a thread of its own, beside a program that has no loop to share, such as a job of Spark."""
+"""An HTTP server in a thread of its own, for programs without an event loop, such as a Spark job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from flowstone.web.server import WebServer
 
 
 class BackgroundServer:
-    """`with BackgroundServer(make) as web`: what `make` makes is served until the block ends; errors of its start are
-    raised at the beginning."""
+    """`with BackgroundServer(make) as web`: run the server that `make` returns until the block ends.
+
+    An error while the server starts is raised on entry.
+    """
 
     def __init__(self, make: Callable[[], WebServer]) -> None:
         self._make = make

@@ -1,7 +1,7 @@
-"""The dashboard as an application: the page and its files, and the feed behind it, all to be read only.
+"""The dashboard as an ASGI application: the page, its assets, and the JSON feed; all read-only.
 
-What is asked for is bounded and checked: a parameter that is unknown, given twice, too long or none gets status 400 and
-one line that says why. Who may ask is decided by `guard.py`.
+Queries are bounded and checked: an unknown, repeated, too long or invalid parameter gets status 400 and one line that
+says why. Access control is in `guard.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from flowstone.web.feed_state import to_json
 from flowstone.web.monitoring import monitoring
 
 TEXT_LENGTH_MAX: Final = 200
+"""Maximum length of a parameter's value, in characters."""
+
 LIMIT_MAX: Final = 500
+"""Maximum number of transactions in one answer."""
 
 _KINDS: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "html": "text/html"}
 _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
@@ -32,23 +35,23 @@ _PARAMETERS: Final = ("set", "space", "type", "replica", "text", "limit")
 
 
 class BadParameter(FlowstoneError):
-    """Something in the query cannot be meant."""
+    """A query parameter is invalid."""
 
 
 def dashboard(feed: Feed) -> Starlette:
-    """The application, with `/metrics` and `/health`; `feed` is started and stopped by whoever made it."""
+    """Return the dashboard with `/metrics` and `/health`. The caller starts and stops `feed`."""
     return monitoring(FeedMonitored(feed), page(feed))
 
 
 def page(feed: Feed) -> Starlette:
-    """The page and what is behind it alone, to stand beside what else a process serves."""
-    there = _page_files()
+    """Return the page and its feed alone, for a process that serves `/metrics` and `/health` itself."""
+    assets = _page_files()
 
     async def index(request: Request) -> Response:
-        return _file(there["index.html"])
+        return _file(assets["index.html"])
 
     async def asset(request: Request) -> Response:
-        found = there.get(request.path_params["name"])
+        found = assets.get(request.path_params["name"])
         return _file(found) if found is not None else PlainTextResponse("no such file\n", 404)
 
     async def state(request: Request) -> Response:
@@ -58,7 +61,7 @@ def page(feed: Feed) -> Starlette:
     async def history(request: Request) -> Response:
         uuid = _query(request, ("set",)).get("set")
         if uuid is not None and not feed.watches(uuid):
-            raise BadParameter("no such set")
+            raise BadParameter("unknown replica set")
         return _json(feed.history(uuid))
 
     async def transactions(request: Request) -> Response:
@@ -78,7 +81,7 @@ def page(feed: Feed) -> Starlette:
 
 
 class _Events:
-    """An ASGI application of its own: Starlette would take a function for one that answers once."""
+    """The event stream as an ASGI application: Starlette treats a function as an endpoint that returns one response."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -88,7 +91,7 @@ class _Events:
 
 
 def _page_files() -> dict[str, tuple[bytes, str]]:
-    """The page and what it consists of, read once: by name the content and its kind."""
+    """Read the page and its assets; return their content and media type by file name."""
     found: dict[str, tuple[bytes, str]] = {}
     for file in files("flowstone.web").joinpath("page").iterdir():
         kind = _KINDS.get(file.name.rpartition(".")[2])
@@ -112,13 +115,14 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _query(request: Request, allowed: tuple[str, ...]) -> Mapping[str, str]:
-    """The parameters that have a value."""
+    """Return the parameters that have a value; raise BadParameter for those that are not allowed."""
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in allowed:
-            raise BadParameter(f"no such parameter here; there are: {', '.join(allowed) or 'none'}")
+            # The name is not repeated: the answer contains no text of the client.
+            raise BadParameter(f"unknown parameter; allowed: {', '.join(allowed) or 'none'}")
         if name in found:
-            raise BadParameter(f"{name} is given twice")
+            raise BadParameter(f"{name} is given more than once")
         if len(value) > TEXT_LENGTH_MAX:
             raise BadParameter(f"{name} is longer than {TEXT_LENGTH_MAX} characters")
         found[name] = value
@@ -128,7 +132,7 @@ def _query(request: Request, allowed: tuple[str, ...]) -> Mapping[str, str]:
 def _wanted(query: Mapping[str, str]) -> Wanted:
     limit = _number(query, "limit")
     if limit is not None and not 1 <= limit <= LIMIT_MAX:
-        raise BadParameter(f"limit is a number from 1 to {LIMIT_MAX}")
+        raise BadParameter(f"limit must be a number from 1 to {LIMIT_MAX}")
     return Wanted(
         set=query.get("set"),
         space=query.get("space"),
@@ -144,5 +148,5 @@ def _number(query: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not _NUMBER.fullmatch(text):
-        raise BadParameter(f"{name} is a number")
+        raise BadParameter(f"{name} must be a number")
     return int(text)

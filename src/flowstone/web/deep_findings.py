@@ -1,8 +1,9 @@
-"""What is wrong, with what only a question more tells: both tuples of a conflict, where two histories parted.
+"""Findings for the dashboard, with details that need further queries: the two tuples of a conflict, or a fork point.
 
-The dashboard's word is that of `flowstone explain`. What a look shows is explained at once; `look_deeper` goes on from
-there beside the looks of every second and never in their way, with connections and a time limit of its own. Where it
-fails, what the last look showed stays. It remembers one answer, whatever happens.
+The dashboard shows the same findings as `flowstone explain`. `see` derives findings from the reports of each poll;
+`look_deeper` investigates them further. It runs concurrently with the polls and never delays them: it has its own
+connections and a timeout. If it fails, the findings of the last poll remain. Only the result of the last investigation
+is kept.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ from flowstone.outside import Outside
 LOG = logging.getLogger("flowstone.web")
 
 DEEPER_SECONDS: Final = 30.0
-"""From one deeper look to the next while the same things are wrong: it reads logs, and measures for a second."""
+"""Interval between investigations while the findings are the same: each one reads logs and measures for a second."""
 
 LIMIT_SECONDS: Final = 10.0
-"""What it may take; all sets are looked at at once."""
+"""Timeout of an investigation; all sets are investigated concurrently."""
 
 WATCHERS_MAX: Final = 100
-"""Names under which logs were read last: servers forget them as soon as a connection ends."""
+"""Number of recent log reader UUIDs to remember; servers drop a reader when its connection ends."""
 
 ALONE_MAX: Final = 100
-"""Findings that no report shows: a server may be told, or tell, of any number that it does not follow."""
+"""Limit on findings that no report shows: a server can name any number of peers that it does not follow."""
 
 Key = tuple[Kind, str, str | None]
 
 
 class DeepFindings:
-    """`see` what every look has seen, `look_deeper` from time to time, one at a time; `findings` whenever asked."""
+    """Call `see` after every poll and `look_deeper` periodically, never twice at the same time; read `findings` at any
+    time."""
 
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
@@ -53,7 +55,7 @@ class DeepFindings:
         self._shallow: tuple[Finding, ...] = ()
         self._deeper: dict[Key, Finding] = {}
         self._alone: tuple[Finding, ...] = ()
-        """Those that no report shows."""
+        """Findings that no report shows."""
         self._looked_for: frozenset[Key] | None = None
         self._begun_at = float("-inf")
         self._failing: set[str | None] = set()
@@ -61,31 +63,31 @@ class DeepFindings:
 
     @property
     def watchers(self) -> frozenset[str]:
-        """The UUIDs under which a deeper look follows logs: to servers these are anonymous replicas."""
+        """UUIDs under which investigations read logs; servers list these readers as anonymous replicas."""
         return frozenset(self._watchers)
 
     def see(self, sets: tuple[ReplicaSet, ...], way: Callable[[Member], Asking | None]) -> None:
-        """The sets as they are now; `way` is how to reach a member that has answered."""
+        """Take the sets of a poll. `way` returns the connection to a member that has answered."""
         ways = {member.uuid: way(member) for one in sets for member in one.members if member.report is not None}
         self._sets, self._shallow = sets, explain(sets)
         self._uris = {uuid: asking.uri for uuid, asking in ways.items() if asking is not None}
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong, the worst first."""
+        """All findings, the most severe first."""
         known = set(map(_key, self._shallow))
         alone = [one for one in self._alone if _key(one) not in known and self._is_still_alone(one)]
         return in_order([*map(self._deepened, self._shallow), *alone])
 
     def _deepened(self, shallow: Finding) -> Finding:
-        """What it is about goes on to be told as it is now: how far somebody is behind changes with every look."""
+        """Add the details of the last investigation. The rest comes from the poll: a lag changes with every poll."""
         deep = self._deeper.get(_key(shallow))
         if deep is None:
             return shallow
         return msgspec.structs.replace(shallow, why=deep.why, advice=deep.advice, evidence=deep.evidence)
 
     def _is_still_alone(self, finding: Finding) -> bool:
-        """Its member answers, and still shows nothing of whom it does not follow."""
+        """Return True if the member answers and its report still does not show the peer of the finding."""
         member = next((one for each in self._sets for one in each.members if one.uuid == finding.member), None)
         if member is None or member.report is None or member.address is None:
             return False
@@ -94,7 +96,7 @@ class DeepFindings:
         return finding.peer not in shown
 
     async def look_deeper(self) -> None:
-        """Where other things are wrong than the last time, or that is long ago; else it returns at once."""
+        """Investigate if the findings have changed or DEEPER_SECONDS have passed; otherwise return at once."""
         sets, shallow = self._sets, self._shallow
         now, wrong = self._outside.clock.monotonic(), frozenset(map(_key, shallow))
         if wrong == self._looked_for and now - self._begun_at < DEEPER_SECONDS:
@@ -109,20 +111,20 @@ class DeepFindings:
         self._failing = {one.uuid for one, answer in zip(sets, answers, strict=True) if answer is None}
         found = [one for answer in answers for one in answer or () if one not in shallow]
         self._deeper = {_key(one): one for one in found if _key(one) in wrong}
-        # A look that failed does not say that they are gone.
+        # If an investigation fails, keep its previous findings: they may still hold.
         alone = [one for one in self._alone if one.replicaset in self._failing]
         self._alone = (*alone, *(one for one in found if _key(one) not in wrong))[:ALONE_MAX]
 
     async def _investigate(self, investigation: Investigation, one: ReplicaSet) -> Sequence[Finding] | None:
-        """None where it failed, which is told once until it does not."""
+        """Return the findings of one set; None if the investigation fails. Log only the first of failures in a row."""
         try:
             async with asyncio.timeout(LIMIT_SECONDS):
                 return await investigation.findings([one])
         except Exception as error:
             if one.uuid not in self._failing:
                 is_late = isinstance(error, TimeoutError)
-                reason = f"it took more than {LIMIT_SECONDS:g} s" if is_late else "an error"
-                what = "cannot look deeper into what is wrong with replica set %s, and show what is seen at once: %s"
+                reason = f"timed out after {LIMIT_SECONDS:g} s" if is_late else "unexpected error"
+                what = "cannot investigate replica set %s, showing findings from reports only: %s"
                 LOG.warning(what, one.name or one.uuid or "unknown", reason, exc_info=None if is_late else error)
             return None
 
@@ -133,7 +135,7 @@ class DeepFindings:
 
 
 class _Asked:
-    """`investigation.Asked` with connections of its own: those of the looks may be closed at any time."""
+    """`investigation.Asked` with its own connections: the poll's connections may be closed at any time."""
 
     def __init__(self, outside: Outside, uris: Mapping[str, Uri]) -> None:
         self._askings = {uuid: Asking(outside, uri, instance=uuid) for uuid, uri in uris.items()}
@@ -141,7 +143,7 @@ class _Asked:
     def asking(self, member: Member) -> Asking:
         asking = self._askings.get(member.uuid)
         if asking is None:
-            raise FlowstoneError(f"{member.label} cannot be asked from here", hint="give its address, too")
+            raise FlowstoneError(f"cannot query {member.label}: its URI is unknown", hint="pass its URI as well")
         return asking
 
     async def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Server-sent events for many listeners: each event encoded once, and nobody waits for a slow one.
+"""Server-sent events for many listeners: each event is encoded once, and a slow listener does not delay the others.
 
-A listener has room for the newest state and for a few batches of transactions; what does not fit is left out, and told
-as a number. So memory is bounded by the number of listeners, which is bounded, too: one more replaces the oldest
-listener of the address that has most. A listener that takes nothing for long is disconnected.
-ASGI, without knowledge of what the events mean.
+A listener queues the newest state and a few batches of transactions. Batches that do not fit are dropped and counted in
+a `skipped` event. Memory is therefore bounded by the number of listeners, which is limited, too: a new listener above
+the limit replaces the oldest listener of the address that has the most. A listener that reads nothing for SEND_SECONDS
+is disconnected. Plain ASGI; knows nothing about the content of events.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from starlette.types import Receive, Scope, Send
 
 LISTENERS_MAX: Final = 64
 BATCHES_MAX: Final = 8
-"""Batches of transactions that wait for one listener: two seconds of them."""
+"""Batches of transactions queued for one listener: two seconds' worth."""
 
 KEEP_ALIVE_SECONDS: Final = 15.0
+"""Idle time after which a comment is sent to keep the connection alive."""
+
 SEND_SECONDS: Final = 30.0
-"""What a listener may take to read what it was sent; a browser that sleeps takes longer, and comes back."""
+"""Timeout for a listener to read what was sent. A browser that is suspended longer reconnects when it resumes."""
 
 RETRY_MILLISECONDS: Final = 2000
+"""Delay before a browser reconnects, sent as the stream's `retry` field."""
 
 _HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
 class _Listener:
-    """What waits to be sent to one."""
+    """The events queued for one listener."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -38,7 +41,7 @@ class _Listener:
         self.left_out: dict[str, int] = {}
         self.is_due = asyncio.Event()
         self.is_replaced = asyncio.Event()
-        """Set when another listener has taken the place of this one."""
+        """Set when a new listener replaces this one."""
 
     def put_state(self, event: bytes) -> None:
         self.state = event
@@ -52,7 +55,7 @@ class _Listener:
         self.is_due.set()
 
     def take(self) -> bytes:
-        """All that waits, the state first: it names what transactions are of."""
+        """Remove and return all queued events; the state first, because it names the sets of the transactions."""
         self.is_due.clear()
         parts = [self.state] if self.state is not None else []
         parts += [left_out_event(source, count) for source, count in self.left_out.items()]
@@ -63,7 +66,7 @@ class _Listener:
 
 
 class EventStream:
-    """Sends what it is given to all who listen; `handle` is the ASGI application that serves one of them."""
+    """Sends each event to all listeners; `handle` is the ASGI application that serves one listener."""
 
     def __init__(self) -> None:
         self._listeners: list[_Listener] = []
@@ -74,13 +77,13 @@ class EventStream:
         return len(self._listeners)
 
     def put_state(self, data: bytes) -> None:
-        """JSON of a state, which takes the place of the one before where that was not sent yet."""
+        """Queue a state, encoded as JSON; it replaces an earlier state that has not been sent yet."""
         self._newest_state = event(b"state", data)
         for listener in self._listeners:
             listener.put_state(self._newest_state)
 
     def put_batch(self, source: str, count: int, data: bytes) -> None:
-        """JSON of a batch of `count` transactions of `source`."""
+        """Queue a batch of `count` transactions of the set `source`, encoded as JSON."""
         encoded = event(b"transactions", data)
         for listener in self._listeners:
             listener.put_batch(source, count, encoded)
@@ -121,12 +124,12 @@ class EventStream:
 
 
 def event(name: bytes, data: bytes) -> bytes:
-    """As it is sent. JSON has no line breaks, which would end the data."""
+    """Return the event as it is sent. `data` must not contain line breaks; JSON has none."""
     return b"event: " + name + b"\ndata: " + data + b"\n\n"
 
 
 def left_out_event(source: str, count: int) -> bytes:
-    """To who could not be told of `count` transactions."""
+    """Return the event that tells a listener that `count` transactions of the set `source` were dropped."""
     return event(b"transactions", b'{"set":"%s","transactions":[],"skipped":%d}' % (source.encode(), count))
 
 
@@ -140,7 +143,7 @@ async def _tell(listener: _Listener, send: Send) -> None:
 
 
 async def _send(send: Send, data: bytes) -> None:
-    """TimeoutError where the listener takes nothing for too long."""
+    """Send `data`; raise TimeoutError if the listener does not read it within SEND_SECONDS."""
     async with asyncio.timeout(SEND_SECONDS):
         await send({"type": "http.response.body", "body": data, "more_body": True})
 

@@ -1,7 +1,7 @@
-"""The dashboard's feed: looks at the servers every second, follows their logs, and tells whoever listens.
+"""The dashboard's feed: polls the servers every second, follows their logs, and sends changes to the listeners.
 
-Everything is encoded once, however many listen; what is written meanwhile, only if somebody does. What it remembers is
-bounded. It reads only; a server that cannot be asked is part of the picture, never an error.
+Each event is encoded once for all listeners; transactions are encoded only while there are listeners. Memory is
+bounded. The feed only reads; an unreachable server is shown as such and is never an error.
 """
 
 from __future__ import annotations
@@ -31,26 +31,32 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("flowstone.web")
 
 LOOK_SECONDS: Final = 1.0
+"""Interval between polls of the servers."""
+
 LAKE_SECONDS: Final = 2.0
+"""Interval between polls of the lakes."""
+
 TELL_SECONDS: Final = 0.25
+"""Interval between batches of transactions."""
+
 STATE_SECONDS: Final = 0.5
-"""Between two states that are told, at least."""
+"""Minimum interval between two states that are sent."""
 
 SEARCHED_AT_ONCE: Final = 50
-"""Transactions between two turns of the loop, which may be a database's own: a millisecond or two, with all their rows
-at their longest. A worker thread would hold it up for longer, by the lock of the interpreter."""
+"""Transactions searched before yielding to the event loop, which may be that of a database: one or two milliseconds if
+all their rows are as long as possible. A worker thread would block the loop for longer, because of the GIL."""
 
 SETS_MAX: Final = 32
-"""Replica sets that are watched; servers that are named belong to fewer."""
+"""Maximum number of replica sets watched; the servers on a command line belong to fewer."""
 
 
 class Observed(Protocol):
-    """What is looked at: `observation.survey.Survey`, or a node's view of its own set."""
+    """The source of replica sets: `observation.survey.Survey`, or `NodeView` in `flowstone serve`."""
 
     async def look(self) -> tuple[ReplicaSet, ...]: ...
 
     def asking(self, member: Member) -> Asking | None:
-        """How to reach a member."""
+        """Return the connection to a member; None if its URI is unknown."""
         ...
 
     async def close(self) -> None: ...
@@ -58,7 +64,7 @@ class Observed(Protocol):
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which transactions; None means all. `text` is looked for in what rows show, whatever its case."""
+    """A filter on transactions; None matches everything. `text` is searched in the rows' data, ignoring case."""
 
     set: str | None = None
     space: str | None = None
@@ -80,7 +86,7 @@ class Wanted:
 
 
 class Feed:
-    """Made, `start`ed and `stop`ped; `state`, `history` and `transactions` at any time, `events` for who listens."""
+    """Runs from `start` to `stop`. `state`, `history` and `transactions` answer queries; `events` serves listeners."""
 
     def __init__(
         self,
@@ -106,10 +112,10 @@ class Feed:
         self._searching = asyncio.Lock()
         self.events = EventStream()
 
-    # --- life ---
+    # --- start and stop ---
 
     async def start(self) -> None:
-        """Returns when it has looked once, so that there is something to show."""
+        """Start polling; return after the first poll, so that there is a state to show."""
         await self._look()
         await self._look_at_tables()
         await self._tell()
@@ -137,15 +143,15 @@ class Feed:
             try:
                 await work()
             except Exception:
-                LOG.exception("in the dashboard's feed")
+                LOG.exception("dashboard feed failed; retrying")
 
-    # --- looking ---
+    # --- polling ---
 
     async def _look(self) -> None:
         ours = {str(watched.tail.sink.instance_uuid) for watched in self._watched.values() if watched.tail is not None}
         asked_at = self._outside.clock.wall()
         seen = await self._observed.look()
-        ours |= self._wrong.watchers  # those that began while we asked, too
+        ours |= self._wrong.watchers  # read after the poll, to include watchers that started during it
         self._sets = tuple(_without(ours, one) for one in seen)
         self._wrong.see(self._sets, self._observed.asking)
         for one in self._sets:
@@ -161,7 +167,7 @@ class Feed:
         self._note_change()
 
     def _whom_to_follow(self, one: ReplicaSet) -> list[Uri]:
-        """The leader first, whose log is ahead; then those who lack the least."""
+        """Return the URIs of members that can be followed: the leader first, then those that lack the fewest rows."""
         answering = [member for member in one.members if member.report is not None]
 
         def rank(member: Member) -> tuple[bool, int, bool]:
@@ -181,7 +187,7 @@ class Feed:
     def _note_change(self) -> None:
         self._is_changed = True
 
-    # --- telling ---
+    # --- sending ---
 
     async def _tell(self) -> None:
         for watched in list(self._watched.values()):
@@ -194,11 +200,11 @@ class Feed:
             self._is_changed, self._told_at = False, now
             self.events.put_state(to_json(self.state()))
 
-    # --- what is asked ---
+    # --- queries ---
 
     @property
     def sets(self) -> tuple[ReplicaSet, ...]:
-        """As the last look saw them."""
+        """The replica sets of the last poll."""
         return self._sets
 
     def state(self) -> State:
@@ -214,12 +220,12 @@ class Feed:
         return uuid in self._watched
 
     def history(self, uuid: str | None) -> History:
-        """Of one set; without a UUID, of the only or the first one."""
+        """Return the history of one set; without a UUID, of the first set."""
         uuid = uuid if uuid is not None else next(iter(self._shown), None)
         return self._watched[uuid].history() if uuid in self._watched else History(points=())
 
     async def transactions(self, wanted: Wanted) -> TransactionList:
-        """Those that are kept and wanted, the newest first. However many ask, one search at a time is under way."""
+        """Return the kept transactions that match, newest first. Searches run one at a time, to bound their cost."""
         chosen = [one for uuid, one in self._watched.items() if wanted.set is None or uuid == wanted.set]
         sinks = [watched.tail.sink for watched in chosen if watched.tail is not None]
         found: list[LiveTransaction] = []
@@ -244,14 +250,14 @@ class Feed:
 
 
 def _pipeline(lakes: Sequence[str]) -> Pipeline:
-    """deltalake is needed by who has a lake."""
+    """Import deltalake only if a lake is watched."""
     from flowstone.web.pipeline import Pipeline
 
     return Pipeline(lakes)
 
 
 def _without(uuids: set[str], one: ReplicaSet) -> ReplicaSet:
-    """The set without those who only watch it: our own tails, and who reads what is wrong."""
+    """Return the set without our own readers: the tails of the feed and the log readers of investigations."""
     if not any(member.uuid in uuids for member in one.members):
         return one
     return msgspec.structs.replace(

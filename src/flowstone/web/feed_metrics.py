@@ -1,7 +1,7 @@
-"""A dashboard for Prometheus and for probes: all servers that it watches, how their logs are followed, and lakes.
+"""Metrics and health of a dashboard: all servers that it watches, the tails of their logs, findings, and lakes.
 
-What it tells of servers is what each of them would tell of itself; the findings are counted, so that an alert needs no
-more than one number.
+Server metrics are the same as those that a server exports about itself. Findings are exported as counts, so that an
+alert needs only one number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flowstone.web.metrics import Families, add_reports
 
 
 class FeedMonitored:
-    """`monitoring.Monitored` of a dashboard."""
+    """`monitoring.Monitored` for a dashboard."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -30,18 +30,18 @@ class FeedMonitored:
             _add_tail(families, one)
         for table in state.pipeline:
             _add_table(families, table)
-        families.gauge("flowstone_dashboard_listeners", "Pages that are told of changes", self._feed.events.listeners)
+        families.gauge("flowstone_dashboard_listeners", "Listeners of the event stream", self._feed.events.listeners)
         return families
 
     async def health(self) -> Health:
-        """That of the dashboard itself: what it sees of others is no reason to start it anew."""
+        """Return the health of the dashboard itself: it must not be restarted because a watched server is unhealthy."""
         return Health(state="watching", is_ready=True)
 
 
 def _add_findings(families: Families, state: State) -> None:
     for severity in Severity:
         count = sum(finding.severity is severity for finding in state.findings)
-        families.gauge("flowstone_findings", "What is wrong with the servers watched", count, severity=severity.value)
+        families.gauge("flowstone_findings", "Findings about the watched servers", count, severity=severity.value)
 
 
 def _add_tail(families: Families, one: SetState) -> None:
@@ -49,14 +49,14 @@ def _add_tail(families: Families, one: SetState) -> None:
     is_following = one.tail.status == TailStatus.FOLLOWING.value
     families.gauge("flowstone_tail_following", "Whether the log of the set is followed", int(is_following), **of)
     families.counter("flowstone_tail_transactions_total", "Transactions seen in the log", one.tail.seen, **of)
-    families.gauge("flowstone_tail_rows_per_second", "Rows written in the set", one.tail.rows_per_second, **of)
-    families.gauge("flowstone_tail_waiting", "Transactions seen that wait for a quorum", len(one.waiting), **of)
+    families.gauge("flowstone_tail_rows_per_second", "Rows per second in the log", one.tail.rows_per_second, **of)
+    families.gauge("flowstone_tail_waiting", "Pending synchronous transactions in the log", len(one.waiting), **of)
 
 
 def _add_table(families: Families, table: PipelineTable) -> None:
     of = {"lake": table.lake, "table": table.table}
-    age = "How old the newest settled change is that a table has, 0 where it has all there are"
+    age = "Age of the newest settled change in the table; 0 if no changes are missing"
     families.gauge("flowstone_lake_table_age_seconds", age, table.age_seconds, **of)
-    families.gauge("flowstone_lake_table_rows", "Rows of a table", table.rows, **of)
-    families.gauge("flowstone_lake_table_version", "Version of a table", table.version, **of)
-    families.gauge("flowstone_lake_table_sound", "Whether a table can be read", int(table.status != "damaged"), **of)
+    families.gauge("flowstone_lake_table_rows", "Rows in the table", table.rows, **of)
+    families.gauge("flowstone_lake_table_version", "Version of the table", table.version, **of)
+    families.gauge("flowstone_lake_table_sound", "Whether the table is readable", int(table.status != "damaged"), **of)

@@ -1,6 +1,6 @@
-"""One replica set in the dashboard's feed: rates, history and elections from one look to the next, and its tail.
+"""One replica set in the dashboard's feed: rates, lag history and elections across polls, and the tail of its log.
 
-Bounded in everything: so many points of history, so many elections, so many transactions until they are told.
+Everything kept is bounded: points of history, elections, and transactions that have not been sent yet.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ from flowstone.web.feed_state import (
 )
 
 RATE_SECONDS: Final = 3.0
-"""Rates are those of about so many seconds."""
+"""Approximate window over which rates are computed."""
 
 HISTORY_SECONDS: Final = 15 * 60
 POINTS_MAX: Final = HISTORY_SECONDS
+"""Points of history kept: one per poll."""
+
 POINT_LINKS_MAX: Final = 200
-"""Links of one point: of a set that has more, those that are the furthest behind."""
+"""Links kept per point; of a set with more links, those with the largest lag."""
 
 ELECTIONS_MAX: Final = 200
 BATCH_MAX: Final = 100
-"""Transactions that are told at once; older ones are counted."""
+"""Transactions per batch; older ones are dropped and counted as skipped."""
 
 
 class _Sample(msgspec.Struct, frozen=True):
-    """Where everybody was at a moment of the monotonic clock."""
+    """Positions of all members at one time of the monotonic clock."""
 
     at: float
     vclocks: dict[str, VClock]
@@ -55,7 +57,7 @@ class _Sample(msgspec.Struct, frozen=True):
 
 
 class WatchedSet:
-    """What is remembered of a replica set. `look` takes it as it is now, `state` gives what the feed says of it."""
+    """The state kept for a replica set. `look` records a poll; `state` returns the set as the feed publishes it."""
 
     def __init__(self, outside: Outside, uuid: str | None, on_change: Callable[[], None]) -> None:
         self.uuid = uuid
@@ -75,7 +77,7 @@ class WatchedSet:
     # --- the tail ---
 
     def follow(self) -> None:
-        """Begins to follow the log."""
+        """Start following the log of the set."""
         self.tail = Tail(self._outside, lambda: self._members, on_shown=self._shown, on_leader=self._note_leader)
         self.tail.start()
 
@@ -91,7 +93,7 @@ class WatchedSet:
         self._on_change()
 
     def take_batch(self) -> TransactionBatch | None:
-        """What has come since the last time; None where nothing has."""
+        """Return the transactions that arrived or changed since the last call; None if there are none."""
         if self.tail is None:
             return None
         passed_by = self.tail.sink.skipped
@@ -102,11 +104,14 @@ class WatchedSet:
         self._untold, self._skipped_told = 0, passed_by
         return TransactionBatch(replicaset_uuid=self.uuid or "", transactions=batch, skipped=skipped)
 
-    # --- looks ---
+    # --- polls ---
 
     def look(self, replica_set: ReplicaSet, members: Sequence[Uri], asked_at: float) -> None:
-        """`members` can be followed, the best first; empty where nobody answers, and those of before are tried.
-        `asked_at` is when the servers were asked, in seconds since 1970: some take seconds to answer.
+        """Record a poll of the set.
+
+        `members` are those that can be followed, best first; if the list is empty because no member answers, the
+        previous one is kept. `asked_at` is the time at which the poll began, in seconds since 1970: some servers take
+        seconds to answer.
         """
         self._now = replica_set
         self._members = list(members) or self._members
@@ -123,7 +128,7 @@ class WatchedSet:
             self.tail.move()
 
     def _is_followed_one_stuck(self) -> bool:
-        """Whether the member whose log is followed gets no more of what others have, while there is a better one."""
+        """Return True if the followed member no longer receives rows that others have and a better one is available."""
         tail, first, last = self.tail, self._samples[0], self._samples[-1]
         if tail is None or tail.status is not TailStatus.FOLLOWING or last.at - first.at < RATE_SECONDS:
             return False
@@ -137,9 +142,11 @@ class WatchedSet:
         )
 
     def _note_election(self, one: ReplicaSet, at: float) -> None:
-        """Who knew of no leader did so before the log tells of one that came while others were asked.
+        """Add an event if the leader or the term has changed since the last poll.
 
-        Members have a term without elections, too. Where they do not show whether they elect, a leader tells that.
+        Events have the time at which the poll began: a leader that the log reports during the poll comes after them.
+        Members have a term even without elections. If they do not report their election mode, the presence of a leader
+        shows that elections are on.
         """
         if one.term is None:
             return
@@ -156,7 +163,10 @@ class WatchedSet:
             self._add_event("term", one.term, 0, at)
 
     def _note_leader(self, term: int, replica_id: int, at: float) -> None:
-        """Told by the log and by the members; the log knows since when."""
+        """Add the event of a new leader unless it is known already.
+
+        Both the log and the polls report leaders. The earlier time of the two is kept: only the log has the exact one.
+        """
         nobody: ElectionKind = "off" if self._now.failover == "off" else "no_leader"
         kind: ElectionKind = "leader" if replica_id else nobody
         for event in list(self._elections):
@@ -169,12 +179,12 @@ class WatchedSet:
         self._add_event(kind, term, replica_id, at)
 
     def _had_no_leader(self, one: float, other: float) -> bool:
-        """Between two moments: who leads after that has come back, in the same term."""
+        """Return True if the set was without a leader between two times: then the leader returned in the same term."""
         first, last = min(one, other), max(one, other)
         return any(event.kind in ("no_leader", "off") and first < event.at <= last for event in self._elections)
 
     def _add_event(self, kind: ElectionKind, term: int, leader: int, at: float) -> None:
-        """In the order of time: the log may tell what happened before the first look."""
+        """Insert an event by time: the log can report events from before the first poll."""
         label = next((member.label for member in self._now.members if leader and member.id == leader), None)
         insort(
             self._elections,
@@ -196,7 +206,7 @@ class WatchedSet:
         )
         self._points.append(msgspec.Raw(to_json(point)))
 
-    # --- what is said of it ---
+    # --- queries ---
 
     def history(self) -> History:
         return History(points=tuple(self._points))
@@ -233,7 +243,7 @@ class WatchedSet:
         )
 
     def _rates(self) -> dict[str, float]:
-        """Rows per second by which each member moves on, its own and those that it gets."""
+        """Return the rows per second of each member, both its own and replicated ones."""
         first, last = self._samples[0], self._samples[-1]
         return {
             uuid: _rate(sum(vclock.values()) - sum(first.vclocks[uuid].values()), first, last)
@@ -242,7 +252,7 @@ class WatchedSet:
         }
 
     def _link_rate(self, link: Link) -> float | None:
-        """Rows per second that come by the link: those of its master, and of all whom the follower does not follow."""
+        """Return the rows per second of a link: rows of its master and of members that the follower does not follow."""
         first, last = self._samples[0], self._samples[-1]
         before, after = first.vclocks.get(link.follower), last.vclocks.get(link.follower)
         follower, master = self._now.member(link.follower), self._now.member(link.master)

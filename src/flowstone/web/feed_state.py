@@ -1,7 +1,6 @@
-"""What the dashboard's feed says, as its JSON has it: `docs/reference/dashboard.md` is the contract.
+"""The types of the dashboard's feed, as its JSON has them; `docs/reference/dashboard.md` is the contract.
 
-Values only. Sets, members and links are those of `observation/`, with rates and what the tail of the log shows beside
-them.
+Values only. Sets, members and links are those of `observation/`, extended by rates and by the tail of the log.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TailState(msgspec.Struct, frozen=True, kw_only=True):
-    """`seen` counts transactions; `address` is that of the member whose log is followed, or was last."""
+    """`seen` counts transactions; `address` is that of the member whose log is followed, or was followed last."""
 
     status: str
     address: str | None = msgspec.field(name="from", default=None)
@@ -54,7 +53,7 @@ class TailState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ElectionKind = Literal["leader", "no_leader", "term", "off"]
-"""`no_leader`: nobody leads although members elect; `off`: they do not, and nobody has to."""
+"""`no_leader`: elections are on and there is no leader; `off`: elections are off, so that no leader is expected."""
 
 
 class ElectionEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +81,7 @@ class SetState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of a lake that `flowstone mirror` keeps. `age_seconds`: how old its newest settled change is."""
+    """A table in a lake of `flowstone mirror`. `age_seconds` is the age of its newest settled change."""
 
     lake: str
     table: str
@@ -117,13 +116,13 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """Points are kept as JSON: quarters of an hour of them are asked for more often than any one is looked into."""
+    """Points are kept as JSON, encoded once: the whole history is requested often, a single point never."""
 
     points: tuple[msgspec.Raw, ...]
 
 
 class TransactionBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Transactions that are new, or whose status is, and how many more there were."""
+    """Transactions that are new or have a new status, and the number of those that were skipped."""
 
     replicaset_uuid: str = msgspec.field(name="set")
     transactions: tuple[LiveTransaction, ...]
@@ -137,7 +136,7 @@ class TransactionList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_json(value: object) -> bytes:
-    """The JSON of any of these. Of servers anything may come: bytes that are no text, and values that JSON lacks."""
+    """Encode any of these types as JSON. Servers can send strings that are not UTF-8 and values that JSON lacks."""
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:

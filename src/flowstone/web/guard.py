@@ -1,9 +1,9 @@
-"""What every request passes before an application sees it: who asks, by what name, by which method, how much.
+"""Access control in front of every application: checks method, body, Host header and token of each request.
 
-An ASGI middleware without knowledge of what it guards. A page that a browser has open elsewhere must not read what is
-served here: on loopback the Host header has to be one that no such page can bring (an address, `localhost`, or a name
-that was given), everywhere else a token has to be shown, which no such page has. Answers of the application get the
-headers that keep a browser from doing more than this server meant.
+An ASGI middleware that knows nothing about the application. It keeps pages of other sites, open in the same browser,
+from reading this server: without a token the Host header must be one that such a page cannot send (an IP address,
+`localhost`, or a configured name); otherwise a token is required, which such a page does not have. Responses get
+headers that restrict what a browser may do with them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POLICY: Final = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""All that a page of ours may do: no other origin, nothing inline."""
+"""Content security policy of our pages: no other origins, nothing inline."""
 
 SECURITY_HEADERS: Final = {
     "content-security-policy": POLICY,
@@ -48,19 +48,20 @@ SECURITY_HEADERS: Final = {
 }
 
 TOKEN_FAILURES: Final = "token_failures"
-"""Key in the state of an ASGI scope: number of wrong tokens that this server has received, for metrics."""
+"""Key in the state of an ASGI scope: the number of wrong tokens that this server has received, for metrics."""
 
 _UNAUTHORIZED: Final = 401
 
 COOKIE: Final = "flowstone"
-"""With the port behind it: browsers do not keep the cookies of one host's ports apart."""
+"""Cookie name, to which the port is appended: browsers share cookies among all ports of a host."""
 
 
 class Guard:
-    """`application`, for those who may ask.
+    """Passes permitted requests to `application` and rejects all others.
 
-    `token`: what has to be shown, as `Authorization: Bearer`, or once as `?token=`, which becomes a cookie. Without one
-    the Host header must be an address, `localhost` or among `hosts`. `open_paths` need no token: probes have none.
+    If `token` is set, a request must send it as `Authorization: Bearer`, or once as `?token=`, which is exchanged for a
+    cookie. Without `token`, the Host header must be an IP address, `localhost` or one of `hosts`. `open_paths` require
+    no token: probes have none.
     """
 
     def __init__(
@@ -94,11 +95,12 @@ class Guard:
         await self._application(scope, receive, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """What is answered in the application's place; None: it may answer."""
+        """Return the response that rejects the request; None if the request is permitted."""
         if scope["method"] not in METHODS:
-            return PlainTextResponse("read-only: GET and HEAD\n", 405, {"allow": ", ".join(METHODS)})
+            text = "method not allowed: this server is read-only, use GET or HEAD\n"
+            return PlainTextResponse(text, 405, {"allow": ", ".join(METHODS)})
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            return PlainTextResponse("a request here has no body\n", 413, {"connection": "close"})
+            return PlainTextResponse("request body not allowed\n", 413, {"connection": "close"})
         if self._token is None:
             return None if self._is_known(headers.get("host", "")) else _wrong_host()
         if scope["path"] in self._open_paths:
@@ -115,11 +117,14 @@ class Guard:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if any(key == "token" and _is_equal(value, token) for key, value in query):
             return _exchange(scope["path"], [pair for pair in query if pair[0] != "token"], name, token)
-        text = "a token is needed: open the address that was printed at the start, or send Authorization: Bearer …\n"
+        text = "token required: open the URL that was printed at startup, or send Authorization: Bearer …\n"
         return PlainTextResponse(text, _UNAUTHORIZED, {"www-authenticate": 'Bearer realm="flowstone"'})
 
     def _is_known(self, host: str) -> bool:
-        """A page of another site comes by that site's name, whatever that name resolves to: an address is none."""
+        """Return True if a page of another site cannot send this Host header.
+
+        Such a page sends its own host name, even if that name resolves to this machine; it never sends an IP address.
+        """
         name = _name_of(host)
         if name == "localhost" or name in self._hosts:
             return True
@@ -143,7 +148,7 @@ def _with_headers(send: Send) -> Send:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the host name in a Host header, without the port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0].lower() if host.rpartition(":")[2].isdecimal() and ":" in host else host.lower()
@@ -151,15 +156,15 @@ def _name_of(host: str) -> str:
 
 def _wrong_host() -> Response:
     text = (
-        "this name is not served here: use the address or localhost. Any name is served where a token is asked for "
-        "(FLOWSTONE_HTTP_TOKEN), and by flowstone serve those in its http_hosts\n"
+        "unknown host name: use the IP address or localhost, set a token (FLOWSTONE_HTTP_TOKEN) to accept any name, "
+        "or add the name to http_hosts of flowstone serve\n"
     )
     return PlainTextResponse(text, 421)
 
 
 def _exchange(path: str, query: list[tuple[str, str]], cookie: str, token: str) -> Response:
-    """Back to the same place without the token in it: addresses are kept in histories, logs and bookmarks."""
-    # One slash in front, and nothing that a browser takes for another: `//host` would be another host.
+    """Set the cookie and redirect to the same URL without the token: URLs end up in histories, logs and bookmarks."""
+    # Exactly one leading slash: browsers treat `//host` and `/\host` as another host.
     place = "/" + quote(path.lstrip("/\\"), safe="/")
     answer = RedirectResponse(f"{place}?{urlencode(query)}" if query else place, 303)
     answer.set_cookie(cookie, token, httponly=True, samesite="strict", path="/")
@@ -167,7 +172,7 @@ def _exchange(path: str, query: list[tuple[str, str]], cookie: str, token: str) 
 
 
 def _shows_token(scope: Scope, headers: Headers) -> bool:
-    """Return True if a request has a token, right or wrong."""
+    """Return True if the request has a token, right or wrong."""
     query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     return bool(
         headers.get("authorization") or _cookie(headers, _cookie_name(scope)) or any(key == "token" for key, _ in query)
@@ -180,7 +185,7 @@ def _cookie_name(scope: Scope) -> str:
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    """Other applications on this host have cookies that no standard allows, such as JSON: those are passed by."""
+    """Return a cookie, or "" if there is none. Skips malformed cookies (JSON, for example) of other applications."""
     return cookie_parser(headers.get("cookie", "")).get(name, "")
 
 

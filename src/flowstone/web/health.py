@@ -1,8 +1,8 @@
-"""Whether a process is well, for probes and for people: ready or not, and every reason why not.
+"""The health of a process, for probes and for people: whether it is ready, and what is wrong.
 
-Pure. `is_ready` is about this process: it serves what it is there for. `reasons` name more: what will keep it from that
-soon, or keeps others from following it. A peer that is away is none, unless it leads, keeps the node from being
-ready, or is the last that was connected: its own probe tells that.
+Pure. `is_ready` is about this process: it does its job. `reasons` list more: problems that will soon make it fail, or
+that keep others from following it. An unreachable peer is not a reason, because its own probe reports that, unless it
+is the leader, keeps the node from being ready, or was the last one connected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flowstone.web.peer_complaints import Complaint
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """`state` is the status of a node, or of a job's connection."""
+    """`state` is the status of a node, or the connection state of an archive or a mirror."""
 
     state: str
     is_ready: bool
@@ -33,16 +33,16 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_ready and not self.reasons
 
 
-_STARTING: Final = "the node has not started yet"
-_ORPHAN: Final = "orphan: it has not caught up with enough of its peers, and takes no writes"
-_NO_UPSTREAM: Final = "the node follows none of the other members"
-_ALONE: Final = f"{_NO_UPSTREAM}, and none of them follows it"
-_LACKS_ROWS: Final = f"{_NO_UPSTREAM}, and lacks rows that its followers have"
+_STARTING: Final = "node has not started yet"
+_ORPHAN: Final = "node is an orphan: it is not in sync with enough peers and accepts no writes"
+_NO_UPSTREAM: Final = "node follows no other member"
+_ALONE: Final = f"{_NO_UPSTREAM} and has no followers"
+_LACKS_ROWS: Final = f"{_NO_UPSTREAM} and lacks rows that its followers have"
 
 
 def starting_health(*, has_data: bool, complaints: Sequence[Complaint]) -> Health:
-    """That of a node that has not come to the end of its start. One that `has_data` waits for its peers, and can be
-    read meanwhile: it is an orphan."""
+    """Return the health of a node that is still starting. With `has_data` it waits for its peers and can be read
+    meanwhile: it is an orphan."""
     reasons = (_ORPHAN if has_data else _STARTING, *dict.fromkeys(complaint.text for complaint in complaints))
     return Health(state="orphan" if has_data else "starting", is_ready=False, reasons=reasons)
 
@@ -50,7 +50,10 @@ def starting_health(*, has_data: bool, complaints: Sequence[Complaint]) -> Healt
 def node_health(
     report: Report, statistics: Statistics, usage: DiskUsage | OSError, complaints: Sequence[Complaint] = ()
 ) -> Health:
-    """That of a node, by what it knows of itself, and says of its peers; of its disk that may be an error."""
+    """Return the health of a running node.
+
+    `usage` is the error if the disk could not be queried; `complaints` are the latest log messages about its peers.
+    """
     wal = statistics.wal.failure
     outcast = _of_membership(report)
     reasons = [
@@ -60,7 +63,7 @@ def node_health(
         *_of_leader(report),
         *_of_upstreams(report),
         *_of_complaints(report, complaints),
-        *([f"the log cannot be written: {wal}"] if wal is not None else []),
+        *([f"WAL write failed: {wal}"] if wal is not None else []),
         *_of_disk(usage),
     ]
     is_ready = report.status == "running" and wal is None and not outcast
@@ -70,23 +73,23 @@ def node_health(
 def _of_status(report: Report) -> list[str]:
     if report.status == "orphan":
         return [_ORPHAN]
-    return [] if report.status == "running" else [f"the node is {report.status}"]
+    return [] if report.status == "running" else [f"node is {report.status}"]
 
 
 def _of_membership(report: Report) -> list[str]:
-    """Return why the node gets no rows although no link fails: it was expelled, or follows no other member."""
+    """Return why the node receives no rows although no link fails: it was expelled, or follows no other member."""
     if report.status != "running":
         return []
     if not report.id:
         is_anonymous = (report.cfg or {"replication_anon": True}).get("replication_anon", False)
-        return [] if is_anonymous else ["the node is not a member of its replica set: it was expelled"]
+        return [] if is_anonymous else ["node is not a member of its replica set: it was expelled"]
     if lacks_upstreams(report):
         return [f"{_ALONE if is_alone(report) else _NO_UPSTREAM}: it gets no rows"]
     return [_LACKS_ROWS] if _lacks_rows(report) else []
 
 
 def _of_followers(report: Report) -> list[str]:
-    """Return a warning if all replicas of a master are away: its new rows have no copy. It keeps accepting writes."""
+    """Return a warning if a master has no connected replica: its new rows have no copy. It keeps accepting writes."""
     if report.status != "running" or not report.id or not (is_alone(report) and is_master(report)):
         return []
     return [f"{_ALONE}: no replica has its new rows"]
@@ -101,30 +104,33 @@ def _lacks_rows(report: Report) -> bool:
 
 
 def _of_leader(report: Report) -> list[str]:
-    """Who has no quorum begins no new term, and names a dead leader for ever: it must be heard, too."""
+    """Return a reason if there is no leader, or no connection to it.
+
+    The second check is needed because a node without a quorum starts no new term and reports a dead leader forever.
+    """
     mode, election = (report.cfg or {}).get("election_mode", "off"), report.election
     if election is None or mode == "off":
         return []
     if not election.leader:
         return [f"no leader in term {election.term}"]
     sides = [peer.upstream for peer in report.replication if peer.id == election.leader]
-    is_heard = election.leader == report.id or any(side and side.status in FOLLOWING for side in sides)
-    return [] if is_heard else [f"the leader of term {election.term}, replica {election.leader}, is not heard"]
+    is_connected = election.leader == report.id or any(side and side.status in FOLLOWING for side in sides)
+    return [] if is_connected else [f"no connection to the leader of term {election.term}, replica {election.leader}"]
 
 
 def _of_upstreams(report: Report) -> list[str]:
-    """Only those that will not go on by themselves."""
+    """Return a reason for each upstream that is stopped: it does not reconnect by itself."""
     sides = [(peer.id, peer.upstream) for peer in report.replication if peer.upstream is not None]
     return [
-        f"does not follow replica {replica_id}: {side.message or side.status}"
+        f"replication from replica {replica_id} is stopped: {side.message or side.status}"
         for replica_id, side in sides
         if side.status == "stopped"
     ]
 
 
 def _of_complaints(report: Report, complaints: Sequence[Complaint]) -> list[str]:
-    """Those about peers whose upstream the report does not have: they are members of another replica set, or never
-    answered. Of an orphan those about members, too: they say why."""
+    """Return the complaints about peers that are not among the upstreams of the report: they belong to another replica
+    set, or have never answered. For an orphan, include those about members: they explain why it is an orphan."""
     upstreams = [peer.upstream for peer in report.replication if peer.upstream is not None]
     statuses = {place_of(side.peer): side.status for side in upstreams if side.peer is not None}
     told: dict[str, None] = {}
@@ -142,10 +148,10 @@ def _of_complaints(report: Report, complaints: Sequence[Complaint]) -> list[str]
 def _of_disk(usage: DiskUsage | OSError) -> list[str]:
     if isinstance(usage, OSError):
         place = f"{usage.filename}: " if usage.filename else ""
-        return [f"the directory cannot be read: {place}{usage.strerror or usage}"]
+        return [f"cannot read the data directory: {place}{usage.strerror or usage}"]
     free = {"wal_dir": usage.wal_free_bytes, "memtx_dir": usage.memtx_free_bytes}
     return [
-        f"the disk of {name} is nearly full: {room // 1024**2} MiB are left"
+        f"disk of {name} is nearly full: {room // 1024**2} MiB free"
         for name, room in free.items()
         if room < FREE_BYTES_MIN
     ]

@@ -1,8 +1,8 @@
-"""Metrics in the text that Prometheus reads: of servers by their reports, under the names of Tarantool's own module.
+"""Metrics in Prometheus' text format, built from the reports of servers.
 
-`tnt_…` are those of `tarantool/metrics`, label for label, so that its Grafana boards and alerts work; `flowstone_…` are
-ours. A report is enough for all that is here: a node about itself, and whoever watches others, show the same. What a
-server does not tell is left out, never 0.
+`tnt_…` metrics have the names, labels and help texts of `tarantool/metrics`, so that its Grafana dashboards and alerts
+work; `flowstone_…` metrics are ours. Everything here needs only a report, so that a node exports the same about itself
+as a dashboard that watches it. A value that a server does not report is omitted, never exported as 0.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0"
 
 
 class Families(Collector):
-    """Metrics as they are put together: a family has one help, one kind, and samples that differ in their labels."""
+    """Collects metric families: each has one help text, one type, and samples that differ in their labels."""
 
     def __init__(self) -> None:
         self._found: dict[str, core.Metric] = {}
 
     def gauge(self, name: str, text: str, value: float | None, /, **labels: str | int) -> None:
-        """Something that goes up and down; None is not shown."""
+        """Add a sample of a gauge; None is omitted."""
         if value is not None:
             self._family(name, text, "gauge").add_sample(name, _texts(labels), value)
 
     def counter(self, name: str, text: str, value: float | None, /, **labels: str | int) -> None:
-        """Something that only grows; its name ends in _total. None is not shown."""
+        """Add a sample of a counter, whose name ends in _total; None is omitted."""
         if value is not None:
             assert name.endswith("_total"), name
             self._family(name.removesuffix("_total"), text, "counter").add_sample(name, _texts(labels), value)
 
     def histogram(self, name: str, text: str, values: Durations, /, **labels: str | int) -> None:
+        """Add the buckets, count and sum of a histogram."""
         family, given = self._family(name, text, "histogram"), _texts(labels)
         below = 0
         for bound, count in zip((*values.bounds, float("inf")), values.counts, strict=True):
@@ -51,7 +52,7 @@ class Families(Collector):
         family.add_sample(f"{name}_sum", given, values.sum)
 
     def info(self, name: str, text: str, /, **labels: str | int) -> None:
-        """Words about something, in labels; its name ends in _info."""
+        """Add facts as labels of a metric that is always 1 and whose name ends in _info."""
         self._family(name.removesuffix("_info"), text, "info").add_sample(name, _texts(labels), 1)
 
     def _family(self, name: str, text: str, kind: str) -> core.Metric:
@@ -75,13 +76,13 @@ def accepted(accept: str) -> str:
 
 
 def encode(families: Families, accept: str) -> tuple[bytes, str]:
-    """The text and its content type: Prometheus', or OpenMetrics where the Accept header asks for it."""
+    """Return the text and its content type: OpenMetrics if the Accept header names it, else Prometheus' format."""
     encoder, content_type = choose_encoder(accepted(accept))
     return encoder(families), content_type
 
 
 def _bound(value: float) -> str:
-    """A bound of a histogram as both formats want it."""
+    """Format a bucket bound as both formats require it."""
     return "+Inf" if value == float("inf") else repr(float(value))
 
 
@@ -89,7 +90,7 @@ def _texts(labels: Mapping[str, str | int]) -> dict[str, str]:
     return {name: str(value) for name, value in labels.items()}
 
 
-# --- of reports ---
+# --- reports ---
 
 
 def add_token_failures(families: Families, count: int | None) -> None:
@@ -98,10 +99,10 @@ def add_token_failures(families: Families, count: int | None) -> None:
 
 
 def add_reports(families: Families, answers: Sequence[Report | Unreachable]) -> None:
-    """All that the answers of servers tell; each is told apart by `alias`."""
+    """Add all metrics of the servers' answers; the label `alias` identifies the server."""
     for alias, answer in _by_alias(answers):
-        is_there = isinstance(answer, Report)
-        families.gauge("flowstone_server_up", "Whether the server answers", int(is_there), alias=alias)
+        is_up = isinstance(answer, Report)
+        families.gauge("flowstone_server_up", "Whether the server answers", int(is_up), alias=alias)
         if isinstance(answer, Report):
             _add_info(families, alias, answer)
             _add_replication(families, alias, answer)
@@ -113,7 +114,7 @@ def add_reports(families: Families, answers: Sequence[Report | Unreachable]) -> 
 
 
 def _by_alias(answers: Sequence[Report | Unreachable]) -> Iterator[tuple[str, Report | Unreachable]]:
-    """Servers by their names, by their addresses where a name is missing or taken; each once."""
+    """Yield each answer once, with the server's name, or its address if the name is missing or taken."""
     taken: dict[str, None] = {}
     for answer in answers:
         names = [answer.name, answer.address] if isinstance(answer, Report) else [answer.address]
@@ -131,7 +132,7 @@ def _add_info(families: Families, alias: str, report: Report) -> None:
     families.gauge("tnt_read_only", "Is instance read only", int(report.ro), alias=alias)
     families.info(
         "flowstone_instance_info",
-        "Who the server is",
+        "Version and identity of the server",
         alias=alias,
         package=report.package,
         version=report.version,
@@ -154,7 +155,7 @@ def _add_replication(families: Families, alias: str, report: Report) -> None:
 
 
 def _add_replication_lsn(families: Families, alias: str, report: Report) -> None:
-    """As Tarantool's module has it: on a master how many of its rows a replica lacks, on a replica always 0."""
+    """Add `tnt_replication_lsn` as Tarantool's module does: rows that a replica lacks on a master, 0 on a replica."""
     name, text = "tnt_replication_lsn", "lsn for instance"
     for peer in report.replication:
         if report.ro:
@@ -179,15 +180,15 @@ def _add_synchro(families: Families, alias: str, report: Report) -> None:
     text = "Amount of transactions are collecting confirmations now"
     families.gauge("tnt_synchro_queue_len", text, queue.len, alias=alias)
     families.gauge("tnt_synchro_queue_busy", "Is synchro queue busy", int(queue.busy), alias=alias)
-    text = "Bytes of transactions that wait for a quorum"
+    text = "Bytes of pending transactions in the synchro queue"
     families.gauge("tnt_synchro_queue_size", text, queue.size, alias=alias)
-    text = "Seconds for which the first transaction has waited"
+    text = "Seconds for which the oldest pending transaction has waited"
     families.gauge("tnt_synchro_queue_age", text, queue.age, alias=alias)
-    text = "Seconds that the last transaction has waited for its quorum"
+    text = "Seconds that the last confirmed transaction waited for its quorum"
     families.gauge("tnt_synchro_queue_confirm_lag", text, queue.confirm_lag, alias=alias)
-    text = "Members that must have a synchronous transaction before it is committed"
+    text = "Members that must acknowledge a synchronous transaction before it is committed"
     families.gauge("flowstone_synchro_quorum", text, queue.quorum, alias=alias)
-    text = "Synchronous transactions, and those behind them, that were rolled back"
+    text = "Transactions rolled back from the synchro queue"
     families.counter("flowstone_synchro_rollbacks_total", text, queue.rollback_count, alias=alias)
 
 
@@ -208,15 +209,15 @@ def _add_retention(families: Families, alias: str, report: Report) -> None:
     gc = report.gc
     if gc is None:
         return
-    families.gauge("flowstone_gc_checkpoints", "Snapshots that are kept", len(gc.checkpoints), alias=alias)
-    text = "Whether no file is deleted until all members are back"
+    families.gauge("flowstone_gc_checkpoints", "Snapshots retained", len(gc.checkpoints), alias=alias)
+    text = "Whether file deletion is paused until all members have reconnected"
     families.gauge("flowstone_gc_paused", text, int(gc.is_paused), alias=alias)
-    behind: dict[str, int] = {}
+    lags: dict[str, int] = {}
     for consumer in gc.consumers:
         rows = max(0, report.signature - sum(consumer.vclock.values()))
-        behind[consumer.name] = max(rows, behind.get(consumer.name, 0))
-    for name, rows in behind.items():
-        text = "Rows of the log that are kept for this consumer"
+        lags[consumer.name] = max(rows, lags.get(consumer.name, 0))
+    for name, rows in lags.items():
+        text = "Log rows retained for this consumer"
         families.gauge("flowstone_gc_consumer_lag_rows", text, rows, alias=alias, consumer=name)
 
 
@@ -232,5 +233,5 @@ def _add_links(families: Families, answers: Sequence[Report | Unreachable]) -> N
             }
             text = "Rows that the master has and the follower lacks"
             families.gauge("flowstone_replication_lag_rows", text, link.lag_lsn, **of)
-            text = "Seconds that the follower is behind; 0 where it lacks nothing, however long ago the last row came"
+            text = "Replication lag in seconds; 0 if the follower has all rows, however old the last one is"
             families.gauge("flowstone_replication_lag_seconds", text, link.lag, **of)

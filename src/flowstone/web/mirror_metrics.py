@@ -1,4 +1,4 @@
-"""Metrics and health of a running mirror, by the events that it tells: tables, changes, batches, and how fresh."""
+"""Metrics and health of a running mirror, built from its events: tables, changes, batches and lag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowstone.web.metrics import Families
 
 
 class MirrorMetrics:
-    """`monitoring.Monitored` of the mirror that writes to `lake`; `note` is told every event of it, by any thread."""
+    """`monitoring.Monitored` for the mirror that writes to `lake`. Pass its events to `note`, from any thread."""
 
     def __init__(self, lake: str) -> None:
         self._lake = lake
@@ -27,17 +27,19 @@ class MirrorMetrics:
 
     async def metrics(self) -> Families:
         families, lake, progress = Families(), self._lake, self._progress
-        families.gauge("flowstone_mirror_running", "Whether it has begun", int(progress is not None), lake=lake)
+        text = "Whether the mirror has started"
+        families.gauge("flowstone_mirror_running", text, int(progress is not None), lake=lake)
         families.counter("flowstone_mirror_snapshots_total", "Snapshots loaded", self._snapshots, lake=lake)
-        families.counter("flowstone_mirror_data_losses_total", "Times that rows were gone", self._losses, lake=lake)
+        text = "Times that rows were lost because the source no longer had them"
+        families.counter("flowstone_mirror_data_losses_total", text, self._losses, lake=lake)
         if progress is not None:
             _add_progress(families, lake, progress)
         return families
 
     async def health(self) -> Health:
-        """Ready is who mirrors; how far behind it is, is for alerts on its metrics."""
+        """Return the health; the mirror is ready once it has started. Its lag is for alerts on its metrics."""
         if self._progress is None:
-            return Health(state="starting", is_ready=False, reasons=("it has not begun to mirror yet",))
+            return Health(state="starting", is_ready=False, reasons=("mirror has not started yet",))
         return Health(state="running", is_ready=True)
 
 
@@ -46,17 +48,20 @@ def _add_progress(families: Families, lake: str, progress: events.Progress) -> N
         for replica_id, lsn in position.items():
             text = "LSN up to which settled changes of this replica are in the lake"
             families.gauge("flowstone_mirror_position", text, lsn, lake=lake, replicaset=uuid, id=replica_id)
-    text = "Changes that went into the lake since the start"
+    text = "Changes written to the lake since the mirror started"
     families.counter("flowstone_mirror_changes_total", text, progress.changes, lake=lake)
-    families.counter("flowstone_mirror_batches_total", "Batches since the start", progress.batches, lake=lake)
-    families.gauge("flowstone_mirror_batch_seconds", "How long the last one took", progress.batch_seconds, lake=lake)
-    text = "How old the newest change was when it was in the lake; 0 where nothing waits"
+    text = "Batches written since the mirror started"
+    families.counter("flowstone_mirror_batches_total", text, progress.batches, lake=lake)
+    text = "Duration of the last batch in seconds"
+    families.gauge("flowstone_mirror_batch_seconds", text, progress.batch_seconds, lake=lake)
+    text = "Age of the newest change when it was committed to the lake; 0 if no changes are pending"
     families.gauge("flowstone_mirror_lag_seconds", text, progress.lag, lake=lake)
-    text = "Rows of the log that are known and not in the lake"
+    text = "Log rows that are known and not yet in the lake"
     families.gauge("flowstone_mirror_lag_rows", text, progress.lag_lsn, lake=lake)
-    families.gauge("flowstone_mirror_tables", "Tables that have changed", len(progress.tables), lake=lake)
+    text = "Tables changed since the mirror started"
+    families.gauge("flowstone_mirror_tables", text, len(progress.tables), lake=lake)
     for name, table in progress.tables.items():
-        text = "Changes of this table since the start"
+        text = "Changes of this table since the mirror started"
         families.counter("flowstone_mirror_table_changes_total", text, table.changes, lake=lake, table=name)
         text = "Version of this table"
         families.gauge("flowstone_mirror_table_version", text, table.version, lake=lake, table=name)

@@ -1,6 +1,7 @@
-"""`/metrics`, `/health`, `/health/live` and `/health/ready` of whatever can tell about itself, beside an application.
+"""The endpoints `/metrics`, `/health`, `/health/live` and `/health/ready`, optionally in front of an application.
 
-The two probes say nothing but yes and no, so they need no token; reasons are for those who may read the metrics.
+The two probes answer only yes or no, so they require no token. `/health`, which lists reasons, requires one, like
+`/metrics`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from flowstone.web.health import Health
 from flowstone.web.metrics import OPEN_METRICS, Families, accepted, add_token_failures, encode
 
 PROBES: Final = ("/health/live", "/health/ready")
-"""What may be asked without a token."""
+"""Paths that require no token."""
 
 _OK, _UNAVAILABLE = 200, 503
 _INDEX: Final = "/metrics\n/health\n/health/live\n/health/ready\n"
 
 
 class Monitored(Protocol):
-    """A process that can tell about itself."""
+    """A process that reports its metrics and health."""
 
     async def metrics(self) -> Families: ...
 
@@ -62,7 +63,7 @@ class _Shared(Generic[T]):
 
 
 def monitoring(monitored: Monitored, application: ASGIApp | None = None) -> Starlette:
-    """An application that tells how `monitored` is; `application`, where there is one, answers all else."""
+    """Return an application that serves the metrics and health of `monitored`, and `application` at all other paths."""
 
     token_failures: int | None = None
 

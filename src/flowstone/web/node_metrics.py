@@ -1,8 +1,8 @@
-"""Metrics and health of the node in this process: what its report tells, and what only it can know.
+"""Metrics and health of the node in this process: from its report, its counters, its disk usage and the process.
 
-`tnt_…` names that are here have Tarantool's meaning; those of its allocators, fibers and Lua have none in a node, and
-are missing. A node that starts tells little by its calls, and its peers may keep it there for minutes: it is asked then
-as they ask it, and what it says of them in its log is added.
+`tnt_…` metrics have Tarantool's meaning; those of its allocators, fibers and Lua do not apply to a node and are
+omitted. A node that waits for its peers can take minutes to start and has no report until then: its state comes from
+its ballot, requested as a peer would, and the reasons from what its log says about the peers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _STATM: Final = "/proc/self/statm"
 
 
 class NodeMetrics:
-    """What `monitoring.py` serves about `node`, from before it has started until after it has stopped.
+    """`monitoring.Monitored` for `node`, usable from before its start until after its stop.
 
-    `own` is where it listens, or will; None where nobody can know.
+    `own` is the URI at which the node listens, or will; None if it is not known.
     """
 
     def __init__(self, node: Node, own: Uri | None = None, outside: Outside | None = None) -> None:
@@ -62,7 +62,7 @@ class NodeMetrics:
             return starting_health(has_data=await self._has_data(), complaints=self.complaints.now())
 
     async def _has_data(self) -> bool:
-        """Whether a node that starts has its data: by its ballot, for which nobody has to log in."""
+        """Return True if a starting node has loaded its data, according to its ballot, which needs no login."""
         if self._own is None or not self._node.configuration.replication:
             return False
         try:
@@ -73,7 +73,7 @@ class NodeMetrics:
         return ballot.is_booted and not ballot.is_loading
 
     async def _look(self) -> tuple[Report, Statistics, DiskUsage | OSError]:
-        """A disk that fails is when all else is wanted most: its error is an answer, too."""
+        """Return report, statistics and disk usage; an OSError in place of the usage, as the rest matters most then."""
         usage: DiskUsage | OSError
         try:
             usage = await self._node.disk_usage()
@@ -83,7 +83,7 @@ class NodeMetrics:
 
 
 def add_process(families: Families, alias: str) -> None:
-    """Time and memory of the process, as Tarantool's module names them."""
+    """Add CPU time and memory of the process, under the names of Tarantool's module."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     families.gauge("tnt_cpu_user_time", "CPU user time usage", used.ru_utime, alias=alias)
     families.gauge("tnt_cpu_system_time", "CPU system time usage", used.ru_stime, alias=alias)
@@ -95,7 +95,7 @@ def add_process(families: Families, alias: str) -> None:
 
 
 def _memory() -> tuple[int, int] | None:
-    """Bytes of address space and of memory; None where the system does not tell it like Linux."""
+    """Return the virtual and resident size in bytes; None on systems without Linux's /proc."""
     try:
         with open(_STATM, encoding="ascii") as file:
             virtual, resident, *_ = map(int, file.read().split())
@@ -112,9 +112,9 @@ def add_statistics(families: Families, alias: str, seen: Statistics) -> None:
     families.gauge("tnt_net_connections_current", "Current connections amount", seen.connections, alias=alias)
     families.counter("tnt_net_requests_total", "Requests total amount", seen.requests, alias=alias)
     families.gauge("tnt_net_requests_current", "Pending requests", seen.requests_in_progress, alias=alias)
-    text = "Logins that failed"
+    text = "Failed logins"
     families.counter("flowstone_auth_failures_total", text, seen.auth_failures, alias=alias)
-    text = "Login attempts that were delayed or rejected after too many failures"
+    text = "Login attempts delayed or rejected after too many failures"
     families.counter("flowstone_auth_delays_total", text, seen.auth_delays, alias=alias)
     for name, total in {**seen.operations, "ERROR": seen.errors}.items():
         text = "Total amount of operations"
@@ -124,32 +124,34 @@ def add_statistics(families: Families, alias: str, seen: Statistics) -> None:
     _add_wal(families, alias, seen)
     for follower in seen.followers:
         of: dict[str, str | int] = {"alias": alias, "id": follower.id, "uuid": follower.uuid}
-        families.counter("flowstone_relay_rows_total", "Rows that this replica was sent", follower.rows, **of)
-        families.counter("flowstone_relay_bytes_total", "Bytes of rows that it was sent", follower.bytes, **of)
+        families.counter("flowstone_relay_rows_total", "Rows sent to this replica", follower.rows, **of)
+        families.counter("flowstone_relay_bytes_total", "Bytes of rows sent to this replica", follower.bytes, **of)
 
 
 def _add_wal(families: Families, alias: str, seen: Statistics) -> None:
     wal = seen.wal
-    families.counter("flowstone_wal_rows_total", "Rows written to the log", wal.rows, alias=alias)
-    families.counter("flowstone_wal_bytes_total", "Bytes written to the log", wal.bytes, alias=alias)
-    families.counter("flowstone_wal_rotations_total", "Logs that were ended for the next", wal.rotations, alias=alias)
-    families.counter("flowstone_wal_failures_total", "Writes that failed", wal.failures, alias=alias)
-    families.gauge("flowstone_wal_failing", "Whether the last write failed", int(wal.failure is not None), alias=alias)
-    text = "Seconds that writes to the log took: without a sync (write), and with it (fsync)"
+    families.counter("flowstone_wal_rows_total", "Rows written to the WAL", wal.rows, alias=alias)
+    families.counter("flowstone_wal_bytes_total", "Bytes written to the WAL", wal.bytes, alias=alias)
+    families.counter("flowstone_wal_rotations_total", "WAL file rotations", wal.rotations, alias=alias)
+    families.counter("flowstone_wal_failures_total", "Failed WAL writes", wal.failures, alias=alias)
+    text = "Whether the last WAL write failed"
+    families.gauge("flowstone_wal_failing", text, int(wal.failure is not None), alias=alias)
+    text = "Duration of WAL writes in seconds, without a sync (write) and with one (fsync)"
     families.histogram("flowstone_wal_write_seconds", text, wal.write_seconds, alias=alias, mode="write")
     families.histogram("flowstone_wal_write_seconds", text, wal.synced_seconds, alias=alias, mode="fsync")
 
 
 def add_usage(families: Families, alias: str, report: Report, usage: DiskUsage) -> None:
-    families.gauge("flowstone_wal_files", "Logs on disk", len(usage.logs), alias=alias)
-    families.gauge("flowstone_wal_files_bytes", "Bytes of logs on disk", sum(b for _, b in usage.logs), alias=alias)
+    families.gauge("flowstone_wal_files", "WAL files on disk", len(usage.logs), alias=alias)
+    text = "Bytes of WAL files on disk"
+    families.gauge("flowstone_wal_files_bytes", text, sum(size for _, size in usage.logs), alias=alias)
     families.gauge("flowstone_snapshots_bytes", "Bytes of snapshots on disk", usage.snapshots_bytes, alias=alias)
     for directory, room in (("wal_dir", usage.wal_free_bytes), ("memtx_dir", usage.memtx_free_bytes)):
-        text = "Bytes that the file system can still take"
+        text = "Free bytes on the file system"
         families.gauge("flowstone_disk_free_bytes", text, room, alias=alias, directory=directory)
     held: dict[str, int] = {}
     for consumer in report.gc.consumers if report.gc is not None else ():
         held[consumer.name] = max(held.get(consumer.name, 0), usage.held_from(consumer.signature))
     for name, size in held.items():
-        text = "Bytes of logs that this consumer has not read to their end"
+        text = "Bytes of logs retained for this consumer"
         families.gauge("flowstone_gc_held_bytes", text, size, alias=alias, consumer=name)

@@ -1,7 +1,7 @@
-"""A replica set as one of its nodes sees it, for the dashboard inside `flowstone serve`.
+"""A replica set from the point of view of one of its nodes, for the dashboard inside `flowstone serve`.
 
-The node is asked in this process, so there is a dashboard before there is a user who may ask. Its peers are asked by
-the URIs that it follows them by, whose users may know less; what they do not say, the node's own report tells.
+The node is queried in this process, so that its dashboard works without a user who may call `box.info`. Its peers are
+queried through the URIs in `replication`, whose users may have fewer rights; the node's own report fills the gaps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flowstone.outside import Outside
 
 
 class NodeView:
-    """`feed.Observed` of a node and the members at `uris`, itself among them or not."""
+    """`feed.Observed` for a node and the members at `uris`, which may include the node itself."""
 
     def __init__(self, outside: Outside, node: Node, uris: Sequence[Uri]) -> None:
         self._node = node
@@ -32,7 +32,7 @@ class NodeView:
         return replica_sets([own, *others] if own is not None else others)
 
     async def _own_report(self) -> Report | None:
-        """None while the node starts or stops."""
+        """Return the node's report; None while it starts or stops."""
         try:
             return await own_report(self._node)
         except NotRunning:
@@ -48,7 +48,7 @@ class NodeView:
 
 
 def _is_about(own: Report, answer: Report | Unreachable) -> bool:
-    """Whether the node was asked by the network, too; it knows better itself."""
+    """Return True if the answer came from the node itself over the network: its own report is more complete."""
     if isinstance(answer, Report):
         return answer.uuid == own.uuid
     return place_of(answer.address) == place_of(own.address)

@@ -1,8 +1,8 @@
-"""What a node's log said last of those whom it follows, where that is a complaint.
+"""The latest warnings and errors in a node's log about its configured upstreams.
 
-`box.info` has upstreams of members only, and nothing while the node starts. But why it cannot join, or log in, and that
-somebody belongs to another replica set, is in the log at once, with the field `peer` where it is about one alone
-(docs/reference/configuration.md). No password is in any line of it.
+`box.info` lists only upstreams that are members, and nothing while the node starts. The log, in contrast, says at once
+why the node cannot join or log in, or that a peer belongs to another replica set. Messages about a single peer have the
+field `peer` (docs/reference/configuration.md). No log message contains a password.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOGGER: Final = logging.getLogger("flowstone.node")
 
 
 class Complaint(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_final`: the node has given this peer up, until somebody does something about it."""
+    """`is_final`: the node does not retry this peer; an operator has to act."""
 
     address: str
     text: str
@@ -28,7 +28,7 @@ class Complaint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerComplaints(logging.Handler):
-    """Listens to the log from `start` to `stop`. `addresses` tells those whom the node is to follow now."""
+    """Listens to the log from `start` to `stop`. `addresses` returns the currently configured upstreams."""
 
     def __init__(self, addresses: Callable[[], Iterable[str]]) -> None:
         super().__init__(logging.INFO)
@@ -42,7 +42,7 @@ class PeerComplaints(logging.Handler):
         LOGGER.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Whatever is said of a peer and is no complaint takes back the one before: it has come further."""
+        """Keep the last warning or error about a peer; a later message below WARNING clears it (the peer recovered)."""
         peer, level, text = getattr(record, "peer", None), record.levelno, record.getMessage()
         for address in self._addresses():
             if peer == address and level < logging.WARNING:
@@ -50,7 +50,8 @@ class PeerComplaints(logging.Handler):
             elif peer == address:
                 self._note(address, text, is_final=level >= logging.ERROR)
             elif peer is None and level >= logging.WARNING and not self._is_final(address) and _names(text, address):
-                self._note(address, text)  # of several peers, or of the node: less than what is said of this one alone
+                # About several peers or the node: does not replace a final complaint about this peer alone.
+                self._note(address, text)
 
     def _note(self, address: str, text: str, *, is_final: bool = False) -> None:
         self._last[address] = Complaint(address=address, text=printable(text), is_final=is_final)
@@ -59,10 +60,10 @@ class PeerComplaints(logging.Handler):
         return address in self._last and self._last[address].is_final
 
     def now(self) -> tuple[Complaint, ...]:
-        """In the order of `replication`."""
+        """Return the current complaints, in the order of `replication`."""
         return tuple(self._last[address] for address in self._addresses() if address in self._last)
 
 
 def _names(text: str, address: str) -> bool:
-    """As a word: db1:330 is not named by db1:3301."""
+    """Return True if the text contains the address as a whole word: db1:3301 does not name db1:330."""
     return re.search(rf"(?<![\w.-]){re.escape(address)}(?!\w)", text) is not None

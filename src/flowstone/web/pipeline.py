@@ -1,7 +1,7 @@
-"""The tables of lakes that `flowstone mirror` keeps: how far each has come, and how fresh that is.
+"""The tables in the lakes of `flowstone mirror`: the position and the age of each.
 
-Reads the tables' logs with deltalake, no Spark and no data. What a table holds is told by its position; whether that is
-all there is, only the replica set itself can say, so the positions of those that are watched are given. Calls block.
+Reads the Delta logs with deltalake; needs no Spark and reads no data. A table's position says what it contains. Whether
+changes are missing follows from the positions of the watched replica sets, which the caller passes. Calls block.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from flowstone.spark.lake_table_embedded import EmbeddedTable
 from flowstone.web.feed_state import PipelineTable
 
 TABLES_MAX: Final = 500
-"""Tables of a lake that are shown."""
+"""Maximum number of tables shown per lake."""
 
 FRESH_SECONDS: Final = 10.0
-"""Who lacks only what is newer is as good as current: rows are on their way all the time."""
+"""A table whose newest change is younger than this is current even if rows are missing: they are still in transit."""
 
 
 class Pipeline:
-    """Some lakes, whose tables stay open from one look to the next."""
+    """The watched lakes. Their tables stay open between polls."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._lakes = [_WatchedLake(path) for path in paths]
 
     def look(self, now: float, positions: Mapping[str, Lsns]) -> tuple[PipelineTable, ...]:
-        """All tables as they are; `positions` are those of the replica sets that are watched, by UUID."""
+        """Return the current state of all tables. `positions` are those of the watched replica sets, by UUID."""
         return tuple(table for lake in self._lakes for table in lake.look(now, positions))
 
 
@@ -56,7 +56,7 @@ class _WatchedLake:
     def _table(
         self, name: str, progress: Mapping[str, Progress], now: float, positions: Mapping[str, Lsns]
     ) -> PipelineTable | None:
-        """None where the directory is no table, or that of a space that is gone."""
+        """Return the state of a table; None if the directory is not a table, or is that of a dropped space."""
         try:
             table = self._opened(name)
             return None if table is None else self._told(name, table, progress, now, positions)
@@ -82,7 +82,7 @@ class _WatchedLake:
         now: float,
         positions: Mapping[str, Lsns],
     ) -> PipelineTable:
-        # The lake's progress may be ahead: a table is written only where its space has changed.
+        # The lake's progress may be ahead of the table's position: a table is written only if its space has changed.
         reached = {
             uuid: own.merged(progress[uuid].position) if uuid in progress else own
             for uuid, own in table.positions.items()
@@ -106,7 +106,7 @@ class _WatchedLake:
 
 
 def _is_whole(reached: Mapping[str, VClock], positions: Mapping[str, Lsns]) -> bool | None:
-    """Whether nothing of the logs is missing; None where a set is not watched."""
+    """Return True if no rows of the logs are missing; None if a set is not watched."""
     if not reached or any(uuid not in positions for uuid in reached):
         return None
     return all(missing_rows(positions[uuid], vclock.to_mapping()) == 0 for uuid, vclock in reached.items())

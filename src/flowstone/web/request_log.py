@@ -1,7 +1,7 @@
-"""Gives every HTTP request an id, which its answer and its line in the log have, and an answer where there is none.
+"""Request ids and the request log: a middleware that also answers status 500 if the application fails.
 
-A client that has an id of its own, as proxies do, keeps it, if it looks like one. Addresses are logged without what
-follows their `?`: a token may be there.
+Every request has an id, in its response and in its log line. An id that the client sends, as proxies do, is used if it
+is well-formed. Paths are logged without the query string, which may contain a token.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SANE: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _FAILED, _REFUSED = 500, 400
 _REFUSALS_BURST: Final = 10
 _REFUSAL_SECONDS: Final = 1.0
-"""Lines about rejected requests (4xx) that are allowed at once, and the seconds until one more is allowed: any client
-can cause them, with or without a token."""
+"""Rate limit for log lines about rejected requests (4xx): the burst, and the seconds until one more line is allowed.
+Any client can cause them, with or without a token."""
 
 
 class RequestLog:
-    """`application`, with ids."""
+    """Wraps `application` and logs its requests."""
 
     def __init__(self, application: ASGIApp) -> None:
         self._application = application
@@ -55,7 +55,7 @@ class RequestLog:
         except Exception:
             LOG.exception("%s %r failed", scope["method"], scope["path"], extra={"request_id": request_id})
             if status:
-                raise  # half an answer is none: the connection has to end
+                raise  # the response has begun and cannot be replaced: the server must close the connection
             await PlainTextResponse("internal error\n", _FAILED)(scope, receive, answer)
             return
         now = time.monotonic()

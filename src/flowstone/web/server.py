@@ -1,9 +1,9 @@
-"""Serves an ASGI application over HTTP in the loop that is running, and stops when it is told to.
+"""An HTTP server for an ASGI application, in the running event loop.
 
-uvicorn without what a program of its own would want: no signals, no access log, no configuration of logging. Everything
-goes through `request_log.py` and `guard.py`. Background work of an application is its maker's: there is no lifespan.
-What a client may take of the server is bounded: header size, connections, the time to ask and to take an answer.
-A full server closes an old connection instead of rejecting the new one, so that probes are always answered.
+Uses uvicorn without its signal handlers, access log and logging configuration. Every request passes `request_log.py`
+and `guard.py`. There is no ASGI lifespan: the caller runs an application's background tasks. The resources of a client
+are bounded: header size, connections, the time to send a request and to read the response. At the connection limit the
+server closes an old connection instead of rejecting the new one, so that probes are always answered.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from flowstone.web.request_log import RequestLog
 
 HEADER_SIZE_MAX: Final = 16 * 1024
 CONNECTIONS_MAX: Final = 256
-"""Connections at a time. One more closes another: of the address that has most, first those without a request."""
+"""Connection limit. A further connection closes another one: an idle one first, of the address that has the most."""
 
 REQUEST_SECONDS: Final = 30.0
-"""What a connection may take until its first request is there, between two, and until it reads on."""
+"""Timeout until the first request is complete, between two requests, and for a client that does not read."""
 
 STOP_SECONDS: Final = 1
-"""What answers may take to end when the server stops; event streams never do."""
+"""Grace period for responses in progress when the server stops; event streams never end by themselves."""
 
 
 class CannotListen(FlowstoneError):
-    """The address is taken, not ours, or none."""
+    """The address is in use, does not belong to this machine, or cannot be resolved."""
 
 
 class WebServer:
-    """`application` at `listen` (`HOST:PORT`, a port of loopback, port 0 for any): `async with WebServer(…) as server`.
+    """Serves `application` at `listen` (`HOST:PORT`, or a loopback port; port 0 for any free one).
 
-    Elsewhere than on loopback a `token` is needed (`address.new_token`); where one is given it is asked for, but not at
-    `open_paths`. `hosts` are names that loopback may be asked by, where a proxy stands in front of it. `option` is how
-    whoever runs it gives the address, for advice where that cannot be had.
+    Use it as `async with WebServer(…) as server`. An address other than loopback requires a `token`
+    (`address.new_token`). With a token, every request must send it, except those to `open_paths`. `hosts` are further
+    host names accepted without a token, for a proxy in front of loopback. `option` is the name of the option that sets
+    the address, for the hint of CannotListen.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class WebServer:
 
     @property
     def address(self) -> str:
-        """`HOST:PORT`, with the port that was chosen for port 0."""
-        assert self._socket is not None, "the server is not started"
+        """`HOST:PORT`, with the port that the kernel chose for port 0."""
+        assert self._socket is not None, "server is not started"
         return Uri(self._place.host, self._socket.getsockname()[1]).address
 
     @property
@@ -94,13 +95,13 @@ class WebServer:
         return f"http://{self.address}/"
 
     async def start(self) -> None:
-        """Returns when it answers; CannotListen where it cannot."""
+        """Start the server; return when it accepts requests. Raise CannotListen if the address is not available."""
         self._socket = await _bound(self._place, self._option)
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
         await self._server.is_answering.wait()
 
     async def stop(self) -> None:
-        """Ends all connections, those of event streams after STOP_SECONDS."""
+        """Close all connections; those of event streams after STOP_SECONDS."""
         self._server.should_exit = True
         task, self._task = self._task, None
         if task is not None:
@@ -131,7 +132,7 @@ async def _bound(place: Uri, option: str) -> socket.socket:
             raise
     except OSError as error:
         message = f"cannot serve HTTP at {place.address}: {error.strerror or error}"
-        raise CannotListen(message, hint=f"give another {option}, or port 0 for any that is free") from error
+        raise CannotListen(message, hint=f"choose another {option}, or port 0 for any free port") from error
     return bound
 
 
@@ -146,19 +147,19 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """They are the process's own business."""
+        """Install no signal handlers: signals are handled by the process that embeds the server."""
         yield
 
 
 def _let_go_of_who_takes_nothing(transport: asyncio.Transport) -> None:
-    """Has the kernel end it: closing waits for what was not sent, and that has no end where nobody reads."""
+    """Let the kernel drop a client that does not read: a normal close would wait for unsent data indefinitely."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(REQUEST_SECONDS * 1000))
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's patience ends with the first byte of a request; here it ends with the last one of its headers."""
+    """HTTP protocol whose request timeout covers the whole header; uvicorn's timeout stops at its first byte."""
 
     _deadline: asyncio.TimerHandle | None = None
     _since = 0.0
@@ -180,7 +181,7 @@ class _Protocol(H11Protocol):
             self._deadline.cancel()
 
     def _make_room(self) -> None:
-        """If there are too many connections, close one of the idlest: the oldest of the address that has most."""
+        """At the connection limit, close one of the idlest connections: the oldest of the address that has the most."""
         others = [each for each in self.connections if isinstance(each, _Protocol) and each is not self]
         if len(others) < CONNECTIONS_MAX:
             return
@@ -193,7 +194,7 @@ class _Protocol(H11Protocol):
 
     @property
     def _busyness(self) -> int:
-        """0 without a whole request, 1 if the client does not read its answer, 2 otherwise."""
+        """0 without a complete request, 1 if the client does not read the response, 2 otherwise."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             return 0

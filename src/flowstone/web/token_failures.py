@@ -1,7 +1,7 @@
-"""Requests with a wrong token: counts them, logs them, and delays the answers to an address that keeps guessing.
+"""Handling of wrong tokens: counts and logs them, and delays responses to an address that keeps guessing.
 
-A right token is never delayed, wherever it comes from: tokens are long enough that delays need not hide them, and a
-browser with an old cookie must not lock out the one beside it. Memory and log lines are bounded.
+A right token is never delayed: tokens are too long to be guessed even without delays, and a browser with an old cookie
+must not lock out another client at the same address. Memory and log lines are bounded.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from flowstone.rate_limit import RateLimit
 LOG = logging.getLogger("flowstone.web")
 
 RETRIES: Final = 5
-"""Wrong tokens of one address that are answered at once; one more is forgiven per DELAY_SECONDS."""
+"""Wrong tokens per address that are answered without delay; the allowance recovers by one per DELAY_SECONDS."""
 
 DELAY_SECONDS: Final = 1.0
 WAITING_MAX: Final = 8
-"""Delayed answers of one address; further wrong tokens are answered at once, with 429."""
+"""Delayed responses per address; further wrong tokens get status 429 at once."""
 
 HOSTS_MAX: Final = 4096
+"""Addresses remembered; the one without failures for the longest time is forgotten first."""
+
 LINE_SECONDS: Final = 10.0
-"""At least this long between two log lines."""
+"""Minimum interval between two log lines."""
 
 
 class _Host:
@@ -44,7 +46,7 @@ class TokenFailures:
         self._lines = RateLimit(1, LINE_SECONDS)
 
     async def failed(self, host: str, path: str) -> bool:
-        """Record a wrong token and wait as long as its answer is to be delayed; False if too many wait already."""
+        """Record a wrong token and delay its response if necessary; return False if too many responses wait already."""
         self.count += 1
         now = time.monotonic()
         self._log(host, path, now)
@@ -68,5 +70,5 @@ class TokenFailures:
         unlogged = self._lines.take(now)
         if unlogged is None:
             return
-        more = f"; {unlogged} earlier ones were not logged" if unlogged else ""
+        more = f"; {unlogged} earlier failures were not logged" if unlogged else ""
         LOG.warning("wrong token for %r from %s%s", path, host, more, extra={"peer": host})

@@ -1,4 +1,4 @@
-// The dashboard: takes what the server sends, shows it at most twice a second, and answers keys.
+// The dashboard: receives events from the server, redraws at most twice a second, and handles keys.
 
 import { Keyed, element, mark, say } from "./dom.js";
 import { Feed, ask } from "./feed.js";
@@ -10,14 +10,14 @@ import { verdict } from "./verdict.js";
 import { ago, clock } from "./words.js";
 
 const SHOW_SECONDS = 0.5;
-/** A verdict is spoken aloud: one that comes and goes at once is not worth it. */
+/** A verdict must last this long to be shown: screen readers announce every change. */
 const VERDICT_SECONDS = 1;
 const STALE_SECONDS = 10;
 const THEMES = ["system", "light", "dark"];
 
 const byId = (id) => document.getElementById(id);
 
-/** What the browser keeps for us, where it does. */
+/** Settings in the browser's local storage, if it is available. */
 const memory = {
   get(name) {
     try {
@@ -30,7 +30,7 @@ const memory = {
     try {
       localStorage.setItem(`flowstone.${name}`, value);
     } catch {
-      // Then it holds for this visit.
+      // Without storage, the setting lasts until the page is closed.
     }
   },
 };
@@ -78,11 +78,11 @@ class Dashboard {
       made.lag.history.load(points);
       this.schedule();
     } catch {
-      // What is missing comes with the next states.
+      // The history builds up again from the next states.
     }
   }
 
-  /** After a gap, what was missed is asked for. */
+  /** Handles a change of the connection; after a reconnect, requests what was missed. */
   connected(connection) {
     this.connection = connection;
     if (connection === "connected") {
@@ -105,7 +105,7 @@ class Dashboard {
     this.schedule();
   }
 
-  /** At most one drawing in SHOW_SECONDS, none while nobody looks. */
+  /** Schedules a redraw: at most one per SHOW_SECONDS, none while the page is hidden or paused. */
   schedule() {
     if (this.isScheduled || this.isPaused || document.hidden || this.state === null) return;
     this.isScheduled = true;
@@ -158,7 +158,7 @@ class Dashboard {
       say(live, `live${last}`);
     } else {
       mark(live, "data-kind", this.connection === "lost" ? "bad" : "busy");
-      say(live, `${this.connection === "lost" ? "reconnecting" : isStale ? "no news" : "connecting"}${last}`);
+      say(live, `${this.connection === "lost" ? "reconnecting" : isStale ? "no data" : "connecting"}${last}`);
     }
   }
 
@@ -166,7 +166,7 @@ class Dashboard {
     this.isPaused = !this.isPaused;
     this.pausedAt = this.state?.now ?? Date.now() / 1000;
     mark(byId("pause"), "aria-pressed", this.isPaused ? "true" : "false");
-    say(byId("pause"), this.isPaused ? "Go on" : "Pause");
+    say(byId("pause"), this.isPaused ? "Resume" : "Pause");
     mark(document.documentElement, "data-paused", this.isPaused);
     this.showLive();
     if (!this.isPaused && this.state !== null) this.showVerdict();
@@ -174,10 +174,10 @@ class Dashboard {
   }
 }
 
-/** A set without a name is called by the beginning of its UUID; the whole of it stands beside its title. */
+/** The name of a set, or the beginning of its UUID; the full UUID is next to the title. */
 function labelOf(set) {
   if (set.name) return set.name;
-  return set.uuid ? `set ${set.uuid.slice(0, 8)}` : "not in a set";
+  return set.uuid ? `set ${set.uuid.slice(0, 8)}` : "no replica set";
 }
 
 function sectionsOf(state) {
@@ -236,7 +236,7 @@ function listenToKeys(dashboard) {
   byId("help").addEventListener("click", help);
   byId("shortcuts-close").addEventListener("click", () => shortcuts.close());
   document.addEventListener("keydown", (event) => {
-    // What had the focus in a dialog that was just closed keeps it for a moment.
+    // An element in a dialog that was just closed keeps the focus for a moment.
     const isLeftOver = event.target.closest("dialog:not([open])") !== null;
     const isTyping = !isLeftOver && event.target.closest("input, select, textarea, dialog") !== null;
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !isOn.checked) return;

@@ -1,6 +1,6 @@
-// Makes nodes and keeps them up to date, touching only what has changed.
+// Creates DOM nodes and updates them, touching only what has changed.
 //
-// What servers say only ever becomes text: nothing here, or in any other module, parses HTML.
+// Data from servers only ever becomes text: neither this module nor any other parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -20,7 +20,7 @@ function filled(node, attributes, children) {
   return node;
 }
 
-/** Sets an attribute; null, undefined and false take it away, true leaves it empty. */
+/** Sets an attribute; null, undefined and false remove it, true sets it to the empty string. */
 export function mark(node, name, value) {
   if (value === null || value === undefined || value === false) {
     if (node.hasAttribute(name)) node.removeAttribute(name);
@@ -30,15 +30,15 @@ export function mark(node, name, value) {
   if (node.getAttribute(name) !== text) node.setAttribute(name, text);
 }
 
-/** Sets the text of a node that holds nothing else. */
+/** Sets the text of a node that has no other content. */
 export function say(node, text) {
   const wanted = text === null || text === undefined ? "" : String(text);
   if (node.textContent !== wanted) node.textContent = wanted;
 }
 
-/** Children of a node by key: an item that stays keeps its node, and with it focus and what was opened. */
+/** Children of a node by key. An item that stays keeps its node, with its focus and open details. */
 export class Keyed {
-  /** `make(item)` gives `{node, update(item)}`, and `close()` where something has to be let go with the node. */
+  /** `make(item)` returns `{node, update(item)}`, and `close()` if resources must be released with the node. */
   constructor(parent, make) {
     this.parent = parent;
     this.make = make;
@@ -66,12 +66,12 @@ export class Keyed {
       if (row.node === place) place = place.nextSibling;
       else this.parent.insertBefore(row.node, place);
     }
-    // A node that was moved has lost it.
+    // Moving a node removes its focus.
     if (document.activeElement !== focused && this.parent.contains(focused)) focused.focus({ preventScroll: true });
   }
 }
 
-/** A table that scrolls sideways on its own where there is little room, and is reachable by keyboard then. */
+/** A table that scrolls horizontally on narrow screens, also by keyboard. */
 export function table(caption, headings) {
   const body = element("tbody");
   const head = element("tr", {}, ...headings.map((heading) => element("th", { scope: "col" }, heading)));
@@ -80,14 +80,14 @@ export function table(caption, headings) {
   return { node, body, head };
 }
 
-/** A row whose first cell names it. `update` takes as many texts as there are cells. */
+/** A row whose first cell is its header. `update` takes one text per cell. */
 export function tableRow(count) {
   const cells = Array.from({ length: count }, (_, at) => (at ? element("td") : element("th", { scope: "row" })));
   const node = element("tr", {}, ...cells);
   return { node, cells, update: (texts) => texts.forEach((text, at) => say(cells[at], text)) };
 }
 
-/** A word with a sign before it: `kind` is well, busy, bad or quiet, and decides sign and colour. */
+/** A word with a symbol. `kind` (well, busy, bad or quiet) determines symbol and colour. */
 export function badge(kind = "quiet", text = "") {
   const node = element("span", { class: "badge" });
   const update = (newKind, newText) => {

@@ -1,4 +1,4 @@
-// Who led when: terms and leaders on a line of time, with the gaps in which nobody led, or nobody had to.
+// A timeline of terms and leaders, including periods without a leader and without elections.
 
 import { Keyed, drawn, element, mark, say, table, tableRow } from "./dom.js";
 import { clock, duration, moment } from "./words.js";
@@ -21,7 +21,7 @@ export class Elections {
     const attributes = { class: "timeline", role: "img", height: HEIGHT };
     this.svg = drawn("svg", attributes, track, this.spansGroup, this.ticksGroup);
     this.summary = element("p", { class: "summary" });
-    const { node, body } = table(`Elections in ${set.label}, newest first`, ["When", "Term", "What"]);
+    const { node, body } = table(`Elections in ${set.label}, newest first`, ["Time", "Term", "Event"]);
     this.table = element("details", { class: "as-table" }, element("summary", {}, "As a table"), node);
     this.node = element("div", { class: "elections" }, this.summary, this.svg, this.table);
     this.spans = new Keyed(this.spansGroup, makeSpan);
@@ -74,7 +74,7 @@ export class Elections {
   }
 }
 
-/** Stretches of time with one leader, or none, or without elections. */
+/** Periods with one leader, without a leader, or without elections. */
 function spansOf(events, now) {
   const spans = [];
   for (const event of events) {
@@ -91,7 +91,7 @@ function spansOf(events, now) {
   return spans;
 }
 
-/** The times that can be written below the line without touching each other. */
+/** The tick labels that fit below the timeline without overlapping. */
 function apart(places, width) {
   const ticks = [];
   let free = 0;
@@ -115,7 +115,7 @@ function makeSpan() {
     mark(box, "x", place.x.toFixed(1));
     mark(box, "width", Math.max(1, place.width - 1).toFixed(1));
     mark(text, "x", (place.x + 6).toFixed(1));
-    const name = place.leader ? `${place.label} · term ${place.term}` : place.isOff ? "elections are off" : "nobody";
+    const name = place.leader ? `${place.label} · term ${place.term}` : place.isOff ? "elections off" : "no leader";
     const shorter = place.leader ? `term ${place.term}` : "";
     say(text, [name, shorter].find((one) => one.length * LETTER_WIDTH < place.width - 8) ?? "");
     say(title, spoken(place));
@@ -134,21 +134,21 @@ function makeTick() {
 }
 
 function words(event) {
-  if (event.kind === "leader") return `${event.leader_label ?? `replica ${event.leader}`} leads`;
-  return { no_leader: "nobody leads", off: "elections are off" }[event.kind] ?? "a new term begins";
+  if (event.kind === "leader") return `${event.leader_label ?? `replica ${event.leader}`} became leader`;
+  return { no_leader: "no leader", off: "elections off" }[event.kind] ?? "new term";
 }
 
 function spoken(span) {
-  const nobody = span.isOff ? "elections were off" : "nobody led";
-  const who = span.leader ? `${span.label} led in term ${span.term}` : nobody;
-  return `${who} from ${clock(span.from)} for ${duration(span.to - span.from)}`;
+  const without = span.isOff ? "elections off" : "no leader";
+  const what = span.leader ? `${span.label} led in term ${span.term}` : without;
+  return `${what} from ${clock(span.from)} for ${duration(span.to - span.from)}`;
 }
 
 function summaryOf(set, events, now) {
-  if (!events.length) return "No elections are seen here.";
+  if (!events.length) return "No elections seen.";
   const last = spansOf(events, now).at(-1);
   const since = duration(Math.max(0, now - last.from));
   if (last.isOff) return "Elections are off.";
-  if (!last.leader) return `Nobody has led for ${since}.`;
+  if (!last.leader) return `No leader for ${since}.`;
   return `${last.label} has led for ${since}, in term ${set.term ?? last.term}.`;
 }

@@ -1,9 +1,9 @@
-// The connection to the dashboard's server: one stream of events, opened again when it was lost, and plain requests.
+// The connection to the dashboard's server: an event stream that reconnects, and plain requests.
 
 const BACKOFF_SECONDS_MIN = 0.5;
 const BACKOFF_SECONDS_MAX = 15;
 
-/** The JSON at an address of the server; parameters without a value are left out. */
+/** Fetches JSON from a path of the server; omits parameters without a value. */
 export async function ask(path, parameters = {}, { signal } = {}) {
   const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const query = new URLSearchParams(given).toString();
@@ -36,12 +36,12 @@ export class Feed {
     source.addEventListener("error", () => this.reopen(source));
   }
 
-  /** The browser's own way of trying again neither backs off nor survives a refusal. */
+  /** Reconnects with backoff: the browser's own retry does not back off, and stops after an HTTP error. */
   reopen(source) {
     source.close();
     if (source !== this.source || this.timer !== null) return;
     this.onConnection("lost");
-    // Not all pages of a server that comes back knock at the same moment.
+    // Jitter, so that not all pages reconnect to a restarted server at the same time.
     const seconds = this.backoff * (0.5 + Math.random());
     this.backoff = Math.min(this.backoff * 2, BACKOFF_SECONDS_MAX);
     this.timer = setTimeout(() => {

@@ -1,8 +1,9 @@
-// Why something is stopped or behind, and what to do: the findings of `flowstone explain`.
+// The findings of `flowstone explain`: what is stopped or lagging, why, and what to do.
 
 import { Keyed, badge, element, mark, say } from "./dom.js";
 
 const KINDS = { stopped: "bad", behind: "busy", warning: "busy" };
+const LABELS = { stopped: "stopped", behind: "lagging", warning: "warning" };
 const WARNING = "warning";
 const COPIED_SECONDS = 2;
 
@@ -22,7 +23,7 @@ export class Findings {
   }
 }
 
-/** What has stopped is told at once; of a warning only what it is, until somebody wants to know more. */
+/** A card shows the whole finding; a slim item, used for warnings, shows its first sentence until it is opened. */
 function makeFinding(size) {
   const severity = badge();
   const label = element("span", { class: "who" });
@@ -30,7 +31,7 @@ function makeFinding(size) {
   const why = element("p");
   const advice = element("div", { class: "advice" });
   const evidence = element("ul");
-  const proofTitle = element("summary", {}, "What this was concluded from");
+  const proofTitle = element("summary", {}, "Evidence");
   const proof = element("details", { class: "proof" }, proofTitle, evidence);
   const more = [element("h4", {}, "Why"), why, element("h4", {}, "What to do"), advice, proof];
   const head = element(size === "slim" ? "summary" : "p", { class: "finding-head" }, severity.node);
@@ -50,7 +51,7 @@ function makeFinding(size) {
   const update = (finding) => {
     mark(node, "data-kind", KINDS[finding.severity] ?? "quiet");
     mark(node, "data-finding", finding.kind);
-    severity.update(KINDS[finding.severity] ?? "quiet", finding.severity);
+    severity.update(KINDS[finding.severity] ?? "quiet", LABELS[finding.severity] ?? finding.severity);
     say(label, finding.label);
     tellWhat(finding.what);
     tellWhy(finding.why);
@@ -61,7 +62,7 @@ function makeFinding(size) {
   return { node, update };
 }
 
-/** Fills a node anew only where its own words are others: numbers beside it change while what is in it is in use. */
+/** Replaces the content of a node only if it has changed: the user may be selecting text or using a button in it. */
 function teller(node, partsOf) {
   let told = null;
   return (words) => {
@@ -72,7 +73,7 @@ function teller(node, partsOf) {
   };
 }
 
-/** Prose with names and commands in backquotes: both become code, and commands can be copied. */
+/** Prose with names and commands in backquotes. Both become code; commands also get a copy button. */
 function prose(text) {
   return text.split("`").map((piece, at) => {
     if (at % 2 === 0) return piece;
@@ -80,12 +81,12 @@ function prose(text) {
   });
 }
 
-/** The same where nothing is to be done. */
+/** Prose with code in backquotes, without copy buttons. */
 function quoted(text) {
   return text.split("`").map((piece, at) => (at % 2 ? element("code", {}, piece) : piece));
 }
 
-/** A command has arguments; the name of an option or a space has none. */
+/** Distinguishes a command, which has arguments, from the name of an option or a space. */
 function isCommand(text) {
   return /[\s({=]/.test(text.trim());
 }
@@ -93,7 +94,7 @@ function isCommand(text) {
 function command(text) {
   const code = element("code", {}, text);
   const button = element("button", { type: "button", class: "copy", "aria-label": `Copy: ${text}` }, "Copy");
-  // Beside the button, whose name is read once: what comes here is read aloud.
+  // A separate live region: screen readers do not announce a change of the button's own name.
   const outcome = element("span", { class: "outcome", role: "status" });
   let timer = null;
   button.addEventListener("click", async () => {
@@ -105,7 +106,7 @@ function command(text) {
   return element("span", { class: "command" }, code, button, outcome);
 }
 
-/** Where the clipboard is not given (a page that came without TLS from afar), the text is selected instead. */
+/** Copies the text. Without access to the clipboard (plain HTTP from another machine), selects it instead. */
 async function copy(text, code) {
   try {
     await navigator.clipboard.writeText(text);

@@ -1,4 +1,4 @@
-// How far each follower was behind over the last quarter of an hour, a small chart for each link.
+// The lag of each link over the last 15 minutes, as a small chart.
 
 import { Keyed, drawn, element, mark, say } from "./dom.js";
 import { clock, count, counted, duration } from "./words.js";
@@ -6,21 +6,21 @@ import { clock, count, counted, duration } from "./words.js";
 const WINDOW_SECONDS = 900;
 const POINTS_MAX = 900;
 const POINT_SECONDS = 1;
-/** Of more links than this, those are drawn, and remembered, that are furthest behind; the table has all. */
+/** If there are more links, only those with the largest lag are kept and drawn; the table has all. */
 const LINKS_MAX = 24;
 const CHART = { width: 300, height: 56 };
-/** Below this a scale would make an ordinary tremor look like an outage. */
+/** Minimum of the scale, so that ordinary jitter does not look like an outage. */
 const SCALE_MIN = { lag: 1, lag_lsn: 10 };
 
 const keyOf = (link) => `${link.follower} ${link.master}`;
 
-/** The points of one set, oldest first, never more than the window holds. */
+/** The points of one set, oldest first; at most POINTS_MAX. */
 export class History {
   constructor() {
     this.points = [];
   }
 
-  /** What the server remembers, in place of what is here. */
+  /** Replaces the points with those of the server. */
   load(points) {
     this.points = points.slice(-POINTS_MAX).map(({ at, links }) => point(at, links));
   }
@@ -32,19 +32,19 @@ export class History {
     if (this.points.length > POINTS_MAX) this.points.shift();
   }
 
-  /** Pairs of time and value of one link since `from`. */
+  /** Pairs of time and value of a link since `from`. */
   of(key, measure, from) {
     return this.points.filter(({ at }) => at >= from).map(({ at, links }) => [at, links.get(key)?.[measure] ?? null]);
   }
 }
 
-function furthestBehind(links) {
+function mostLagging(links) {
   if (links.length <= LINKS_MAX) return links;
   return [...links].sort((a, b) => (b.lag_lsn ?? 0) - (a.lag_lsn ?? 0)).slice(0, LINKS_MAX);
 }
 
 function point(at, links) {
-  const pairs = furthestBehind(links).map((link) => [keyOf(link), { lag: link.lag, lag_lsn: link.lag_lsn }]);
+  const pairs = mostLagging(links).map((link) => [keyOf(link), { lag: link.lag, lag_lsn: link.lag_lsn }]);
   return { at, links: new Map(pairs) };
 }
 
@@ -65,8 +65,8 @@ export class Lag {
       return element("label", {}, input, ` ${text}`);
     };
     this.charts = element("ul", { class: "charts" });
-    this.none = element("p", { class: "quiet" }, "Nobody follows anybody here.");
-    const legend = element("legend", {}, "Behind, in");
+    this.none = element("p", { class: "quiet" }, "No replication links.");
+    const legend = element("legend", {}, "Lag in");
     const choices = [choice("lag", "seconds"), choice("lag_lsn", "rows")];
     const measures = element("fieldset", { class: "choice" }, legend, ...choices);
     this.node = element("div", { class: "lag" }, measures, this.charts, this.none);
@@ -83,7 +83,7 @@ export class Lag {
     this.now = now;
     this.names = new Map(set.members.map((member) => [member.uuid, member.label]));
     mark(this.none, "hidden", set.links.length > 0);
-    // Points come once a second.
+    // There is at most one new point per second.
     if (this.isVisible && now - this.drawnAt >= POINT_SECONDS) this.draw();
   }
 
@@ -95,10 +95,10 @@ export class Lag {
     const from = this.now - WINDOW_SECONDS;
     this.drawnAt = this.now;
     const pairsOf = (link) => this.history.of(keyOf(link), this.measure, from);
-    const series = furthestBehind(this.set.links).map((link) => ({ link, pairs: pairsOf(link) }));
+    const series = mostLagging(this.set.links).map((link) => ({ link, pairs: pairsOf(link) }));
     let most = SCALE_MIN[this.measure];
     for (const { pairs } of series) for (const [, value] of pairs) most = Math.max(most, value ?? 0);
-    // One scale for all: charts side by side are there to be compared.
+    // All charts have the same scale, so that they can be compared.
     this.list.show(series.map((one) => ({ ...one, most, from })), ({ link }) => keyOf(link));
   }
 
@@ -124,7 +124,7 @@ export class Lag {
       say(top, this.measure === "lag" ? duration(most) : count(most));
       say(start, clock(from).slice(0, 5));
       const most15 = worst === null ? "unknown" : text(worst);
-      mark(svg, "aria-label", `${name.textContent}: now ${now.textContent}, at most ${most15} in 15 minutes`);
+      mark(svg, "aria-label", `${name.textContent}: now ${now.textContent}, at most ${most15} in the last 15 minutes`);
       const shape = outline(pairs, from, most, this.now);
       mark(line, "d", shape.line);
       mark(area, "d", shape.area);
@@ -133,7 +133,7 @@ export class Lag {
   }
 }
 
-/** Paths of a line and of the area below it; the worst value of each pixel is kept, gaps stay gaps. */
+/** Paths of a line and of the area below it. Each pixel shows its maximum; gaps in the data stay gaps. */
 function outline(pairs, from, most, now) {
   const columns = new Map();
   for (const [at, value] of pairs) {
@@ -151,7 +151,7 @@ function outline(pairs, from, most, now) {
       part.push([x, CHART.height - 1.5 - (value / most) * (CHART.height - 6)]);
     }
   }
-  // The server sends what changed: the last value holds until now.
+  // The server sends only changes: extend the last value until now.
   if (part.length && now - pairs.at(-1)[0] < WINDOW_SECONDS) part.push([CHART.width, part.at(-1)[1]]);
   if (part.length) parts.push(part);
   const run = (points) => points.map(([x, y]) => `${x} ${y.toFixed(1)}`).join("L");

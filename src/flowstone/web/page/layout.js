@@ -1,6 +1,6 @@
-// Where the members and links of a graph stand. Pure: a set and the width there is in, places and paths out.
+// The layout of the topology graph. Pure: takes a set and the available width, returns positions and paths.
 //
-// With room for them, members stand on a ring; else in a column, neighbours joined by straight lines, others by arcs.
+// Members are on a ring if there is room, else in a column with straight lines between neighbours and arcs otherwise.
 
 const BOX = {
   large: { width: 204, height: 86 },
@@ -11,7 +11,7 @@ const COLUMN_WIDTH_MAX = 560;
 const LARGE_MEMBERS_MAX = 6;
 const RING_MEMBERS_MAX = 12;
 const MARGIN = 14;
-/** How far a link bows out, so that its counterpart has a way of its own. */
+/** How far a link bows out, so that it does not overlap the link in the opposite direction. */
 const BOW = 34;
 const ARROW = 9;
 const GAP = { start: 2, end: 4 + ARROW };
@@ -28,7 +28,7 @@ export function place(set, width) {
     return {
       link, ...(isColumn ? aside(from, to, width) : bowed(from, to, nodes.length)),
       names: { follower: to.member.label, master: from.member.label },
-      // That somebody is not there is told by its box.
+      // The box of an unreachable member already shows the reason.
       isExplained: Boolean(from.member.unreachable || to.member.unreachable),
     };
   });
@@ -49,7 +49,7 @@ function ring(members, width) {
     return { member, size, x: width / 2 + reach * radius.x * Math.cos(angle), y: reach * radius.y * Math.sin(angle) };
   });
   const heights = nodes.map(({ y }) => y);
-  // Two members stand side by side: the labels of their links are above and below.
+  // Two members are side by side, with the labels of their links above and below.
   const margin = MARGIN + (total === 2 ? 20 : 0);
   const top = Math.min(...heights) - size.height / 2 - margin;
   for (const node of nodes) node.y -= top;
@@ -64,7 +64,7 @@ function column(members, width) {
   return { height: MARGIN * 2 + size.height + (members.length - 1) * step, nodes };
 }
 
-/** On a ring: a curve on the right-hand side of the line from master to follower. */
+/** The path on a ring: a curve on the right-hand side of the line from master to follower. */
 function bowed(from, to, total) {
   const [dx, dy] = [to.x - from.x, to.y - from.y];
   const length = Math.hypot(dx, dy) || 1;
@@ -80,7 +80,7 @@ function bowed(from, to, total) {
   return { label, path: `M${point(start)} Q${point(middle)} ${point(end)}`, arrow: arrow(middle, end) };
 }
 
-/** In a column: rows that go down keep right, rows that go up keep left. */
+/** The path in a column: downward links are on the right, upward links on the left. */
 function aside(from, to, width) {
   const down = Math.sign(to.row - from.row);
   if (Math.abs(to.row - from.row) === 1) {
@@ -105,7 +105,7 @@ function point({ x, y }) {
   return `${x.toFixed(1)} ${y.toFixed(1)}`;
 }
 
-/** The head of an arrow that comes from somewhere and points on from `end`. */
+/** The head of an arrow at `end` that points away from `origin`. */
 function arrow(origin, end) {
   const length = Math.hypot(end.x - origin.x, end.y - origin.y) || 1;
   const ahead = { x: (end.x - origin.x) / length, y: (end.y - origin.y) / length };
@@ -120,7 +120,7 @@ function curvePoint(start, middle, end, t) {
   return { x: mix("x"), y: mix("y") };
 }
 
-/** Where the way towards `aim` leaves the box of a node, `gap` away from it. */
+/** The point at which the line towards `aim` leaves the box of a node, plus `gap`. */
 function border(node, aim, side, gap) {
   const origin = { x: node.x + side.x * 10, y: node.y + side.y * 10 };
   const [dx, dy] = [aim.x - origin.x, aim.y - origin.y];

@@ -1,15 +1,16 @@
-// The tables of `flowstone mirror`, and how fresh they are.
+// The tables of `flowstone mirror` and their freshness.
 
 import { Keyed, badge, element, mark, say, table, tableRow } from "./dom.js";
 import { count, duration, moment, short, vclock } from "./words.js";
 
 const KINDS = { current: "well", behind: "busy", damaged: "bad" };
+const LABELS = { current: "current", behind: "lagging", damaged: "damaged" };
 
 export class Pipeline {
   constructor(section) {
-    const hint = "No lake is watched: start the dashboard with --lake DIR to see its tables here.";
+    const hint = "No lakes watched; start the dashboard with --lake DIR to show the tables of a lake.";
     this.none = element("p", { class: "quiet" }, hint);
-    const { node, body } = table("Delta tables, with the time of the newest settled change in each",
+    const { node, body } = table("Delta tables, with the age of the newest settled change in each",
       ["Table", "Space", "Status", "Freshness", "Rows", "Version", "Position"]);
     this.table = node;
     section.append(this.none, node);
@@ -21,7 +22,7 @@ export class Pipeline {
         say(row.cells[0], one.table || one.lake);
         mark(row.cells[0], "title", `${one.lake}/${one.table}`);
         say(row.cells[1], one.space ?? "");
-        status.update(KINDS[one.status] ?? "quiet", one.status ?? "unknown");
+        status.update(KINDS[one.status] ?? "quiet", LABELS[one.status] ?? one.status ?? "unknown");
         say(row.cells[3], freshness(one));
         mark(row.cells[3], "title", one.settled_at ? moment(one.settled_at) : null);
         say(row.cells[4], count(one.rows));
@@ -43,5 +44,5 @@ export class Pipeline {
 
 function freshness(one) {
   if (one.age_seconds === null) return "unknown";
-  return one.age_seconds === 0 ? "nothing is missing" : `${duration(one.age_seconds)} behind`;
+  return one.age_seconds === 0 ? "up to date" : `${duration(one.age_seconds)} old`;
 }

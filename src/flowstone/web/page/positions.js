@@ -1,9 +1,9 @@
-// Positions of all members side by side, shaded by how far each is behind the furthest.
+// The positions of all members side by side, shaded by lag.
 
 import { Keyed, element, mark, say } from "./dom.js";
 import { count, counted, missing } from "./words.js";
 
-/** From how many missing rows on a cell has the next darker shade. */
+/** Numbers of missing rows from which a cell has the next darker shade. */
 const SHADES = [1, 10, 1_000, 100_000];
 
 export class Positions {
@@ -24,21 +24,21 @@ export class Positions {
     this.furthest = set.vclock ?? {};
     this.ids = Object.keys(this.furthest);
     this.columns.show([{ key: "member", text: "Member" }, ...this.ids.map((id) => ({ key: id, text: `id ${id}` })),
-      { key: "behind", text: "Behind" }], ({ key }) => key);
+      { key: "lag", text: "Lag" }], ({ key }) => key);
     this.rows.show(set.members, (member) => member.uuid);
   }
 
   makeRow() {
     const name = element("th", { scope: "row" });
-    const behind = element("td", { class: "behind" });
+    const lag = element("td", { class: "behind" });
     const node = element("tr");
-    const ends = { first: { node: name, update: () => {} }, last: { node: behind, update: () => {} } };
+    const ends = { first: { node: name, update: () => {} }, last: { node: lag, update: () => {} } };
     const cells = new Keyed(node, ({ id }) => ends[id] ?? makeCell());
     const update = (member) => {
       const isKnown = Object.keys(member.vclock).length > 0;
       const rows = missing(this.furthest, member.vclock);
       say(name, member.label);
-      say(behind, isKnown ? (rows ? counted(rows, "row") : "nothing") : "unknown");
+      say(lag, isKnown ? (rows ? counted(rows, "row") : "in sync") : "unknown");
       const has = (id) => (isKnown ? member.vclock[id] ?? 0 : null);
       const components = this.ids.map((id) => ({ id, has: has(id), furthest: this.furthest[id] }));
       cells.show([{ id: "first" }, ...components, { id: "last" }], ({ id }) => id);

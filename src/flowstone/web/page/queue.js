@@ -1,4 +1,4 @@
-// The queue of synchronous transactions (the limbo): who owns it, and what waits there for a quorum.
+// The synchronous queue (the limbo): its owner, and the transactions that wait for a quorum.
 
 import { Keyed, element, mark, say, table, tableRow } from "./dom.js";
 import { count, counted, duration, short } from "./words.js";
@@ -10,7 +10,7 @@ const KEY_LENGTH = 60;
 export class Queue {
   constructor(set) {
     this.summary = element("p", { class: "summary" });
-    const { node, body } = table(`Transactions that wait for a quorum in ${set.label}`, ["Transaction", "Age", "Rows"]);
+    const { node, body } = table(`Pending transactions of ${set.label}`, ["Transaction", "Age", "Rows"]);
     this.table = node;
     this.more = element("p", { class: "quiet" });
     this.node = element("div", { class: "queue" }, this.summary, node, this.more);
@@ -34,15 +34,15 @@ export class Queue {
 
 function summaryOf(set) {
   const { queue } = set;
-  if (!queue) return "No member shows a queue of synchronous transactions.";
+  if (!queue) return "No member reports a synchronous queue.";
   const owner = set.members.find((member) => member.id === queue.owner && queue.owner);
-  const words = [queue.owner ? `owned by ${owner?.label ?? `replica ${queue.owner}`}` : "owned by nobody"];
+  const words = [queue.owner ? `owned by ${owner?.label ?? `replica ${queue.owner}`}` : "no owner"];
   if (queue.quorum !== null) words.push(`quorum ${queue.quorum}`);
   if (queue.term) words.push(`term ${queue.term}`);
-  if (queue.len && queue.age !== null) words.push(`the first waits for ${duration(queue.age)}`);
-  if (queue.confirm_lag) words.push(`confirmed within ${duration(queue.confirm_lag)}`);
-  if (queue.rollback_count) words.push(`${counted(queue.rollback_count, "rollback")} so far`);
-  const length = queue.len ? counted(queue.len, "transaction waits", "transactions wait") : "Nothing waits";
+  if (queue.len && queue.age !== null) words.push(`oldest pending for ${duration(queue.age)}`);
+  if (queue.confirm_lag) words.push(`last confirmed after ${duration(queue.confirm_lag)}`);
+  if (queue.rollback_count) words.push(`${counted(queue.rollback_count, "rollback")} since start`);
+  const length = queue.len ? `${counted(queue.len, "transaction")} pending` : "Queue is empty";
   return `${length}; ${words.join(", ")}.`;
 }
 

@@ -26,9 +26,9 @@ export class ReplicaSet {
     this.node = element("section", attributes,
       element("div", { class: "set-head" }, this.title, this.about),
       element("div", { class: "grid" },
-        card("wide", "Who follows whom", this.topology), card("side", "Positions", this.positions),
-        card("side", "Waiting for a quorum", this.queue), this.electionsCard,
-        card("full", "Behind, over the last 15 minutes", this.lag)));
+        card("wide", "Topology", this.topology), card("side", "Positions", this.positions),
+        card("side", "Synchronous queue", this.queue), this.electionsCard,
+        card("full", "Lag, last 15 minutes", this.lag)));
   }
 
   update({ set, now }) {
@@ -47,7 +47,7 @@ function about(set) {
   const leader = set.members.find((member) => member.is_leader);
   const rows = set.tail?.rows_per_second ?? 0;
   const words = [counted(set.members.length, "member")];
-  if (hasElections(set)) words.push(`term ${set.term}`, leader ? `led by ${leader.label}` : "nobody leads");
+  if (hasElections(set)) words.push(`term ${set.term}`, leader ? `led by ${leader.label}` : "no leader");
   words.push(`${rate(rows)} rows`.replace("/s rows", " rows/s"));
   if (set.uuid) words.push(set.uuid);
   return words.join(" · ");

@@ -1,10 +1,10 @@
-// Sets the colours that were chosen before anything is painted: a classic script, in the head, for that reason.
+// Applies the stored theme before the first paint; therefore a classic script in the head.
 
 (() => {
   try {
     const chosen = localStorage.getItem("flowstone.theme");
     if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
   } catch {
-    // A browser that keeps nothing follows the system.
+    // Without storage, use the system's theme.
   }
 })();

@@ -1,4 +1,4 @@
-// Who follows whom: a graph of a replica set, and the same as tables. Where things stand is for `layout.js`.
+// The topology of a replica set as a graph, and the same as tables. `layout.js` computes the positions.
 
 import { Keyed, badge, drawn, element, mark, say, table, tableRow } from "./dom.js";
 import { place } from "./layout.js";
@@ -10,13 +10,13 @@ const REASON_LENGTH = 26;
 const STROKE = { least: 1.5, perDecade: 1.1 };
 const DASH_SECONDS = { slowest: 3, fastest: 0.5 };
 
-/** Of the four lines in a box, on average; the last one has letters of one width. */
+/** Average letter width of each of the four lines in a box; the last line is monospaced. */
 const LETTER_WIDTHS = [8, 6.5, 6.5, 6.7];
 
-const MODES = { rw: "rw", read: "ro", unknown: "not asked" };
+const MODES = { rw: "rw", read: "ro", unknown: "not queried" };
 const SIGNS = { leader: "★", gone: "✕", unknown: "?", member: "●" };
 
-/** What a member is, in a word of `SIGNS`. */
+/** The key of `SIGNS` for a member. */
 function standing(member) {
   if (member.unreachable) return "gone";
   if (member.is_leader) return "leader";
@@ -28,14 +28,14 @@ function role(member) {
   const words = [member.id ? `id ${member.id}` : "anonymous"];
   if (member.is_leader) words.push("leader");
   else if (report?.election && report.cfg?.election_mode !== "off") words.push(report.election.state);
-  if (unreachable) words.push(unreachable.is_denied ? "no rights" : "unreachable");
+  if (unreachable) words.push(unreachable.is_denied ? "access denied" : "unreachable");
   else words.push(MODES[member.mode]);
   return words.join(" · ");
 }
 
 function version(member) {
   const { report } = member;
-  if (!report) return member.unreachable ? member.unreachable.reason : "known from others";
+  if (!report) return member.unreachable ? member.unreachable.reason : "reported by peers";
   const status = report.status === "running" ? "" : ` · ${report.status}`;
   return `${report.package} ${report.version.split("-")[0]}${status}`;
 }
@@ -66,7 +66,7 @@ export class Topology {
     this.members = new MemberTable(set);
     const tables = element("details", { class: "as-table" }, element("summary", {}, "As tables"),
       this.members.node, this.links.node);
-    const legend = "Rows go where arrows point; at each arrow, how far the follower is behind.";
+    const legend = "Arrows show the direction of replication; labels show lag.";
     this.node = element("div", { class: "topology" },
       this.svg, element("p", { class: "legend" }, legend), this.details, tables);
     this.observer = new ResizeObserver(([entry]) => {
@@ -102,7 +102,7 @@ export class Topology {
     this.nodes.show(nodes, ({ member }) => member.uuid);
   }
 
-  /** With few members there is room for all numbers; with many only for those that matter. */
+  /** With few members all links are labelled; with many, only those of the selected member or with a problem. */
   isLabelled(link) {
     if (this.selected) return link.follower === this.selected || link.master === this.selected;
     return linkKind(link) !== "well" || this.set.members.length <= LABELS_MEMBERS_MAX;
@@ -125,7 +125,7 @@ export class Topology {
       flow.style.strokeWidth = `${Math.max(2, width).toFixed(2)}px`;
       mark(node, "data-flows", rows > 0 && linkKind(link) !== "bad");
       const seconds = Math.max(DASH_SECONDS.fastest, DASH_SECONDS.slowest - 0.6 * Math.log10(1 + rows));
-      // A new duration makes the dashes jump: only steps that one can see are worth it.
+      // Changing the duration makes the dashes jump, so it changes in visible steps only.
       flow.style.animationDuration = `${(Math.round(seconds * 2) / 2).toFixed(1)}s`;
       mark(node, "data-faded", this.selected !== null && !this.isLabelled(link));
       const facts = [link.status, lagText(link), rate(rows), link.message].filter(Boolean).join(", ");
@@ -203,7 +203,7 @@ export class Topology {
     this.describe();
   }
 
-  /** All that a member says of itself, below the graph. */
+  /** Shows the details of the selected member below the graph. */
   describe() {
     const member = this.set.members.find((one) => one.uuid === this.selected);
     mark(this.details, "hidden", member === undefined);
@@ -228,18 +228,18 @@ function factsOf(member, set) {
   const { report, unreachable } = member;
   const address = member.address ?? "unknown";
   const facts = [["instance", member.uuid], ["address", address], ["vclock", vclock(member.vclock)]];
-  if (unreachable) facts.push(["cannot be asked", unreachable.reason], ["hint", unreachable.hint ?? "none"]);
+  if (unreachable) facts.push(["unreachable", unreachable.reason], ["hint", unreachable.hint ?? "none"]);
   if (!report) return facts;
   facts.push(["version", `${report.package} ${report.version}`], ["status", report.status],
     ["read-only", report.ro ? `yes${report.ro_reason ? `: ${report.ro_reason}` : ""}` : "no"],
-    ["up", duration(report.uptime)], ["rows per second", rate(set.rows_per_second?.[member.uuid])]);
+    ["uptime", duration(report.uptime)], ["rows per second", rate(set.rows_per_second?.[member.uuid])]);
   if (report.election) {
     const { state, term, vote } = report.election;
-    facts.push(["election", `${state}, term ${term}, vote ${vote ? `for ${vote}` : "for nobody"}`]);
+    facts.push(["election", `${state}, term ${term}, ${vote ? `voted for ${vote}` : "no vote"}`]);
   }
   if (report.gc) {
     const holders = report.gc.consumers.map((one) => `${one.name} from ${vclock(one.vclock)}`);
-    facts.push(["logs kept from", vclock(report.gc.vclock)], ["kept for", holders.join("; ") || "nobody else"],
+    facts.push(["logs retained from", vclock(report.gc.vclock)], ["retained for", holders.join("; ") || "none"],
       ["snapshots", count(report.gc.checkpoints.length)]);
   }
   const options = Object.entries(report.cfg ?? {}).map(([name, value]) => `${name} = ${value}`);
@@ -273,8 +273,8 @@ class MemberTable {
 
 class LinkTable {
   constructor(set) {
-    const headings = ["Follower", "Master", "Status", "Lag", "Rows behind", "Idle", "Rows/s", "Message"];
-    const { node, body } = table(`Who follows whom in ${set.label}`, headings);
+    const headings = ["Follower", "Upstream", "Status", "Lag", "Lag (rows)", "Idle", "Rows/s", "Message"];
+    const { node, body } = table(`Links of ${set.label}`, headings);
     this.node = node;
     this.rows = new Keyed(body, () => {
       const row = tableRow(headings.length);

@@ -1,6 +1,6 @@
-// The live tail of the logs: the newest transactions, filtered by the server, each to be opened for its rows.
+// The live tail of the logs: the newest transactions, filtered by the server; each can be opened to show its rows.
 //
-// However fast they come, the page holds LISTED_MAX of them. The list stands still while somebody reads in it.
+// The page keeps at most LISTED_MAX transactions. The list does not move while the user reads it.
 
 import { Keyed, badge, element, mark, say, table, tableRow } from "./dom.js";
 import { ask } from "./feed.js";
@@ -13,9 +13,9 @@ const BRIEF_LENGTH = 120;
 const TYPING_SECONDS = 0.25;
 const REFRESH_SECONDS = 1;
 const TYPES = ["INSERT", "REPLACE", "UPDATE", "DELETE", "UPSERT", "NOP", "CONFIRM", "ROLLBACK", "PROMOTE", "DEMOTE"];
-const STATUS = { settled: ["well", "settled"], waiting: ["busy", "waiting"], rolled_back: ["bad", "rolled back"] };
+const STATUS = { settled: ["well", "settled"], waiting: ["busy", "pending"], rolled_back: ["bad", "rolled back"] };
 
-const NONE_YET = "No transaction has been seen yet.";
+const NONE_YET = "No transactions yet.";
 
 const keyOf = (one) => `${one.set} ${one.replica_id} ${one.tsn ?? one.lsn}`;
 
@@ -88,7 +88,7 @@ export class Transactions {
     return Object.values(this.chosen).some(Boolean);
   }
 
-  /** Sets that can be chosen, by their names. */
+  /** Updates the choice of sets and their labels. */
   name(sets) {
     const known = sets.map((set) => `${set.uuid} ${set.label}`).join("\n");
     this.seen = sets.reduce((sum, set) => sum + (set.tail?.seen ?? 0), 0);
@@ -102,7 +102,7 @@ export class Transactions {
     this.filters.set.value = chosen;
   }
 
-  /** A batch of the stream. With a filter it only says that there is something to ask for. */
+  /** Adds a batch of the event stream. With a filter, the batch only triggers a new request to the server. */
   add(batch) {
     this.skipped += batch.skipped ?? 0;
     if (this.isFiltered || this.isHeld) {
@@ -111,20 +111,20 @@ export class Transactions {
       if (this.isHeld) this.revise(batch.transactions);
       return;
     }
-    // What is being asked for may not have this yet.
+    // The response to a request in progress may not include this batch.
     if (this.request !== null) this.isStale = true;
     const known = new Map(this.listed.map((one) => [keyOf(one), one]));
     for (const one of batch.transactions) known.set(keyOf(one), one);
     this.listed = [...known.values()].sort((a, b) => b.at - a.at || b.lsn - a.lsn).slice(0, this.limit);
   }
 
-  /** Verdicts on what stands in the list are news even while it is held. */
+  /** Updates the status of listed transactions, even while the list is held. */
   revise(transactions) {
     const news = new Map(transactions.map((one) => [keyOf(one), one]));
     this.listed = this.listed.map((one) => news.get(keyOf(one)) ?? one);
   }
 
-  /** Asks for the list anew, as the filters say. */
+  /** Requests the list again, with the current filters. */
   async refresh() {
     this.request?.abort();
     const request = new AbortController();
@@ -144,7 +144,7 @@ export class Transactions {
     }
   }
 
-  /** Called at the pace of the page. */
+  /** Called on every redraw of the page. */
   update() {
     const isDue = performance.now() - this.refreshedAt > REFRESH_SECONDS * 1000;
     if (this.isStale && !this.isHeld && isDue) this.refresh();
@@ -167,21 +167,21 @@ export class Transactions {
   draw() {
     this.rows.show(this.listed, keyOf);
     mark(this.none, "hidden", this.listed.length > 0);
-    say(this.none, this.isFiltered ? "None of those that are kept fits the filter." : NONE_YET);
+    say(this.none, this.isFiltered ? "No kept transactions match the filter." : NONE_YET);
     mark(this.more, "hidden", this.listed.length < this.limit || this.limit >= LISTED_MAX);
     this.drawSummary();
   }
 
   drawSummary() {
-    const parts = [`${count(this.seen ?? 0)} seen`, `the newest ${count(this.listed.length)} listed`];
-    if (this.skipped) parts.push(`${count(this.skipped)} came too fast to be sent here`);
+    const parts = [`${count(this.seen ?? 0)} seen`, `newest ${count(this.listed.length)} listed`];
+    if (this.skipped) parts.push(`${count(this.skipped)} skipped (rate limit)`);
     for (const { label, tail } of this.unfollowed) {
-      parts.push(`the log of ${label} is not followed: ${tail.message ?? tail.status}`);
+      parts.push(`not following the log of ${label}: ${tail.message ?? tail.status}`);
     }
     say(this.summary, parts.join(" · "));
     mark(this.hold, "hidden", !this.isHeld);
     const newer = this.newer ? ` · ${count(this.newer)} newer` : "";
-    say(this.hold, `Held while you read${newer} · go on`);
+    say(this.hold, `Held while you read${newer} · resume`);
   }
 
   makeTransaction(first) {
@@ -221,7 +221,7 @@ export class Transactions {
     return { node, update, close };
   }
 
-  /** Moves the focus along the list: 1 for the next transaction, -1 for the one before. */
+  /** Moves the focus in the list: 1 for the next transaction, -1 for the previous one. */
   step(direction) {
     const buttons = [...this.list.querySelectorAll("button.transaction")];
     const at = buttons.indexOf(document.activeElement);

@@ -1,4 +1,4 @@
-// How everything is, in one sentence. Pure: a state in, words and a kind (well, busy or bad) out.
+// The overall status in one sentence. Pure: takes a state, returns a text and a kind (well, busy or bad).
 
 import { counted, listed } from "./words.js";
 
@@ -8,7 +8,7 @@ const WAITING_SECONDS = 5;
 const FOLLOWING = new Set(["follow", "sync"]);
 const BROKEN = new Set(["stopped", "disconnected"]);
 
-/** What a link's status means for who looks: well, busy (on its way) or bad. */
+/** The kind of a link: well, busy (connecting or lagging) or bad. */
 export function linkKind(link) {
   if (BROKEN.has(link.status)) return "bad";
   if (!FOLLOWING.has(link.status)) return "busy";
@@ -20,7 +20,7 @@ export function hasElections(set) {
   return modes.some((mode) => mode && mode !== "off");
 }
 
-/** Members that the dashboard could not ask. */
+/** Members that could not be queried. */
 export function unreachable(set) {
   return set.members.filter((member) => member.unreachable);
 }
@@ -28,7 +28,7 @@ export function unreachable(set) {
 export function verdict(state) {
   const bad = state.sets.flatMap((set) => broken(set, state));
   const busy = [...state.sets.flatMap(slow), ...staleTables(state.pipeline ?? [])];
-  // What has no words of its own here is told by the findings below.
+  // Problems without a phrase of their own are counted as findings.
   if (!bad.length) bad.push(...attention(state, "stopped"));
   for (const severity of ["behind", "warning"]) {
     if (!bad.length && !busy.length) busy.push(...attention(state, severity));
@@ -42,43 +42,43 @@ export function verdict(state) {
 
 function attention(state, severity) {
   const found = (state.findings ?? []).filter((finding) => finding.severity === severity);
-  return found.length ? [`${counted(found.length, "thing needs", "things need")} attention`] : [];
+  return found.length ? [`${counted(found.length, "finding needs", "findings need")} attention`] : [];
 }
 
 function broken(set, state) {
   const lost = unreachable(set);
   const gone = new Set(lost.map((member) => member.uuid));
   const where = state.sets.length > 1 ? ` in ${set.label}` : "";
-  // Who is gone is told once, not once for each of its links.
+  // An unreachable member is counted once, not once per link.
   const links = set.links.filter((link) => !gone.has(link.follower));
   const stopped = new Set(links.filter((link) => link.status === "stopped").map((link) => link.follower));
   const cut = links.filter((link) => link.status === "disconnected" && !gone.has(link.master));
   const phrases = [];
   if (stopped.size) phrases.push(`${counted(stopped.size, "replica is", "replicas are")} stopped${where}`);
-  if (lost.length) phrases.push(`${counted(lost.length, "member")} cannot be reached${where}`);
-  if (cut.length) phrases.push(`${counted(cut.length, "link is", "links are")} cut${where}`);
-  if (!set.leader && hasElections(set)) phrases.push(`nobody leads${where || " the set"}`);
+  if (lost.length) phrases.push(`${counted(lost.length, "member is", "members are")} unreachable${where}`);
+  if (cut.length) phrases.push(`${counted(cut.length, "link is", "links are")} disconnected${where}`);
+  if (!set.leader && hasElections(set)) phrases.push(`no leader${where}`);
   return phrases;
 }
 
 function slow(set) {
-  const behind = new Set(set.links.filter((link) => linkKind(link) === "busy").map((link) => link.follower));
+  const lagging = new Set(set.links.filter((link) => linkKind(link) === "busy").map((link) => link.follower));
   const phrases = [];
-  if (behind.size) phrases.push(`${counted(behind.size, "replica is", "replicas are")} behind`);
+  if (lagging.size) phrases.push(`${counted(lagging.size, "replica is", "replicas are")} lagging`);
   if (set.queue?.len && set.queue.age > WAITING_SECONDS) {
-    phrases.push(`${counted(set.queue.len, "transaction waits", "transactions wait")} for a quorum`);
+    phrases.push(`${counted(set.queue.len, "transaction is", "transactions are")} waiting for a quorum`);
   }
   return phrases;
 }
 
 function staleTables(tables) {
   const stale = tables.filter(({ status }) => ["behind", "damaged"].includes(status));
-  return stale.length ? [`${counted(stale.length, "table is", "tables are")} not current`] : [];
+  return stale.length ? [`${counted(stale.length, "table is", "tables are")} not up to date`] : [];
 }
 
 function allIsWell(state) {
   const members = state.sets.reduce((sum, set) => sum + set.members.length, 0);
-  if (!members) return "No members are known yet";
-  const following = state.sets.some((set) => set.links.length) ? "all follow" : "all answer";
+  if (!members) return "No members found yet";
+  const following = state.sets.some((set) => set.links.length) ? "all following" : "all reachable";
   return `${counted(state.sets.length, "set")}, ${counted(members, "member")}, ${following}`;
 }

@@ -1,4 +1,4 @@
-// Numbers, times and positions as people read them.
+// Formats numbers, times and positions for display.
 
 const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const MINUTE = 60;
@@ -10,12 +10,12 @@ export function count(number) {
   return number === null || number === undefined ? "unknown" : NUMBER.format(number);
 }
 
-/** "1 row", "2 rows"; irregular plurals are given. */
+/** "1 row", "2 rows"; pass irregular plurals. */
 export function counted(number, word, plural = `${word}s`) {
   return `${count(number)} ${number === 1 ? word : plural}`;
 }
 
-/** A length of time: 0 s, 12 ms, 1.3 s, 4 min 10 s, 3 h 5 min. */
+/** A duration: 0 s, 12 ms, 1.3 s, 4 min 10 s, 3 h 5 min. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "unknown";
   if (seconds < 0.0005) return "0 s";
@@ -28,7 +28,7 @@ export function duration(seconds) {
   return `${Math.floor(seconds / large)} ${unit}${rest ? ` ${rest} ${part}` : ""}`;
 }
 
-/** How long ago, without a flicker of small parts. */
+/** "3 s ago"; rounded down below a minute, so that the text does not flicker. */
 export function ago(seconds) {
   return seconds < 1 ? "just now" : `${duration(seconds < MINUTE ? Math.floor(seconds) : seconds)} ago`
     .replace(/^(\d)\.0 s/, "$1 s");
@@ -47,16 +47,16 @@ export function vclock(position) {
   return `{${parts.join(", ")}}`;
 }
 
-/** How many rows `ahead` has that `behind` lacks. */
-export function missing(ahead, behind) {
-  return Object.entries(ahead ?? {}).reduce((sum, [id, lsn]) => sum + Math.max(0, lsn - (behind?.[id] ?? 0)), 0);
+/** The number of rows that `target` has and `position` lacks. */
+export function missing(target, position) {
+  return Object.entries(target ?? {}).reduce((sum, [id, lsn]) => sum + Math.max(0, lsn - (position?.[id] ?? 0)), 0);
 }
 
 function two(number) {
   return String(number).padStart(2, "0");
 }
 
-/** 03:12:05, in the time of who looks. */
+/** 03:12:05, in local time. */
 export function clock(at) {
   const when = new Date(at * 1000);
   return `${two(when.getHours())}:${two(when.getMinutes())}:${two(when.getSeconds())}`;
@@ -67,17 +67,17 @@ export function fineClock(at) {
   return `${clock(at)}.${String(Math.floor((at % 1) * 1000)).padStart(3, "0")}`;
 }
 
-/** With its day, and in UTC: for titles. */
+/** Date and time in UTC, for tooltips. */
 export function moment(at) {
   return new Date(at * 1000).toISOString();
 }
 
-/** As much of a text as fits; the whole of it belongs into a title. */
+/** The text, cut to `length`; put the full text into the tooltip. */
 export function short(text, length) {
   return text.length <= length ? text : `${text.slice(0, length - 1)}…`;
 }
 
-/** Words in a row: a, b and c. */
+/** Joins words: a, b and c. */
 export function listed(words) {
   return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 }
