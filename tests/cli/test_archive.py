@@ -123,8 +123,8 @@ def test_an_empty_directory_that_was_there_stays(flowstone: Command, tmp_path: P
 def test_a_directory_that_cannot_be_made_is_told_as_such(flowstone: Command) -> None:
     result = flowstone("archive", "127.0.0.1:1", "/proc/none/archive")
     assert result.code == 2
-    what = "cannot make the directory /proc/none/archive for the archive: No such file or directory"
-    assert result.complaints == [f"flowstone: {what}; name another one"]
+    what = "cannot create archive directory /proc/none/archive: No such file or directory"
+    assert result.complaints == [f"flowstone: {what}; use another directory"]
 
 
 def test_a_wrong_command_line_is_told_apart(flowstone: Command, tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_a_wrong_command_line_is_told_apart(flowstone: Command, tmp_path: Path) 
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     for arguments, text in (
-        (("archive", "no address", tmp_path / "a"), "is no address"),
-        (("archive", "127.0.0.1:1", tmp_path / "node"), "it is no archive"),
-        (("archive", "127.0.0.1:1", tmp_path / "photos"), "it is no archive"),
+        (("archive", "no address", tmp_path / "a"), "is not a valid address"),
+        (("archive", "127.0.0.1:1", tmp_path / "node"), "is not an archive"),
+        (("archive", "127.0.0.1:1", tmp_path / "photos"), "is not an archive"),
         (("archive", "127.0.0.1:1"), "Missing argument"),
         (("archive", "--snapshot-interval", "-1", "127.0.0.1:1", tmp_path / "a"), "--snapshot-interval"),
     ):

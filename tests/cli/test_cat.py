@@ -75,7 +75,7 @@ def test_subdirectories_are_read_when_asked_for(flowstone: Command, shop: Path, 
 
 def test_settled_leaves_out_what_was_rolled_back_and_all_behind_it(flowstone: Command, lsns: Any, shop: Path) -> None:
     assert lsns("--settled", shop) == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13]
-    assert flowstone("cat", "--settled", shop).complaints == ["note: 3 rows left out, of all spaces: rolled back"]
+    assert flowstone("cat", "--settled", shop).complaints == ["note: 3 rows skipped (all spaces): rolled back"]
 
 
 def test_settled_holds_back_what_is_not_decided(flowstone: Command, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_settled_holds_back_what_is_not_decided(flowstone: Command, tmp_path: Pa
     log.writer.close()
     shown = flowstone("cat", "--settled", "--format=json", log.path)
     assert shown.out.count(b"\n") == 2
-    assert shown.complaints == ["note: 1 row held back, of all spaces: no verdict in this log yet"]
+    assert shown.complaints == ["note: 1 row withheld (all spaces): neither confirmed nor rolled back in this log"]
 
 
 def test_json_has_names_when_asked_for(flowstone: Command, shop: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_column_that_changes_its_type_is_refused_with_advice(flowstone: Comman
     assert (refused.code, refused.out) == (1, b"")
     (said,) = refused.complaints
     assert said.startswith("flowstone: column 'v' is string in one definition of the space and bool in another; ")
-    assert said.endswith("cut the log where the space was altered, with --from and --to")
+    assert said.endswith("read the log before and after the space was altered separately, with --from and --to")
     assert flowstone("cat", "--format=csv", "--space=t", "--to=5", log.path).code == 0
 
 
@@ -290,7 +290,7 @@ def test_a_gap_that_force_accepts_is_told(flowstone: Command, tmp_path: Path) ->
             log.insert(512, start)
     refused = flowstone("cat", tmp_path)
     assert refused.code == 1
-    assert refused.complaints[0].endswith("or go on without these rows with --force")
+    assert refused.complaints[0].endswith("or continue without these rows with --force")
     forced = flowstone("cat", "--format=json", "--force", tmp_path)
     assert (forced.code, forced.out.count(b"\n"), len(forced.complaints)) == (3, 2, 1)
     assert forced.complaints[0].startswith("warning: ")
@@ -300,7 +300,7 @@ def test_a_gap_that_force_accepts_is_told(flowstone: Command, tmp_path: Path) ->
 def test_lua_is_settled_unless_everything_is_asked_for(flowstone: Command, shop: Path) -> None:
     settled = flowstone("cat", "--format=lua", shop)
     assert "Edsger" not in settled.text
-    assert settled.complaints == ["note: 3 rows left out, of all spaces: rolled back"]
+    assert settled.complaints == ["note: 3 rows skipped (all spaces): rolled back"]
     assert "Edsger" in flowstone("cat", "--format=lua", "--no-settled", shop).text
 
 
@@ -340,27 +340,31 @@ def test_a_torn_tail_is_a_warning(flowstone: Command, shop: Path, tmp_path: Path
         (["wrong.xlog"], 2, "flowstone: wrong.xlog: not a log file: "),
         (["empty"], 2, "flowstone: empty: no .xlog or .snap file in this directory"),
         (["--space", "nope", "shop"], 2, "flowstone: no space 'nope' in "),
-        (["--timestamp", "noon", "shop"], 2, "flowstone: --timestamp 'noon' is no moment; write "),
+        (["--timestamp", "noon", "shop"], 2, "flowstone: --timestamp 'noon' is not a valid time; use "),
         (["--timestamp", "2024-05-01T12:00:00", "shop"], 2, "flowstone: --timestamp '2024-05"),
         (["--timestamp", "2024-13-01T12:00:00Z", "shop"], 2, "flowstone: --timestamp '2024-13"),
         (["--format", "xml", "shop"], 2, "flowstone cat: Invalid value for '--format': "),
         (["--from", "one", "shop"], 2, "flowstone cat: Invalid value for '--from': "),
         (["--nope", "shop"], 2, "flowstone cat: No such option: --nope"),
         ([], 2, "flowstone cat: Missing argument"),
-        (["--format=parquet", "shop"], 2, "flowstone: parquet is no text; say where to write it, with --output FILE"),
-        (["--columns=a", "shop"], 2, "flowstone: yaml has no columns to choose; "),
+        (
+            ["--format=parquet", "shop"],
+            2,
+            "flowstone: parquet cannot be written to stdout; name a file with --output FILE",
+        ),
+        (["--columns=a", "shop"], 2, "flowstone: --columns does not apply to yaml; "),
         (["--format=csv", "--columns=a", "shop"], 2, "flowstone: no column 'a'; there are: replica_id, "),
         (["--format=table", "--columns=a", "shop"], 2, "flowstone: no column 'a'; there are: lsn, "),
-        (["--unsigned-as=double", "shop"], 2, "flowstone: --unsigned-as, --decimal-scale and --strings-as "),
-        (["--strings-as=binary", "shop"], 2, "flowstone: --unsigned-as, --decimal-scale and --strings-as "),
+        (["--unsigned-as=double", "shop"], 2, "flowstone: --unsigned-as, --decimal-scale and --strings-as do not"),
+        (["--strings-as=binary", "shop"], 2, "flowstone: --unsigned-as, --decimal-scale and --strings-as do not"),
         (["/dev/null"], 2, "flowstone: /dev/null: a device, not a log file; log files end in "),
         (["fifo"], 2, "flowstone: fifo: a pipe, not a log file; log files end in "),
         (["vylog.xlog"], 2, "flowstone: vylog.xlog: a VYLOG file of the vinyl engine; only "),
-        (["--from=6", "--to=5", "shop"], 2, "flowstone: --from 6 is above --to 5; "),
+        (["--from=6", "--to=5", "shop"], 2, "flowstone: --from 6 is greater than --to 5; "),
         (["--timestamp=-1", "shop"], 2, "flowstone: --timestamp '-1' is before 1970; "),
         (["--replica=32", "shop"], 2, "flowstone cat: Invalid value for '--replica': "),
-        (["--format=lua", "--names", "shop"], 2, "flowstone: lua has no form with field names; "),
-        (["--output", "no/such/file", "nowhere"], 2, "flowstone: no/such/file: there is no directory "),
+        (["--format=lua", "--names", "shop"], 2, "flowstone: --names does not apply to lua; "),
+        (["--output", "no/such/file", "nowhere"], 2, "flowstone: no/such/file: no such directory: "),
         (["--output", "empty", "nowhere"], 2, "flowstone: empty: is a directory; name a file in it"),
     ],
 )  # fmt: skip

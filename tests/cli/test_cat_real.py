@@ -157,9 +157,9 @@ def test_play_gives_a_live_server_the_same_data(
     logs = sorted(real_log.glob("*.xlog"))
     with tarantool.serve(tmp_path, setup=SCHEMA) as server:
         played = flowstone("play", server.uri, *SPACES, *logs)
-    assert (played.code, played.complaints) == (0, ["note: 1 row left out, of all spaces: rolled back"])
+    assert (played.code, played.complaints) == (0, ["note: 1 row skipped (all spaces): rolled back"])
     # Local rows, which have no replica id, are counted apart.
-    assert played.text.endswith("to go on later, for each replica: --replica 0 --from 2, --replica 1 --from 61\n")
+    assert played.text.endswith("resume each replica with --replica 0 --from 2, --replica 1 --from 61\n")
     printed = tarantool.run("box.cfg{log='again.log'}" + DUMP, tmp_path)
     assert printed == (real_log / "data.txt").read_text()
 

@@ -83,7 +83,7 @@ def test_replication_of_serve_accumulates() -> None:
 
 def test_serve_refuses_a_switch_that_is_on_and_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--check", "--read-only", "--no-read-only"]) == 2
-    assert "both --read-only and --no-read-only are given; leave one of them out" in capsys.readouterr().err
+    assert "both --read-only and --no-read-only are given; use only one of them" in capsys.readouterr().err
 
 
 def test_lists_and_the_last_option_of_another_command_are_no_repetition() -> None:

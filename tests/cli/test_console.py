@@ -18,7 +18,7 @@ from flowstone.xlog.errors import DamagedFile, NotALogFile
         (FlowstoneError("it broke", hint="mend it"), 1, "flowstone: it broke; mend it"),
         (FlowstoneError("two\nlines"), 1, "flowstone: two lines"),
         (DamagedFile("a.xlog", 7, "bad"), 1, "flowstone: a.xlog: damaged at byte 7: bad; "),
-        (NotALogFile("a.xlog", "it is empty"), 2, "flowstone: a.xlog: not a log file: it is empty; "),
+        (NotALogFile("a.xlog", "the file is empty"), 2, "flowstone: a.xlog: not a log file: the file is empty; "),
         (console.UsageError("wrong"), 2, "flowstone: wrong"),
         (FileNotFoundError(2, "No such file or directory", "x"), 2, "flowstone: x: No such file or directory"),
         (OSError(28, "No space left on device", "x"), 1, "flowstone: x: No space left on device"),

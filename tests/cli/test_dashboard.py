@@ -114,7 +114,7 @@ def test_advice_on_another_name_can_be_followed() -> None:
             advice = answer.read().decode()
     # The one option for names is of another command, and the advice says so.
     assert TOKEN_VARIABLE in advice
-    assert "flowstone serve those in its http_hosts" in advice
+    assert "add the name to http_hosts of flowstone serve" in advice
     assert "http_hosts" in PROCESS_OPTIONS
     with running("--listen", "127.0.0.1:0", silent, **{TOKEN_VARIABLE: token}) as (_, page):
         assert state_at(page.partition("?")[0], Host="board.example", Authorization=f"Bearer {token}")["sets"]
@@ -154,6 +154,4 @@ def test_what_is_wrong_with_the_command_line_is_said_in_one_line(flowstone: Comm
         busy = flowstone("dashboard", "--listen", f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1")
     assert busy.code == 1
     assert "cannot serve HTTP at" in busy.complaints[0]
-    assert busy.complaints[0].endswith(
-        ": Address already in use; give another --listen, or port 0 for any that is free"
-    )
+    assert busy.complaints[0].endswith(": Address already in use; choose another --listen, or port 0 for any free port")

@@ -18,8 +18,8 @@ def test_the_demo_shows_commands_and_their_output(flowstone: Command) -> None:
     assert "orders.parquet: 1 rows, read back with pyarrow" in shown.text
     assert any("torn at byte" in line for line in shown.errors)
     assert "Duplicate key exists in unique index 'primary' in space 'orders'" in shown.text
-    assert "2 orders, {1: 5} is where the log ends" in shown.text
-    assert "with --keep they stay" in shown.text
+    assert "2 orders, the log ends at {1: 5}" in shown.text
+    assert "The files are deleted; --keep keeps them." in shown.text
 
 
 def test_kept_files_can_be_read_again(flowstone: Command) -> None:

@@ -45,13 +45,13 @@ async def drawn(console: Console, until: str) -> str:
 
 async def test_a_terminal_has_a_table() -> None:
     text = await drawn(Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100), "version 7")
-    for part in ("● leads", "✕ dead", "54,321 changes answered", "12,345 in the lake, 1.2 s behind"):
+    for part in ("● leads", "✕ dead", "54,321 changes acknowledged", "12,345 in the lake, lag 1.2 s"):
         assert part in text
 
 
 async def test_elsewhere_a_line_now_and_then() -> None:
-    text = await drawn(Console(file=io.StringIO(), width=200), "behind\n")
-    assert "a leads  b dead │ 54,321 answered │ 12,345 in the lake" in text
+    text = await drawn(Console(file=io.StringIO(), width=200), "lag 1.2 s\n")
+    assert "a leads  b dead │ 54,321 acknowledged │ 12,345 in the lake" in text
 
 
 class Busy:

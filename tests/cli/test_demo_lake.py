@@ -43,9 +43,9 @@ async def test_the_story_ends_with_a_lake_that_equals_the_cluster(tmp_path: Path
     shown = console.file.getvalue()
     assert code == 0, shown
     assert re.search(r"was elected \d+\.\d s later, in term \d+", shown), shown
-    assert "follows. What it had written" in shown
+    assert "follows. It has rolled back" in shown
     assert re.search(r"equal: \d+ rows of 5 spaces", shown), shown
-    assert re.search(r"\d+ orders stand; 0 of them are not in the lake, 0 too many are", shown), shown
+    assert re.search(r"\d+ orders; 0 of them are missing in the lake, 0 are unexpected there", shown), shown
     assert re.search(r"Osaka +[\d,]+ +[\d,]+\n", shown), shown
     assert processes_of(tmp_path) == []
 

@@ -17,6 +17,6 @@ async def test_the_replica_set_of_the_demo_comes_to_one_position(
     first = await show_replica_set()
     shown = capsys.readouterr().out
     assert first in NAMES
-    assert f"{first} has begun" in shown
+    assert f"{first} has bootstrapped the set" in shown
     assert len(re.findall("8 orders$", shown, re.MULTILINE)) == len(NAMES)
     assert "UPDATE (1,): Tuple(1, 'written on a') -> Tuple(1, 'changed')" in shown

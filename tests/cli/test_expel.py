@@ -35,14 +35,14 @@ def test_a_dead_member_is_expelled_at_the_leader_and_who_was_asked_only_by_force
     refused = flowstone("expel", "--yes", other.address, str(leader.id))
     assert (refused.code, refused.text) == (1, "")
     (line,) = refused.complaints
-    assert line.startswith(f"flowstone: no other member of {set_uuid(leader)} can be written to; promote another one")
-    assert line.endswith("nobody can delete its own row")
+    assert line.startswith(f"flowstone: no other member of {set_uuid(leader)} is writable; promote another member")
+    assert line.endswith("a member cannot delete its own row")
     refused = flowstone("expel", "--yes", other.address, str(other.id))
     (line,) = refused.complaints
     itself = other.address
     assert line == (
-        f"flowstone: {itself} is the member that was asked itself and no quorum is left without {itself}: "
-        "1 of 2 other members are alive, 2 are needed; give --force to expel it all the same"
+        f"flowstone: {itself} is the member at the given URI itself and no quorum is left without {itself}: "
+        "1 of 2 other members are alive, 2 are needed; use --force to expel it anyway"
     )
 
     found = flowstone("expel", "--yes", "--json", other.address, dead_uuid)
@@ -58,9 +58,9 @@ def test_a_dead_member_is_expelled_at_the_leader_and_who_was_asked_only_by_force
     found = flowstone("expel", "--yes", "--force", other.address, str(number))
     assert (found.code, found.text) == (
         0,
-        f"replica {number} ({other.address}) is no member of {set_uuid(leader)} any more\n",
+        f"replica {number} ({other.address}) is no longer a member of {set_uuid(leader)}\n",
     )
-    assert any("it runs: it will" in line for line in found.errors)
+    assert any("it is running: it will" in line for line in found.errors)
 
 
 @not_for_stand_ins
@@ -124,7 +124,7 @@ def test_where_the_row_waits_behind_a_queue_without_a_quorum_the_order_is_told(
     refused = flowstone("expel", "--yes", owner.address, str(dead_id))
     meanwhile.join()
     assert (refused.code, pending.outcome()) == (1, QUORUM_TIMEOUT)
-    assert "Only if gone for good, so that nobody can start it again, in this order: lower" in refused.complaints[-1]
+    assert "Only if gone for good and never to be started again, in this order: lower" in refused.complaints[-1]
     assert dead_id in owner.replication()
 
 
@@ -137,14 +137,14 @@ def test_address_that_no_member_lists_is_asked_which_member_it_is(nodes: Cluster
     refused = flowstone("expel", "--yes", master.address, gone)
     assert refused.code == 2
     (line,) = refused.complaints
-    assert line.startswith(f"flowstone: {gone} is no member of the replica set {set_uuid(master)}; ")
+    assert line.startswith(f"flowstone: {gone} is not a member of the replica set {set_uuid(master)}; ")
     assert "connection refused" in line
-    assert f"there are {master.id} ({master.address}), {number} (replica {number})" in line
+    assert f"its members are {master.id} ({master.address}), {number} (replica {number})" in line
     done = flowstone("expel", "--yes", master.address, replica.address)
     assert done.code == 0, done.errors
-    assert done.text == f"replica {number} ({replica.address}) is no member of {set_uuid(master)} any more\n"
-    assert any("it runs: it will neither replicate" in line for line in done.errors)
-    assert done.errors[-1].startswith("flowstone: take the member out of `replication` in the configuration")
+    assert done.text == f"replica {number} ({replica.address}) is no longer a member of {set_uuid(master)}\n"
+    assert any("it is running: it will no longer replicate" in line for line in done.errors)
+    assert done.errors[-1].startswith("flowstone: remove the member from `replication` in the configuration")
     assert number not in master.replication()
 
 
@@ -158,14 +158,14 @@ def test_a_replica_of_a_real_server_is_expelled_by_its_id(cluster: Cluster, flow
     cluster.real("replica", replication=[master.uri])
     refused = flowstone("expel", "--yes", master.address, "7")
     assert refused.code == 2
-    assert "7 is no member" in refused.complaints[0]
+    assert "7 is not a member" in refused.complaints[0]
     refused = flowstone("expel", "--yes", master.address, "admin:geheim@db9:3301?transport=ssl")
     assert (refused.code, "geheim" in refused.complaints[0]) == (2, False)
-    assert refused.complaints[0].startswith("flowstone: db9:3301 is no member")
+    assert refused.complaints[0].startswith("flowstone: db9:3301 is not a member")
     unasked = flowstone("expel", master.address, "2")
     assert (unasked.code, 2 in master.replication()) == (2, True)
     found = flowstone("expel", "--yes", master.address, "2")
-    assert (found.code, found.text) == (0, f"replica 2 is no member of {set_uuid(master)} any more\n")
+    assert (found.code, found.text) == (0, f"replica 2 is no longer a member of {set_uuid(master)}\n")
     assert 2 not in master.replication()
 
 
@@ -205,7 +205,7 @@ def test_who_got_the_id_while_the_question_stood_open_stays(
         late = flowstone("expel", member.address, "2")
         assert (late.code, late.text) == (2, "")
         assert late.errors[-1].endswith(
-            f"flowstone: replica 2, {OLD}, was no member of {set_uuid(member)} any more; nothing was changed"
+            f"flowstone: replica 2, {OLD}, is no longer a member of {set_uuid(member)}; nothing was changed"
         )
         assert rows(member) == {2: NEW}
 
@@ -224,7 +224,7 @@ def test_yes_does_not_mean_a_lost_quorum(nodes: Cluster, flowstone: Command) -> 
     (line,) = refused.complaints
     assert line == (
         "flowstone: no quorum is left without replica 2: 1 of 2 other members are alive, 2 are needed; "
-        "give --force to expel it all the same"
+        "use --force to expel it anyway"
     )
     assert rows(node) == {2: OLD, 3: NEW}
     assert flowstone("expel", "--yes", "--force", node.address, "2").code == 0

@@ -136,8 +136,8 @@ def test_damage_is_told_behind_all_that_can_be_read(flowstone: Command, tmp_path
     assert len(done.text.splitlines()) == 12
     size = len(damage.CLEAN)
     assert done.complaints == [
-        f"flowstone: pwal_0000: it ends at byte {size} inside an entry",
-        f"flowstone: pwal_0001: no entry is at byte {size}",
+        f"flowstone: pwal_0000: incomplete entry at byte {size}",
+        f"flowstone: pwal_0001: invalid entry at byte {size}",
     ]
 
 
@@ -154,14 +154,14 @@ def test_a_damaged_epoch_file_hides_only_what_counts(flowstone: Command, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ([REAL / "nosuch"], "no such directory"),
+        ([REAL / "nosuch"], "no such file or directory"),
         (["--file", "nosuch", REAL], "has no file nosuch"),
-        (["--file", "epoch", REAL / "epoch"], "is a file already"),
-        (["--epoch", "x", REAL], "is no epoch"),
-        (["--epoch", "9-5", REAL], "has no epochs"),
-        (["--epoch", "-", REAL], "is no epoch"),
-        (["--rows", "--file", "epoch", REAL], "rows are of all files"),
-        (["--rows", "--epoch", "5", REAL], "rows are of all files"),
+        (["--file", "epoch", REAL / "epoch"], "is a file; omit --file"),
+        (["--epoch", "x", REAL], "is not an epoch or a range"),
+        (["--epoch", "9-5", REAL], "is an empty range"),
+        (["--epoch", "-", REAL], "is not an epoch or a range"),
+        (["--rows", "--file", "epoch", REAL], "--rows covers all files and epochs"),
+        (["--rows", "--epoch", "5", REAL], "--rows covers all files and epochs"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(flowstone: Command, arguments: list[object], word: str) -> None:

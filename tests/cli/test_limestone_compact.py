@@ -36,8 +36,8 @@ def test_it_asks_first(
     done = flowstone("limestone", "compact", directory)
     assert done.code == 0
     assert done.text.splitlines()[3:5] == [
-        "removes: 2 log files, for one file of their rows up to epoch 5; blobs that no row names",
-        f'keeps: all of it as it is now, in "{directory}.backup_XXXXXX"',
+        "removes: 2 log files, replaced by one file with their rows up to epoch 5; unreferenced blobs",
+        f'keeps: a backup of the directory, in "{directory}.backup_XXXXXX"',
     ]
     assert "execute? (y/N) " in done.text
     assert is_compacted(directory) is is_done
@@ -59,7 +59,7 @@ def test_what_is_compacted_already_stays_as_it_is(flowstone: Command, directory:
         found = json.loads(done.text)
         assert (found["rows"], found["inputs"], found["backup"]) == (7, [], None)
     else:
-        assert done.text.splitlines()[-1] == "nothing to do: it is compacted already, to 7 rows, 353 bytes"
+        assert done.text.splitlines()[-1] == "nothing to do: already compacted to 7 rows, 353 bytes"
     assert {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()} == before
 
 
@@ -122,7 +122,7 @@ def test_a_place_to_work_that_is_not_there_is_not_made(flowstone: Command, direc
     for place in (directory.parent / "nosuch", directory / names.EPOCH):
         refused = flowstone("limestone", "compact", "--force", "--working-dir", place, directory)
         assert refused.code == 64
-        assert f"--working-dir {place}: there is no such directory" in refused.complaints[0]
+        assert f"--working-dir {place}: no such directory" in refused.complaints[0]
     assert sorted(directory.parent.rglob("*")) == before
 
 

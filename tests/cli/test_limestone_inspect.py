@@ -32,9 +32,9 @@ def test_what_is_wrong_is_told_with_its_place(flowstone: Command, tmp_path: Path
     shown = flowstone("limestone", "inspect", directory)
     assert shown.code == 1
     assert shown.complaints == [
-        "epoch: its last 1 bytes are no record",
-        f"pwal_0000: at byte {len(damage.CLEAN)}: a session of epoch 6, but only 5 is durable",
-        f"pwal_0000: at byte {len(damage.CLEAN + damage.SIX)}: no entry begins with byte 0x55",
+        "epoch: the last 1 bytes are not a record",
+        f"pwal_0000: at byte {len(damage.CLEAN)}: session of epoch 6 is not durable: durable epoch is 5",
+        f"pwal_0000: at byte {len(damage.CLEAN + damage.SIX)}: invalid entry type 0x55",
     ]
 
 
@@ -64,7 +64,7 @@ def test_json_says_all(flowstone: Command, tmp_path: Path) -> None:
                 {
                     "verdict": "nondurable",
                     "offset": len(damage.CLEAN),
-                    "what": "a session of epoch 6, but only 5 is durable",
+                    "what": "session of epoch 6 is not durable: durable epoch is 5",
                 }
             ],
         }
@@ -98,7 +98,7 @@ def test_an_epoch_file_without_records_is_unrepairable(flowstone: Command, tmp_p
     shown = flowstone("limestone", "inspect", directory)
     assert shown.code == 2
     assert "durable-epoch: unknown" in shown.text
-    assert "no header of a catalog" in shown.complaints[1]
+    assert "catalog header is missing" in shown.complaints[1]
 
 
 @pytest.mark.parametrize("tool", ["inspect", "repair", "compact"])
@@ -108,5 +108,5 @@ def test_a_directory_whose_data_is_aside_is_left_alone(flowstone: Command, tmp_p
     replica_seeding.put_aside(production().disk, str(directory))
     shown = flowstone("limestone", tool, directory, *(["--force"] if tool == "compact" else []))
     assert shown.code == 64
-    assert "put_aside: a master was sending it anew" in " ".join(shown.complaints)
+    assert "put_aside: a seeding did not complete" in " ".join(shown.complaints)
     assert (directory / "put_aside/pwal_0000").read_bytes() == damage.CLEAN

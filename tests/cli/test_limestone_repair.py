@@ -69,7 +69,7 @@ def test_an_epoch_file_that_tells_nothing_needs_to_be_told(flowstone: Command, t
     (directory / names.EPOCH).write_bytes(b"garbage!!")
     done = flowstone("limestone", "repair", directory)
     assert (done.code, done.text.splitlines()[1:]) == (16, ["durable-epoch: unknown", "status: unrepairable"])
-    assert "say it with --epoch, the largest of any session is 5" in done.complaints[1]
+    assert "durable epoch unknown; give it with --epoch (the largest epoch of any session is 5)" in done.complaints[1]
     done = flowstone("limestone", "repair", "--epoch", "5", "--no-backup", directory)
     assert (done.code, done.text.splitlines()[1:]) == (0, ["status: repaired"])
     assert flowstone("limestone", "inspect", directory).code == 0

@@ -118,19 +118,19 @@ def test_says_who_can_write(tmp_path: Path) -> None:
     with started(tmp_path / "a", "--listen", "tcp://0.0.0.0:0") as running:
         running.stop(signal.SIGTERM)
         assert running.process.stderr is not None
-        assert b"whoever reaches 0.0.0.0:0 can write here" in running.process.stderr.read()
+        assert b"any client that reaches 0.0.0.0:0 can write to this replica" in running.process.stderr.read()
 
 
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--listen", "127.0.0.1:1"], "is no endpoint"),
+        (["--listen", "127.0.0.1:1"], "invalid endpoint"),
         (["--listen", "tls://127.0.0.1:0"], "TLS needs a certificate"),
         (["--listen", "tcp://127.0.0.1:0", "--ssl-ca-file", "x"], "TLS needs a certificate"),
         (["--secret-file", "{}/missing"], "No such file"),
         (["--secret-file", "{}/empty"], "is empty"),
-        (["--secret-file", "{}/secret", "--compatible"], "the original has no secrets"),
-        (["--listen", "tls://127.0.0.1:0", "--ssl-cert-file", "{}/missing"], "cannot be read"),
+        (["--secret-file", "{}/secret", "--compatible"], "--compatible does not support a secret"),
+        (["--listen", "tls://127.0.0.1:0", "--ssl-cert-file", "{}/missing"], "cannot read ssl_cert_file"),
     ],
 )
 def test_a_wrong_command_line_is_named(
@@ -153,7 +153,7 @@ def test_an_address_that_is_not_to_be_had_is_named_and_nothing_is_made(flowstone
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         result = flowstone("limestone", "replica", tmp_path / "data", "--listen", address)
     assert result.code == 1
-    assert f"cannot listen at {address}: somebody listens there already" in result.complaints[-1]
+    assert f"cannot listen at {address}: address already in use" in result.complaints[-1]
     assert "another port" in result.complaints[-1]
     result = flowstone("limestone", "replica", tmp_path / "data", "--listen", "tcp://no-such-host.invalid:1")
     assert result.code == 1
@@ -167,7 +167,7 @@ def test_a_file_is_no_directory_and_an_empty_secret_none(
     (tmp_path / "file").touch()
     result = flowstone("limestone", "replica", tmp_path / "file", "--listen", "tcp://127.0.0.1:0")
     assert result.code == 2
-    assert "is no directory" in result.complaints[-1]
+    assert "is not a directory" in result.complaints[-1]
     monkeypatch.setenv(SECRET_VARIABLE, "")
     result = flowstone("limestone", "replica", tmp_path / "data", "--listen", "tcp://127.0.0.1:0")
     assert result.code == 2

@@ -153,7 +153,7 @@ def test_a_failure_is_an_error_with_the_place_it_was_raised_at(capfd: pytest.Cap
     assert console.fail(OSError(28, "No space left on device")) == console.FAILED
     first, second = objects(capfd)
     assert (first["level"], first["file"]) == ("ERROR", "uri.py")
-    assert first["message"].startswith("flowstone: 'nowhere' is no address")
+    assert first["message"].startswith("flowstone: 'nowhere' is not a valid address")
     assert (second["level"], second["message"]) == ("ERROR", "flowstone: No space left on device")
     assert second.keys() == FIELDS
 

@@ -23,10 +23,10 @@ PROGRESS = Progress(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["/nowhere/archive", "LAKE"], "/nowhere/archive: there is no such directory; name an archive"),
-        (["nosuch", "LAKE"], "'nosuch' is neither a directory that is there nor an address (host:port)"),
-        (["user:secret@nosuch", "LAKE"], "'nosuch' is no address"),
-        (["db1?transport=ssl&ssl_ca_file=/etc/ca.pem&ssl_password=secret", "LAKE"], "'db1' is no address"),
+        (["/nowhere/archive", "LAKE"], "/nowhere/archive: no such directory; name an archive"),
+        (["nosuch", "LAKE"], "'nosuch' is neither an existing directory nor an address (host:port)"),
+        (["user:secret@nosuch", "LAKE"], "'nosuch' is not a valid address"),
+        (["db1?transport=ssl&ssl_ca_file=/etc/ca.pem&ssl_password=secret", "LAKE"], "'db1' is not a valid address"),
         (["127.0.0.1:1", "s3a://bucket/lake"], "s3a://bucket/lake is no local path, so --spool is needed"),
         (["--mask=users.email", "127.0.0.1:1", "LAKE"], "'users.email' is no mask; write it as SPACE.FIELD=KIND"),
         (["--mask=users.email=md5", "127.0.0.1:1", "LAKE"], "no mask is called 'md5'"),
@@ -145,7 +145,7 @@ def test_signals_stop_a_mirror_in_good_order(capfd: pytest.CaptureFixture[str]) 
     with mirror.stopped_by_signals(Job()):  # type: ignore[arg-type]
         signal.raise_signal(signal.SIGTERM)
         assert stopped == [1]
-        assert "stopping behind the batch under way; once more to stop at once\n" in capfd.readouterr().err
+        assert "stopping after the current batch; repeat the signal to stop immediately\n" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):  # who cannot wait may say it again
             signal.raise_signal(signal.SIGTERM)
         assert capfd.readouterr().err == ""

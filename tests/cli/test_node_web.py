@@ -85,7 +85,7 @@ def test_a_node_that_waits_for_peers_is_live_and_not_ready(serve: Serve) -> None
     port = free_port()
     options = (f"--replication=app:secret@127.0.0.1:{free_port()}", "--replication-connect-timeout=60")
     served = serve(f"--http-listen={port}", *options)
-    served.wait_for(f"metrics, health at http://127.0.0.1:{port}/")
+    served.wait_for(f"metrics and health at http://127.0.0.1:{port}/")
     assert get(f"http://127.0.0.1:{port}/health/live")[0] == 200
     assert get(f"http://127.0.0.1:{port}/health/ready")[0] == 503
     status, _, body = get(f"http://127.0.0.1:{port}/health")
@@ -101,7 +101,7 @@ def test_a_taken_address_is_one_line(serve: Serve, tmp_path: Path) -> None:
     assert second.process.wait(60) == 1
     assert second.lines[-1] == (
         f"flowstone: cannot serve HTTP at 127.0.0.1:{port}: Address already in use; "
-        "give another --http-listen, or port 0 for any that is free"
+        "choose another --http-listen, or port 0 for any free port"
     )
     assert not (tmp_path / "other").exists()
 

@@ -80,7 +80,7 @@ def test_everything_is_replayed_and_told(flowstone: Command, server: Server, log
     done = flowstone("play", server.uri, log.path)
     assert done.code == 0
     assert done.text.startswith("replayed 4 transactions with 6 rows in ")
-    assert done.text.endswith("to go on later: --from 7\n")
+    assert done.text.endswith("resume with --from 7\n")
     assert (ids(server), ids(server, "other")) == ([1, 2, 3, 4, 5], [3])
 
 
@@ -104,8 +104,8 @@ def test_a_refused_row_stops_and_from_resumes(flowstone: Command, server: Server
     stopped = flowstone("play", server.uri, log.path)
     assert stopped.code == 1
     assert len(stopped.complaints) == 1
-    assert f"{log.path}: row with LSN 4 of replica 1 (INSERT, space 513) was refused by " in stopped.complaints[0]
-    assert stopped.complaints[0].endswith("applied: --from 3 to try it again, --from 6 to leave it out")
+    assert f"{log.path}: row with LSN 4 of replica 1 (INSERT, space 513) was rejected by " in stopped.complaints[0]
+    assert stopped.complaints[0].endswith("applied: retry it with --from 3, or skip it with --from 6")
     assert stopped.text.startswith("replayed 2 transactions with 2 rows in ")
     assert ids(server) == [1, 2]
     call(server, "box.space.other:delete{3}")
@@ -126,8 +126,8 @@ def test_only_settled_rows_are_replayed_unless_others_are_asked_for(
     done = flowstone("play", server.uri, log.path)
     assert (done.code, ids(server)) == (0, [2])
     assert done.complaints == [
-        "note: 1 row left out, of all spaces: rolled back",
-        "note: 1 row held back, of all spaces: no verdict in this log yet",
+        "note: 1 row skipped (all spaces): rolled back",
+        "note: 1 row withheld (all spaces): neither confirmed nor rolled back in this log",
     ]
     assert flowstone("play", "--no-settled", "--space=512", "--to=3", server.uri, log.path).code == 0
     assert ids(server) == [1, 2]
@@ -154,9 +154,9 @@ def test_user_and_password_come_from_options_uri_or_environment(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["-u", "a", "b:c@127.0.0.1:1"], 2, "flowstone: a user both in the URI and as an option; give one of them"),
-        (["-p", "hush", "127.0.0.1:1"], 2, "flowstone: a password without a user; name the user with --username"),
-        (["nowhere"], 2, "flowstone: 'nowhere' is no address; "),
+        (["-u", "a", "b:c@127.0.0.1:1"], 2, "flowstone: credentials given both in the URI and as options; use one"),
+        (["-p", "hush", "127.0.0.1:1"], 2, "flowstone: password given without a user; set the user with --username"),
+        (["nowhere"], 2, "flowstone: 'nowhere' is not a valid address; "),
         (["127.0.0.1:1"], 1, "flowstone: cannot connect to 127.0.0.1:1: connection refused"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_space_of_another_name_is_refused(flowstone: Command, server: Server, 
     stopped = flowstone("play", "--json", server.uri, log.path)
     assert (stopped.code, json.loads(stopped.out)["rows"]) == (1, 1)
     assert len(stopped.complaints) == 1
-    assert "is for space 513 named 'users', which is named 'other' at " in stopped.complaints[0]
+    assert "belongs to space 'users' with id 513, but space 513 is named 'other' at " in stopped.complaints[0]
     assert (ids(server), ids(server, "other")) == ([1], [])
 
 
@@ -205,7 +205,7 @@ def test_what_was_replayed_before_damage_is_told(flowstone: Command, server: Ser
     stopped = flowstone("play", server.uri, log.path)
     assert (stopped.code, len(stopped.complaints)) == (1, 1)
     assert stopped.text.startswith("replayed 2 transactions with 2 rows in ")
-    assert stopped.text.endswith("; to go on later: --from 3\n")
+    assert stopped.text.endswith("; resume with --from 3\n")
     assert ids(server) == [1, 2]
 
 
@@ -227,8 +227,8 @@ def test_an_interrupt_says_how_far_it_came(server: Server, tmp_path: Path, as_js
     assert process.returncode == 130
     applied = len(ids(server))
     assert 0 < applied < 240_000
-    assert errors.decode().splitlines()[-1] == f"flowstone: interrupted; to go on later: --from {applied + 1}"
+    assert errors.decode().splitlines()[-1] == f"flowstone: interrupted; resume with --from {applied + 1}"
     if as_json:
         assert json.loads(out)["positions"] == {"1": applied}
     else:
-        assert out.decode().endswith(f"; to go on later: --from {applied + 1}\n")
+        assert out.decode().endswith(f"; resume with --from {applied + 1}\n")

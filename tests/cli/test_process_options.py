@@ -35,7 +35,7 @@ def test_they_come_from_the_command_line_the_environment_and_the_file(tmp_path: 
     [
         ("http_listen", "nowhere", "expected HOST:PORT"),
         ("http_listen", "unix/:/tmp/x", "expected HOST:PORT"),
-        ("http_token", "short", "expected 16 letters"),
+        ("http_token", "short", "expected at least 16 printable ASCII characters"),
     ],
 )
 def test_a_wrong_value_is_a_mistake_of_the_command_line(name: str, value: str, problem: str) -> None:

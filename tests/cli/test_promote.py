@@ -31,7 +31,7 @@ def test_a_member_leads_when_it_is_promoted_and_no_more_when_it_is_demoted(
     assert mesh.wait_leader() is one
 
     again = flowstone("promote", one.address)
-    assert (again.code, again.text) == (0, f"{one.address} leads in term 2; nothing was to be done\n")
+    assert (again.code, again.text) == (0, f"{one.address} leads in term 2; nothing to do\n")
 
     shown = json.loads(flowstone("promote", "--yes", "--json", two.address).text)
     assert (shown["id"], shown["leader"], shown["queue_owner"]) == (two.id, two.id, two.id)
@@ -42,9 +42,7 @@ def test_a_member_leads_when_it_is_promoted_and_no_more_when_it_is_demoted(
     monkeypatch.setattr(sys, "stdin", Terminal("no\n"))
     refused = flowstone("promote", one.address)
     assert (refused.code, refused.text) == (130, "")
-    assert refused.errors == [
-        f"{one.address} is to lead instead of {two.address}; go on? (y/N) flowstone: nothing was changed"
-    ]
+    assert refused.errors == [f"promote {one.address} in place of {two.address}? (y/N) flowstone: nothing was changed"]
     assert mesh.wait_leader() is two
 
     found = flowstone("demote", "--yes", two.address)
@@ -74,7 +72,7 @@ async def test_a_leader_is_shown_when_the_queue_is_its_own() -> None:
 @not_for_stand_ins
 def test_without_elections_the_queue_changes_hands(nodes: Cluster, flowstone: Command) -> None:
     node = nodes.ours("a")
-    assert flowstone("demote", node.address).text.endswith("; nothing was to be done\n")
+    assert flowstone("demote", node.address).text.endswith("; nothing to do\n")
     assert flowstone("promote", "--yes", node.address).code == 0
     assert queue(node)["owner"] == 1
     assert flowstone("demote", "--yes", node.address).code == 0
@@ -90,14 +88,14 @@ def test_who_does_not_lead_afterwards_is_a_failure_that_says_why(nodes: Cluster,
         node.restart(replication=[nobody], replication_connect_timeout=0.5)
     else:
         node.restart(read_only=True)
-    advice = {"orphan": "bring those back", "config": "set its read_only to false"}[why]
+    advice = {"orphan": "start the upstreams that it waits for", "config": "set its read_only to false"}[why]
     for is_changed in (True, False):  # the first time the queue becomes its own, which does not let it write
         found = flowstone("promote", "--yes", "--json", node.address)
         shown = json.loads(found.text)
         assert (found.code, shown["is_changed"], shown["is_leader"]) == (1, is_changed, False)
         assert shown["queue_owner"] == node.id
         (line,) = found.complaints
-        state = f"{node.address} does not lead in term {shown['term']}, though the queue is its own"
+        state = f"{node.address} does not lead in term {shown['term']}, although it owns the synchronous queue"
         assert line.startswith(f"flowstone: {state}: it is read-only ({why}); ")
         assert advice in line
     plain = flowstone("promote", "--yes", node.address)
@@ -110,7 +108,7 @@ def test_who_is_no_member_is_not_promoted(nodes: Cluster, flowstone: Command) ->
     anonymous = nodes.ours("b", replication=[master.uri], replication_anon=True, read_only=True)
     found = flowstone("promote", "--yes", anonymous.address)
     assert (found.code, found.text) == (1, "")
-    why = "it is not a member of its replica set: it was expelled, or is an anonymous replica"
+    why = "not a member of its replica set (expelled, or an anonymous replica)"
     assert found.complaints == [f"flowstone: {anonymous.address} cannot lead: {why}; promote a member"]
 
 

@@ -60,7 +60,7 @@ def test_members_join_anew_with_their_ids_after_their_rows_are_known_to_be_elsew
         assert (shown["instance_uuid"], shown["id"], shown["lost"], shown["unlike"]) == (uuid, number, {}, {})
         compared = shown["compared"]
         assert compared > 0
-        same = f"all of its rows are at {master.address} (by their numbers; the newest {compared} were compared)"
+        same = f"rows match those at {master.address} by LSN; the newest {compared} were compared and are equal"
         assert f"flowstone: {same}" in found.errors
         assert shown["vclock"] == {str(one): lsn for one, lsn in position.items()}
         (aside,) = shown["kept_in"]
@@ -84,7 +84,7 @@ def test_rows_that_nobody_else_has_are_named_and_only_lost_by_force(cluster: Clu
     refused = flowstone("rebootstrap", "--yes", replica.directory, master.address)
     assert (refused.code, refused.text) == (1, "")
     (line,) = refused.complaints
-    assert f"holds what nobody has of {master.address}: 3 rows, 1..3 of replica 2" in line
+    assert f"has rows that are missing at {master.address}: 3 rows, 1..3 of replica 2" in line
     assert f"flowstone cat --show-system --replica 2 --from 1 {replica.directory}" in line
     assert data(replica.directory)
 
@@ -93,7 +93,7 @@ def test_rows_that_nobody_else_has_are_named_and_only_lost_by_force(cluster: Clu
     assert "flowstone: LOST: 3 rows, 1..3 of replica 2" in found.errors
     assert data(replica.directory) == []
     assert not list(replica.directory.glob("before-rebootstrap-*"))
-    assert found.text.startswith(f"no snapshots or logs are left in {replica.directory}; they have been deleted\n")
+    assert found.text.startswith(f"deleted the snapshots and logs of {replica.directory}\n")
 
 
 @fits("2.6")
@@ -111,14 +111,14 @@ def test_rows_whose_numbers_stand_for_others_elsewhere_are_named_and_only_lost_b
     refused = flowstone("rebootstrap", *options)
     assert (refused.code, refused.text) == (1, "")
     (line,) = refused.complaints
-    assert f"holds rows whose numbers stand for others at {replica.address}: 1 row, {number} of replica 1" in line
-    assert f"`flowstone cat --show-system --replica 1 --from {number} {master.directory}` shows them" in line
+    assert f"has rows whose LSNs belong to different rows at {replica.address}: 1 row, {number} of replica 1" in line
+    assert f"`flowstone cat --show-system --replica 1 --from {number} {master.directory}` prints them" in line
     saved = flowstone("cat", "--show-system", "--replica", "1", "--from", number, master.directory)
     assert "written since" in saved.text
 
     found = flowstone("rebootstrap", "--force", *options)
     assert found.code == 0
-    lost = f"flowstone: LOST: 1 row, {number} of replica 1, whose numbers stand for other rows at {replica.address}"
+    lost = f"flowstone: LOST: 1 row, {number} of replica 1, whose LSNs belong to different rows at {replica.address}"
     assert lost in found.errors
     assert data(master.directory) == []
 
@@ -138,13 +138,13 @@ def test_what_could_not_be_compared_is_said_to_be_elsewhere_by_its_numbers_and_d
     options = ("--yes", "-u", "looker", "-p", "x", replica.directory, master.address)
     refused = flowstone("rebootstrap", "--delete", *options)
     assert refused.code == 1
-    assert "is known by their numbers only" in refused.complaints[0]
+    assert "by LSN, but were not compared" in refused.complaints[0]
     assert "is denied for user 'looker'" in refused.complaints[0]
     assert data(replica.directory)
 
     found = flowstone("rebootstrap", *options)
     assert found.code == 0, found.errors
-    assert f"by their numbers, its rows are at {master.address}; they were not compared" in "\n".join(found.errors)
+    assert f"rows match those at {master.address} by LSN, but were not compared" in "\n".join(found.errors)
 
 
 @fits("2.6")
@@ -170,10 +170,10 @@ def test_logs_and_vinyl_files_in_directories_of_their_own_go_with_the_snapshots(
     places = replica.directory, logs
     (aside,), (logs_aside,) = (list(place.glob("before-rebootstrap-*")) for place in places)
     assert found.text == (
-        f"no snapshots or logs are left in {replica.directory} and {logs}; "
-        f"they were moved to {aside} and {logs_aside}, which may be deleted when the member has joined\n"
-        f"start it with instance_uuid {uuid} (flowstone serve --instance-uuid {uuid}, "
-        f"or box.cfg{{instance_uuid = '{uuid}'}} of a Tarantool): it joins anew\n"
+        f"moved the snapshots and logs of {replica.directory} and {logs} "
+        f"to {aside} and {logs_aside}, which can be deleted once the member has joined\n"
+        f"to rejoin, start the member with instance_uuid {uuid} (flowstone serve --instance-uuid {uuid}, "
+        f"or box.cfg{{instance_uuid = '{uuid}'}} in Tarantool)\n"
     )
     assert data(replica.directory) == data(logs) == []
     assert data(aside)
@@ -192,7 +192,7 @@ def test_a_directory_of_another_set_or_of_no_member_is_refused(
     stranger.stop()
     refused = flowstone("rebootstrap", "--yes", stranger.directory, master.address)
     assert refused.code == 1
-    assert "is of the replica set" in refused.complaints[0]
+    assert "belongs to replica set" in refused.complaints[0]
 
     missing = tmp_path / "missing"
     assert flowstone("rebootstrap", "--yes", missing, master.address).code == 2
@@ -203,8 +203,8 @@ def test_a_directory_of_another_set_or_of_no_member_is_refused(
     archive = flowstone("rebootstrap", "--yes", empty, master.address)
     assert (archive.code, archive.complaints) == (
         2,
-        [f"flowstone: {empty}: this is an archive; name the directory of a member that is to join anew"],
+        [f"flowstone: {empty}: is an archive; name the data directory of a stopped member"],
     )
     master.stop()
     alone = flowstone("rebootstrap", "--yes", stranger.directory, master.address)
-    assert alone.complaints == [f"flowstone: {master.address} does not answer: connection refused"]
+    assert alone.complaints == [f"flowstone: {master.address} is unreachable: connection refused"]

@@ -36,8 +36,8 @@ def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
         ("99", "the nearest: {1: 5}"),
         ("{1: 99}", "{1: 5}"),
         ("1970-01-01T00:00:00Z", "{}"),
-        ("1970-01-01T00:01:46Z", "ends at 1970-01-01T00:01:45+00:00, before 1970-01-01T00:01:46+00:00; give that time"),
-        ("2126-05-01T12:00:00Z", "--to newest for its last state"),
+        ("1970-01-01T00:01:46Z", "ends at 1970-01-01T00:01:45+00:00, before 1970-01-01T00:01:46+00:00; use that time"),
+        ("2126-05-01T12:00:00Z", "--to newest for the newest state"),
         ("yesterday", "it can be a time with its zone"),
         ("latest", "or newest"),
     ],
@@ -74,7 +74,7 @@ def test_a_directory_without_logs_is_refused(flowstone: Command, tmp_path: Path)
 def test_a_directory_that_is_not_there_is_a_wrong_command_line(flowstone: Command, tmp_path: Path) -> None:
     done = flowstone("restore", tmp_path / "nosuch", "--to", "5", "--out", tmp_path / "out")
     assert done.code == 2
-    assert "there is no such directory" in done.complaints[-1]
+    assert "no such directory; name an archive" in done.complaints[-1]
 
 
 def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--to", "now"), "it is an epoch, a whole number"),
+        (("--to", "now"), "give an epoch (a whole number)"),
         (("--to", "7"), "epoch 7 is not durable, 6 is"),
         (("--format", "snap"), "limestone, delta, parquet"),
     ],

@@ -20,7 +20,7 @@ from tests import real_tarantool
 from tests.cli.conftest import Command
 
 SECONDS = 60
-UNCHANGED = "node.toml is not applied, all options stay as they were:"
+UNCHANGED = "ignoring node.toml, keeping current settings:"
 NOT_WHILE_IT_RUNS = "Can't set option 'wal_mode' dynamically (ER_RELOAD_CFG, 58); restart the node to change wal_mode"
 
 
@@ -105,7 +105,7 @@ def test_signals_that_come_before_it_is_ready_are_heeded_then(serve: Serve) -> N
     served.tell(signal.SIGHUP)
     served.tell(signal.SIGUSR1)
     served.wait_for("ready")
-    served.wait_for("configuration read again; changed: nothing")
+    served.wait_for("configuration reloaded; changed: nothing")
     assert served.end() == 0
 
 
@@ -173,7 +173,7 @@ def test_the_data_of_a_killed_process_is_there_after_the_next_start(serve: Serve
     second.wait_for("ready")
     with connected(second) as connection:
         assert list(connection.select("kept")) == [[1, "one"]]
-    assert any("the user app is not created" in line for line in second.lines)
+    assert any("user app not created: a user is created with new data only" in line for line in second.lines)
     assert not any("secret" in line or "other" in line for line in second.lines)
 
 
@@ -197,11 +197,11 @@ def test_hup_reads_the_file_again(serve: Serve, tmp_path: Path) -> None:
     served.wait_for("ready")
     file.write_text("checkpoint_count = 4\nread_only = true\n")
     served.tell(signal.SIGHUP)
-    served.wait_for("configuration read again; changed: checkpoint_count, read_only")
+    served.wait_for("configuration reloaded; changed: checkpoint_count, read_only")
     said = len(served.lines)
     file.write_text("")
     served.tell(signal.SIGHUP)
-    served.wait_for("configuration read again; changed: checkpoint_count, read_only", after=said)
+    served.wait_for("configuration reloaded; changed: checkpoint_count, read_only", after=said)
     file.write_text('wal_mode = "fsync"\n')
     served.tell(signal.SIGHUP)
     served.wait_for(f"{UNCHANGED} {NOT_WHILE_IT_RUNS}")
@@ -224,7 +224,7 @@ def test_a_file_with_one_option_that_cannot_change_changes_none(serve: Serve, tm
     served.wait_for(f"{UNCHANGED} {NOT_WHILE_IT_RUNS}")
     file.write_text("checkpoint_count = 4\n")
     served.tell(signal.SIGHUP)
-    served.wait_for("configuration read again; changed: checkpoint_count")
+    served.wait_for("configuration reloaded; changed: checkpoint_count")
     assert served.end() == 0
 
 
@@ -264,14 +264,14 @@ def assert_stops_at_once(served: Served, number: signal.Signals) -> None:
 def test_a_first_user_is_not_created_where_data_comes_from_peers_and_that_is_said(serve: Serve) -> None:
     first = serve("--user=app:secret", "--work-dir=first")
     first.wait_for("ready")
-    assert not any("is not created" in line for line in first.lines)
+    assert not any("not created" in line for line in first.lines)
     second = serve(
         "--user=other:secret",
         "--work-dir=second",
         FLOWSTONE_REPLICATION=f"app:secret@127.0.0.1:{first.port}",
     )
     second.wait_for("ready")
-    assert [line for line in second.lines if line.endswith("the user other is not created: the data comes from peers")]
+    assert [line for line in second.lines if line.endswith("user other not created: the data comes from peers")]
     assert second.end() == 0
     assert first.end() == 0
 
@@ -281,7 +281,7 @@ def test_a_first_user_is_not_created_where_data_comes_from_peers_and_that_is_sai
     [
         (("--wal-mode=often",), "flowstone: Incorrect value for option 'wal_mode': often (given as --wal-mode)"),
         (("--config=missing.toml",), "flowstone: missing.toml: No such file or directory"),
-        (("--user=app",), "flowstone: --user is no user; write it as NAME:PASSWORD"),
+        (("--user=app",), "flowstone: invalid user (given as --user); use NAME:PASSWORD"),
         (("--walmode=write",), "flowstone serve: No such option: --walmode"),
     ],
 )

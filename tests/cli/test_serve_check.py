@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def test_it_shows_the_options_as_a_file_could_have_them_and_writes_nothing(flows
     assert (answer.code, answer.complaints) == (0, [])
     shown = tomllib.loads(answer.text)
     assert shown == {"listen": "127.0.0.1:0", "work_dir": "data", "wal_mode": "fsync", "http_listen": "127.0.0.1:0"}
-    assert "# data is not there, and would be made" in answer.text
+    assert "# data does not exist and would be created" in answer.text
     assert state(tmp_path) == []
 
 
@@ -64,7 +65,7 @@ def test_secrets_are_not_shown(flowstone: Command, monkeypatch: pytest.MonkeyPat
     assert answer.code == 0
     assert "hunter2" not in answer.text + "".join(answer.complaints)
     assert 'replication = ["app@127.0.0.1:1"]' in answer.text
-    assert "# http_token is given, and not shown" in answer.text
+    assert "# http_token is set (not shown)" in answer.text
 
 
 def test_data_is_looked_at_and_left_alone(flowstone: Command, tmp_path: Path) -> None:
@@ -72,8 +73,8 @@ def test_data_is_looked_at_and_left_alone(flowstone: Command, tmp_path: Path) ->
     before = state(tmp_path)
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--user=app:secret")
     assert (answer.code, answer.complaints) == (0, [])
-    assert "# there is data in data: 1 snapshots and 0 logs, of instance " in answer.text
-    assert "# the user is not created: that is done for new data only" in answer.text
+    assert re.search(r"^# data in data belongs to instance \S+ \(snapshots: 1, logs: 0\)$", answer.text, re.MULTILINE)
+    assert "# user not created: a user is created with new data only" in answer.text
     assert state(tmp_path) == before
 
 
@@ -87,8 +88,8 @@ def test_a_running_node_is_no_problem_nor_are_its_addresses(flowstone: Command, 
 
     code, text, complaints = asyncio.run(with_node())
     assert (code, complaints) == (0, [])
-    assert "# a node is running in data: these options are for its next start, or for SIGHUP" in text
-    assert "# SIGHUP applies all that has changed, or nothing: where one of work_dir, " in text
+    assert "# a node is running in data: these options apply at its next start or on SIGHUP" in text
+    assert "# SIGHUP applies all changes or none; restart the node to change any of work_dir, " in text
 
 
 def test_what_needs_a_restart_is_said_beside_a_running_node_only(flowstone: Command, tmp_path: Path) -> None:
@@ -122,19 +123,19 @@ def test_without_one_a_taken_address_is_a_problem(flowstone: Command, monkeypatc
             assert answer.code == 2
             [complaint] = answer.complaints
             assert complaint.startswith(
-                f"flowstone: cannot listen on {address}: Address already in use; see who has it"
+                f"flowstone: cannot listen on {address}: Address already in use; find the process that uses it"
             )
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--listen=no-such-host.invalid:3301",), "check that it names this machine, or choose another address"),
-        (("--listen=99999",), "(given as --listen); host:port, unix/:/path, or a port; ports end at 65535"),
+        (("--listen=no-such-host.invalid:3301",), "check that it is an address of this machine, or choose"),
+        (("--listen=99999",), "(given as --listen); host:port, unix/:/path, or a port; the highest port is 65535"),
         (("--http-listen=99999",), "expected HOST:PORT (given as --http-listen); ports end at 65535"),
         (
             ("--dialect=2.6", "--election-mode=candidate"),
-            "(given as --election-mode); dialect 2.6 has no elections: leave it out, or begin new data with",
+            "(given as --election-mode); dialect 2.6 does not support elections; omit the option, or create",
         ),
     ],
 )
@@ -146,7 +147,7 @@ def test_a_complaint_says_where_and_what_to_do(
     assert answer.code == 2
     (complaint,) = answer.complaints
     assert told in complaint
-    assert "see who has it" not in complaint
+    assert "find the process that uses it" not in complaint
 
 
 def test_every_problem_is_a_line(flowstone: Command, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_every_problem_is_a_line(flowstone: Command, tmp_path: Path) -> None:
     assert answer.code == 2
     assert len(answer.complaints) == 2
     assert "not a log file" in answer.complaints[0]
-    assert answer.complaints[1].startswith("flowstone: ssl_cert_file nowhere.pem cannot be read")
+    assert answer.complaints[1].startswith("flowstone: cannot read ssl_cert_file nowhere.pem")
 
 
 def test_every_wrong_option_of_a_file_is_a_line(flowstone: Command, tmp_path: Path) -> None:
@@ -176,15 +177,15 @@ def test_logs_without_their_snapshot_are_a_problem(flowstone: Command, tmp_path:
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0")
     assert answer.code == 2
     assert answer.complaints == [
-        "flowstone: no snapshot in data, but 1 logs; bring the .snap file back that they start from"
+        "flowstone: no snapshot in data, but 1 logs; restore the .snap file that the logs start from"
     ]
 
 
 @pytest.mark.parametrize(
     ("option", "problem"),
     [
-        ("--dialect=2.6", "dialect is 2.6, the data in data has dialect 2.11"),
-        ("--instance-uuid=11111111-1111-4111-8111-111111111111", "the data in data is another's"),
+        ("--dialect=2.6", "dialect is 2.6, but the data in data has dialect 2.11"),
+        ("--instance-uuid=11111111-1111-4111-8111-111111111111", "but the data in data belongs to "),
     ],
 )
 def test_data_of_another_kind_is_a_problem(flowstone: Command, tmp_path: Path, option: str, problem: str) -> None:
@@ -198,14 +199,14 @@ def test_a_file_where_a_directory_should_be_is_a_problem(flowstone: Command, tmp
     (tmp_path / "file").write_text("")
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--work-dir=file/below")
     assert answer.code == 2
-    assert "file is no directory" in answer.complaints[0]
+    assert "file is not a directory" in answer.complaints[0]
 
 
 @pytest.mark.parametrize(
     ("option", "problem"),
     [
         ("--user=guest:x", "flowstone: the first user cannot be called 'guest'"),
-        ("--read-only", "flowstone: read_only is set, and there is no data in data yet; leave read_only out"),
+        ("--read-only", "flowstone: read_only is set, but there is no data in data yet; unset read_only"),
     ],
 )
 def test_what_new_data_cannot_begin_with_is_a_problem(flowstone: Command, option: str, problem: str) -> None:
@@ -253,4 +254,4 @@ def test_a_wrong_value_is_a_problem(flowstone: Command) -> None:
 def test_who_can_be_reached_by_others_is_told_of_the_token(flowstone: Command) -> None:
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--http-listen=*:0")
     assert answer.code == 0
-    assert "a token would be made" in answer.text
+    assert "a start would generate and print a token" in answer.text

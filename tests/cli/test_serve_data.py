@@ -20,14 +20,14 @@ ANOTHER = "11111111-1111-4111-8111-111111111111"
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ("--dialect=2.11", "dialect is 2.11, the data in data has dialect 2.6; leave dialect out"),
-        (f"--instance-uuid={ANOTHER}", f"instance_uuid is {ANOTHER}, the data in data is another's"),
+        ("--dialect=2.11", "dialect is 2.11, but the data in data has dialect 2.6; unset dialect"),
+        (f"--instance-uuid={ANOTHER}", f"instance_uuid is {ANOTHER}, but the data in data belongs to "),
         (f"--replicaset-uuid={ANOTHER}", f"Replica set UUID mismatch: expected {ANOTHER}"),
         ("--election-mode=candidate", "Incorrect value for option 'election_mode': unexpected option: the data in"),
-        ("--work-dir=file", "file cannot be made: "),
-        ("--work-dir=file/below", "file/below cannot be made: "),
+        ("--work-dir=file", "cannot create file: "),
+        ("--work-dir=file/below", "cannot create file/below: "),
         ("--user=guest:x", "the first user cannot be called 'guest'"),
-        ("--read-only", "read_only is set, and there is no data in new yet; leave read_only out"),
+        ("--read-only", "read_only is set, but there is no data in new yet; unset read_only"),
     ],
 )
 def test_what_will_be_as_wrong_the_next_time_ends_with_2(
@@ -41,7 +41,7 @@ def test_what_will_be_as_wrong_the_next_time_ends_with_2(
     assert served.process.wait(SECONDS) == 2
     assert served.lines[-1].startswith(f"flowstone: {complaint}")
     if "file" in option:
-        assert served.lines[-1].endswith("file is no directory; choose another work_dir")
+        assert served.lines[-1].endswith("file is not a directory; choose another work_dir")
 
 
 def test_what_goes_with_the_data_is_not_refused(tmp_path: Path) -> None:
@@ -64,6 +64,6 @@ def test_directories_that_would_be_made_are_named_and_not_made(tmp_path: Path) -
 
 def test_who_begins_a_set_can_write_and_who_joins_one_need_not(tmp_path: Path) -> None:
     options = {"work_dir": str(tmp_path / "a"), "read_only": True}
-    with pytest.raises(UsageError, match="read_only is set, and there is no data"):
+    with pytest.raises(UsageError, match="read_only is set, but there is no data"):
         DataPlace(configure(options)).check(None, None)
     DataPlace(configure(options | {"replication": ["db1:3301"]})).check(None, None)

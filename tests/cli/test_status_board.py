@@ -57,8 +57,8 @@ EXPECTED = """\
 • 5e700000-0000-4000-8000-000000000000
   Failover: election, term 5, led by db2:3301
   Master:   single
-  Queue:    3 waiting, the first for 1.2 s; owned by db2:3301, term 5
-  ! db3:3301 does not answer: connection refused
+  Queue:    3 pending, the oldest for 1.2 s; owned by db2:3301, term 5
+  ! db3:3301 is unreachable: connection refused
 
      id  instance  mode     role      why       vclock
   •   1  db1:3301  read     follower  election  {1: 204, 2: 66}
@@ -71,10 +71,10 @@ EXPECTED = """\
   db2:3301  db1:3301  follow        0.0 s     0  0.1 s
   db3:3301  db2:3301  stopped           –     –      –
 
-  logs of   rows  snapshots  held by   slowest   behind
-  db2:3301    74          1  db3:3301  db3:3301      74
+  logs of   rows  snapshots  held by   slowest   lag
+  db2:3301    74          1  db3:3301  db3:3301   74
 
-flowstone explain db1:3301 says why, and what to do.
+Run flowstone explain db1:3301 for causes and advice.
 """
 
 
@@ -101,7 +101,7 @@ def test_two_sets_stand_one_below_the_other() -> None:
 def test_a_single_master_without_elections_has_the_star() -> None:
     text = lines(report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}}))
     assert next(line.split()[:2] for line in text if "db1:3301" in line) == ["★", "1"]
-    assert "  Queue:    unknown (shown by servers since 2.8)" in text
+    assert "  Queue:    unknown (reported since 2.8)" in text
 
 
 def test_what_the_master_says_otherwise_stands_behind_the_stroke() -> None:
@@ -129,5 +129,5 @@ def test_a_terminal_that_is_too_low_is_told_how_much_is_missing() -> None:
     assert shown(len(whole)) == whole
     assert shown(len(whole) - 1) == [
         *whole[:-2],
-        "… 2 more lines: make the terminal higher, or leave out --watch",
+        "… 2 more lines; enlarge the terminal, or omit --watch",
     ]

@@ -43,7 +43,7 @@ A  127.0.0.1:3301 (node) at {1: 421, 2: 7}
 B  /lake/[db1] (lake) at {1: 421, 2: 7}
 space   rows in A  rows in B  not in A  not in B  differ
 _space          2          2                              equal
-orders        129        129                              equal (3 written differently, same values)
+orders        129        129                              equal (3 encoded differently, same values)
 empty           0          0                              equal
 note: space 'mine' is not compared: it is local to each instance
 equal: 131 rows of 4 spaces, in 4.1 s"""
@@ -70,8 +70,8 @@ def test_differences_are_told_with_both_values_and_the_field() -> None:
 A  127.0.0.1:3301 (node) at {1: 421, 2: 7}
 B  /lake (lake) at {1: 420}
 space   rows in A  rows in B  not in A  not in B  differ
-orders          9          9                   2       2  different (1 contradict themselves)
-late: B (/lake) lacks LSN 421 of replica 1
+orders          9          9                   2       2  different (1 inconsistent)
+lag: B (/lake) lacks LSN 421 of replica 1
 orders [34]: differs in total
     total: A 102, B 102.0
   A  [34,102]
@@ -81,7 +81,7 @@ orders [35]: missing in B
 orders [36]: twice (1 × in A, 2 × in B)
   A  [36]
   B  [36]
-orders [37]: B contradicts itself: name is 'x', its tuple says 'y'
+orders [37]: B is inconsistent: name is 'x', its tuple says 'y'
 … and 1 more (--limit)
 different: 5 differences in 9 rows; B lacks rows, in 4.1 s"""
     )
@@ -90,7 +90,7 @@ different: 5 differences in 9 rows; B lacks rows, in 4.1 s"""
 def test_only_late_is_said_to_be_equal_up_to_there() -> None:
     late = SideReport("archive", "/backup", "uuid", {1: 420}, ((1, 421, 421),))
     assert shown(report(SpaceResult(512, "orders", 9, 9), b=late)).endswith(
-        "different: B lacks rows; the 9 rows that were compared are equal, in 4.1 s"
+        "different: B lacks rows; the 9 compared rows are equal, in 4.1 s"
     )
 
 
@@ -99,8 +99,8 @@ def test_only_late_is_said_to_be_equal_up_to_there() -> None:
     [
         (["/none/a", "/none/b"], "/none/a: there is no such directory"),
         (["127.0.0.1:1", "127.0.0.1:1"], "cannot connect to 127.0.0.1:1"),
-        (["--at", "noon", "127.0.0.1:1", "127.0.0.1:1"], "--at is 'noon'"),
-        (["--storage-option", "x", "127.0.0.1:1", "127.0.0.1:1"], "--storage-option is no NAME=VALUE"),
+        (["--at", "noon", "127.0.0.1:1", "127.0.0.1:1"], "invalid --at: 'noon'"),
+        (["--storage-option", "x", "127.0.0.1:1", "127.0.0.1:1"], "invalid --storage-option; use NAME=VALUE"),
         (["127.0.0.1:1"], "Missing argument 'B'"),
     ],
 )

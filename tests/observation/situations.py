@@ -22,10 +22,10 @@ from tests.interop.cluster import Cluster
 from tests.interop.member import SECONDS, Member, by_id, eventually
 
 HALF_SEEN: Final = (
-    "could not look deeper",
-    "the row in question is not among those that come next",
-    " or more transactions more",
-    "it does not tell us which",
+    "further query failed",
+    "conflicting row not found",
+    ": and at least ",
+    "which it does not report to us",
 )
 """What a finding says where a server was too slow for so long a look: the next one shows all of it."""
 

@@ -86,7 +86,7 @@ def test_a_torn_end_is_a_warning_with_the_bytes_that_are_lost(kind: str, tmp_pat
     newest.write_bytes(newest.read_bytes()[:-11])
     finding = _one(data, Kind.TORN_LOG)
     assert finding.severity is Severity.WARNING
-    assert "bytes behind that mean nothing" in finding.why
+    assert "bytes are not a complete block" in finding.why
 
 
 @KINDS
@@ -128,7 +128,7 @@ def test_a_gap_is_as_bad_as_a_server_takes_it(kind: str, is_covered: bool, tmp_p
     _logs(data)[1].unlink()
     finding = _one(data, Kind.LOG_GAP)
     assert finding.severity is (Severity.WARNING if is_covered else Severity.STOPPED)
-    assert ("the newest snapshot has what they did" in finding.why) is is_covered
+    assert ("the newest snapshot covers these rows" in finding.why) is is_covered
     assert ("rebootstrap" in finding.advice) is not is_covered
     assert _starts(kind, data) is is_covered
 
@@ -208,7 +208,7 @@ def test_files_of_two_instances_in_one_directory_are_told_apart(tmp_path: Path) 
 def test_a_log_that_was_renamed_is_not_taken_for_what_its_name_says(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     shutil.copy(_logs(data)[-1], data / f"{999:020d}.xlog")
-    assert "its name says" in _one(data, Kind.DAMAGED_LOG).why
+    assert "file name says" in _one(data, Kind.DAMAGED_LOG).why
 
 
 @KINDS
@@ -233,7 +233,7 @@ def test_a_full_disk_is_told_with_what_is_left(tmp_path: Path) -> None:
         finally:
             disk.close()
     assert [(one.kind, one.severity) for one in found] == [(Kind.DISK_FULL, Severity.STOPPED)]
-    assert " are free where " in found[0].why
+    assert " are free for " in found[0].why
 
 
 # --- synchronous transactions, and histories that part ---
@@ -285,7 +285,7 @@ def test_two_histories_that_part_are_told_with_the_point_and_what_each_has_alone
     seen = [look_into(production(), str(path)) for path in (ours, theirs)]
     (finding,) = findings.compare(production(), seen)
     assert (finding.kind, finding.severity) == (Kind.SPLIT_BRAIN, Severity.STOPPED)
-    assert "The same numbers stand for different rows" in finding.why
+    assert "The same LSNs denote different rows" in finding.why
     told = "\n".join(finding.evidence)
     assert f"{ours}: 1:" in told
     assert "REPLACE sure {id: 10}" in told
@@ -324,13 +324,13 @@ def test_two_processes_on_copies_of_one_directory_are_told(cluster: Cluster, kin
     assert finding.kind is Kind.COPIED_INSTANCE
     assert "of one" in finding.why
     assert "of its copy" in finding.why
-    assert "save what only it has" in finding.advice
+    assert "save the rows that only it has" in finding.advice
     assert _compared(one.directory, one.directory) == [], "it is named twice"
     one.stop()
     copy.stop()
     (finding,) = _compared(one.directory, copy.directory)
     assert finding.kind is Kind.SPLIT_BRAIN
-    assert "both are of one instance" in finding.why
+    assert "both belong to one instance" in finding.why
 
 
 def test_an_archive_that_is_being_written_is_no_copy_of_whom_it_follows(cluster: Cluster) -> None:
@@ -395,7 +395,7 @@ def test_what_only_a_snapshot_has_is_counted_and_nobody_is_told_to_follow_it(clu
             log.unlink()
     (finding,) = _compared(one.directory, other.directory)
     assert (finding.kind, finding.severity) == (Kind.FORKED, Severity.STOPPED)
-    told = f"only {one.directory} has 4 rows, 1:{end - 3}…{end - 1} of them in a snapshot and in no log, those in its "
+    told = f"only {one.directory} has 4 rows, 1:{end - 3}…{end - 1} of them in a snapshot but in no log, those in its "
     assert f"{told}logs beginning with 1:{end} REPLACE ledger" in finding.why
     assert f"{other.directory} cannot follow: {one.directory} has no log of 1:{end - 3}…{end - 1}" in finding.advice
     # What is advised works.
@@ -418,6 +418,6 @@ def test_rows_of_a_fork_that_have_one_key_are_told_to_collide(cluster: Cluster) 
     ours.stop()
     (finding,) = _compared(real.directory, ours.directory)
     assert (finding.kind, finding.severity) == (Kind.FORKED, Severity.WARNING)
-    assert "Both have written the key ledger {" in finding.why
-    assert "20" in finding.why.partition("Both have written")[2]
+    assert "Both sides have written the key ledger {" in finding.why
+    assert "20" in finding.why.partition("Both sides have written")[2]
     assert "replication_skip_conflict" in finding.advice

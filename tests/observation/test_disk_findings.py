@@ -44,7 +44,9 @@ def test_full_disk_of_a_follower_is_not_said_to_show_with_the_next_write() -> No
     finding = next(finding for finding in explain(replica_sets([follower])) if "cannot write" in finding.what)
     assert "replication from db1:3301 has stopped" in finding.why
     assert "client" not in finding.why
-    assert finding.advice.startswith("free space where db2:3301 has its logs, then set `replication` there again (CALL")
+    assert finding.advice.startswith(
+        "free space on the disk with the logs of db2:3301, then set `replication` on db2:3301 again (CALL"
+    )
     assert "next write" not in finding.advice
 
 

@@ -40,14 +40,14 @@ def test_a_member_is_named_by_id_uuid_address_or_name(wanted: str) -> None:
 
 @pytest.mark.parametrize("wanted", ["4", "0", "storage", uuid(7)])
 def test_who_is_no_member_cannot_be_expelled(wanted: str) -> None:
-    with pytest.raises(NoSuchMember, match=r"no member of the replica set .*; there are 1 \(db1:3301\), 2 "):
+    with pytest.raises(NoSuchMember, match=r"not a member of the replica set .*; its members are 1 \(db1:3301\), 2 "):
         planned(wanted, led(1), led(2))
 
 
 def test_rows_that_only_it_has_are_named() -> None:
     found = planned("3", led(1, {1: 9, 3: 4}), led(2, {1: 8, 3: 5}), led(3, {1: 9, 3: 7}))
     assert found.alone == {3: (6, 7)}
-    assert "only there: 2 rows, 6..7 of replica 3" in list(found.consequences())
+    assert "rows that exist only on this member: 2 rows, 6..7 of replica 3" in list(found.consequences())
     assert list(found.objections()) == ["only db3:3301 has 2 rows, 6..7 of replica 3"]
 
 
@@ -63,7 +63,7 @@ def test_rows_that_it_got_while_the_others_answered_are_not_its_alone() -> None:
 def test_of_a_silent_member_is_told_what_the_others_know() -> None:
     found = planned("3", led(1, {1: 9, 3: 4}), led(2), silent(3))
     first, second, third = found.consequences()
-    assert first == "it does not answer; the others know that it was at {3: 4} at least"
+    assert first == "it does not answer; the other members know that it reached at least {3: 4}"
     assert second == "no rows are known to exist only on this member"
     assert third == "2 of 2 other members are alive, 2 are needed: a quorum is left"
 
@@ -72,18 +72,18 @@ def test_members_whose_replication_lists_the_expelled_one_are_named() -> None:
     asked = report(1, {1: 9}, {2: {"upstream": upstream(2)}, 3: {"upstream": upstream(3)}})
     other = report(2, {1: 9}, {1: {"upstream": upstream(1)}, 3: {"downstream": downstream({1: 9})}})
     assert planned("3", asked, other, led(3)).afterwards() == (
-        "unless a new member gets its address, take db3:3301 out of `replication` of db1:3301; while "
+        "unless a new member gets its address, remove db3:3301 from `replication` of db1:3301; while "
         "`replication` lists an expelled member, a start may wait the whole `replication_connect_timeout` for it"
     )
     assert (
         planned("3", led(1), led(2), silent(3))
         .afterwards()
         .startswith(
-            "unless a new member gets its address, take db3:3301 out of `replication` of db1:3301 and db2:3301; "
+            "unless a new member gets its address, remove db3:3301 from `replication` of db1:3301 and db2:3301; "
         )
     )
     assert planned("3", other, report(1, {1: 9}), led(3)).afterwards() == (
-        "take the member out of `replication` in the configuration of the other members, if it is listed there"
+        "remove the member from `replication` in the configuration of the other members, if it is listed there"
     )
 
 
@@ -119,32 +119,31 @@ def test_who_may_not_be_asked_but_replicates_counts_as_alive() -> None:
 def test_without_the_options_of_a_member_the_quorum_is_not_known() -> None:
     found = planned("2", report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}}))
     assert (found.quorum_left, found.has_quorum) == (None, None)
-    assert list(found.consequences())[-1] == "1 of 1 other members are alive: how many make a quorum is not known"
+    assert list(found.consequences())[-1] == "1 of 1 other members are alive: the quorum is unknown"
 
 
 def test_the_leader_and_who_was_asked_are_not_expelled_lightly() -> None:
-    assert list(planned("1", led(1), led(2), led(3)).objections()) == ["db1:3301 is the member that was asked itself"]
-    with pytest.raises(FlowstoneError, match=r"can be written to; promote another one.*delete its own row"):
+    assert list(planned("1", led(1), led(2), led(3)).objections()) == ["db1:3301 is the member at the given URI itself"]
+    with pytest.raises(FlowstoneError, match=r"is writable; promote another member.*delete its own row"):
         planned("2", led(1), led(2), led(3))
     both = planned("2", led(1), led(2), report(3, {1: 9}))
-    assert (list(both.objections()), both.by.id) == (["db2:3301 leads"], 3)
+    assert (list(both.objections()), both.by.id) == (["db2:3301 is the leader"], 3)
 
 
 def test_where_nobody_can_be_written_to_only_a_lost_quorum_is_to_be_lowered() -> None:
     config = report(1, {1: 5}, {3: {"downstream": downstream({1: 5})}}, ro=True, ro_reason="config")
     with pytest.raises(FlowstoneError) as caught:
         planned("3", config)
-    assert caught.value.hint == "promote one, or make one writable"
+    assert caught.value.hint == "promote a member, or make one writable"
 
     election = {"state": "follower", "term": 5, "leader": 0, "vote": 2}
     cfg = {"election_mode": "candidate", "replication_synchro_quorum": "N / 2 + 1"}
     alone = report(1, {1: 9}, {2: {"upstream": upstream(2)}}, election=election, ro=True, cfg=cfg)
-    with pytest.raises(FlowstoneError, match=r"can be written to: db1:3301 has lost its quorum") as caught:
+    with pytest.raises(FlowstoneError, match=r"is writable: db1:3301 has lost its quorum") as caught:
         planned("2", alone, silent(2))
     assert caught.value.hint is not None
-    assert (
-        "lower the quorum to what is left, on db1:3301: `box.cfg{replication_synchro_quorum = 1}`" in caught.value.hint
-    )
+    lowered = "lower the quorum to the remaining members, on db1:3301: `box.cfg{replication_synchro_quorum = 1}`"
+    assert lowered in caught.value.hint
     assert "its own row" not in caught.value.hint
 
 

@@ -86,9 +86,9 @@ def test_of_many_transactions_the_first_and_the_verdicts_are_shown() -> None:
     lines = Alone("a", (*many, _promote(2, 1)), SCHEMA).lines()
     assert len(lines) == SHOWN_MAX + 2
     assert lines[-2].startswith("a: 2:1 PROMOTE")
-    assert lines[-1] == f"a: and {50 - SHOWN_MAX - 1} transactions more"
+    assert lines[-1] == f"a: and {50 - SHOWN_MAX - 1} more transactions"
 
 
 def test_a_transaction_of_several_rows_says_how_many() -> None:
     rows = [_insert(1, lsn, lsn).rows[0] for lsn in (1, 2, 3)]
-    assert transaction_text(make_transaction(rows), SCHEMA) == "1:3 INSERT 512 [1] and 2 rows more"
+    assert transaction_text(make_transaction(rows), SCHEMA) == "1:3 INSERT 512 [1] and 2 more rows"

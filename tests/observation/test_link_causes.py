@@ -61,6 +61,7 @@ WORDS = [
     ("unexpected EOF when reading from socket, called on fd 20, aka 127.0.0.1:5000", Kind.UNREACHABLE),
     ("timed out", Kind.UNREACHABLE),
     ("connection to db1:3301 is lost: connection refused", Kind.UNREACHABLE),
+    ("db1:3301 sent nothing for 2 s", Kind.UNREACHABLE),
     ("db1:3301 has lost its rows 5…7: its vclock is {1: 4}, ours {1: 7}", Kind.LOST_ROWS),
     ("something that nobody has ever said", Kind.REPLICATION_STOPPED),
 ]
@@ -144,7 +145,7 @@ def test_advice_to_set_replication_again_keeps_the_passwords() -> None:
 
 def test_advice_on_a_duplicate_key_of_a_node_does_not_empty_its_replication() -> None:
     advice = conflict_advice(BETWEEN._replace(is_node=True), "box.space.s:delete({1})")
-    assert "on b, `box.space.s:delete({1})`, then set `replication` there again (CALL `box.cfg`" in advice
+    assert "on b, run `box.space.s:delete({1})`, then set `replication` again (CALL `box.cfg`" in advice
     assert "{}" not in advice
 
 

@@ -76,4 +76,4 @@ def test_rows_whose_logs_are_gone_are_not_compared(cluster: Cluster) -> None:
     found = compared(replica, master)
     assert found.compared == 0
     (line,) = found.unread
-    assert line.startswith(f"{master.address} has no logs of them any more")
+    assert line.startswith(f"{master.address} no longer has logs of these rows")

@@ -33,12 +33,12 @@ def test_an_owner_whose_followers_are_gone_has_lost_its_quorum() -> None:
     leader = report(1, {1: 9}, {2: {"downstream": gone}, 3: {}}, **_synchro(waiting=4, age=12.5))
     (finding,) = _of(Kind.QUORUM_LOST, leader)
     assert (finding.severity, finding.member) == (Severity.STOPPED, uuid(1))
-    assert "4 transactions wait, the first for 12 s" in finding.what
-    assert "replica 2, replica 3 missing" in finding.why
+    assert "4 transactions are pending, the oldest for 12 s" in finding.what
+    assert "missing: replica 2, replica 3" in finding.why
     assert finding.advice == (
-        "bring replica 2 and replica 3 back. Only if gone for good, so that nobody can start it again, in this order: "
-        "lower the quorum to what is left, on db1:3301: `box.cfg{replication_synchro_quorum = 1}`; then expel "
-        "who is gone: `flowstone expel db1:3301 2` and `flowstone expel db1:3301 3`; then set "
+        "bring replica 2 and replica 3 back. Only if gone for good and never to be started again, in this order: "
+        "lower the quorum to the remaining members, on db1:3301: `box.cfg{replication_synchro_quorum = 1}`; then expel "
+        "the missing members: `flowstone expel db1:3301 2` and `flowstone expel db1:3301 3`; then set "
         "`replication_synchro_quorum` back to `N / 2 + 1`. With a lowered quorum, committed transactions can be lost"
     )
 
@@ -48,7 +48,7 @@ def test_of_a_quorum_that_is_lost_to_who_has_stopped_following_nobody_is_expelle
     leader = report(1, {1: 9}, {2: {"downstream": downstream({1: 5}, "stopped")}}, **_synchro(waiting=1, age=3.0))
     first, *_ = explain(replica_sets([leader, report(2, {1: 5}, {1: {"upstream": told}}, ro=True)]))
     assert first.kind is Kind.QUORUM_LOST
-    assert first.advice == "let db2:3301 follow db1:3301 again: what keeps it from that is told, too"
+    assert first.advice == "let db2:3301 follow db1:3301 again: another finding says why replication stopped"
 
 
 def test_who_has_lost_the_lead_and_may_not_write_is_no_second_owner() -> None:
@@ -60,7 +60,7 @@ def test_who_has_lost_the_lead_and_may_not_write_is_no_second_owner() -> None:
 def test_a_server_of_2_6_goes_by_its_option() -> None:
     alone = report(1, {1: 9}, {2: {}}, version="2.6.0", cfg={"replication_synchro_quorum": 2})
     (finding,) = _of(Kind.QUORUM_LOST, alone)
-    assert "2 members must have a row" in finding.why
+    assert "the quorum is 2, but only 1 member is available" in finding.why
     assert "`flowstone expel db1:3301 2`. With" in finding.advice  # nothing is to be set back
     peers = {2: {"downstream": downstream({1: 9})}, 3: {"downstream": downstream({1: 9})}, 4: {}, 5: {}}
     (finding,) = _of(Kind.QUORUM_LOST, report(1, {1: 9}, peers, version="2.6.0", cfg={"replication_synchro_quorum": 5}))
@@ -89,8 +89,8 @@ def _voter(number: int, *, state: str = "follower", leader: int = 0, lsn: int = 
 def test_a_minority_that_elects_nobody_has_lost_its_quorum() -> None:
     lost = [Unreachable(address=address(number), reason="connection refused") for number in (2, 3)]
     (finding,) = _of(Kind.QUORUM_LOST, _voter(1), *lost)
-    assert "only 1 of them" in finding.why
-    assert "and wait until it is elected; then expel who is gone" in finding.advice
+    assert "only 1 member is available" in finding.why
+    assert "and wait until it is elected; then expel the missing members" in finding.advice
 
 
 def test_who_may_lead_is_advised_to_whoever_has_most() -> None:
@@ -124,12 +124,12 @@ def test_a_leader_that_is_gone_leads_nobody() -> None:
 def test_a_quorum_that_the_whole_set_does_not_make_is_corrected() -> None:
     alone = report(1, {1: 9}, {2: {"downstream": downstream({1: 9})}}, **_synchro(quorum=3))
     (finding,) = _of(Kind.QUORUM_LOST, alone)
-    assert finding.advice == "nobody is missing: set `replication_synchro_quorum` on db1:3301 to `N / 2 + 1`"
+    assert finding.advice == "all members are available: set `replication_synchro_quorum` on db1:3301 to `N / 2 + 1`"
 
 
 def test_a_majority_without_a_leader_says_so() -> None:
     (finding,) = _of(Kind.NO_LEADER, _voter(1), _voter(2), _voter(3))
-    assert "election is under way" in finding.why
+    assert "election is in progress" in finding.why
     assert len(finding.evidence) == 3
     followers = [_voter(number, leader=1) for number in (2, 3)]
     assert _of(Kind.NO_LEADER, _voter(1, state="leader", leader=1, ro=False), *followers) == []
@@ -140,7 +140,7 @@ def test_a_queue_whose_owner_is_gone_is_abandoned() -> None:
     cut = {"upstream": upstream(1, "disconnected", message="timed out")}
     (finding,) = _of(Kind.QUEUE_ABANDONED, lost, report(2, {1: 5}, {1: cut}, **_synchro(waiting=2)))
     assert (finding.member, finding.peer) == (uuid(2), uuid(1))
-    assert "2 transactions wait" in finding.what
+    assert "2 transactions are pending" in finding.what
     follows = {"upstream": upstream(1)}
     assert _of(Kind.QUEUE_ABANDONED, report(2, {1: 5}, {1: follows}, **_synchro(waiting=2))) == []
 
@@ -153,7 +153,8 @@ def test_to_lead_is_advised_to_who_has_most_and_may() -> None:
 
     for mode in ("candidate", "manual"):
         members = [_voter(1), _voter(2, lsn=90, cfg={"election_mode": mode}), _voter(3, lsn=100, cfg=VOTER)]
-        assert "promote who has most: `flowstone promote db2:3301`" in advised(Kind.NO_LEADER, *members).advice
+        finding = advised(Kind.NO_LEADER, *members)
+        assert "promote the member with the most rows: `flowstone promote db2:3301`" in finding.advice
     voters = [_voter(1, cfg=VOTER), _voter(2, lsn=90, cfg=VOTER), _voter(3, cfg=VOTER)]
     finding = advised(Kind.NO_LEADER, *voters)
     assert "set `election_mode` to candidate on db2:3301" in finding.advice
@@ -183,7 +184,7 @@ def test_a_set_in_which_nobody_can_be_written_to_says_why() -> None:
     (finding,) = _of(Kind.READ_ONLY, *members)
     assert "`read_only` is set" in finding.why
     unclaimed = report(1, {}, ro=True, ro_reason="synchro", **_synchro(owner=0))
-    assert "nobody owns the queue" in _of(Kind.READ_ONLY, unclaimed)[0].why
+    assert "no member owns the queue" in _of(Kind.READ_ONLY, unclaimed)[0].why
     assert _of(Kind.READ_ONLY, members[0]) == []
 
 

@@ -142,7 +142,7 @@ async def test_who_answers_in_the_place_of_a_member_is_not_taken_for_it(sim: Sim
     member = found.member(meant)
     assert member is not None
     assert member.unreachable is not None
-    assert member.unreachable.reason == f"another instance answers there, {sim.node('b').info()['uuid']}"
+    assert member.unreachable.reason == f"another instance answers at this address: {sim.node('b').info()['uuid']}"
 
 
 @simulated(seeds=range(2))
@@ -210,8 +210,8 @@ async def test_the_login_is_not_given_to_who_is_not_the_member_that_was_told_of(
     member = found.member(uuid(2))
     assert member is not None
     assert member.unreachable is not None
-    assert member.unreachable.reason == f"another instance answers there, {GREETS}"
-    assert member.unreachable.hint == f"it should be {uuid(2)}"
+    assert member.unreachable.reason == f"another instance answers at this address: {GREETS}"
+    assert member.unreachable.hint == f"expected {uuid(2)}"
 
 
 class _FewServers(SystemNetwork):

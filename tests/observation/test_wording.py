@@ -60,4 +60,4 @@ def test_commands_name_no_address_that_does_more_than_say_where() -> None:
 
 def test_nobody_is_to_be_expelled_before_somebody_takes_writes() -> None:
     (one,) = replica_sets([report(1, {1: 3}, {2: {}}, ro=True)])
-    assert expel(one, one.member(uuid(2))) == "expel it as soon as somebody takes writes: `flowstone expel db1:3301 2`"
+    assert expel(one, one.member(uuid(2))) == "expel it as soon as a member is writable: `flowstone expel db1:3301 2`"

@@ -52,16 +52,16 @@ def test_the_last_word_about_a_peer_counts_until_it_comes_further(complaints: Pe
 
 def test_a_summary_does_not_hide_that_a_peer_is_given_up(complaints: PeerComplaints) -> None:
     logging.LoggerAdapter(LOGGER, {"peer": "db1:3301"}).error("replication from db1:3301 is stopped: mismatch")
-    LOGGER.error("failed to synchronize with enough replicas: db1:330: time-out, db1:3301: mismatch")
+    LOGGER.error("failed to synchronize with enough replicas: db1:330: timed out, db1:3301: mismatch")
     assert texts(complaints) == [
-        ("db1:330", "failed to synchronize with enough replicas: db1:330: time-out, db1:3301: mismatch", False),
+        ("db1:330", "failed to synchronize with enough replicas: db1:330: timed out, db1:3301: mismatch", False),
         ("db1:3301", "replication from db1:3301 is stopped: mismatch", True),
     ]
 
 
 def test_clients_and_what_names_nobody_are_no_complaints(complaints: PeerComplaints) -> None:
     LOGGER.warning("broken packet", extra={"peer": "db1:49152"})
-    LOGGER.warning("the user app is not created: the data comes from peers")
+    LOGGER.warning("user app not created: the data comes from peers")
     LOGGER.warning("cannot listen on mydb1:3301 or db1:33012")
     assert texts(complaints) == []
 

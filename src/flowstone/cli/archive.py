@@ -1,4 +1,7 @@
-"""`flowstone archive`: receives the log of a live server and keeps it in files that a server can be started from."""
+"""`flowstone archive`: receive the log of a live server into files that a server can start from.
+
+Parses the options, reports events and handles signals; the archive itself is `node/archive.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Example: `TT_CLI_USERNAME=replicator TT_CLI_PASSWORD=secret flowstone archive db1:3301 /backup/db1`\n\n"
-    "Start a server from it: copy the directory, and run `tarantool` there with `box.cfg{}`."
+    "To start a server from the archive, copy the directory and run `tarantool` in the copy with `box.cfg{}`."
 )
 
-EXIT_CODES = """Exit codes: 0 stopped by a signal, or with --once at the end; 1 the server refuses or is of another
-replica set, has lost rows, or (with --once) is away, the directory is in use, or the disk is full; 2 the command line
-or a path on it is wrong."""
+EXIT_CODES = """Exit codes: 0 stopped by a signal, or finished with --once; 1 the server rejects the archive, belongs to
+another replica set, has lost rows or (with --once) is unreachable, the directory is in use, or the disk is full; 2 the
+command line or a path on it is wrong."""
 
 DAY: Final = 86400.0
 WAL_MAX_SIZE: Final = 256 * 1024 * 1024
@@ -36,40 +39,43 @@ CLEAR_LINE: Final = "\r\x1b[K"
 
 def archive(
     uri: Annotated[str, typer.Argument(metavar="URI", help=URI_HELP)],
-    directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="Where the archive is, or is to be; it is made if need be.")
-    ],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Directory of the archive; created if missing.")],
     once: Annotated[
         bool,
         typer.Option(
-            "--once", help="Stop when all is here that the server had at the start; do not wait for one that is away."
+            "--once",
+            help="Stop when everything the server had at the start is archived; fail if the server is unreachable.",
         ),
     ] = False,
     register: Annotated[
         bool,
         typer.Option(
             "--register",
-            help="Become a member of the replica set: the server then keeps its logs until the archive has them. It "
-            "takes one of 31 ids, and counts in N of the quorum formula. Else the archive is anonymous, and a server "
-            "before 3.3 keeps no logs for it: what it collects while the archive is away is a gap.",
+            help="Register as a member of the replica set, so that the server keeps its logs until the archive has "
+            "them. This takes one of 31 ids and counts in N of the quorum formula. Otherwise the archive is anonymous, "
+            "and a server before 3.3 keeps no logs for it: logs that the server deletes while the archive is "
+            "disconnected are a gap.",
         ),
     ] = False,
     images: Annotated[
         bool,
         typer.Option(
             "--images",
-            help="Add to each row the tuples it replaced and made. Takes the memory of all data, and the time to load "
-            "it at each start.",
+            help="Add the old and the new tuple to each row. Needs memory for all data, and time to load the data at "
+            "each start.",
         ),
     ] = False,
     snapshot_interval: Annotated[
         float,
         typer.Option(
-            "--snapshot-interval", metavar="SECONDS", min=0, help="Between snapshots of all data; 0: only the first."
+            "--snapshot-interval",
+            metavar="SECONDS",
+            min=0,
+            help="Time between snapshots of all data; 0: only the first one.",
         ),
     ] = DAY,
     wal_max_size: Annotated[
-        int, typer.Option("--wal-max-size", metavar="BYTES", min=1, help="A log of this size is followed by the next.")
+        int, typer.Option("--wal-max-size", metavar="BYTES", min=1, help="Size at which a new log begins.")
     ] = WAL_MAX_SIZE,
     replication_timeout: Annotated[
         float,
@@ -77,25 +83,26 @@ def archive(
             "--replication-timeout",
             metavar="SECONDS",
             min=0.01,
-            help="Between heartbeats, as the server's; four of them in silence end a connection.",
+            help="Time between heartbeats, as configured on the server; a server that is silent for four times as long "
+            "is disconnected.",
         ),
     ] = 1.0,
     username: Annotated[
-        str | None, typer.Option("--username", "-u", help=f"User to replicate as; else {USERNAME_VARIABLE} is asked.")
+        str | None, typer.Option("--username", "-u", help=f"User to replicate as. Default: {USERNAME_VARIABLE}.")
     ] = None,
     password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
     http_listen: HttpListen = None,
     http_token: HttpToken = None,
     log_format: LogFormat = PLAIN,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/reference/archive.md).")
+        bool, typer.Option("--json", help="Print events as JSON, one object per line (docs/reference/archive.md).")
     ] = False,
 ) -> int:
-    """Receive the log of a live Tarantool and keep it, durably, in files that a Tarantool recovers from.
+    """Receive the log of a live Tarantool and keep it durably in files that Tarantool can recover from.
 
-    Begins with a snapshot, then writes the log as it comes and acknowledges what is on disk. After an interruption of
-    either side it goes on where it stopped. Rows that the server no longer has are replaced by a new snapshot, and
-    manifest.json names them. The user needs the role `replication`.
+    The archive starts with a snapshot, then writes the log as it arrives and acknowledges rows that are on disk. It
+    resumes where it stopped after an interruption of either side. Rows that the server no longer has are replaced by a
+    new snapshot and listed in manifest.json. The user needs the role `replication`.
     """
     from flowstone.cli import event_loop
     from flowstone.node.archive import Archive
@@ -130,13 +137,13 @@ def archive(
     finally:
         teller.close()
         for made in missing:
-            with suppress(OSError):  # there is something in it, or it was not made
+            with suppress(OSError):  # not empty, or never created
                 os.rmdir(made)
     return OK
 
 
 def _missing(directory: str) -> list[str]:
-    """Directories that will be made for this one, itself included, from the innermost on."""
+    """Return the directories that have to be created for `directory`, itself included, innermost first."""
     path, found = os.path.abspath(directory), []
     while not os.path.lexists(path):
         found.append(path)
@@ -155,7 +162,7 @@ async def _run(receiver: Archive, once: bool, place: Place | None, watch: Archiv
     import logging
     import signal
 
-    # What matters of the log comes as events.
+    # Events report everything that matters. Without a handler, logging would print warnings to stderr.
     logging.getLogger("flowstone").addHandler(logging.NullHandler())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -172,7 +179,10 @@ async def _run(receiver: Archive, once: bool, place: Place | None, watch: Archiv
 
 
 class _Teller:
-    """Events as lines: sentences on stderr, of which the progress stays in one place on a terminal; or JSON."""
+    """Reports events: as JSON lines on stdout, or as log lines on stderr.
+
+    Progress is rewritten in place on a terminal, and left out of the lines on stderr otherwise.
+    """
 
     def __init__(self, as_json: bool, log_format: str = PLAIN, screen: TextIO | None = None) -> None:
         self._as_json = as_json
@@ -204,7 +214,7 @@ class _Teller:
             self._has_line = True
 
     def close(self) -> None:
-        """Takes the progress away, so that the next line has a place of its own."""
+        """Erase the progress, so that the next line starts on an empty line."""
         if self._has_line:
             self._screen.write(CLEAR_LINE)
             self._screen.flush()

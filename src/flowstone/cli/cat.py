@@ -1,4 +1,7 @@
-"""`flowstone cat`: rows of log files as YAML, JSON, Lua, a table, CSV or Parquet."""
+"""`flowstone cat`: print rows of log files as YAML, JSON, Lua, a table, CSV or Parquet.
+
+Checks the options and writes the output; `history` reads, selects and formats the rows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: `flowstone cat --space users --from 1000 --settled --format table /var/lib/tarantool/instance`"
 
 WRITE_SIZE = 256 * 1024
+"""Characters of text that are collected before they are written."""
+
 ROW_GROUP_ROWS = 128 * 1024
+"""Minimum number of rows in a row group of a Parquet file; the last group may be smaller."""
 
 
 class Format(StrEnum):
@@ -42,7 +48,7 @@ COLUMNAR = (Format.csv, Format.parquet)
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How rows are to be written."""
+    """How to write the rows."""
 
     format: Format
     names: bool
@@ -66,22 +72,24 @@ def cat(
     format: Annotated[Format, typer.Option("--format", help="How to write the rows.")] = Format.yaml,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout; parquet needs it."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to stdout; required for parquet."),
     ] = None,
     settled: Annotated[
         bool | None,
         typer.Option(
             "--settled/--no-settled",
-            help="Leave out what was rolled back, hold back what is undecided. Default: in lua yes, else no.",
+            help="Leave out rows that were rolled back or are still pending. Default: yes for lua, else no.",
         ),
     ] = None,
     force: options.Force = False,
     names: Annotated[
         bool | None,
-        typer.Option("--names/--no-names", help="Tuples as maps of field names. Default: in yaml yes, in json no."),
+        typer.Option(
+            "--names/--no-names", help="Print tuples as maps by field name. Default: yes for yaml, no for json."
+        ),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", metavar="A,B", help="Only these columns (table, csv, parquet).")
+        str | None, typer.Option("--columns", metavar="A,B", help="Print only these columns (table, csv, parquet).")
     ] = None,
     unsigned_as: Annotated[
         Literal["int64", "decimal", "double"],
@@ -90,24 +98,28 @@ def cat(
     decimal_scale: Annotated[
         int | None,
         typer.Option(
-            "--decimal-scale", min=0, max=38, metavar="N", help="Decimals as numbers with N digits, not text."
+            "--decimal-scale",
+            min=0,
+            max=38,
+            metavar="N",
+            help="Store decimals with N digits after the point, not as text.",
         ),
     ] = None,
     strings_as: Annotated[
         Literal["string", "binary"],
-        typer.Option("--strings-as", help="Column type of string fields: binary takes what is not UTF-8."),
+        typer.Option("--strings-as", help="Column type of string fields; binary also holds values that are not UTF-8."),
     ] = "string",
     show_secrets: Annotated[
-        bool, typer.Option("--show-secrets", help="Show password hashes of users; they are hidden otherwise.")
+        bool, typer.Option("--show-secrets", help="Show password hashes of users, which are hidden by default.")
     ] = False,
 ) -> int:
-    """Print the rows of log files (.xlog, .snap), with the names of spaces and fields as of each row.
+    """Print the rows of log files (.xlog, .snap), with the names that spaces and fields had at each row.
 
-    Rows of system spaces are left out unless --show-system or --space asks for them. --to and --timestamp are
-    exclusive bounds, as in `tt cat`. One --space gives csv, parquet and table a column per field. Where lua holds
-    VARBINARY, a server needs Tarantool 3.0 to read it back.
+    Rows of system spaces are skipped unless selected with --show-system or --space. --to and --timestamp are exclusive
+    bounds, as in `tt cat`. With one --space, csv, parquet and table have a column per field. Lua output that contains
+    VARBINARY needs Tarantool 3.0 or newer to be read back.
     """
-    # What a server is to execute must be true, and all of it.
+    # A server executes Lua output, so by default it has settled rows only, and it includes truncations.
     for_server = format is Format.lua
     selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system, truncates=for_server)
     wanted = options.Wanted(paths, selection, for_server if settled is None else settled, recursive, force)
@@ -130,23 +142,21 @@ def cat(
 
 def _check(style: Style) -> None:
     if style.format is Format.parquet and style.output is None:
-        raise UsageError("parquet is no text", hint="say where to write it, with --output FILE")
+        raise UsageError("parquet cannot be written to stdout", hint="name a file with --output FILE")
     if style.columns is not None and style.format not in (Format.table, *COLUMNAR):
-        raise UsageError(
-            f"{style.format.value} has no columns to choose", hint="--columns is for table, csv and parquet"
-        )
+        raise UsageError(f"--columns does not apply to {style.format.value}", hint="use it with table, csv or parquet")
     types = (style.unsigned_as, style.decimal_scale, style.strings_as)
     if style.format not in COLUMNAR and types != ("int64", None, "string"):
         raise UsageError(
-            "--unsigned-as, --decimal-scale and --strings-as choose types of columns",
-            hint="they are for csv and parquet",
+            f"--unsigned-as, --decimal-scale and --strings-as do not apply to {style.format.value}",
+            hint="use them with csv or parquet",
         )
     if style.names and style.format in (Format.lua, *COLUMNAR):
-        raise UsageError(f"{style.format.value} has no form with field names", hint="--names is for yaml and json")
+        raise UsageError(f"--names does not apply to {style.format.value}", hint="use it with yaml or json")
 
 
 def show(wanted: options.Wanted, style: Style) -> int:
-    """Writes the wanted rows; the exit code."""
+    """Write the selected rows and return the exit code."""
     from flowstone.outside import production
 
     if style.output is not None:
@@ -154,7 +164,7 @@ def show(wanted: options.Wanted, style: Style) -> int:
     outside = production()
     note_compilation()
     files = wanted.files(outside)
-    # A bar between rows on the same screen would help nobody.
+    # On a terminal, a progress bar would be drawn between the rows.
     rows_on_screen = style.output is None and sys.stdout is not None and sys.stdout.isatty()
     with progress_bar(sum(map(outside.disk.size, files)), hidden=rows_on_screen) as bar:
         reading = wanted.reading(outside, files, bar.advance)
@@ -202,7 +212,10 @@ def _write_text(outside: Outside, reading: Reading, style: Style, sink: BinaryIO
 
 
 def _without_counters(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """A snapshot's rows of `_truncate` count what happened once; as statements they would empty the spaces again."""
+    """Drop the rows of `_truncate` from snapshots.
+
+    They count past truncations; executed as statements, they would truncate the spaces again.
+    """
     from flowstone.box.system import TRUNCATE_ID
     from flowstone.iproto.scan import SPACE_ID
     from flowstone.xlog.meta import FileType
@@ -217,7 +230,7 @@ def _without_counters(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _write_all(texts: Iterable[str], sink: BinaryIO) -> None:
-    """In large writes; what there is before an error is written, too."""
+    """Write `texts` in large chunks; if iterating over them fails, write those before the error first."""
     waiting: list[str] = []
     size = 0
     try:
@@ -241,7 +254,7 @@ def _write_columns(
     batches: Iterator[pa.RecordBatch]
     if len(wanted.selection.spaces) == 1:
         typed = TypedShape(ColumnOptions(style.unsigned_as, style.decimal_scale, style.strings_as), style.columns)
-        # A file has one schema, and a space may be altered along the log: all of it is read first for its definitions.
+        # A file has one schema, but the log may alter the space: read the whole log for its definitions first.
         schema = typed.schema(wanted.reading(outside, files, None).pieces())
         batches = typed.batches(pieces, schema)
     else:

@@ -14,10 +14,11 @@ from typer.core import TyperCommand
 
 
 class Command(TyperCommand):
-    """A command that refuses an option that is given twice, unless it is a list."""
+    """A command that rejects a repeated option, unless the option is a list."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
+            # Parsed values keep only the last occurrence of an option; `given` has an item for each.
             _, _, given = self.make_parser(ctx).parse_args(args=list(args))
             for parameter, count in Counter(given).items():
                 if count > 1 and is_given_once(parameter):
@@ -26,14 +27,14 @@ class Command(TyperCommand):
 
 
 def is_given_once(parameter: Any) -> bool:
-    """Return True for an option that has one value. Options such as `--help` end the command at once."""
+    """Return True for an option that has one value. Eager options such as `--help` end the command and do not count."""
     if parameter.param_type_name != "option" or parameter.is_eager:
         return False
     return not (parameter.multiple or parameter.count)
 
 
 def _name(parameter: Any) -> str:
-    """Return the spelling of the option, or both of a switch."""
+    """Return all spellings of the option, separated by slashes."""
     return "/".join([*parameter.opts, *parameter.secondary_opts])
 
 

@@ -1,7 +1,7 @@
-"""`flowstone completion`: a script by which bash, zsh or fish complete command lines of `flowstone`.
+"""`flowstone completion`: print completion scripts for bash, zsh and fish.
 
-The script holds all names itself, so that a Tab starts no Python. What there is to complete is read off the commands as
-they are declared; nothing is listed a second time here.
+A script contains all names, so that pressing Tab does not start Python. The names come from the declared commands;
+none is listed a second time here.
 """
 
 from __future__ import annotations
@@ -25,37 +25,38 @@ EXAMPLE = (
 
 
 def completion(
-    context: typer.Context, shell: Annotated[Shell, typer.Argument(help="Whose script to print.", show_default=False)]
+    context: typer.Context,
+    shell: Annotated[Shell, typer.Argument(help="Shell to print the script for.", show_default=False)],
 ) -> int:
     """Print a script that lets a shell complete commands, options and their values.
 
-    Print it again after an upgrade: it knows the options of this version.
+    Print it again after an upgrade: the script contains the options of this version.
     """
     print(SCRIPTS[shell](list(_places(context.find_root().command))), end="")
     return OK
 
 
-# --- what there is to complete -------------------------------------------------------------------------------
+# --- names to complete ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An option, by one of its names, or a command."""
+    """A command, an argument's value, or an option under one of its names."""
 
     name: str
     help: str
     takes_value: bool = False
     values: tuple[str, ...] = ()
-    """What the value may be, where that is a short list."""
+    """Possible values of an option; empty if they cannot be listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A command, by the words that lead to it, none for `flowstone` itself."""
+    """A command. `path` has the words that lead to it, separated by spaces; empty for `flowstone` itself."""
 
     path: str
     commands: tuple[Named, ...]
-    """What may come next: commands below it, or the values of its argument."""
+    """Subcommands, or the possible values of the first argument."""
 
     options: tuple[Named, ...]
 
@@ -78,13 +79,13 @@ def _options(command: Any) -> Iterator[Named]:
 
 
 def _first_argument(command: Any) -> tuple[str, ...]:
-    """What the first argument may be, where that is a short list."""
+    """Return the possible values of the first argument; empty if they cannot be listed."""
     arguments = (each for each in command.params if each.param_type_name == "argument")
     return next((_known_values(command, each) for each in arguments), ())
 
 
 def _known_values(command: Any, parameter: Any) -> tuple[str, ...]:
-    """Its own words for its values; what only says that they are files has none."""
+    """Return the values that the parameter lists itself; a parameter for files lists none."""
     context = typer.Context(command)
     return tuple(item.value for item in parameter.shell_complete(context, "") if item.type == "plain")
 
@@ -99,7 +100,7 @@ BASH: Final = Template("""\
 # bash completion for flowstone
 _flowstone() {
     local current=$${COMP_WORDS[COMP_CWORD]} previous=$${COMP_WORDS[COMP_CWORD - 1]} place= words= word
-    # bash takes --option=value for three words.
+    # bash splits --option=value into three words.
     if [ "$$current" = = ]; then
         current=
     elif [ "$$previous" = = ]; then
@@ -144,12 +145,15 @@ def _bash(places: list[Place]) -> str:
 
 
 def _paths(places: list[Place]) -> str:
-    """Where one is, and the word that leads on from there: patterns for `case`, in bash and zsh."""
+    """Return patterns for `case` in bash and zsh: the path of a command, and the word that leads to its subcommand."""
     return "|".join(f'"{before} {word}"' for before, _, word in (p.path.rpartition(" ") for p in places) if word)
 
 
 def _values(places: list[Place]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Patterns of options that take a value, and what it may be; nothing is known of most, and those come together."""
+    """Yield patterns of options that take a value, with the possible values.
+
+    The values of most options cannot be listed: these options share one pattern per command, with no values.
+    """
     for place in places:
         options = [(f'"{place.path} {option.name}"', option.values) for option in place.options if option.takes_value]
         yield from ((pattern, values) for pattern, values in options if values)
@@ -209,7 +213,7 @@ def _zsh(places: list[Place]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """One word for zsh, whatever it holds."""
+    """Return `text` quoted as one word for zsh."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

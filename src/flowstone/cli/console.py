@@ -1,7 +1,7 @@
-"""What a command says beside its output: notes, warnings, errors and progress, all on stderr, a line each.
+"""Messages that a command prints besides its output: notes, warnings, errors and progress, one line each on stderr.
 
-Also the exit code that an error means, and where tables and paragraphs for people are printed. Nothing here is about
-logs.
+Also maps errors to exit codes, and provides the console for tables and paragraphs. Reads no log files; `log.py` formats
+the lines of long-running commands.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 OK, FAILED, USAGE, SKIPPED, INTERRUPTED = 0, 1, 2, 3, 130
 
 SHOW_AFTER_SECONDS = 1.0
-"""Work that is shorter needs no progress bar."""
+"""Work that takes less time gets no progress bar."""
 
 FILE_WIDTH = 1000
-"""In a file, whose width nobody knows, nothing is to be cut off or broken."""
+"""Columns of output that does not go to a terminal: enough that nothing is cut off or wrapped."""
 
 Form = Callable[[str, BaseException | None], str]
-"""What is written for a line, and for the error that it tells of, if it does."""
+"""Formats a line; the second argument is the error that the line reports, or None."""
 
 _form: list[Form | None] = [None]
 
@@ -39,11 +39,11 @@ _WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirect
 
 
 class UsageError(FlowstoneError):
-    """The command line asks for something that is not there or makes no sense."""
+    """The command line asks for something that does not exist or makes no sense."""
 
 
 class UsageErrors(UsageError):
-    """Several at once: each is a line of its own."""
+    """Several usage errors, each reported on a line of its own."""
 
     def __init__(self, problems: Sequence[UsageError]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -51,22 +51,21 @@ class UsageErrors(UsageError):
 
 
 def say(text: str, *, error: BaseException | None = None) -> None:
-    """One line on stderr, whatever the text holds; `error` is what it tells of, if that is a failure."""
+    """Print `text` on stderr as one line, without its line breaks; `error` is the failure that it reports, if any."""
     line, form = " ".join(text.split("\n")).rstrip(), _form[0]
     if form is not None:
         line = form(line, error)
-    with suppress(OSError, ValueError):  # nobody may listen
+    with suppress(OSError, ValueError):  # stderr may be closed
         print(line.encode("utf-8", "replace").decode(), file=sys.stderr, flush=True)
 
 
 def write_lines_as(form: Form | None) -> None:
-    """From now on `say` writes what `form` makes of a line, so that a log in JSON has no other lines among its own;
-    None: the line as it is."""
+    """Let `form` format the lines of `say`, so that a JSON log contains no other lines; None leaves lines unchanged."""
     _form[0] = form
 
 
 def fail(error: Exception) -> int:
-    """Says what went wrong and gives the exit code for it. A bug of ours keeps its traceback."""
+    """Report `error` and return its exit code. Raise an unexpected error again: a bug needs its traceback."""
     if isinstance(error, FlowstoneError):
         for problem in error.problems if isinstance(error, UsageErrors) else (error,):
             say(f"flowstone: {problem}", error=problem)
@@ -80,7 +79,7 @@ def fail(error: Exception) -> int:
         context: Any = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "flowstone"
         text = " ".join(message().split())
-        if text:  # without a command the help itself has been shown, and there is no message
+        if text:  # empty if no command was given: the help was shown instead
             say(f"{path}: {text.rstrip('.')}; see {path} --help", error=error)
         return USAGE
     if isinstance(error, typer.Abort):
@@ -103,14 +102,14 @@ def _is_usage(error: FlowstoneError) -> bool:
 
 
 def output() -> Console:
-    """stdout for tables and paragraphs; text of servers in them is shown as it is."""
+    """Return a console on stdout for tables and paragraphs. It does not interpret markup: servers may send any text."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def silence(stream: TextIO | None) -> None:
-    """Nothing more goes to `stream`, not even what the interpreter flushes when it ends."""
+    """Discard everything written to `stream` from now on, including what the interpreter flushes at exit."""
     if stream is None:
         return
     try:
@@ -124,14 +123,14 @@ def silence(stream: TextIO | None) -> None:
 
 @cache
 def note_compilation() -> None:
-    """From now on says, once, that kernels are being compiled: it takes seconds, and each kind of data has its own."""
+    """Report the first compilation of a kernel from now on: it takes seconds, once per kind of data."""
     from flowstone.kernels import on_compile
 
     told: list[str] = []
 
     def tell(name: str) -> None:
         if not told:
-            say("flowstone: compiling decoders for this kind of data (kept for next time)…")
+            say("flowstone: compiling decoders for this kind of data (cached for the next run)…")
         told.append(name)
 
     on_compile(tell)
@@ -175,7 +174,7 @@ class Bar:
 
 @contextmanager
 def progress_bar(total: int, *, hidden: bool = False) -> Iterator[Bar]:
-    """A bar over `total` bytes, gone when the block ends."""
+    """Show a progress bar for `total` bytes until the block ends."""
     bar = Bar(total, wanted=not hidden and sys.stderr is not None and sys.stderr.isatty())
     try:
         yield bar

@@ -1,4 +1,7 @@
-"""`flowstone dashboard`: replica sets on a page that a browser shows, live, for as long as the command runs."""
+"""`flowstone dashboard`: serve a live web page about replica sets until the command is stopped.
+
+Parses the options and handles signals; `web/` builds the page from what `observation/` queries.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone dashboard --open 127.0.0.1:3301`\n\n"
-    "One member of each set is enough where it follows the others; those are asked as the same user."
+    "One member of each set is enough if it follows the others; they are queried as the same user."
 )
 
 EXIT_CODES = """Exit codes: 0 stopped by a signal; 1 the address is taken; 2 the command line is wrong."""
@@ -32,18 +35,20 @@ LISTEN: Final = "127.0.0.1:8081"
 def dashboard(
     uris: Uris,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where the page is; port 0 for any that is free.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address of the page; port 0 picks a free port.")
     ] = LISTEN,
     lake: Annotated[
         list[str] | None,
-        typer.Option("--lake", metavar="DIR", help="Show the tables of this lake of `flowstone mirror`. Repeat it."),
+        typer.Option(
+            "--lake", metavar="DIR", help="Show the tables of this lake of `flowstone mirror`. May be repeated."
+        ),
     ] = None,
     token: Annotated[
         str | None,
         typer.Option(
             "--token",
-            help=f"What has to be shown to see the page. Better in {TOKEN_VARIABLE}: command lines can be seen by "
-            "others. Elsewhere than on loopback one is made if none is given.",
+            help=f"Token that is required to see the page. Prefer {TOKEN_VARIABLE}: command lines can be seen by "
+            "others. If it is not set, the command generates and prints one, except on loopback.",
         ),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -51,12 +56,12 @@ def dashboard(
     password: Password = None,
     log_format: LogFormat = PLAIN,
 ) -> int:
-    """Show replica sets on a page: topology with the flow of rows, positions, lag, what waits for a quorum, elections,
-    transactions as they are written, the pipeline's tables, and why something is stopped.
+    """Show replica sets on a live web page: topology with the flow of rows, positions, lag, transactions pending a
+    quorum, elections, transactions as they are written, tables of lakes, and why something is stopped.
 
-    Prints the address of the page and runs until it is interrupted. It reads only. The user needs the right to execute
-    `box.info`, and for the transactions the role `replication`. The JSON behind it is in docs/reference/dashboard.md,
-    metrics of all members for Prometheus at `/metrics`.
+    The command prints the address of the page and runs until it is interrupted. It changes nothing. The user needs the
+    right to execute `box.info` and, for the transactions, the role `replication`. docs/reference/dashboard.md describes
+    the JSON of the page; `/metrics` has metrics of all members for Prometheus.
     """
     extras.need("web", "flowstone dashboard")
     if lake:
@@ -65,7 +70,7 @@ def dashboard(
 
     start_log(log_format)
     logging.getLogger("flowstone").setLevel(logging.INFO)
-    # What is wrong with a server is on the page; a line is for what is wrong with the dashboard, or who asks for it.
+    # The page shows the problems of servers; the log is for problems of the dashboard itself and of its clients.
     for watching in ("flowstone.observation", "flowstone.node"):
         logging.getLogger(watching).setLevel(logging.ERROR)
     note_compilation()
@@ -99,7 +104,7 @@ async def _run(uris: Sequence[Uri], place: Place, lakes: Sequence[str], open_pag
 
 
 def _stop_signals() -> asyncio.Event:
-    """Set when the process is told to stop."""
+    """Return an event that SIGTERM and SIGINT set."""
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -110,4 +115,4 @@ def _open(page: str) -> None:
     import webbrowser
 
     if not webbrowser.open(page):
-        say("flowstone: no browser was found; open the address above in one")
+        say("flowstone: no browser found; open the address above yourself")

@@ -1,4 +1,7 @@
-"""`flowstone demo`: a replica set whose leader dies while Spark mirrors it into a lake; or a tour of other tools."""
+"""`flowstone demo`: kill the leader of a replica set while Spark mirrors it into a lake; or tour the other tools.
+
+Everything runs in a temporary directory, with the public commands and classes. The parts are in the modules `demo_*`.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ def demo(
         typer.Option("--tour", help="Show the log tools, a node, replica sets, a follower and elections; no Spark."),
     ] = False,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=1, help="How long each act is played, without --tour.")
+        float, typer.Option("--seconds", min=1, help="Seconds that each act lasts; ignored with --tour.")
     ] = 15.0,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the files there, to try more on them.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the files.")] = False,
 ) -> int:
-    """Show a replica set whose leader is killed while Spark mirrors it into Delta tables; verify them in the end."""
+    """Kill the leader of a replica set while Spark mirrors it into Delta tables, then verify the tables."""
     directory = Path(tempfile.mkdtemp(prefix="flowstone-demo-"))
     try:
         if tour:
@@ -43,7 +46,7 @@ def demo(
     finally:
         if not keep:
             shutil.rmtree(directory, ignore_errors=True)
-    where = f"The files are in {directory}." if keep else "The files are gone; with --keep they stay."
+    where = f"The files are in {directory}." if keep else "The files are deleted; --keep keeps them."
     print(f"\n{where} More: {'flowstone --help' if tour else 'flowstone demo --tour, flowstone --help'}")
     return code
 
@@ -64,14 +67,14 @@ def _show_lake(directory: Path, seconds: float) -> int:
 def _show_tour() -> None:
     _show_logs()
     _show_node()
-    with _quiet_log():  # it tells of peers that come and go, which is what is shown here
+    with _quiet_log():  # it would report the peers that the demo stops on purpose
         _show_replica_set()
         _show_elections()
 
 
 @contextmanager
 def _inside(directory: Path) -> Iterator[None]:
-    """Works in `directory`, so that the commands shown are short and can be typed there."""
+    """Change to `directory` for the block, so that the commands shown are short and can be repeated there."""
     before = os.getcwd()
     os.chdir(directory)
     try:
@@ -96,25 +99,25 @@ def _show_logs() -> None:
     from flowstone.outside import production
 
     write_shop(production(), "shop")
-    _tell("A shop's snapshot and two logs, written here by Flowstone's own writer:")
+    _tell("A snapshot and two logs of a shop, written by Flowstone:")
     for path in sorted(Path("shop").iterdir()):
         print(f"  {path} ({path.stat().st_size} bytes)")
-    _tell("Every change with the names of spaces and fields; brackets hold transactions together:")
+    _tell("Every change, with the names of spaces and fields; brackets mark transactions:")
     _run("cat", "--format", "table", "shop")
-    _tell("Orders are synchronous. One was rolled back after it had been written; who just reads the log sees it:")
+    _tell("Orders are synchronous. One of them was written and then rolled back, but is still in the log:")
     _run("cat", "--format", "table", "--space", "orders", "shop/00000000000000000000.xlog")
-    _tell("What the replica set agreed on is less:")
+    _tell("With --settled, only the orders that the replica set has confirmed are shown:")
     _run("cat", "--format", "table", "--space", "orders", "--settled", "shop/00000000000000000000.xlog")
-    _tell("The election before, as YAML:")
+    _tell("The election before the first order, as YAML:")
     _run("cat", "--from", "1", "--to", "2", "shop/00000000000000000000.xlog")
-    _tell("One space as CSV, typed by its format:")
+    _tell("One space as CSV, with columns typed by the format of the space:")
     _run("cat", "--format", "csv", "--space", "products", "--columns", "_lsn,_type,id,name,price,_operations", "shop")
-    _tell("The same for a data lake:")
+    _tell("The settled orders as Parquet, for a data lake:")
     _run("cat", "--format", "parquet", "--space", "orders", "--settled", "--output", "orders.parquet", "shop")
     _read_back("orders.parquet")
-    _tell("JSON, a line per row, in the shape of tarantoolctl:")
+    _tell("JSON, one line per row, as tarantoolctl prints it:")
     _run("cat", "--format", "json", "--from", "4", "--to", "6", "shop/00000000000000000000.xlog")
-    _tell("A crash in the middle of a write: the rows before it are there, and it is said what is not.")
+    _tell("A log that ends inside a write, as after a crash: the rows before it are shown, a warning names the place:")
     torn = _tear("shop", "torn")
     _run("cat", "--format", "table", torn)
 
@@ -123,7 +126,7 @@ def _show_node() -> None:
     from flowstone.cli import event_loop
 
     event_loop.run(_serve_and_recover())
-    _tell("What it wrote is a log like any other:")
+    _tell("The log of the node is read like any other:")
     _run("cat", "--format", "table", "--space", "orders", "--from", "1", "--replica", "1", "node")
 
 
@@ -131,9 +134,9 @@ def _show_replica_set() -> None:
     from flowstone.cli import event_loop
     from flowstone.cli.demo_replication import show_replica_set
 
-    _tell("A replica set, in this process; real Tarantool servers could be members, too:")
+    _tell("A replica set in this process; real Tarantool servers could be members, too:")
     first = event_loop.run(show_replica_set())
-    _tell("Every member has all of it in its own log, whoever wrote it:")
+    _tell("Every member has all rows in its own log, no matter which member wrote them:")
     _run("cat", "--format", "table", "--space", "orders", "--from", "1", first)
 
 
@@ -141,33 +144,33 @@ def _show_elections() -> None:
     from flowstone.cli import event_loop
     from flowstone.cli.demo_elections import show_elections
 
-    _tell("The same with elections, and a space whose changes need a quorum:")
+    _tell("A replica set with elections, and a space whose changes need a quorum:")
     last = event_loop.run(show_elections())
-    _tell("How that looks in the log of the last leader, whose PROMOTE decides about what waited:")
+    _tell("The log of the last leader; its PROMOTE decides about the pending transactions:")
     _run("cat", "--format", "table", "--from", "1", f"elected-{last}")
 
 
 async def _serve_and_recover() -> None:
-    """A node and a client of it, over a socket; then the same node again, from its files."""
+    """Start a node and use it through a socket; then start it again from its files."""
     import flowstone
     from flowstone.iproto.uri import parse_uri
     from flowstone.node.connection import Connection
     from flowstone.outside import production
 
-    _tell("A node, in this process, on a port of the loopback interface:")
+    _tell("A node in this process, on a port of the loopback interface:")
     async with flowstone.Node("node", listen="127.0.0.1:0", user=("demo", "secret")) as node:
         print(f'  flowstone.Node("node", listen="{node.address}", user=("demo", …))')
         orders = await node.create_space(
             "orders", format=[("id", "unsigned"), ("what", "string"), ("count", "unsigned")]
         )
         await orders.create_index("primary")
-        _tell("A client in another place of this program, as any Tarantool client does it, over the wire:")
+        _tell("A client that uses the node through a socket, as any Tarantool client does:")
         async with await Connection.open(production(), parse_uri(f"demo:secret@{node.address}")) as client:
             await _order(client)
-        print(f"  and in the process: orders.get(2) == {orders.get(2)}")
-    _tell("Stopped. Started again, from its files:")
+        print(f"  without a socket: orders.get(2) == {orders.get(2)}")
+    _tell("The node is stopped, and started again from its files:")
     async with flowstone.Node("node") as node:
-        print(f"  {len(node.space('orders'))} orders, {node.info()['vclock']} is where the log ends")
+        print(f"  {len(node.space('orders'))} orders, the log ends at {node.info()['vclock']}")
 
 
 async def _order(client: Connection) -> None:
@@ -187,7 +190,7 @@ async def _order(client: Connection) -> None:
     try:
         await request(RequestType.INSERT, **space, TUPLE=(2, "pepper", 1))
     except TarantoolError as error:
-        print(f"  INSERT (2, …) -> {error.message} (code {error.code}, as the real server has it)")
+        print(f"  INSERT (2, …) -> {error.message} (code {error.code}, as on the real server)")
 
 
 def _tell(text: str) -> None:
@@ -195,7 +198,7 @@ def _tell(text: str) -> None:
 
 
 def _run(*arguments: str) -> None:
-    """Shows the command line and runs it, here, as if it had been typed."""
+    """Print the command line and run it in this process; exit if it fails."""
     from flowstone.cli import run
 
     print(f"$ flowstone {shlex.join(arguments)}", flush=True)
@@ -214,7 +217,7 @@ def _read_back(path: str) -> None:
 
 
 def _tear(directory: str, copy: str) -> str:
-    """A copy of the directory whose last log ends inside its last block, as a crash leaves it; that log's path."""
+    """Copy the directory, cut the last log inside its last block, as a crash does, and return the path of that log."""
     shutil.copytree(directory, copy)
     last = max(Path(copy).glob("*.xlog"))
     last.write_bytes(last.read_bytes()[:-12])

@@ -1,4 +1,4 @@
-"""The figures that `flowstone demo` shows while it waits: nodes, shop and lake; alive on a terminal, else a line."""
+"""The status board of `flowstone demo`: nodes, shop and lake, live on a terminal, and as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 3.0
-SIGNS: Final = {"leader": "[bold green]● leads[/]", "follower": "○ follows", "candidate": "[yellow]◌ stands[/]"}
+SIGNS: Final = {"leader": "[bold green]● leads[/]", "follower": "○ follows", "candidate": "[yellow]◌ campaigns[/]"}
 DEAD: Final = "[bold red]✕ dead[/]"
 STARTING: Final = "[yellow]◌ starts[/]"
-SHORT: Final = {"leader": "leads", "follower": "follows", "candidate": "stands"}
+SHORT: Final = {"leader": "leads", "follower": "follows", "candidate": "campaigns"}
 
 
 class Board:
-    """How it stands. It asks the nodes, and is told the rest."""
+    """Shows the state of nodes, shop and lake. It queries the nodes; the caller passes the rest."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -35,7 +35,7 @@ class Board:
         self._said_at = 0.0
 
     def state(self, name: str) -> str | None:
-        """What a node said last; None for one that is dead, or starts and has said nothing yet."""
+        """Return the last known election state of a node; None if it is dead, or starting and has not answered yet."""
         status = self._statuses.get(name)
         return status.state if status is not None else None
 
@@ -43,7 +43,7 @@ class Board:
     async def shown(
         self, cluster: Cluster, shop: Shop, progress: Callable[[], Mapping[str, Any]]
     ) -> AsyncIterator[None]:
-        """As long as the block lasts."""
+        """Show the board until the block ends."""
         task = asyncio.ensure_future(self._show(cluster, shop, progress))
         try:
             yield
@@ -68,7 +68,7 @@ class Board:
                 await asyncio.sleep(REFRESH_SECONDS)
 
     def _note(self, cluster: Cluster, statuses: Mapping[str, Status | None]) -> None:
-        """Who runs and is too busy to answer in time is what it was before."""
+        """Record the statuses. A running node that is too busy to answer in time keeps its last one."""
         self._running = frozenset(member.name for member in cluster.members if member.is_running)
         for name, status in statuses.items():
             self._statuses[name] = status or (self._statuses.get(name) if name in self._running else None)
@@ -94,7 +94,7 @@ class Board:
 
         table = Table.grid(padding=(0, 3))
         table.add_row("  [cyan]nodes[/]", "   ".join(self._nodes()))
-        table.add_row("  [cyan]shop[/]", f"{answered:,} changes answered, {self._rate:,.0f}/s")
+        table.add_row("  [cyan]shop[/]", f"{answered:,} changes acknowledged, {self._rate:,.0f}/s")
         table.add_row("  [cyan]lake[/]", lake_text(progress))
         for name, each in progress.get("tables", {}).items():
             table.add_row("", f"{name:<10} {each['changes']:>11,} rows merged, version {each['version'] or 0:,}")
@@ -104,13 +104,13 @@ class Board:
         nodes = "  ".join(
             f"{name} {self._state(name, SHORT, dead='dead', starting='starts')}" for name in self._statuses
         )
-        return f"{nodes} │ {answered:,} answered │ {lake_text(progress)}"
+        return f"{nodes} │ {answered:,} acknowledged │ {lake_text(progress)}"
 
 
 def lake_text(progress: Mapping[str, Any]) -> str:
-    """One line about the lake, from an event of the mirror."""
+    """Return the state of the lake as text, from the mirror's last progress event; empty `progress`: none came yet."""
     if not progress:
         return "Spark is starting"
     lag = progress.get("lag")
-    behind = "" if lag is None else f", {lag:.1f} s behind"
-    return f"{progress['changes']:,} in the lake{behind}"
+    lag_text = "" if lag is None else f", lag {lag:.1f} s"
+    return f"{progress['changes']:,} in the lake{lag_text}"

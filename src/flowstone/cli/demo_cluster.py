@@ -1,4 +1,4 @@
-"""The replica set of `flowstone demo`: three processes of `flowstone serve` that elect a leader, and can be killed."""
+"""The replica set of `flowstone demo`: three `flowstone serve` processes that elect a leader and can be killed."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ OPTIONS: Final = {
     "FLOWSTONE_ELECTION_TIMEOUT": "1",
     "FLOWSTONE_REPLICATION_SYNCHRO_TIMEOUT": "20",
 }
+"""Options of all nodes: timeouts that make a failover quick, and let synchronous transactions outlast it."""
 
 
 class NotReady(FlowstoneError):
-    """A node, or all of them, did not do in time what the story needs."""
+    """A process of the demo ended, or did not reach the expected state in time."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a node says of itself."""
+    """The status of a node, from its `box.info`."""
 
     state: str
     term: int
@@ -46,7 +47,7 @@ class Status:
 
 @dataclass
 class Member:
-    """A node as a process. It keeps its port and its directory over restarts."""
+    """A node process. Its port and its directory stay the same when it is restarted."""
 
     name: str
     directory: Path
@@ -74,7 +75,7 @@ class Member:
         arguments = ["serve", f"--listen={self.address}", f"--work-dir={self.directory}"]
         secrets = {"FLOWSTONE_USER": ":".join(LOGIN), "FLOWSTONE_REPLICATION": self.peers}
         with self.log.open("ab") as log:
-            # Ctrl-C is for the demo, which ends its nodes itself.
+            # A new session: Ctrl-C must reach the demo only, which stops its nodes itself.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flowstone.cli", *arguments],
                 env=os.environ | OPTIONS | secrets,
@@ -85,7 +86,7 @@ class Member:
             )
 
     def kill(self) -> None:
-        """As a machine that burns: nobody is told."""
+        """Kill the process without a warning, as the failure of a machine does."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -100,7 +101,7 @@ class Member:
             self.kill()
 
     async def status(self) -> Status | None:
-        """None while it cannot be talked to."""
+        """Return the status; None if the node does not answer."""
         if not self.is_running:
             return None
         try:
@@ -114,7 +115,7 @@ class Member:
 
 @dataclass
 class Cluster:
-    """The three of them, below `directory`."""
+    """The three nodes, with their files in `directory`."""
 
     directory: Path
     members: list[Member] = field(init=False)
@@ -130,7 +131,7 @@ class Cluster:
             member.start()
 
     def stop(self) -> None:
-        """All at once: each then waits for nobody."""
+        """Stop all nodes at once, so that none waits for another."""
         for member in self.members:
             if member.is_running and member.process is not None:
                 member.process.terminate()
@@ -138,7 +139,7 @@ class Cluster:
             member.stop()
 
     async def leader(self, seconds: float = SECONDS) -> Member:
-        """The one that can be written to, as soon as there is one."""
+        """Wait for a leader that is writable, and return it; raise NotReady if none appears within `seconds`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for member in self.members:
@@ -147,14 +148,14 @@ class Cluster:
                     return member
             self._check()
             await asyncio.sleep(POLL_SECONDS)
-        raise NotReady(f"no leader within {seconds:g} s", hint=f"look into {self.members[0].log}")
+        raise NotReady(f"no leader within {seconds:g} s", hint=f"see {self.members[0].log}")
 
     async def statuses(self) -> dict[str, Status | None]:
         found = await asyncio.gather(*(member.status() for member in self.members))
         return dict(zip(NAMES, found, strict=True))
 
     async def until_equal(self, seconds: float = SECONDS) -> dict[int, int]:
-        """All that run have the same; where that is."""
+        """Wait until all running nodes have the same vclock, and return it, without component 0 (local rows)."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             places = [status.vclock for status in (await self.statuses()).values() if status is not None]
@@ -163,12 +164,12 @@ class Cluster:
             if len(shared) == running and all(place == shared[0] for place in shared):
                 return shared[0]
             await asyncio.sleep(POLL_SECONDS)
-        raise NotReady(f"the nodes did not come to one position within {seconds:g} s")
+        raise NotReady(f"nodes did not reach the same vclock within {seconds:g} s")
 
     def _check(self) -> None:
         if not any(member.is_running for member in self.members):
             said = self.members[0].log.read_text(errors="replace").splitlines()[-1:]
-            raise NotReady(f"no node runs any more; the last words of the first: {' '.join(said)}")
+            raise NotReady(f"all nodes have exited; last log line of {self.members[0].name}: {' '.join(said)}")
 
 
 async def call(connection: Connection, name: str, *arguments: Any) -> Any:

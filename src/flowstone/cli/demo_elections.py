@@ -1,4 +1,4 @@
-"""The part of `flowstone demo` about elections: a leader goes, another is elected, nothing answered is lost."""
+"""The elections in `flowstone demo --tour`: a leader stops, another is elected, no acknowledged write is lost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DEPOSITS = 20
 
 
 async def show_elections() -> str:
-    """Runs it, and leaves the directories a, b and c; the name of the last leader."""
+    """Run the elections, with files in elected-a, elected-b and elected-c; return the name of the last leader."""
     uris = {name: f"{LOGIN[0]}:{LOGIN[1]}@127.0.0.1:{free_port()}" for name in NAMES}
-    print("  Three nodes that may all lead:")
+    print("  Three nodes, each of them a candidate:")
     nodes = dict(zip(NAMES, await asyncio.gather(*(_start(name, uris) for name in NAMES)), strict=True))
     try:
         leader = await _leader(nodes)
@@ -27,7 +27,7 @@ async def show_elections() -> str:
         await accounts.create_index("primary")
         for number in range(DEPOSITS):
             await accounts.insert([number])
-        print(f"  {DEPOSITS} deposits on {leader}, each answered when two of them had it. {leader} is stopped:")
+        print(f"  {DEPOSITS} deposits on {leader}, each acknowledged when two nodes had it. {leader} is stopped:")
         began = time.monotonic()
         await nodes.pop(leader).stop()
         successor = await _leader(nodes)
@@ -51,7 +51,7 @@ async def _start(name: str, uris: dict[str, str]) -> flowstone.Node:
 
 
 async def _leader(nodes: dict[str, flowstone.Node]) -> str:
-    """The first of them that can be written to."""
+    """Wait for the first node that is writable, and until all nodes know it; return its name."""
     waiting = {asyncio.ensure_future(node.wait_rw(timeout=SECONDS)): name for name, node in nodes.items()}
     done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for other in others:
@@ -62,7 +62,7 @@ async def _leader(nodes: dict[str, flowstone.Node]) -> str:
 
 
 async def _until_known(leader: int, nodes: dict[str, flowstone.Node]) -> None:
-    """All of them have heard who leads, and have its word that the queue is its own."""
+    """Wait until all nodes know the leader and have its PROMOTE, which makes it the owner of the queue."""
 
     def is_known(info: dict[str, Any]) -> bool:
         election, queue = info["election"], info["synchro"]["queue"]
@@ -77,4 +77,5 @@ def _show(nodes: dict[str, flowstone.Node]) -> None:
     for name, node in sorted(nodes.items()):
         info = node.info()
         election, queue = info["election"], info["synchro"]["queue"]
-        print(f"    {name}: id {info['id']}, {election['state']} in term {election['term']}, queue of {queue['owner']}")
+        state = f"{election['state']} in term {election['term']}"
+        print(f"    {name}: id {info['id']}, {state}, queue owner {queue['owner']}")

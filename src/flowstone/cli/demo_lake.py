@@ -1,7 +1,7 @@
-"""The story of `flowstone demo`: a shop sells, Spark mirrors it into a lake, its leader is killed, all is verified.
+"""The story of `flowstone demo`: Spark mirrors a shop into a lake, the leader is killed, the lake is verified.
 
-Nodes, mirror and verification are the commands that anybody would type, as processes. Whatever happens, also Ctrl-C,
-none of them outlives the story.
+Nodes, mirror and verification are processes that run the public commands. None of them outlives the story, even if it
+is interrupted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOGIN_VARIABLES: Final = {"TT_CLI_USERNAME": LOGIN[0], "TT_CLI_PASSWORD": LOGIN[
 
 @dataclass(frozen=True)
 class Scale:
-    """`seconds` is how long each act is played; `rate` how many changes a second the shop makes."""
+    """Size of the demo: `seconds` is the duration of an act, `rate` the number of changes per second."""
 
     seconds: float = 15.0
     customers: int = 20_000
@@ -43,7 +43,7 @@ class Scale:
 
 @dataclass
 class Mirror:
-    """`flowstone mirror` as a process, and what it last said."""
+    """A `flowstone mirror` process, and the last events that it printed."""
 
     process: asyncio.subprocess.Process
     progress: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Mirror:
                     self.stopped = event
 
     def has(self, vclock: Mapping[int, int]) -> bool:
-        """Whether the lake is at `vclock` or behind it."""
+        """Return True if the lake has all rows up to `vclock`."""
         positions = self.progress.get("positions", {}).values()
         reached = [{int(number): lsn for number, lsn in place.items()} for place in positions]
         return bool(reached) and all(place.get(number, 0) >= lsn for place in reached for number, lsn in vclock.items())
@@ -93,7 +93,7 @@ class Mirror:
 
 
 class Story:
-    """What is told, act by act. Files and logs lie below `directory`."""
+    """The acts of the demo, in order. Files and logs are in `directory`."""
 
     def __init__(self, directory: Path, console: Console, scale: Scale) -> None:
         self._directory = directory
@@ -107,7 +107,7 @@ class Story:
         self._began = time.monotonic()
 
     async def tell(self) -> int:
-        """The exit code of the verification."""
+        """Run all acts and return the exit code of the verification."""
         async with AsyncExitStack() as stack:
             await self._nodes(stack)
             await self._opening(stack)
@@ -120,7 +120,7 @@ class Story:
             await self._closing(mirror)
             code = await self._verifying()
             self._querying()
-        self._say(f"\nThat took {time.monotonic() - self._began:.0f} s. Everything is stopped.")
+        self._say(f"\nFinished after {time.monotonic() - self._began:.0f} s. All processes are stopped.")
         return code
 
     # --- the acts ---
@@ -141,29 +141,29 @@ class Story:
         await self._shop.open()
         await self._running(stack, self._shop.sell())
         self._say(
-            f"{self._scale.customers:,} customers; each sale is an order, one piece less in stock, a sum that grows:"
-            " REPLACE, UPDATE, UPSERT, and now and then a DELETE.\n"
-            "All of it synchronous: answered when two of the three nodes have it."
+            f"{self._scale.customers:,} customers. Each sale adds an order, reduces the stock and raises the customer's"
+            " total: REPLACE, UPDATE and UPSERT. One order in ten is cancelled: DELETE.\n"
+            "All changes are synchronous: acknowledged when two of the three nodes have them."
         )
 
     async def _mirroring(self, stack: AsyncExitStack) -> Mirror:
-        self._title("Spark mirrors it into Delta tables")
+        self._title("Spark mirrors the shop into Delta tables")
         leader = await self._cluster.leader()
-        # Followers first: what the mirror reads there has survived the leader already.
+        # Followers first: rows that the mirror reads from a follower are not lost with the leader.
         members = [each for each in self._cluster.members if each is not leader] + [leader]
         self._shell(f"flowstone mirror {','.join(each.address for each in members)} lake &")
         mirror = await Mirror.start(members, self._lake, self._directory / "mirror.log")
         stack.push_async_callback(mirror.stop)
         await self._running(stack, mirror.listen())
         self._mirror = mirror
-        await self._until("the mirror has loaded a snapshot", lambda: bool(mirror.progress.get("positions")), mirror)
-        self._say("The snapshot is in the lake; from here on it follows the log, batch by batch.")
+        await self._until("the mirror to load a snapshot", lambda: bool(mirror.progress.get("positions")), mirror)
+        self._say("The snapshot is in the lake. The mirror now follows the log, batch by batch.")
         return mirror
 
     async def _killing(self) -> Member:
         leader = await self._cluster.leader()
         assert leader.process is not None
-        self._title("The leader dies")
+        self._title("The leader is killed")
         self._shell(f"kill -9 {leader.process.pid}    # {leader.name}")
         answered, began = self._shop.answered, time.monotonic()
         leader.kill()
@@ -171,31 +171,31 @@ class Story:
         status = await successor.status()
         self._say(
             f"[bold]{successor.name}[/] was elected {time.monotonic() - began:.1f} s later, in term"
-            f" {status.term if status else '?'}. It has all {answered:,} changes that were answered."
+            f" {status.term if status else '?'}. It has all {answered:,} acknowledged changes."
         )
         return leader
 
     async def _returning(self, killed: Member) -> None:
-        self._title("The dead one comes back")
+        self._title("The killed node comes back")
         self._shell(f"flowstone serve --listen {killed.address} … &    # {killed.name}")
         killed.start()
-        await self._until(f"{killed.name} is back", lambda: self._board.state(killed.name) == "follower", None)
-        self._say(f"[bold]{killed.name}[/] follows. What it had written and nobody else had, it has taken back.")
+        await self._until(f"{killed.name} to follow", lambda: self._board.state(killed.name) == "follower", None)
+        self._say(f"[bold]{killed.name}[/] follows. It has rolled back the changes that no other node had.")
 
     async def _closing(self, mirror: Mirror) -> None:
         self._title("The shop closes")
         self._shop.is_open = False
         place = await self._cluster.until_equal()
-        await self._until("the lake has everything", lambda: mirror.has(place), mirror)
+        await self._until("the lake to catch up", lambda: mirror.has(place), mirror)
         await mirror.stop()
         versions = sum(table["version"] or 0 for table in mirror.progress["tables"].values())
         self._say(
-            f"{self._shop.answered:,} changes were answered. Folded by key, {mirror.progress['changes']:,} rows were"
-            f" merged, in {versions:,} versions of {len(mirror.progress['tables'])} tables."
+            f"{self._shop.answered:,} changes were acknowledged. Folded by key, {mirror.progress['changes']:,} rows"
+            f" were merged, in {versions:,} versions of {len(mirror.progress['tables'])} tables."
         )
 
     async def _verifying(self) -> int:
-        self._title("The lake against the cluster, row by row")
+        self._title("The lake is compared with the cluster, row by row")
         leader = await self._cluster.leader()
         self._shell(f"flowstone verify {leader.address} lake")
         process = await asyncio.create_subprocess_exec(
@@ -215,11 +215,11 @@ class Story:
         self._console.out(output.decode(errors="replace").rstrip(), highlight=False)
         code = process.returncode
         assert code is not None
-        self._say("[bold green]Equal.[/]" if code == 0 else f"[bold red]verify ended with {code}.[/]")
+        self._say("[bold green]Equal.[/]" if code == 0 else f"[bold red]verify failed with exit code {code}.[/]")
         return code
 
     def _querying(self) -> None:
-        """What anybody may do with the tables now, and the shop's own books against them."""
+        """Compare the lake with the shop's own records, and show a query of the tables."""
         from deltalake import DeltaTable
 
         orders = DeltaTable(self._lake / "orders").to_pyarrow_table(columns=["id", "customer", "price"])
@@ -228,8 +228,8 @@ class Story:
         lost = len(self._shop.orders - there)
         extra = len(there - self._shop.orders - self._shop.uncertain)
         self._say(
-            f"The shop's own books: {len(self._shop.orders):,} orders stand;"
-            f" {lost} of them are not in the lake, {extra} too many are."
+            f"The shop has a record of {len(self._shop.orders):,} orders;"
+            f" {lost} of them are missing in the lake, {extra} are unexpected there."
         )
         joined = orders.join(customers, keys="customer", right_keys="id")
         best = (
@@ -237,12 +237,12 @@ class Story:
             .aggregate([("price", "sum"), ("price", "count")])
             .sort_by([("price_sum", "descending")])
         )
-        self._title("And now they are just tables")
+        self._title("The tables can be queried like any other")
         self._shell("SELECT city, sum(price), count(*) FROM orders JOIN customers ON … GROUP BY city")
         for row in best.to_pylist():
             self._say(f"  {row['city']:<10}{row['price_sum']:>14,}{row['price_count']:>10,}")
 
-    # --- how it is told ---
+    # --- output ---
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False)
@@ -255,20 +255,21 @@ class Story:
         self._console.print(f"  $ {command}", style="dim", markup=False, highlight=False)
 
     async def _act(self, seconds: float) -> None:
-        """The figures for so long."""
+        """Show the board for `seconds`."""
         ends = time.monotonic() + seconds
-        await self._until("the act is over", lambda: time.monotonic() >= ends, self._mirror)
+        await self._until("the end of the act", lambda: time.monotonic() >= ends, self._mirror)
 
     async def _until(self, what: str, condition: Callable[[], bool], mirror: Mirror | None) -> None:
-        """Shows how it stands until `condition` holds."""
+        """Show the board until `condition` holds; raise NotReady if the mirror exits, or on a timeout."""
         deadline = time.monotonic() + START_SECONDS + self._scale.seconds
         async with self._board.shown(self._cluster, self._shop, lambda: self._mirror.progress if self._mirror else {}):
             while not condition():
                 if mirror is not None and mirror.process.returncode is not None:
                     said = (self._directory / "mirror.log").read_text(errors="replace").splitlines()
-                    raise NotReady(f"the mirror has ended: {' '.join(said[-3:])}")
+                    raise NotReady(f"mirror has exited: {' '.join(said[-3:])}")
                 if time.monotonic() > deadline:
-                    raise NotReady(f"not in time: {what}", hint=f"look into {self._directory} with --keep")
+                    hint = f"see the logs in {self._directory}, which --keep keeps"
+                    raise NotReady(f"timeout while waiting for {what}", hint=hint)
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _running(self, stack: AsyncExitStack, work: Any) -> None:
@@ -291,7 +292,7 @@ def _command(*arguments: str) -> list[str]:
 
 
 async def show_lake(directory: Path, console: Console, scale: Scale) -> int:
-    """Tells the story; SIGTERM ends it as Ctrl-C does."""
+    """Run the story and return its exit code; SIGTERM ends it as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

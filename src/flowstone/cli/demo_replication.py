@@ -1,4 +1,4 @@
-"""The part of `flowstone demo` about replication: three nodes, one of them away and back, and a follower."""
+"""The replication in `flowstone demo --tour`: three nodes, one of which is restarted, and a follower."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SECONDS = 30.0
 
 
 async def show_replica_set() -> str:
-    """Runs it, and leaves the directories a, b and c; the name of the member that began."""
+    """Run the replica set, with files in a, b and c; return the name of the member that bootstrapped it."""
     uris = {name: f"{LOGIN[0]}:{LOGIN[1]}@127.0.0.1:{free_port()}" for name in NAMES}
-    print("  Three nodes without data, each told of all three; together they find out who begins.")
+    print("  Three nodes without data, each with the addresses of all three; they agree which one bootstraps the set.")
     nodes = dict(zip(NAMES, await asyncio.gather(*(_start(name, uris) for name in NAMES)), strict=True))
     try:
         first = next(name for name, node in nodes.items() if node.info()["id"] == 1)
-        print(f"  {first} has begun, the others have joined it:")
+        print(f"  {first} has bootstrapped the set, the others have joined it:")
         _show(nodes)
         orders = await nodes[first].create_space("orders", format=[("id", "unsigned"), ("what", "string")])
         await orders.create_index("primary")
         await _until_equal(nodes)
-        print("  Each of them writes, all of them get everything:")
+        print("  Each node writes, and all nodes get all rows:")
         for number, (name, node) in enumerate(nodes.items(), 1):
             await node.space("orders").insert([number, f"written on {name}"])
         await _until_equal(nodes)
@@ -36,7 +36,7 @@ async def show_replica_set() -> str:
         await nodes.pop(away).stop()
         for number in range(10, 15):
             await nodes[first].space("orders").insert([number, f"while {away} was away"])
-        print(f"  {away} is stopped, five orders come in, {away} is started again and has caught up:")
+        print(f"  {away} is stopped, five orders are written, {away} is started again and has caught up:")
         nodes[away] = await _start(away, uris)
         await _until_equal(nodes)
         _show(nodes)
@@ -50,14 +50,14 @@ async def show_replica_set() -> str:
 async def _follow(uri: str, master: flowstone.Node) -> None:
     import flowstone
 
-    print("  A follower in this program, as any program may have one; it is told of what is settled:")
+    print("  A follower in this program, as any program may have one; it receives settled changes:")
     seen: list[str] = []
 
     def changed(changes: Sequence[flowstone.SettledChange]) -> None:
         seen.extend(f"    {change.type} {change.key}: {change.old} -> {change.new}" for change in changes)
 
     async with flowstone.follow(uri, spaces=["orders"], on_change=changed) as replica:
-        print(f"    it has {len(replica.space('orders'))} orders to begin with")
+        print(f"    {len(replica.space('orders'))} orders at the start")
         await master.space("orders").update(1, [("=", "what", "changed")])
         await master.space("orders").delete(2)
         await replica.wait_for(master.info()["vclock"], timeout=SECONDS)
@@ -74,7 +74,7 @@ async def _start(name: str, uris: dict[str, str]) -> flowstone.Node:
 
 
 async def _until_equal(nodes: dict[str, flowstone.Node]) -> None:
-    """All of them have the same position, and with it the same data."""
+    """Wait until all nodes have the same vclock, and with it the same data."""
     async with asyncio.timeout(SECONDS):
         while len({str(node.info()["vclock"]) for node in nodes.values()}) > 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -86,11 +86,11 @@ def _show(nodes: dict[str, flowstone.Node]) -> None:
         upstreams = (member.get("upstream", {}).get("status", "") for member in info["replication"].values())
         count = len(node.space("orders")) if "orders" in node.box.names else 0
         following = sum(status == "follow" for status in upstreams)
-        print(f"    {name}: id {info['id']}, follows {following}, vclock {info['vclock']}, {count} orders")
+        print(f"    {name}: id {info['id']}, {following} upstreams, vclock {info['vclock']}, {count} orders")
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

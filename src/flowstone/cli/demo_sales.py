@@ -1,7 +1,7 @@
-"""The workload of `flowstone demo`: a shop that sells as fast as it is told to, to whoever leads.
+"""The workload of `flowstone demo`: a shop that sends sales to the leader at a fixed rate.
 
-All its spaces are synchronous, so what was answered is there for good. It keeps the numbers of those orders, to be
-compared with the lake at the end; what was under way when a leader died may or may not have happened.
+All its spaces are synchronous, so acknowledged changes are never lost. The shop records the ids of acknowledged orders,
+to compare them with the lake at the end; orders in flight when a leader dies may or may not be there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ IDS: Final = {name: 512 + number for number, name in enumerate(SPACES)}
 
 @dataclass
 class Shop:
-    """`rate` is how many changes it makes in a second, where the cluster takes them."""
+    """The shop. `rate` is the number of changes per second, if the cluster is fast enough.
+
+    `orders` has the ids of acknowledged orders that were not cancelled, `uncertain` those whose outcome is unknown.
+    """
 
     leader: Callable[[], Coroutine[Any, Any, Member]]
     customers: int
@@ -49,7 +52,7 @@ class Shop:
     _random: random.Random = field(default_factory=lambda: random.Random(7))
 
     async def open(self) -> None:
-        """Makes its spaces, and puts customers and products there."""
+        """Create the spaces, and insert customers and products."""
         async with await self._connect() as connection:
             for name, fields in SPACES.items():
                 options = {"id": IDS[name], "is_sync": True, "format": [{"name": n, "type": t} for n, t in fields]}
@@ -61,7 +64,7 @@ class Shop:
             await self._all(connection, [_replace("products", each) for each in goods])
 
     async def sell(self) -> None:
-        """Until it is cancelled, or `is_open` is taken back. A leader that is gone is replaced by the next one."""
+        """Sell until cancelled, or until `is_open` is False. If the leader is lost, go on with the next one."""
         self.is_open = True
         while self.is_open:
             try:
@@ -77,7 +80,7 @@ class Shop:
         return await Connection.open(production(), (await self.leader()).uri, timeout=ANSWER_SECONDS)
 
     async def _turn(self, connection: Connection) -> None:
-        """Orders, each with what it means for stock and customer; and one in ten is cancelled again."""
+        """Make orders, with their changes of stock and customer, and cancel one in ten of them."""
         sales = max(1, int(self.rate * TURN_SECONDS / 3.1))
         new = range(self._next_order, self._next_order + sales)
         self._next_order = new.stop
@@ -103,7 +106,7 @@ class Shop:
         ]
 
     async def _all(self, connection: Connection, requests: Sequence[tuple[RequestType, bytes]]) -> None:
-        """Sent together, answered all; the first refusal is raised when no answer is under way any more."""
+        """Send all requests and wait for all responses; only then raise the first error among them."""
         under_way = [connection.send(type, body) for type, body in requests]
         answers = [await connection.answer(answer, timeout=ANSWER_SECONDS) for answer in under_way]
         for answer in answers:

@@ -1,4 +1,4 @@
-"""The event loop of the commands: uvloop where it is installed, asyncio's own elsewhere."""
+"""The event loop of the commands: uvloop if it is installed, else that of asyncio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` to its end on a loop of its own."""
+    """Run `main` on a new event loop and return its result."""
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with suppress(ImportError):
         from uvloop import new_event_loop

@@ -1,4 +1,7 @@
-"""`flowstone expel`: takes a member out of its replica set."""
+"""`flowstone expel`: remove a member from its replica set.
+
+Asks for confirmation and deletes the member's row of `_cluster`; `observation/expulsion.py` finds the consequences.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone expel 127.0.0.1:3301 3`"
 
 UUID_INDEX: Final = 1
-"""Of `_cluster`; 0 is that of the ids, which are given anew."""
+"""The index of `_cluster` by UUID. Index 0 is by id, and ids are reissued."""
 
 
 def expel(
     uri: OneUri,
-    member: Annotated[str, typer.Argument(metavar="MEMBER", help="Who is to go: its id, UUID, name or address.")],
+    member: Annotated[str, typer.Argument(metavar="MEMBER", help="Member to expel: its id, UUID, name or address.")],
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Even the leader, or the member at URI itself, by the hand of another; even if rows are lost, or no "
-            "quorum is left.",
+            help="Expel even the leader or the member at URI (another member deletes the row), and even if rows are "
+            "lost or no quorum is left.",
         ),
     ] = False,
     yes: Yes = False,
@@ -40,17 +43,17 @@ def expel(
     password: Password = None,
     as_json: Json = False,
 ) -> int:
-    """Take a member out of its replica set: its row of `_cluster` is deleted, and no logs are kept for it any more.
+    """Remove a member from its replica set: delete its row of `_cluster`, so that no logs are kept for it any more.
 
-    Says before what it means: whether the member runs, which rows nobody else has, and whether a quorum is left. Where
-    it has such rows, or no quorum is left, it stays unless --force is given. The row is deleted on the leader, or on a
-    member that can be written to, wherever URI points. The member's data stay where they are; stop it, and delete them,
-    before it is to join again.
+    The command first shows the consequences: whether the member runs, which rows no other member has, and whether a
+    quorum is left. If rows would be lost, or no quorum is left, --force is required. The row is deleted on the leader,
+    or on another writable member, whichever member URI names. The member keeps its data: stop it and delete the data
+    before it joins again.
     """
     from flowstone.cli import event_loop
 
     (wanted,) = addresses([uri], username, password)
-    # Its address may come as a URI: the login is no part of it, and not to be shown where nobody is called so.
+    # MEMBER may be a URI: errors show the name, so it must not contain the login or the parameters.
     name = member.rpartition("@")[2].partition("?")[0]
     return event_loop.run(_expel(wanted, name, force, yes, as_json))
 
@@ -67,37 +70,37 @@ async def _expel(uri: Uri, wanted: str, force: bool, yes: bool, as_json: bool) -
             wanted = await _identified(survey, one, place, wanted)
             one, asked = member_at(await survey.look(), uri)
         planned = plan(one, asked, wanted)
-        if planned.alone:  # rows that were written while they answered, one after the other, are elsewhere by now
+        if planned.alone:  # members answer one after another: rows written meanwhile may be replicated by now
             one, asked = member_at(await survey.look(), uri)
             planned = plan(one, asked, planned.member.uuid, before=planned.member.vclock)
         objections = list(planned.objections())
         if objections and not force:
-            raise FlowstoneError(" and ".join(objections), hint="give --force to expel it all the same")
+            raise FlowstoneError(" and ".join(objections), hint="use --force to expel it anyway")
         member = planned.member
-        for sentence in (f"{_name(member)}, {member.uuid}, is to leave {one.label}", *planned.consequences()):
+        for sentence in (f"{_name(member)}, {member.uuid}, will be removed from {one.label}", *planned.consequences()):
             say(f"flowstone: {sentence}")
-        if not consent(f"delete {_name(member)} from _cluster at {planned.by.label}?", yes=yes):
+        if not consent(f"delete {_name(member)} from _cluster on {planned.by.label}?", yes=yes):
             return INTERRUPTED
         try:
-            # Its id may be another's by now: the question may have stood open for long.
+            # Delete by UUID: the id may have been reissued while the question was open.
             row = await survey.asking(planned.by).delete(CLUSTER_ID, UUID_INDEX, [member.uuid])
         except FlowstoneError as error:
             lost = lost_quorum(one)
             error.hint = lost.advice if lost is not None else error.hint
             raise
     if row is None:
-        gone = f"{_name(member)}, {member.uuid}, was no member of {one.label} any more"
+        gone = f"{_name(member)}, {member.uuid}, is no longer a member of {one.label}"
         raise NoSuchMember(gone, hint="nothing was changed")
     if as_json:
         print(json.dumps(told(planned)))
     else:
-        print(f"{_name(member)} is no member of {one.label} any more")
+        print(f"{_name(member)} is no longer a member of {one.label}")
     say(f"flowstone: {planned.afterwards()}")
     return OK
 
 
 def _place(wanted: str, uri: Uri) -> Uri | None:
-    """Return the URI of a member that is given by its address; None if it is given otherwise."""
+    """Return the URI, with the login of `uri`, if `wanted` is an address; None if it is an id, a UUID or a name."""
     from flowstone.iproto.uri import UriError, parse_uri
 
     try:
@@ -117,20 +120,20 @@ async def _identified(survey: Survey, one: ReplicaSet, place: Uri, wanted: str) 
         raise no_such_member(one, wanted, f"no member lists this address, and it does not answer: {answer.reason}")
     member = one.member(answer.uuid)
     if member is None:
-        raise no_such_member(one, wanted, f"the server there is {answer.uuid}")
+        raise no_such_member(one, wanted, f"the server at this address is {answer.uuid}")
     if member.report is None:
         survey.include(place, member.uuid)
     return member.uuid
 
 
 def _name(member: Member) -> str:
-    """Where nobody knows an address, the id is all there is."""
+    """Return the member's id and its label, or only the id if the label says no more."""
     number = f"replica {member.id}"
     return number if member.label == number else f"{number} ({member.label})"
 
 
 def told(planned: Expulsion) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the object that `--json` prints."""
     member = planned.member
     return {
         "id": member.id,

@@ -1,4 +1,7 @@
-"""`flowstone explain`: why a replica is stopped or behind, in words, and what to do about it."""
+"""`flowstone explain`: report why a replica is stopped or lagging, and what to do about it.
+
+Prints the findings of `observation/` about servers and directories. Changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,14 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone explain 127.0.0.1:3301`\n\n"
-    "Example: `flowstone explain /var/lib/tarantool/a /var/lib/tarantool/b` tells where two histories part."
+    "Example: `flowstone explain /var/lib/tarantool/a /var/lib/tarantool/b` shows where two histories diverge."
 )
 
-EXIT_CODES = """Exit codes: 0 nothing is wrong; 1 something is, and was told; 2 the command line or a path on it is
-wrong."""
+EXIT_CODES = """Exit codes: 0 no problems found; 1 problems found; 2 the command line or a path on it is wrong."""
 
 WHERE_HELP = (
     "Servers as [user[:password]@]host:port, unix/:/path or a port; directories with .xlog and .snap files. One member "
-    "is enough where it follows the others; those are asked as the same user."
+    "is enough if it follows the others; they are queried as the same user."
 )
 
 _MARKS: Final = {"stopped": ("✗", "bold red"), "behind": ("▲", "bold yellow"), "warning": ("!", "bold cyan")}
@@ -39,20 +41,18 @@ _MARKS: Final = {"stopped": ("✗", "bold red"), "behind": ("▲", "bold yellow"
 
 def explain(
     where: Annotated[list[str], typer.Argument(metavar="URI|DIR...", help=WHERE_HELP, show_default=False)],
-    evidence: Annotated[
-        bool, typer.Option("--evidence", "-e", help="Show what each finding was concluded from.")
-    ] = False,
+    evidence: Annotated[bool, typer.Option("--evidence", "-e", help="Show the evidence for each finding.")] = False,
     username: Username = None,
     password: Password = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print it as one JSON object (docs/reference/json-output.md).")
+        bool, typer.Option("--json", help="Print the result as one JSON object (docs/reference/json-output.md).")
     ] = False,
 ) -> int:
-    """Say in words why a replica is stopped or behind, and what to do about it.
+    """Explain why a replica is stopped or lagging, and what to do about it.
 
-    Asks servers, nodes and every Tarantool alike, and reads directories of log files; with several directories it
-    tells where their histories part and what each has alone. It changes nothing. The user needs the right to call
-    `box.info`; with the role `replication` besides, the rows of a conflict are read, too.
+    The command queries nodes and any Tarantool server, and reads directories of log files. For several directories, it
+    shows where their histories diverge and which rows only one of them has. It changes nothing. The user needs the
+    right to call `box.info` and, to see the rows of a conflict, the role `replication`.
     """
     from flowstone.cli import event_loop
 
@@ -67,13 +67,13 @@ def explain(
 
 
 def is_path(text: str) -> bool:
-    """A directory, or what can only be meant as one."""
+    """Return True if `text` is a directory or can only be a path; raise UsageError if it names a file."""
     from flowstone.iproto.uri import means_a_path
 
     if os.path.isfile(text) and (means_a_path(text) or text.endswith((".xlog", ".snap"))):
         directory = os.path.dirname(text) or "."
-        hint = f"name its directory, {directory}; flowstone cat shows what is in a file"
-        raise UsageError(f"{text}: this is a file, and directories are explained", hint=hint)
+        hint = f"name its directory, {directory}; to see the rows of the file, use flowstone cat"
+        raise UsageError(f"{text} is a file", hint=hint)
     return os.path.isdir(text) or means_a_path(text)
 
 
@@ -108,7 +108,7 @@ async def _look(uris: Sequence[Uri], paths: Sequence[str]) -> tuple[Looked, tupl
     return (sets, directories), in_order(found)
 
 
-# --- for people ---
+# --- text output ---
 
 
 def _print(console: Console, findings: Iterable[Finding], looked: Looked, *, evidence: bool) -> None:
@@ -124,7 +124,7 @@ def _print(console: Console, findings: Iterable[Finding], looked: Looked, *, evi
             console.print(Padding(_part(head, text), (0, 0, 0, 2), expand=False))
         console.print()
     if is_well:
-        console.print(Text("✓ nothing is wrong", "bold green"))
+        console.print(Text("✓ no problems found", "bold green"))
     for line in looked_at(*looked):
         console.print(Text(line, "dim"))
 
@@ -134,7 +134,7 @@ def _parts(finding: Finding, *, evidence: bool) -> Iterator[tuple[str, str]]:
     yield "what to do:", finding.advice
     if evidence:
         for line in finding.evidence:
-            yield "seen:", line
+            yield "evidence:", line
 
 
 def _part(head: str, text: str) -> Text:
@@ -144,38 +144,38 @@ def _part(head: str, text: str) -> Text:
 
 
 def looked_at(sets: Sequence[ReplicaSet], directories: Sequence[Directory]) -> Iterator[str]:
-    """What the verdict rests on, a line each."""
+    """Yield one line per replica set and directory that was checked."""
     from flowstone.observation.wording import position
 
     for one in sets:
         asked = [member for member in one.members if member.report is not None]
         counted = [member for member in one.members if member.id] or one.members
         answered = sum(member.report is not None for member in counted)
-        behind = sum(link.lag_lsn or 0 for link in one.links)
+        lag = sum(link.lag_lsn or 0 for link in one.links)
         members = ", ".join(f"{member.label} ({member.mode}, {position(member.vclock)})" for member in asked)
         unknown = [each.label for each in one.members if each.id and each.report is None and each.address is None]
-        unasked = f"; not asked, as its address is not known here: {', '.join(unknown)}" if unknown else ""
+        unasked = f"; not queried (address unknown): {', '.join(unknown)}" if unknown else ""
         term = f", term {one.term}" if one.term is not None else ""
         yield (
-            f"looked at replica set {one.name or one.uuid or 'unknown'}{term}: {answered} of {len(counted)} "
-            f"members answered{': ' if members else ''}{members}; {len(one.links)} links, {behind} rows under way"
+            f"checked replica set {one.name or one.uuid or 'unknown'}{term}: {answered} of {len(counted)} "
+            f"members answered{': ' if members else ''}{members}; {len(one.links)} links, total lag {lag} rows"
             f"{unasked}"
         )
     for directory in directories:
-        running = ", a process runs on it" if directory.is_in_use else ""
-        queue = f", term {directory.term}, queue of replica {directory.owner_id}" if directory.term else ""
+        running = ", in use by a process" if directory.is_in_use else ""
+        queue = f", term {directory.term}, queue owned by replica {directory.owner_id}" if directory.term else ""
         yield (
-            f"looked at {directory.path}: instance {directory.instance_uuid}, {len(directory.listing.snapshots)} "
+            f"checked {directory.path}: instance {directory.instance_uuid}, {len(directory.listing.snapshots)} "
             f"snapshots, {len(directory.listing.logs)} logs, rows from {position(directory.start.to_mapping())} to "
             f"{position(directory.end.to_mapping())}{queue}{running}"
         )
 
 
-# --- for programs ---
+# --- JSON output ---
 
 
 def told(findings: Sequence[Finding], sets: Sequence[ReplicaSet], directories: Sequence[Directory]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the object that `--json` prints."""
     import msgspec
 
     return {

@@ -1,8 +1,8 @@
-"""The libraries that only some commands need, and what to type where they are missing.
+"""Libraries that only some commands need, and how to install them.
 
-The package alone brings what logs, nodes and archives need; Spark and the web are extras. A command that needs one asks
-here first, before it has done any work. `pip install 'flowstone[web]'` is right wherever the package came from, a clone
-among others: pip knows from the installed one what its extras are, and looks for no other.
+The package itself requires the libraries for logs, nodes and archives; those for Spark and the web are extras. A
+command that needs an extra calls `need` before it does any work. `pip install 'flowstone[web]'` works wherever the
+package came from, even a clone: pip reads the extras of the installed package, and looks for no other.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MODULES: Final[dict[Extra, tuple[str, ...]]] = {
 
 
 class MissingExtra(UsageError):
-    """What was asked for needs a library that is not installed."""
+    """A command or an option needs a library that is not installed."""
 
 
 def need(extra: Extra, what: str) -> None:
-    """MissingExtra where `what`, say a command, cannot be done for want of one of the extra's libraries."""
+    """Raise MissingExtra if a library of `extra` is missing; `what` is the command or option that needs it."""
     for module in MODULES[extra]:
         if find_spec(module) is None:
             raise MissingExtra(

@@ -1,4 +1,4 @@
-"""`--http-listen` and `--http-token` of commands that run for long, and what is said about them."""
+"""The options `--http-listen` and `--http-token` of long-running commands, and the messages about them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ HttpListen = Annotated[
     typer.Option(
         "--http-listen",
         metavar="HOST:PORT",
-        help="Serve metrics for Prometheus and health by HTTP there; port 0 for any that is free.",
+        help="Serve metrics for Prometheus and health checks over HTTP at this address; port 0 picks a free port.",
     ),
 ]
 HttpToken = Annotated[
     str | None,
     typer.Option(
         "--http-token",
-        help=f"What has to be shown to be served. Better in {TOKEN_VARIABLE}: command lines can be seen by others. "
-        "Elsewhere than on loopback one is made if none is given.",
+        help=f"Token that HTTP clients must send. Prefer {TOKEN_VARIABLE}: command lines can be seen by others. "
+        "If it is not set, the command generates and prints one, except on loopback.",
     ),
 ]
 
 
 class Place:
-    """Where HTTP is served, with the token that is asked for there; `is_new`: it was made for this run."""
+    """An address that HTTP is served at, and its token, if any; `is_new`: the token was generated for this run."""
 
     def __init__(self, listen: str, token: str | None, *, option: str = "--http-listen") -> None:
         from flowstone.iproto.uri import UriError
@@ -61,7 +61,7 @@ class Place:
             raise UsageError(error.message, hint=error.hint) from error
 
     def server(self, monitored: Monitored, application: ASGIApp | None = None, hosts: Sequence[str] = ()) -> WebServer:
-        """Metrics and health of `monitored`, beside an application, if there is one."""
+        """Return a server for the metrics and health of `monitored` and, if given, for `application`."""
         from flowstone.web.monitoring import PROBES, monitoring
         from flowstone.web.server import WebServer
 
@@ -69,20 +69,20 @@ class Place:
         return WebServer(served, self.listen, token=self.token, hosts=hosts, open_paths=PROBES, option=self.option)
 
     def tell(self, url: str) -> None:
-        """Says where it is, and the token that nobody knows yet."""
+        """Report the address and, if it was generated for this run, the token."""
         say(f"flowstone: metrics and health at {url}")
         self.tell_token(url)
 
     def tell_token(self, url: str) -> None:
-        """Says it once, if it was made for this run."""
+        """Report the token if it was generated for this run: the user cannot know it otherwise."""
         if self.is_new:
-            say(f"flowstone: the token of this run, for {self.link(url)}")
+            say(f"flowstone: generated a token for this run: {self.link(url)}")
 
     def link(self, url: str) -> str:
-        """`url` as a browser may open it: with the token, if one is asked for."""
+        """Return `url` for a browser: with the token, if there is one."""
         return f"{url}?token={quote(self.token, safe='')}" if self.token is not None else url
 
 
 def place_of(listen: str | None, token: str | None) -> Place | None:
-    """None where nobody asked for HTTP."""
+    """Return the place for `--http-listen`; None if the option is not given."""
     return Place(listen, token) if listen is not None else None

@@ -1,7 +1,7 @@
-"""`flowstone limestone`: the commands around data directories of Limestone, Tsurugi's log. One module each.
+"""`flowstone limestone`: commands for data directories of Limestone, the log of Tsurugi. One module each.
 
-`inspect`, `repair` and `compact` are what `tglogutil` is, with its lines and exit codes: 64 stands for all that keeps
-them from looking, the command line included.
+`inspect`, `repair` and `compact` correspond to `tglogutil` and have its output lines and exit codes: they exit with 64
+if they cannot do their work for any reason, including a wrong command line.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ from flowstone.errors import FlowstoneError
 P = ParamSpec("P")
 
 CANNOT: Final = 64
-"""The exit code of tglogutil when a directory cannot be handled."""
+"""The exit code of tglogutil if it cannot process a directory."""
 
 app = App(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Look after data directories of Limestone, the log of Tsurugi. Neither is needed.",
+    help="Inspect, repair, compact, print and replicate data directories of Limestone, the log of Tsurugi. "
+    "Neither has to be installed.",
     epilog="Example: `flowstone limestone inspect /var/lib/tsurugi/log`",
 )
 
 
 class Tool(Command):
-    """A command whose exit codes below 64 have a meaning of their own: a wrong command line is 64, too."""
+    """A command that exits with 64 if the command line is wrong: its lower exit codes have other meanings."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         try:
             return super().make_context(info_name, args, parent, **extra)
         except Exception as error:
-            if not hasattr(error, "format_message"):  # as all that is wrong with a command line has
+            if not hasattr(error, "format_message"):  # all errors about the command line have it
                 raise
             console.fail(error)
             raise typer.Exit(CANNOT) from None
 
 
 def tool(command: Callable[P, int]) -> Callable[P, int]:
-    """`command`, which answers 64 where it cannot do its work, and says why in a line."""
+    """Wrap `command` so that an error is reported in one line and the exit code is 64."""
 
     @wraps(command)
     def run_command(*args: P.args, **kwargs: P.kwargs) -> int:

@@ -1,4 +1,4 @@
-"""`flowstone limestone cat`: the entries of a data directory, or its rows, as text or JSON lines."""
+"""`flowstone limestone cat`: print the entries or the rows of a data directory as text or JSON lines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: `flowstone limestone cat --storage 3 --epoch 100-120 --durable --json /var/lib/tsurugi/log`"
 
-EXIT_CODES = """Exit codes: 0 done; 1 a log file is damaged, all before that was printed; 2 the command line or a path
-on it is wrong."""
+EXIT_CODES = """Exit codes: 0 done; 1 a file is damaged (log entries before the damage are printed); 2 the command line
+or a path on it is wrong."""
 
 WRITE_LINES = 4096
 
@@ -40,7 +40,7 @@ class Encoding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which entries, and how to write them."""
+    """Which entries to print, and how."""
 
     storages: frozenset[int]
     epochs: tuple[int, int]
@@ -66,38 +66,46 @@ class Wanted:
 
 def cat(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR|FILE", help="A data directory, or one file of it.", show_default=False)
+        str, typer.Argument(metavar="DIR|FILE", help="A data directory, or a file in one.", show_default=False)
     ],
     storage: Annotated[
-        list[int] | None, typer.Option("--storage", metavar="ID", min=0, help="Of this storage. May be repeated.")
+        list[int] | None,
+        typer.Option("--storage", metavar="ID", min=0, help="Only entries of this storage. May be repeated."),
     ] = None,
     epoch: Annotated[
-        str | None, typer.Option("--epoch", metavar="N|N-M", help="Of sessions of this epoch, or of N to M; N- and -M.")
+        str | None,
+        typer.Option("--epoch", metavar="N|N-M", help="Only entries of epoch N, or of epochs N to M, N- or -M."),
     ] = None,
     file: Annotated[
         list[str] | None,
-        typer.Option("--file", metavar="NAME", help="Of this file, also epoch or data/snapshot. May be repeated."),
+        typer.Option(
+            "--file",
+            metavar="NAME",
+            help="Only entries of this file, which may also be epoch or data/snapshot. May be repeated.",
+        ),
     ] = None,
     durable: Annotated[
-        bool, typer.Option("--durable", help="Only what counts: of durable epochs, and not marked as void.")
+        bool, typer.Option("--durable", help="Only entries of durable epochs that are not marked as void.")
     ] = False,
     markers: Annotated[
         bool | None,
-        typer.Option("--markers/--no-markers", help="Begins and ends of sessions. Default: unless --storage is given."),
+        typer.Option(
+            "--markers/--no-markers", help="Print the markers of sessions. Default: no with --storage, else yes."
+        ),
     ] = None,
     rows: Annotated[
-        bool, typer.Option("--rows", help="The rows that the durable entries add up to, in key order, instead.")
+        bool, typer.Option("--rows", help="Print the rows that result from the durable entries, in key order.")
     ] = False,
     encoding: Annotated[
-        Encoding, typer.Option("--encoding", help="How keys and values are written; text where they are text.")
+        Encoding, typer.Option("--encoding", help="Encoding of keys and values; text escapes bytes that are not text.")
     ] = Encoding.hex,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON object per line (docs/reference/limestone-tools.md).")
+        bool, typer.Option("--json", help="Print one JSON object per line (docs/reference/limestone-tools.md).")
     ] = False,
 ) -> int:
-    """Print the entries of log files as they stand there, with their places and the epochs of their sessions.
+    """Print the entries of log files in file order, with their offsets and the epochs of their sessions.
 
-    Takes no lock and changes nothing: also the directory of a running datastore can be read.
+    The command takes no lock and changes nothing, so it can also read the directory of a running datastore.
     """
     from flowstone.outside import production
 
@@ -110,20 +118,20 @@ def cat(
         _refuse_others(disk, place)
     if rows:
         if chosen or epoch is not None:
-            raise UsageError("rows are of all files and epochs", hint="leave --file and --epoch out")
+            raise UsageError("--rows covers all files and epochs", hint="omit --file and --epoch")
         _write(_row_lines(disk, place, wanted))
         return OK
     return _entries(disk, place, chosen, wanted)
 
 
 def _place(path: str, files: list[str]) -> tuple[str, list[str]]:
-    """The directory, and the names of the files in it that were asked for."""
+    """Return the directory, and the names of the files in it that were selected."""
     if os.path.isfile(path):
         if files:
-            raise UsageError(f"{path} is a file already", hint="leave --file out")
+            raise UsageError(f"{path} is a file", hint="omit --file, or name its directory")
         return os.path.dirname(path) or ".", [os.path.basename(path)]
     if not os.path.isdir(path):
-        raise UsageError(f"{path}: there is no such directory", hint="name a data directory, or a file of one")
+        raise UsageError(f"{path}: no such file or directory", hint="name a data directory, or a file in one")
     place = options.plain(path)
     for name in files:
         if not os.path.isfile(f"{place}/{name}"):
@@ -132,7 +140,7 @@ def _place(path: str, files: list[str]) -> tuple[str, list[str]]:
 
 
 def _refuse_others(disk: Disk, place: str) -> None:
-    """Log files that have lost their manifest can be looked at; what has neither is something else."""
+    """Raise UsageError if the directory has neither a manifest nor log files. Log files alone can be printed."""
     from flowstone.limestone import listing, names, offline
 
     if not os.path.isfile(f"{place}/{names.MANIFEST}") and not listing.files(disk, place):
@@ -146,11 +154,11 @@ def _epochs(text: str | None) -> tuple[int, int]:
         return 0, largest
     match = _EPOCHS.fullmatch(text.strip())
     if match is None or not (match[1] or match[3]):
-        raise UsageError(f"--epoch {text!r} is no epoch", hint="write 5, 5-9, 5- or -9")
+        raise UsageError(f"--epoch {text!r} is not an epoch or a range", hint="write 5, 5-9, 5- or -9")
     first = int(match[1] or 0)
     last = int(match[3]) if match[3] else largest if match[2] else first
     if first > last:
-        raise UsageError(f"--epoch {text} has no epochs", hint="the smaller one comes first")
+        raise UsageError(f"--epoch {text} is an empty range", hint="write the smaller epoch first")
     return first, last
 
 
@@ -172,9 +180,9 @@ def _entries(disk: Disk, place: str, chosen: list[str], wanted: Wanted) -> int:
         for name in chosen or listing.files(disk, place):
             for listed in listing.listing(disk, place, name, durable_epoch):
                 if isinstance(listed.token, Torn):
-                    damage.append(f"{name}: it ends at byte {listed.offset} inside an entry")
+                    damage.append(f"{name}: incomplete entry at byte {listed.offset}")
                 elif isinstance(listed.token, Unknown):
-                    damage.append(f"{name}: no entry is at byte {listed.offset}")
+                    damage.append(f"{name}: invalid entry at byte {listed.offset}")
                 elif wanted.takes(listed):
                     yield _line(listed, wanted)
 
@@ -188,7 +196,7 @@ def _row_lines(disk: Disk, place: str, wanted: Wanted) -> Iterator[str]:
     from flowstone.limestone import epoch_file
     from flowstone.limestone.recovery import recover_live
 
-    # The epoch first: whatever is written meanwhile is of a later one, and the sizes of files need not be known.
+    # Read the epoch first: entries that are written meanwhile have later epochs, so file sizes need not be known.
     durable_epoch = epoch_file.read(disk, place).durable
     snapshot = recover_live(disk, place, durable_epoch, dict).snapshot
     try:
@@ -252,7 +260,7 @@ def _entry_fields(entry: Entry, wanted: Wanted) -> dict[str, Any]:
 
 
 def _text(fields: dict[str, Any]) -> str:
-    """`name=value` for each field that has one; lists with commas, text with spaces in quotes."""
+    """Return `name=value` for each field that is not None; lists are joined by commas, text with spaces is quoted."""
     return " ".join(f"{name}={_word(value)}" for name, value in fields.items() if value is not None)
 
 
@@ -265,7 +273,7 @@ def _word(value: Any) -> str:
 
 
 def _as_text(data: bytes) -> str:
-    """The text that it is, or its bytes with those that are none as \\xNN."""
+    """Return printable text without backslashes unchanged, and other data with the escapes of a Python literal."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

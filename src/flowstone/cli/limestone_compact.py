@@ -1,4 +1,4 @@
-"""`flowstone limestone compact`: makes one file of the log files of a data directory that nobody uses."""
+"""`flowstone limestone compact`: merge the log files of a data directory that is not in use into one file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: `flowstone limestone compact --force /var/lib/tsurugi/log`"
 
-EXIT_CODES = """Exit codes, as of `tglogutil compaction`: 0 done, or not done because the answer was no; 64 the
-directory cannot be handled: it is damaged, in use, a symbolic link or none, or the command line is wrong."""
+EXIT_CODES = """Exit codes, as of `tglogutil compaction`: 0 done, or not confirmed; 64 cannot compact: the directory is
+damaged, in use, a symbolic link or not a data directory, or the command line is wrong."""
 
 
 def compact(
     directory: options.Directory,
     epoch: options.Epoch = None,
-    force: Annotated[bool, typer.Option("--force", help="Do not ask before it begins.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Skip the confirmation.")] = False,
     dry_run: options.DryRun = False,
     make_backup: options.MakeBackup = True,
     working_dir: Annotated[
@@ -35,35 +35,35 @@ def compact(
         typer.Option(
             "--working-dir",
             metavar="DIR",
-            help="Where the new file is made, before it is moved in; it must be there. Default: compaction_temp in the "
-            "data directory.",
+            help="Existing directory in which the new file is written before it is moved into place. Default: "
+            "compaction_temp in the data directory.",
         ),
     ] = None,
     on_spark: Annotated[
         bool,
-        typer.Option("--spark", help="Sort on Spark: for a directory that is too large for one process. Same file."),
+        typer.Option("--spark", help="Sort on Spark, for directories too large for one process; same result."),
     ] = False,
-    master: Annotated[str, typer.Option("--master", metavar="URL", help="The Spark to run on.")] = "local[*]",
+    master: Annotated[str, typer.Option("--master", metavar="URL", help="Spark master.")] = "local[*]",
     as_json: options.AsJson = False,
 ) -> int:
-    """Put the rows of all durable sessions into one file, and remove the log files that made them.
+    """Merge the rows of all durable sessions into one file, and remove the log files they came from.
 
-    In place, under the lock; a crash at any moment leaves the same rows. Blobs that no row names are removed, all
-    others and their ids are kept. A running datastore compacts itself.
+    The command works in place, with the directory locked; a crash at any moment leaves the same rows. Blobs that no row
+    references are removed; all others are kept, with their ids. A running datastore compacts itself.
     """
     from flowstone.limestone import offline, offline_compaction
     from flowstone.limestone.compaction import TEMPORARY
     from flowstone.outside import production
 
     if as_json and not (force or dry_run):
-        raise UsageError("--json leaves no room for a question", hint="add --force, or --dry-run")
+        raise UsageError("--json cannot ask for confirmation", hint="add --force or --dry-run")
     if on_spark:
         extras.need("spark", "--spark")
     note_compilation()
     outside, path = production(), options.data_directory(directory)
     temporary = options.plain(working_dir) if working_dir is not None else f"{path}/{TEMPORARY}"
     if working_dir is not None and outside.disk.kind(working_dir) != "directory":
-        raise UsageError(f"--working-dir {working_dir}: there is no such directory", hint="make it first")
+        raise UsageError(f"--working-dir {working_dir}: no such directory", hint="create it first")
     offline_compaction.refuse_link(outside.disk, path)
     line = Line()
     try:
@@ -92,7 +92,7 @@ def compact(
 
 @contextmanager
 def _writing(on_spark: bool, master: str, line: Line) -> Iterator[Writer]:
-    """Who sorts the rows and writes the file."""
+    """Yield the function that sorts the rows and writes the file, in this process or on Spark."""
     from flowstone.limestone.compaction import write_here
 
     if not on_spark:
@@ -109,9 +109,10 @@ def _writing(on_spark: bool, master: str, line: Line) -> Iterator[Writer]:
 def _is_confirmed(path: str, planned: Plan, *, keeps_backup: bool) -> bool:
     count = len(planned.inputs) + len(planned.superfluous)
     print(
-        f"removes: {count} log files, for one file of their rows up to epoch {planned.epoch}; blobs that no row names"
+        f"removes: {count} log files, replaced by one file with their rows up to epoch {planned.epoch}; "
+        "unreferenced blobs"
     )
-    kept = f"all of it as it is now, in {options.quoted(f'{path}.backup_XXXXXX')}" if keeps_backup else "no backup"
+    kept = f"a backup of the directory, in {options.quoted(f'{path}.backup_XXXXXX')}" if keeps_backup else "no backup"
     print(f"keeps: {kept}")
     print("execute? (y/N) ", end="", flush=True)
     answer = sys.stdin.readline() if sys.stdin is not None else ""
@@ -145,7 +146,7 @@ def _print_done(directory: str, done: OfflineCompacted, as_json: bool, *, dry_ru
         print(options.as_text(_object(directory, done.plan, done.rows) | more))
         return
     if not done.plan.has_work:
-        print(f"nothing to do: it is compacted already, to {done.rows} rows, {done.bytes_after} bytes")
+        print(f"nothing to do: already compacted to {done.rows} rows, {done.bytes_after} bytes")
         return
     print(f"compacted: {done.rows} rows, {done.plan.bytes_before} bytes to {done.bytes_after}")
     if done.backup is not None:

@@ -1,4 +1,4 @@
-"""`flowstone limestone inspect`: what is in a data directory, and what is wrong with it."""
+"""`flowstone limestone inspect`: report the contents of a data directory and the problems in it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: `flowstone limestone inspect --files /var/lib/tsurugi/log`"
 
-EXIT_CODES = """Exit codes, as of `tglogutil inspect`: 0 OK; 1 auto-repairable; 2 unrepairable, something durable is
-lost; 64 the directory cannot be looked at: it is in use or is none, or the command line is wrong."""
+EXIT_CODES = """Exit codes, as of `tglogutil inspect`: 0 OK; 1 auto-repairable; 2 unrepairable: durable entries are
+lost; 64 cannot inspect: the directory is in use or not a data directory, or the command line is wrong."""
 
 
 def inspect(
@@ -24,13 +24,13 @@ def inspect(
     epoch: options.Epoch = None,
     files: Annotated[
         bool | None,
-        typer.Option("--files/--no-files", help="A table of the log files. Default: yes on a terminal, else no."),
+        typer.Option("--files/--no-files", help="Print a table of the log files. Default: yes on a terminal, else no."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> int:
-    """Say what is in a data directory and whether it needs repair. Nothing is changed.
+    """Report the contents of a data directory and whether it needs repair, without changing it.
 
-    Every log file is read, those too that a compaction has replaced. What is wrong is told on stderr, a line each.
+    Every log file is read, including those that a compaction has replaced. Problems are printed on stderr, a line each.
     """
     from flowstone.limestone import inspection, offline
     from flowstone.outside import production
@@ -58,7 +58,7 @@ def _tell_findings(found: Inspection) -> None:
         say(found.catalog_problem)
     options.tell_findings(found.files)
     for blob_id in found.missing_blobs:
-        say(f"blob {blob_id} is named by a row, and not there")
+        say(f"blob {blob_id} is missing, but a row references it")
 
 
 def _print_lines(directory: str, found: Inspection) -> None:
@@ -66,7 +66,7 @@ def _print_lines(directory: str, found: Inspection) -> None:
 
     counted = found.counts.get(EntryType.NORMAL, 0) + found.counts.get(EntryType.REMOVE, 0)
     print(f"dblogdir: {options.quoted(directory)}")
-    print("persistent-format-version: 1")  # whatever the manifest says, as the original prints it
+    print("persistent-format-version: 1")  # the original prints this whatever the manifest says
     print(f"durable-epoch: {'unknown' if found.durable_epoch is None else found.durable_epoch}")
     print(f"max-appeared-epoch: {found.max_epoch}")
     print(f"count-durable-wal-entries: {counted}")
@@ -79,7 +79,7 @@ def _print_table(found: Inspection) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE)
-    for heading in ("file", "bytes", "sessions", "largest epoch", "entries that count", "verdict"):
+    for heading in ("file", "bytes", "sessions", "largest epoch", "durable entries", "verdict"):
         table.add_column(heading, justify="left" if heading in ("file", "verdict") else "right")
     for file in found.files:
         verdict = file.verdict.name.lower() + (", replaced by compaction" if file.is_superfluous else "")
@@ -89,7 +89,7 @@ def _print_table(found: Inspection) -> None:
     screen = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
     screen.print(table)
     missing = f", {len(found.missing_blobs)} missing" if found.missing_blobs else ""
-    screen.print(f"entries that count: {kinds or 'none'}; blobs: {found.blob_count}{missing}", highlight=False)
+    screen.print(f"durable entries: {kinds or 'none'}; blobs: {found.blob_count}{missing}", highlight=False)
 
 
 def _object(directory: str, found: Inspection) -> dict[str, Any]:

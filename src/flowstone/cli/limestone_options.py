@@ -1,4 +1,4 @@
-"""What the commands on Limestone's data directories share: options, and how a directory is named in their output."""
+"""Options and output formats that the commands for Limestone's data directories share."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ if TYPE_CHECKING:
     from flowstone.limestone.inspection import LogFile
 
 Directory = Annotated[
-    str, typer.Argument(metavar="DIR", help="A data directory: where limestone-manifest.json is.", show_default=False)
+    str, typer.Argument(metavar="DIR", help="Data directory, with limestone-manifest.json in it.", show_default=False)
 ]
 Epoch = Annotated[
     int | None,
-    typer.Option("--epoch", metavar="N", min=0, help="Take this epoch for the durable one."),
+    typer.Option("--epoch", metavar="N", min=0, help="Use this epoch as the durable one."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]
 MakeBackup = Annotated[
     bool,
     typer.Option(
         "--make-backup/--no-backup",
-        help="Keep the directory as it was beside it, as DIR.backup_XXXXXX; files that do not change are shared.",
+        help="Keep a backup of the directory as DIR.backup_XXXXXX; unchanged files are hard links.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/reference/limestone-tools.md).")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as one JSON object (docs/reference/limestone-tools.md).")
+]
 
 FINDINGS_SHOWN: Final = 20
-"""Of each file."""
+"""Findings printed per file: one cause can have thousands."""
 
 NAMES = {
     1: "normal_entry",
@@ -47,23 +49,23 @@ NAMES = {
     9: "remove_storage",
     10: "normal_with_blob",
 }
-"""Of entry types, as the original's source spells them."""
+"""Names of entry types, as in the source of the original."""
 
 
 def plain(directory: str) -> str:
-    """The directory without slashes behind it, so that names can be put beside it."""
+    """Return the directory without trailing slashes, so that a suffix or a file name can be added."""
     return directory.rstrip("/") or "/"
 
 
 def data_directory(directory: str) -> str:
-    """As `plain`, of what is to be a data directory and not a file of one."""
+    """Return the directory as `plain` does; raise UsageError if it is a file."""
     if os.path.isfile(directory):
         raise UsageError(f"{directory} is a file", hint="name the data directory that it is in")
     return plain(directory)
 
 
 def quoted(path: str) -> str:
-    """A path as tglogutil prints it."""
+    """Return a path as tglogutil prints it."""
     return '"' + path.replace("&", "&&").replace('"', '&"') + '"'
 
 
@@ -72,7 +74,7 @@ def counts_by_name(counts: dict[EntryType, int]) -> dict[str, int]:
 
 
 def file_object(file: LogFile) -> dict[str, Any]:
-    """What the JSON outputs say of a log file."""
+    """Return the JSON object that describes a log file."""
     return {
         "name": file.name,
         "bytes": file.size,
@@ -90,12 +92,12 @@ def file_object(file: LogFile) -> dict[str, Any]:
 
 
 def tell_findings(files: Iterable[LogFile]) -> None:
-    """What is wrong with log files, a line each; of one cause there may be thousands, which JSON has all of."""
+    """Print the first findings of each log file, one line each. JSON output has all of them."""
     for file in files:
         for finding in file.findings[:FINDINGS_SHOWN]:
             say(f"{file.name}: at byte {finding.offset}: {finding.what}")
         if len(file.findings) > FINDINGS_SHOWN:
-            say(f"{file.name}: and {len(file.findings) - FINDINGS_SHOWN} more (--json has all)")
+            say(f"{file.name}: {len(file.findings) - FINDINGS_SHOWN} more findings (--json prints all)")
 
 
 def as_text(fields: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`flowstone limestone repair`: makes a data directory that a crash or a broken disk left fit to start from."""
+"""`flowstone limestone repair`: repair a data directory after a crash or a disk failure, so that it can be opened."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: `flowstone limestone repair --dry-run /var/lib/tsurugi/log`"
 
-EXIT_CODES = """Exit codes, as of `tglogutil repair`: 0 OK or repaired; 16 unrepairable: something durable is lost, and
-nothing was changed; 64 the directory cannot be handled: it is in use or is none, or the command line is wrong."""
+EXIT_CODES = """Exit codes, as of `tglogutil repair`: 0 OK or repaired; 16 unrepairable: durable entries are lost, and
+nothing was changed; 64 cannot repair: the directory is in use or not a data directory, or the command line is wrong."""
 
 UNREPAIRABLE = 16
 
@@ -23,17 +23,15 @@ UNREPAIRABLE = 16
 def repair(
     directory: options.Directory,
     epoch: options.Epoch = None,
-    cut: Annotated[
-        bool, typer.Option("--cut", help="Cut broken tails off, instead of marking them as not to be read.")
-    ] = False,
+    cut: Annotated[bool, typer.Option("--cut", help="Cut off broken tails instead of marking them as void.")] = False,
     dry_run: options.DryRun = False,
     make_backup: options.MakeBackup = True,
     as_json: options.AsJson = False,
 ) -> int:
-    """Mark what never became durable, and put all log files aside, so that the directory can be opened again.
+    """Mark sessions that never became durable as void, and detach all log files, so that the directory can be opened.
 
-    Also a torn or damaged epoch file is written anew, with the largest epoch that is known to be durable; where nothing
-    tells that, say it with --epoch. Where durable entries are lost, nothing is changed.
+    A torn or damaged epoch file is rewritten with the largest epoch known to be durable; if none is known, give it with
+    --epoch. If durable entries are lost, nothing is changed.
     """
     from flowstone.limestone import inspection, offline
     from flowstone.limestone import repair as work
@@ -71,14 +69,12 @@ def _tell_findings(planned: Plan) -> None:
         say(f"epoch: {planned.epoch_file.problem}")
     if planned.durable_epoch is None:
         largest = max((file.max_epoch for file in planned.files), default=0)
-        say(
-            f"epoch: nothing tells which epoch is durable; say it with --epoch, the largest of any session is {largest}"
-        )
+        say(f"epoch: durable epoch unknown; give it with --epoch (the largest epoch of any session is {largest})")
     options.tell_findings(planned.files)
 
 
 def _changes(planned: Plan) -> list[str]:
-    """What would be done, a line each."""
+    """Return the changes that a repair would make, one line each."""
     if not planned.changes_anything:
         return []
     lines = [f"would rename: {old} to {new}" for old, new in planned.renames]

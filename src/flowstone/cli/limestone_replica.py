@@ -1,4 +1,7 @@
-"""`flowstone limestone replica`: the process of a replica, for the original's masters and for ours."""
+"""`flowstone limestone replica`: run a replica for masters of the original and of Flowstone.
+
+Parses the options, reports events and handles signals; the replica itself is `limestone/replica.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ EXAMPLE = (
     "`export TSURUGI_REPLICATION_ENDPOINT=tcp://127.0.0.1:12346`"
 )
 
-EXIT_CODES = """Exit codes: 0 stopped by a signal; 1 it cannot start: the directory is in use or damaged, or the address
-is taken; 2 the command line, the environment or a path in them is wrong."""
+EXIT_CODES = """Exit codes: 0 stopped by a signal; 1 cannot start: the directory is in use or damaged, or the address is
+taken; 2 the command line, the environment or a path in them is wrong."""
 
 ENDPOINT_VARIABLE: Final = "TSURUGI_REPLICATION_ENDPOINT"
 SECRET_VARIABLE: Final = "FLOWSTONE_LIMESTONE_SECRET"
@@ -33,24 +36,22 @@ LOOPBACK: Final = ("127.", "localhost", "::1")
 
 
 def replica(
-    directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="The data directory of the replica; it is made if need be.")
-    ],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Data directory of the replica; created if missing.")],
     listen: Annotated[
         str | None,
         typer.Option(
             "--listen",
             metavar="ENDPOINT",
-            help=f"tcp://host:port or tls://host:port, port 0 for a free one; else {ENDPOINT_VARIABLE} is asked, as by "
-            f"the original. Default: {LISTEN}",
+            help=f"tcp://host:port or tls://host:port; port 0 picks a free port. Default: {ENDPOINT_VARIABLE}, as for "
+            f"the original, else {LISTEN}.",
         ),
     ] = None,
     compatible: Annotated[
         bool,
         typer.Option(
             "--compatible",
-            help="Write and answer byte for byte as the original: its markers have no epochs, so a crash may leave a "
-            "directory that cannot be repaired, and masters of ours cannot resume or seed.",
+            help="Write and answer byte for byte as the original. Its markers have no epochs, so a crash may leave a "
+            "directory that cannot be repaired, and Flowstone masters can neither resume nor seed the replica.",
         ),
     ] = False,
     secret_file: Annotated[
@@ -58,8 +59,8 @@ def replica(
         typer.Option(
             "--secret-file",
             metavar="FILE",
-            help=f"Its first line is shared with the master; who does not have it is refused. Else {SECRET_VARIABLE} "
-            "is asked. The original has no secrets.",
+            help="File whose first line is a secret shared with the masters; a master without it is rejected. Default: "
+            f"{SECRET_VARIABLE}. The original does not support secrets.",
         ),
     ] = None,
     ssl_cert_file: Annotated[
@@ -69,7 +70,7 @@ def replica(
         str | None, typer.Option("--ssl-key-file", metavar="FILE", help="Private key of the certificate (PEM).")
     ] = None,
     ssl_ca_file: Annotated[
-        str | None, typer.Option("--ssl-ca-file", metavar="FILE", help="Authorities whose masters are let in (PEM).")
+        str | None, typer.Option("--ssl-ca-file", metavar="FILE", help="Authorities whose masters are accepted (PEM).")
     ] = None,
     ssl_ciphers: Annotated[
         str | None,
@@ -77,29 +78,33 @@ def replica(
     ] = None,
     receive_buffer: Annotated[
         int | None,
-        typer.Option("--receive-buffer", metavar="BYTES", min=1, help="Of each socket. Default: the system's."),
+        typer.Option(
+            "--receive-buffer", metavar="BYTES", min=1, help="Receive buffer per socket. Default: that of the system."
+        ),
     ] = None,
     message_size_max: Annotated[
         int,
-        typer.Option("--message-size-max", metavar="BYTES", min=1 << 22, help="Of one message, its blobs included."),
+        typer.Option(
+            "--message-size-max", metavar="BYTES", min=1 << 22, help="Maximum size of a message with its blobs."
+        ),
     ] = 1 << 30,
     reseed: Annotated[
         bool,
         typer.Option(
             "--reseed",
-            help="Let the next master of ours replace what is here even if it is of another database; else it is "
-            "refused. Once: without it at the next start.",
+            help="Let the next Flowstone master replace the data of another database, once; otherwise such a master is "
+            "rejected. Omit the option at the next start.",
         ),
     ] = False,
     log_format: LogFormat = PLAIN,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what happens as JSON, a line each (docs/reference/limestone.md).")
+        bool, typer.Option("--json", help="Print events as JSON, one object per line (docs/reference/limestone.md).")
     ] = False,
 ) -> int:
-    """Run a replica of a Tsurugi, or of a Limestone datastore of ours: it keeps every epoch that its master committed.
+    """Run a replica of Tsurugi or of a Flowstone datastore; it keeps every epoch that its master has committed.
 
-    What it acknowledges is on disk. It serves one master after another. `touch DIR/ctrl/start_compaction` compacts
-    while it runs. SIGTERM and SIGINT stop it.
+    Data is on disk before the replica acknowledges it. The replica serves one master at a time. SIGTERM and SIGINT stop
+    it. `touch DIR/ctrl/start_compaction` compacts the directory while the replica runs.
     """
     from flowstone.cli import event_loop, open_files
     from flowstone.limestone.replica import Replica
@@ -107,18 +112,19 @@ def replica(
     from flowstone.outside.network import SocketOptions
 
     if os.path.exists(directory) and not os.path.isdir(directory):
-        raise UsageError(f"{directory} is no directory", hint="name one, or one that is to be made")
+        raise UsageError(f"{directory} is not a directory", hint="name a directory, which is created if missing")
     note_compilation()
-    open_files.raise_limit()  # each log channel of a master takes two
+    open_files.raise_limit()  # each log channel of a master needs two open files
     set_format(log_format)
     endpoint = _endpoint(listen or os.environ.get(ENDPOINT_VARIABLE) or LISTEN)
     tls = _tls(endpoint, ssl_cert_file, ssl_key_file, ssl_ca_file, ssl_ciphers)
     secret = _secret(secret_file)
     if compatible and secret is not None:
-        raise UsageError("the original has no secrets", hint="leave out --compatible, or the secret")
+        raise UsageError("--compatible does not support a secret", hint="omit --compatible or the secret")
     if not endpoint.host.startswith(LOOPBACK) and secret is None and ssl_ca_file is None:
         say(
-            f"flowstone: whoever reaches {endpoint.address} can write here; --secret-file or --ssl-ca-file prevent that"
+            f"flowstone: any client that reaches {endpoint.address} can write to this replica; "
+            "restrict access with --secret-file or --ssl-ca-file"
         )
     server = Replica(
         production(),
@@ -150,7 +156,7 @@ def _tls(endpoint: Endpoint, cert: str | None, key: str | None, ca: str | None, 
 
     if cert is None:
         if endpoint.is_encrypted or key or ca or ciphers:
-            raise UsageError("TLS needs a certificate", hint="give --ssl-cert-file and --ssl-key-file")
+            raise UsageError("TLS needs a certificate", hint="set --ssl-cert-file and --ssl-key-file")
         return None
     return Tls(cert_file=cert, key_file=key or cert, ca_file=ca, ciphers=ciphers)
 
@@ -159,12 +165,12 @@ def _secret(path: str | None) -> str | None:
     if path is None:
         secret = os.environ.get(SECRET_VARIABLE)
         if secret == "":
-            raise UsageError(f"{SECRET_VARIABLE} is empty", hint="put the secret there, or unset it")
+            raise UsageError(f"{SECRET_VARIABLE} is empty", hint="set it to the secret, or unset it")
         return secret
     with open(path, encoding="utf-8") as file:
         line = file.readline().rstrip("\r\n")
     if not line:
-        raise UsageError(f"the first line of {path} is empty", hint="put the secret there")
+        raise UsageError(f"first line of {path} is empty", hint="write the secret to it")
     return line
 
 
@@ -179,7 +185,7 @@ def _log_json(event: Event) -> None:
 def _tell_json(event: Event) -> None:
     import msgspec
 
-    with suppress(OSError, ValueError):  # it serves its masters, whether anybody listens or not
+    with suppress(OSError, ValueError):  # stdout may be closed; the replica goes on
         print(msgspec.json.encode(event).decode(), flush=True)
 
 
@@ -196,5 +202,5 @@ async def _run(server: Replica) -> None:
         await stopping.wait()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)  # who cannot wait may say it again
+            loop.remove_signal_handler(number)  # a second signal ends the process immediately
         await server.stop()

@@ -1,8 +1,8 @@
-"""The log of a process that runs for long: lines on stderr, plain or as JSON, one per event whatever it is made of.
+"""The log of a long-running command: lines on stderr, plain or JSON, exactly one per event.
 
-The names of JSON fields are Tarantool's where it has them (time, level, message, pid, cord_name, file, line), and
-`logger`; events bring more: peer, replica_id, connection, sync, request_id. What comes from peers, and is part of a
-message, can neither begin a line nor move a cursor.
+JSON fields have Tarantool's names where it has them (time, level, message, pid, cord_name, file, line), and `logger`;
+events add others: peer, replica_id, connection, sync, request_id. Messages may contain text from peers: it is escaped,
+so that it can neither start a line nor control a terminal.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ NAMES: Final = {
     VERBOSE: "VERBOSE",
     logging.DEBUG: "DEBUG",
 }
-"""Tarantool's names of levels."""
+"""Tarantool's names of the levels."""
 
 CALLER: Final = 4
-"""Frames up to who has something to say: `_line`, two that it goes through, of which one is `console.say`, and that."""
+"""Stack level of the code that reports an event: above it are `_line` and two callers, such as `console.say`."""
 
 PLAIN: Final = "plain"
 JSON: Final = "json"
 
 LogFormat = Annotated[
     Literal["plain", "json"],
-    typer.Option("--log-format", help="How lines on stderr look: json is an object per line, for programs."),
+    typer.Option("--log-format", help="Format of the lines on stderr; json prints one object per line."),
 ]
 
 _GRAVE: Final = frozenset(("disconnected", "snapshot_failed", "gap", "data_loss"))
-"""Events that somebody should look at."""
+"""Events that need attention; they are logged as warnings."""
 
 _OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""What every record has; whatever else one has was given to it by whoever logged it."""
+"""Attributes of every record; all others were passed as `extra` by the code that logged it."""
 
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
     ord("\n"): "\\n",
@@ -71,15 +71,16 @@ _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7
     0x2028: "\\u2028",
     0x2029: "\\u2029",
 }
+"""Escapes of control characters and line separators; a tab stays."""
 
 
 def escaped(text: str) -> str:
-    """The text on one line, with nothing in it that a terminal would obey."""
+    """Return the text as one line, without characters that control a terminal."""
     return text.translate(_CONTROLS)
 
 
 class PlainFormatter(logging.Formatter):
-    """Time, level, message. Where a bug's trace follows, its lines are indented, so that none looks like an event."""
+    """Time, level and message. Lines of a traceback are indented, so that none looks like an event."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
@@ -89,7 +90,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per record."""
+    """One JSON object per record."""
 
     def format(self, record: logging.LogRecord) -> str:
         told: dict[str, Any] = {
@@ -113,7 +114,7 @@ def _rfc3339(seconds: float) -> str:
 
 
 def start_log(format: str = PLAIN) -> None:
-    """From now on the log goes to stderr, and what the command says beside it has the same form."""
+    """Send the log to stderr, and give the command's other messages the same format."""
     handler = logging.StreamHandler(sys.stderr)
     log = logging.getLogger("flowstone")
     log.handlers = [handler]
@@ -122,7 +123,7 @@ def start_log(format: str = PLAIN) -> None:
 
 
 def set_format(format: str) -> None:
-    """From now on lines are `plain` or `json`."""
+    """Set the format of the lines on stderr: `plain` or `json`."""
     formatter = JsonFormatter() if format == JSON else PlainFormatter()
     for handler in logging.getLogger("flowstone").handlers:
         handler.setFormatter(formatter)
@@ -130,23 +131,23 @@ def set_format(format: str) -> None:
 
 
 def _said(line: str, error: BaseException | None) -> str:
-    """What is no event of a logger as one. The place of an error is where it was raised."""
+    """Return a message of the command as a line of the JSON log. The place of an error is where it was raised."""
     return _line(logging.INFO if error is None else logging.ERROR, line, "flowstone", error)
 
 
 def say_event(event: Struct, logger: str) -> None:
-    """An event of a job as a line of JSON on stderr: its sentence is the message, what it holds is in `event`."""
+    """Print an event of a job as a JSON line on stderr: `message` is its text, `event` has its fields."""
     import msgspec
 
     shown = msgspec.to_builtins(event)
     level = logging.WARNING if shown.get("event") in _GRAVE else logging.INFO
     line = _line(level, str(event), logger, event=shown)
-    with suppress(OSError, ValueError):  # nobody may listen
+    with suppress(OSError, ValueError):  # stderr may be closed
         print(line, file=sys.stderr, flush=True)
 
 
 def _line(level: int, message: str, name: str, error: BaseException | None = None, **extra: Any) -> str:
-    """A line of JSON as a logger of that name would write it, for whoever called who calls this."""
+    """Return a JSON line as the logger `name` writes it, with the place of the code at stack level CALLER."""
     logger = logging.getLogger(name)
     file, number, function, _ = logger.findCaller(stacklevel=CALLER)
     if error is not None and error.__traceback__ is not None:
@@ -157,7 +158,7 @@ def _line(level: int, message: str, name: str, error: BaseException | None = Non
 
 
 def set_level(options: Mapping[str, Any]) -> None:
-    """From now on what is less grave than `log_level` is not logged."""
+    """Set the level of the log to the option `log_level`; the default is info."""
     from flowstone.node.option_checks import LOG_LEVELS
 
     level = options.get("log_level", "info")

@@ -1,4 +1,4 @@
-"""What commands about live members share: their URIs, who asks, how they are found, and the consent to an effect."""
+"""Parts that the commands on live members share: options, addresses, the survey, and the confirmation prompt."""
 
 from __future__ import annotations
 
@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 OneUri = Annotated[str, typer.Argument(metavar="URI", help=URI_HELP)]
 Uris = Annotated[list[str], typer.Argument(metavar="URI...", help=URI_HELP, show_default=False)]
 Username = Annotated[
-    str | None, typer.Option("--username", "-u", help=f"User to ask as; else {USERNAME_VARIABLE} is asked.")
+    str | None, typer.Option("--username", "-u", help=f"User to connect as. Default: {USERNAME_VARIABLE}.")
 ]
 Password = Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 
-EXIT_CODES = """Exit codes: 0 done, or nothing was to be done; 1 a server refuses or does not answer; 2 the command line
-is wrong, or stdin is not a terminal and --yes is missing; 130 the answer was no."""
+EXIT_CODES = """Exit codes: 0 done, or nothing to do; 1 a server rejects the request or does not answer; 2 the command
+line is wrong, or --yes is missing and stdin is not a terminal; 130 not confirmed."""
 
 
 def addresses(uris: Sequence[str], username: str | None, password: str | None) -> list[Uri]:
+    """Parse `uris`, with the credentials from the options or the environment."""
     return [address(uri, username, password) for uri in uris]
 
 
 def consent(question: str, *, yes: bool) -> bool:
-    """Whether it may be done: by --yes, or by an answer on the terminal. Who has neither is refused."""
+    """Return True if the user confirms `question` on the terminal, or if `yes` is set.
+
+    Raise UsageError if stdin is not a terminal: a script that forgets --yes must not hang.
+    """
     if yes:
         return True
     if sys.stdin is None or not sys.stdin.isatty():
@@ -50,7 +54,7 @@ def consent(question: str, *, yes: bool) -> bool:
 
 @asynccontextmanager
 async def surveyed(uris: Sequence[Uri]) -> AsyncIterator[tuple[Survey, tuple[ReplicaSet, ...]]]:
-    """The replica sets of the servers, and what they can be asked more by."""
+    """Yield the survey of the servers at `uris`, for further queries, and the replica sets that it found."""
     from flowstone.observation.survey import Survey
     from flowstone.outside import production
 
@@ -62,11 +66,11 @@ async def surveyed(uris: Sequence[Uri]) -> AsyncIterator[tuple[Survey, tuple[Rep
 
 
 def member_at(sets: Sequence[ReplicaSet], uri: Uri) -> tuple[ReplicaSet, Member]:
-    """The member at `uri` and its set; an error where it did not answer."""
+    """Return the replica set and the member at `uri`; raise FlowstoneError if the member did not answer."""
     for one in sets:
         for member in one.members:
             if member.address == uri.address and member.report is not None:
                 return one, member
             if member.address == uri.address and member.unreachable is not None:
                 raise FlowstoneError(member.unreachable.reason, hint=member.unreachable.hint)
-    raise FlowstoneError(f"{uri.address} does not tell which instance it is")
+    raise FlowstoneError(f"cannot identify the instance at {uri.address}")

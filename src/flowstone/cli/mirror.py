@@ -1,4 +1,7 @@
-"""`flowstone mirror`: settled changes of live servers, archives or log directories as Delta tables, one per space."""
+"""`flowstone mirror`: copy the settled changes of live servers, archives or log directories to Delta tables.
+
+Parses the options, reports events and handles signals; the mirror itself is `spark/mirror.py`.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +41,18 @@ EXAMPLE = (
     "Masked: `flowstone mirror --mask users.email=sha256 --spool /var/lib/flowstone db1:3301 s3a://bucket/shop`"
 )
 
-EXIT_CODES = """Exit codes: 0 stopped by a signal, or with --once at the end; 1 a source refuses, has lost rows, or
-(with --once) is away, another mirror writes to the lake, or the disk is full; 2 the command line or a path is wrong."""
+EXIT_CODES = """Exit codes: 0 stopped by a signal, or finished with --once; 1 a source rejects the mirror, has lost rows
+or (with --once) is unreachable, another mirror writes to the lake, or the disk is full; 2 the command line or a path is
+wrong."""
 
 MASTER: Final = "local[*,4]"
-"""All cores of this machine; a task whose worker dies is tried again, as on a cluster, up to four times in all."""
+"""All cores of this machine. A task whose worker dies is retried, as on a cluster: four attempts in total."""
 
 STDERR: Final = 2
-STOPPING: Final = b"flowstone: stopping behind the batch under way; once more to stop at once\n"
+STOPPING: Final = b"flowstone: stopping after the current batch; repeat the signal to stop immediately\n"
 
 LINE_SECONDS: Final = 10.0
-"""Between two lines about the progress where there is no terminal: they stay, in a log for months."""
+"""Interval between progress lines when stderr is not a terminal: a log may keep these lines for months."""
 
 LOGGER: Final = "flowstone.mirror"
 SALT_VARIABLE: Final = "FLOWSTONE_MASK_SALT"
@@ -59,33 +63,35 @@ def mirror(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="A live replica set ([user[:password]@]host:port, several members with commas), the directory of an "
-            "archive, one with .snap and .xlog files, or the data directory of a Limestone. Several: a table has the "
-            "rows of all.",
+            help="A live replica set ([user[:password]@]host:port, members separated by commas), or the directory of "
+            "an archive, of .snap and .xlog files, or of Limestone data. With several sources, each table has the rows "
+            "of all of them.",
             show_default=False,
         ),
     ],
-    lake: Annotated[str, typer.Argument(metavar="LAKE", help="Where the tables are, or are to be: a path or a URL.")],
+    lake: Annotated[str, typer.Argument(metavar="LAKE", help="Path or URL of the directory for the tables.")],
     once: Annotated[
-        bool, typer.Option("--once", help="Stop when all is there that the sources had at the start.")
+        bool, typer.Option("--once", help="Stop when everything the sources had at the start is mirrored.")
     ] = False,
     history: Annotated[
         bool,
-        typer.Option("--history", help="Keep every state of every row, with the time from when to when it was so."),
+        typer.Option("--history", help="Keep every state of every row, with the times between which it was valid."),
     ] = False,
     space: Annotated[
         list[str] | None,
         typer.Option(
-            "--space", metavar="ID|NAME", help="Mirror this space only. May be repeated. Else all users' spaces."
+            "--space", metavar="ID|NAME", help="Mirror only this space. May be repeated. Default: all user spaces."
         ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", metavar="ID|NAME", help="Leave this space out. May be repeated.")
+        list[str] | None, typer.Option("--exclude", metavar="ID|NAME", help="Skip this space. May be repeated.")
     ] = None,
     columns: Annotated[
         list[str] | None,
         typer.Option(
-            "--columns", metavar="SPACE=FIELD,…", help="Columns of a table; `_tuple` has all fields. May be repeated."
+            "--columns",
+            metavar="SPACE=FIELD,…",
+            help="Typed columns of a table; `_tuple` always has all fields. May be repeated.",
         ),
     ] = None,
     unsigned_as: Annotated[
@@ -93,56 +99,63 @@ def mirror(
     ] = "int64",
     decimal_scale: Annotated[
         int | None,
-        typer.Option("--decimal-scale", min=0, max=38, metavar="N", help="Decimals with N digits, not as text."),
+        typer.Option(
+            "--decimal-scale",
+            min=0,
+            max=38,
+            metavar="N",
+            help="Store decimals with N digits after the point, not as text.",
+        ),
     ] = None,
     strings_as: Annotated[
         Literal["string", "binary"],
-        typer.Option("--strings-as", help="Column type of string fields: binary takes what is not UTF-8."),
+        typer.Option("--strings-as", help="Column type of string fields; binary also holds values that are not UTF-8."),
     ] = "string",
     mask: Annotated[
         list[str] | None,
         typer.Option(
             "--mask",
             metavar="SPACE.FIELD=KIND",
-            help="Have a field in the lake as sha256, as null, or redacted (***) only. May be repeated. Needs --spool.",
+            help="Mask a field in the lake; KIND is sha256, redact (***) or null. May be repeated. Needs --spool.",
         ),
     ] = None,
     mask_salt: Annotated[
         str | None,
-        typer.Option("--mask-salt", envvar=SALT_VARIABLE, show_envvar=True, help="Makes sha256 an HMAC with this key."),
+        typer.Option("--mask-salt", envvar=SALT_VARIABLE, show_envvar=True, help="Key that turns sha256 into an HMAC."),
     ] = None,
     spool: Annotated[
         str | None,
         typer.Option(
             "--spool",
             metavar="DIR",
-            help="Where the log of live sources is kept until it is in the lake, and with --mask the exact tuples, for "
-            "good. Default: _flowstone_spool in a local lake.",
+            help="Directory that keeps the log of live sources until it is in the lake and, with --mask, the unmasked "
+            "tuples permanently. Default: _flowstone_spool in a local lake.",
         ),
     ] = None,
     trigger_seconds: Annotated[
         float,
-        typer.Option("--trigger-seconds", metavar="SECONDS", min=0, help="At least this long between two batches."),
+        typer.Option("--trigger-seconds", metavar="SECONDS", min=0, help="Minimum time between two batches."),
     ] = 1.0,
     max_rows: Annotated[
-        int, typer.Option("--max-rows", metavar="ROWS", min=1, help="About so many rows of the log in a batch.")
+        int, typer.Option("--max-rows", metavar="ROWS", min=1, help="Approximate number of log rows per batch.")
     ] = 500_000,
     register: Annotated[
         bool,
         typer.Option(
-            "--register", help="Become a member of live replica sets: they keep their logs until we have them."
+            "--register",
+            help="Register as a member of live replica sets, so that they keep their logs until the mirror has them.",
         ),
     ] = False,
     fail_on_data_loss: Annotated[
         bool,
         typer.Option(
             "--fail-on-data-loss/--no-fail-on-data-loss",
-            help="Stop where rows are gone for good, or else replace the tables by the state of a new snapshot.",
+            help="Stop if rows are permanently lost; otherwise replace the tables with the state of a new snapshot.",
         ),
     ] = True,
     compact_every: Annotated[
         float,
-        typer.Option("--compact-every", metavar="SECONDS", min=0, help="Between compactions of tables; 0: never."),
+        typer.Option("--compact-every", metavar="SECONDS", min=0, help="Time between table compactions; 0: never."),
     ] = 300.0,
     vacuum_after: Annotated[
         float,
@@ -150,43 +163,44 @@ def mirror(
             "--vacuum-after",
             metavar="HOURS",
             min=0,
-            help="Files of older versions are removed after so long; 0: never.",
+            help="Remove the files of older table versions after this time; 0: never.",
         ),
     ] = 168.0,
-    master: Annotated[str, typer.Option("--master", help="Of Spark, as `spark-submit --master`.")] = MASTER,
+    master: Annotated[str, typer.Option("--master", help="Spark master, as for `spark-submit --master`.")] = MASTER,
     conf: Annotated[
-        list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark. May be repeated.")
+        list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="Spark setting. May be repeated.")
     ] = None,
     transport: Annotated[
         Literal["auto", "file", "inline", "tcp"],
-        typer.Option("--transport", help="How executors get the log: file is for a directory that they share."),
+        typer.Option("--transport", help="How executors receive the log; file requires a directory that they share."),
     ] = "auto",
     transport_address: Annotated[
         str | None,
         typer.Option(
             "--transport-address",
             metavar="HOST",
-            help="Of this machine, where executors get the log by tcp. Default: spark.driver.host.",
+            help="Address of this machine from which executors fetch the log over TCP. Default: spark.driver.host.",
         ),
     ] = None,
     catalog: Annotated[
-        str | None, typer.Option("--catalog", metavar="SCHEMA", help="Register the tables there, in Spark's catalog.")
+        str | None,
+        typer.Option("--catalog", metavar="SCHEMA", help="Register the tables in this schema of Spark's catalog."),
     ] = None,
     username: Annotated[
-        str | None, typer.Option("--username", "-u", help=f"User to replicate as; else {USERNAME_VARIABLE} is asked.")
+        str | None, typer.Option("--username", "-u", help=f"User to replicate as. Default: {USERNAME_VARIABLE}.")
     ] = None,
     password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
     http_listen: HttpListen = None,
     http_token: HttpToken = None,
     log_format: LogFormat = PLAIN,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what happens as JSON, an object per line (docs/reference/mirror.md).")
+        bool, typer.Option("--json", help="Print events as JSON, one object per line (docs/reference/mirror.md).")
     ] = False,
 ) -> int:
-    """Mirror Tarantool's spaces into Delta tables, exactly once: what is settled, and nothing that was rolled back.
+    """Mirror Tarantool spaces into Delta tables: each settled change exactly once, and no change that was rolled back.
 
-    Begins with a snapshot, then follows the log, and goes on where it stopped. Tables follow the definitions of their
-    spaces. Users of live sources need the role `replication`.
+    The mirror starts with a snapshot, then follows the log, and resumes where it stopped. Tables follow the definitions
+    of their spaces. Users of live sources need the role `replication`.
     """
     extras.need("spark", "flowstone mirror")
     from flowstone.spark.masks import Masking
@@ -236,7 +250,7 @@ def mirror(
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """What was asked for and cannot be is a mistake of the command line, wherever it is noticed."""
+    """Turn errors about the options into UsageError, wherever they are detected."""
     from flowstone.spark.masks import WrongMask
     from flowstone.spark.mirror_choice import WrongChoice
     from flowstone.spark.mirror_start import OtherSettings, WrongPlace
@@ -248,19 +262,19 @@ def _usage_errors() -> Iterator[None]:
 
 
 def _source(text: str, username: str | None, password: str | None) -> Sequence[Uri] | str:
-    """The members of a replica set, or a directory."""
+    """Return the URIs of a replica set's members, or the path of a directory."""
     from flowstone.iproto.uri import UriError, means_a_path
 
     if os.path.isdir(text):
         return text
     if means_a_path(text):
-        raise UsageError(f"{text}: there is no such directory", hint="name an archive, a log directory, or host:port")
+        raise UsageError(f"{text}: no such directory", hint="name an archive, a log directory, or host:port")
     try:
         return [address(member, username, password) for member in text.split(",")]
     except UriError as error:
         if "@" in text or "?" in text:
-            raise  # what is shown of it here could be part of a password
-        raise UsageError(f"{text!r} is neither a directory that is there nor an address (host:port)") from error
+            raise  # the message below could show part of a password
+        raise UsageError(f"{text!r} is neither an existing directory nor an address (host:port)") from error
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
@@ -273,12 +287,12 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def stopped_by_signals(job: Mirror) -> Iterator[None]:
-    """SIGTERM and SIGINT end the job in good order; a second one ends it at once."""
+    """Let SIGTERM and SIGINT stop the job after the current batch; a second signal interrupts it immediately."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         job.stop()
-        with suppress(OSError):  # nobody may listen
-            os.write(STDERR, STOPPING)  # print may be under way already, and does not bear to be interrupted by itself
+        with suppress(OSError):  # stderr may be closed
+            os.write(STDERR, STOPPING)  # print is not reentrant, and the signal may have interrupted one
         for each in before:
             signal.signal(each, signal.default_int_handler)
 
@@ -293,7 +307,7 @@ def stopped_by_signals(job: Mirror) -> Iterator[None]:
 
 
 def _watched(teller: Teller, place: HttpPlace | None, lake: str, stack: ExitStack) -> Callable[[Event], None]:
-    """What is to be told of events: the teller, and whoever asks by HTTP, from now on."""
+    """Return the handler of events: the teller and, if `place` is given, the metrics served over HTTP there."""
     if place is None:
         return teller.tell
     from flowstone.web.background import BackgroundServer
@@ -319,7 +333,7 @@ def _telling(as_json: bool, log_format: str) -> Iterator[Teller]:
 
 
 class Teller:
-    """Events as JSON lines on stdout, or as sentences on stderr, with a table of figures that lives on a terminal."""
+    """Reports events: as JSON lines on stdout, or as log lines on stderr, with a live table if that is a terminal."""
 
     def __init__(
         self,
@@ -339,7 +353,7 @@ class Teller:
         self._lock = threading.Lock()
 
     def tell(self, event: Event) -> None:
-        """Spools have threads of their own to tell from: a line is one person's."""
+        """Report `event`. Spools call this from their own threads, so a lock keeps lines whole."""
         with self._lock:
             self._tell(event)
 
@@ -365,7 +379,7 @@ class Teller:
                 self._say_progress()
 
     def _say_progress(self) -> None:
-        """What has changed since the last line."""
+        """Print the newest progress that has not been printed yet."""
         if self._unsaid is not None:
             say(f"flowstone: {self._unsaid}")
             self._line_at = self._now() + LINE_SECONDS
@@ -387,7 +401,7 @@ class Teller:
         self._live.update(figures(progress), refresh=True)
 
     def close(self) -> None:
-        """Takes the figures away; where there are none, says the last ones."""
+        """Remove the table from the terminal, and print progress that has not been printed yet."""
         self._say_progress()
         if self._live is not None:
             self._live.stop()
@@ -395,13 +409,13 @@ class Teller:
 
 
 def figures(progress: Progress) -> RichTable:
-    """Per table, and for all of them in the last line."""
+    """Return the figures of `progress`: one line per table, then the total."""
     from rich.table import Table
 
     lag = "?" if progress.lag is None else f"{progress.lag:.1f} s"
     table = Table(title=f"lag {lag} and {progress.lag_lsn:,} rows", title_justify="left")
     for name, justify in (("table", "left"), ("changes", "right"), ("changes/s", "right"), ("version", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]  # two of its words
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]  # a Literal there
     for name, each in progress.tables.items():
         version = "" if each.version is None else f"{each.version:,}"
         table.add_row(name, f"{each.changes:,}", f"{each.changes_per_second:,.0f}", version)

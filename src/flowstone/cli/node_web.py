@@ -1,6 +1,7 @@
-"""What a served node offers by HTTP, for as long as its process runs: metrics, health, and a dashboard on request.
+"""The HTTP server of a served node: metrics, health and, if enabled, the dashboard.
 
-It answers before the node has started and while it waits for peers: that is when probes want to know.
+It runs as long as the process, and answers while the node is still starting or waiting for peers: probes need the
+answer then.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LOG = logging.getLogger("flowstone.web")
 
 
 class NodeWeb:
-    """The HTTP side of `node`. Does nothing where no address was asked for."""
+    """The HTTP server of `node`. Does nothing if `http_listen` is not set."""
 
     def __init__(self, node: Node, options: ProcessOptions, user: tuple[str, str] | None) -> None:
         self._node = node
@@ -35,7 +36,7 @@ class NodeWeb:
         self._place = place_of(options.http_listen, options.http_token)
 
     async def start(self) -> None:
-        """Returns when it answers; what keeps it from that is raised."""
+        """Start the server, and return when it answers. Raise an error if it cannot."""
         if self._place is not None:
             await self._start(self._place)
 
@@ -49,7 +50,7 @@ class NodeWeb:
         self._stack.callback(metrics.complaints.stop)
         web = place.server(metrics, page, options.http_hosts)
         await self._stack.enter_async_context(web)
-        LOG.info("metrics, health%s at %s", " and the dashboard" if options.dashboard else "", web.url)
+        LOG.info("%s at %s", "metrics, health and dashboard" if options.dashboard else "metrics and health", web.url)
         place.tell_token(web.url)
 
     async def _page(self) -> Starlette:
@@ -64,7 +65,10 @@ class NodeWeb:
         return page(feed)
 
     def _members(self) -> list[Uri]:
-        """Whom the node follows, and itself, as its first user, so that its log can be followed, too."""
+        """Return the node's upstreams and its own address, with the first user, so that its log can be followed, too.
+
+        Without a first user, or a known address of its own, return only the upstreams.
+        """
         uris, own = [parse_uri(uri) for uri in self._node.configuration.replication], self._own()
         if self._user is None or own is None:
             return uris
@@ -73,7 +77,7 @@ class NodeWeb:
         return uris if is_known else [*uris, replace(own, user=name, password=password)]
 
     def _own(self) -> Uri | None:
-        """Where the node listens; None where it does not, or at a port that turns out when it does."""
+        """Return the address the node listens on; None if it does not listen, or if the port is not known yet."""
         configuration = self._node.configuration
         if configuration.listen is None:
             return None
@@ -82,5 +86,5 @@ class NodeWeb:
         return own if own.port != 0 else None
 
     async def stop(self) -> None:
-        """Ends all of it; twice is harmless."""
+        """Stop the server. Idempotent."""
         await self._stack.aclose()

@@ -1,4 +1,4 @@
-"""The limit of open files of a command that serves many connections."""
+"""The limit on open files, for commands that serve many connections."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from contextlib import suppress
 def raise_limit() -> None:
     """Raise the soft limit to the hard limit: the usual soft limit, 1024, is for programs that call select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # macOS refuses the hard limit that it reports
+    with suppress(OSError, ValueError):  # macOS rejects the hard limit that it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,7 @@
-"""The options that `cat` and `play` share: which rows of which logs. Spelled as in `tt cat`."""
+"""The options that `cat` and `play` share: which rows of which logs. Spelled as in `tt cat`.
+
+Also rewrites the hints of library errors in the spelling of the command line. Reads no rows.
+"""
 
 from __future__ import annotations
 
@@ -22,38 +25,37 @@ if TYPE_CHECKING:
     from flowstone.outside import Outside
 
 Paths = Annotated[
-    list[str], typer.Argument(metavar="FILE|DIR...", help="Log files, or directories of them.", show_default=False)
+    list[str], typer.Argument(metavar="FILE|DIR...", help="Log files, or directories of log files.", show_default=False)
 ]
-From = Annotated[int | None, typer.Option("--from", metavar="LSN", min=0, help="Rows from this LSN on.")]
-To = Annotated[
-    int | None, typer.Option("--to", metavar="LSN", min=0, help="Rows below this LSN: the bound is exclusive.")
-]
+From = Annotated[int | None, typer.Option("--from", metavar="LSN", min=0, help="Only rows with at least this LSN.")]
+To = Annotated[int | None, typer.Option("--to", metavar="LSN", min=0, help="Only rows below this LSN (exclusive).")]
 Timestamp = Annotated[
     str | None,
     typer.Option(
         "--timestamp",
         metavar="TIME",
-        help="Rows written before this moment (exclusive): seconds since 1970, or RFC 3339 as 2024-05-01T12:00:00.5Z.",
+        help="Only rows written before this time (exclusive): seconds since 1970, or RFC 3339 such as "
+        "2024-05-01T12:00:00.5Z.",
     ),
 ]
 Spaces = Annotated[
     list[str] | None,
-    typer.Option("--space", metavar="ID|NAME", help="Rows of this space, by number or name. May be repeated."),
+    typer.Option("--space", metavar="ID|NAME", help="Only rows of this space, by id or name. May be repeated."),
 ]
 Replicas = Annotated[
     list[int] | None,
-    typer.Option("--replica", metavar="ID", min=0, max=31, help="Rows of this origin. May be repeated."),
+    typer.Option("--replica", metavar="ID", min=0, max=31, help="Only rows written by this replica. May be repeated."),
 ]
-ShowSystem = Annotated[bool, typer.Option("--show-system", help="Rows of Tarantool's own spaces, too.")]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Look into subdirectories.")]
-Force = Annotated[bool, typer.Option("--force", help="Go on over damage and gaps, and say what was skipped.")]
+ShowSystem = Annotated[bool, typer.Option("--show-system", help="Include rows of system spaces.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Search subdirectories.")]
+Force = Annotated[bool, typer.Option("--force", help="Continue past damage and gaps, and report what was skipped.")]
 
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the shared options say."""
+    """The values of the shared options."""
 
     paths: Sequence[str]
     selection: Selection
@@ -62,6 +64,7 @@ class Wanted:
     force: bool
 
     def files(self, outside: Outside) -> list[str]:
+        """Return the log files in reading order; raise UsageError for a path that cannot be a log."""
         from flowstone.history.files import find_logs
 
         for path in self.paths:
@@ -74,6 +77,7 @@ class Wanted:
     def reading(
         self, outside: Outside, files: Sequence[str], on_progress: Callable[[int, str], None] | None
     ) -> Reading:
+        """Return a reading of `files`; `on_progress` receives the bytes and the path of each chunk read."""
         from flowstone.history.reading import Reading
 
         return Reading(
@@ -87,11 +91,11 @@ class Wanted:
 
 
 def _refuse_special(path: str) -> None:
-    """A device or a pipe is there, but it can hold no log."""
+    """Raise UsageError if `path` is a device, a pipe or a socket: none of them can hold a log."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
-        return  # told by whoever reads it
+        return  # find_logs reports it
     kinds = {stat.S_ISCHR: "a device", stat.S_ISBLK: "a device", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
     kind = next((kind for is_one, kind in kinds.items() if is_one(mode)), None)
     if kind is not None:
@@ -99,7 +103,7 @@ def _refuse_special(path: str) -> None:
 
 
 def _refuse_vinyl(outside: Outside, path: str) -> None:
-    """Files of vinyl look like logs, but their rows mean other things."""
+    """Raise UsageError if `path` is a file of the vinyl engine: it looks like a log, but its rows mean other things."""
     from flowstone.xlog.errors import XlogError
     from flowstone.xlog.meta import FileType
     from flowstone.xlog.reader import LogFile
@@ -108,7 +112,7 @@ def _refuse_vinyl(outside: Outside, path: str) -> None:
         with LogFile.open(outside.disk, path, force=True) as log:
             kind = log.meta.file_type
     except (XlogError, OSError):
-        return  # told when it is read, behind the rows of the files before it
+        return  # the reader reports it, after the rows of the files before it
     if kind not in (FileType.XLOG, FileType.SNAP):
         raise UsageError(f"{path}: a {kind.value} file of the vinyl engine", hint="only XLOG and SNAP files are logs")
 
@@ -123,10 +127,11 @@ def make_selection(
     *,
     truncates: bool = False,
 ) -> Selection:
+    """Return the selection of rows; raise UsageError if a bound is invalid."""
     from flowstone.history.selection import Selection
 
     if from_lsn is not None and to_lsn is not None and from_lsn > to_lsn:
-        raise UsageError(f"--from {from_lsn} is above --to {to_lsn}", hint="no row is between them")
+        raise UsageError(f"--from {from_lsn} is greater than --to {to_lsn}", hint="swap them: no row is in this range")
     return Selection(
         from_lsn=from_lsn,
         to_lsn=to_lsn,
@@ -139,7 +144,7 @@ def make_selection(
 
 
 def parse_timestamp(text: str) -> float:
-    """Seconds since 1970 of `text`, which is such a number or a moment in the form of RFC 3339."""
+    """Return `text`, a number of seconds since 1970 or an RFC 3339 time, as seconds since 1970."""
     seconds = _seconds(text)
     if seconds < 0:
         raise UsageError(f"--timestamp {text!r} is before 1970", hint="no log is that old")
@@ -155,33 +160,33 @@ def _seconds(text: str) -> float:
         if seconds == seconds and abs(seconds) != float("inf"):
             return seconds
     match = _MOMENT.fullmatch(text.strip())
-    hint = "write seconds, as 1714564800.5, or RFC 3339 with a zone, as 2024-05-01T12:00:00.5Z"
+    hint = "use seconds since 1970, such as 1714564800.5, or RFC 3339 with a time zone, such as 2024-05-01T12:00:00.5Z"
     if match is None:
-        raise UsageError(f"--timestamp {text!r} is no moment", hint=hint)
+        raise UsageError(f"--timestamp {text!r} is not a valid time", hint=hint)
     try:
         moment = datetime.datetime.fromisoformat(match[1].upper() + match[3].upper())
     except ValueError as error:
-        raise UsageError(f"--timestamp {text!r} is no moment: {error}", hint=hint) from None
-    # By way of text: the double nearest to the digits, which a sum of two doubles may miss.
+        raise UsageError(f"--timestamp {text!r} is not a valid time: {error}", hint=hint) from None
+    # Convert the digits as text: the sum of two doubles may not be the double nearest to them.
     return float(f"{int(moment.timestamp())}.{match[2] or 0}")
 
 
 SPELLINGS = {
     "with force": "with --force",
     "read without settling": "read with --no-settled",
-    "read the space in the generic shape": "leave --space out to get tuples as they are",
+    "read the space in the generic shape": "omit --space to get raw tuples",
     "unsignedAs=": "--unsigned-as=",
     "decimalScale": "--decimal-scale",
     "stringsAs=": "--strings-as=",
-    "set failOnDataLoss=false": "give --no-fail-on-data-loss",
+    "set failOnDataLoss=false": "use --no-fail-on-data-loss",
     "register=true": "--register",
 }
-"""How errors name what a caller may choose, and how the command line does."""
+"""Parameters as hints of library errors name them, and the same in the spelling of the command line."""
 
 
 @contextmanager
 def advice(*, force: bool) -> Iterator[None]:
-    """Puts the advice of errors in the spelling of the command line, and leaves out what was done already."""
+    """Rewrite the hints of errors in the spelling of the command line; with `force`, drop the advice to use --force."""
     try:
         yield
     except FlowstoneError as error:
@@ -190,6 +195,7 @@ def advice(*, force: bool) -> Iterator[None]:
 
 
 def spelled(hint: str | None, *, force: bool) -> str | None:
+    """Return `hint` in the spelling of the command line; None if no advice is left."""
     if hint is None:
         return None
     if force:
@@ -200,7 +206,7 @@ def spelled(hint: str | None, *, force: bool) -> str | None:
 
 
 def finish(report: Report) -> int:
-    """Says what the reading met, a line each; the exit code."""
+    """Print the warnings and notes of a reading, one line each, and return the exit code."""
     for line in report.warnings():
         say(f"warning: {line}")
     for line in report.notes():

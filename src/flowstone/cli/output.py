@@ -1,6 +1,6 @@
-"""Where a command's output goes: stdout, a file that gets its name when it is whole, or a device or pipe as it is.
+"""The output of a command: stdout, a device or pipe, or a regular file, which is replaced only when it is complete.
 
-An error of writing names the place by what the user called it.
+A write error names the destination as the user named it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 
 def quiet(command: Callable[P, int]) -> Callable[P, int]:
-    """`command`, for which it is no error that whoever reads its output has seen enough."""
+    """Wrap `command` so that it exits with 0 if the reader of its output closes the pipe."""
 
     @wraps(command)
     def run_command(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -38,24 +38,24 @@ def quiet(command: Callable[P, int]) -> Callable[P, int]:
 
 
 def check_output(path: str) -> None:
-    """Refuses a path that cannot be written, before any work is done for it."""
+    """Raise UsageError if `path` cannot be written, before any work is done."""
     if _mode(path) is not None and not _is_replaced(path):
         if os.path.isdir(path):
             raise UsageError(f"{path}: is a directory", hint="name a file in it")
         return
     directory = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(directory):
-        raise UsageError(f"{path}: there is no directory {directory}", hint="make it first")
+        raise UsageError(f"{path}: no such directory: {directory}", hint="create it first")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(f"{path}: directory {directory} may not be written to")
+        raise UsageError(f"{path}: directory {directory} is not writable")
 
 
 @contextmanager
 def destination(path: str | None) -> Iterator[BinaryIO]:
-    """Opens `path` for writing, stdout where it is None. A regular file is the old one until all is written."""
+    """Open `path` for writing, or stdout if it is None. A regular file keeps its old content until all is written."""
     if path is None:
         if sys.stdout is None:
-            raise BrokenPipeError  # it was closed before we began
+            raise BrokenPipeError  # closed before the start
         with naming_stdout():
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
@@ -66,7 +66,7 @@ def destination(path: str | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def naming_stdout() -> Iterator[None]:
-    """What goes wrong with stdout says so; then nothing more goes there, not even when the interpreter ends."""
+    """Name stdout in write errors, and then silence it: the interpreter would fail again when it flushes at exit."""
     try:
         with _naming("stdout"):
             yield
@@ -84,14 +84,14 @@ def _mode(path: str) -> int | None:
 
 
 def _is_replaced(path: str) -> bool:
-    """Only what is a regular file, or nothing yet, may get another file in its place."""
+    """Return True if `path` is a regular file or does not exist: nothing else may be replaced by a file."""
     mode = _mode(path)
     return mode is None or stat.S_ISREG(mode)
 
 
 @contextmanager
 def _replaced(path: str) -> Iterator[BinaryIO]:
-    target = os.path.realpath(path)  # a symbolic link stays one
+    target = os.path.realpath(path)  # keep a symbolic link, and replace its target
     unfinished = f"{target}.inprogress"
     try:
         with open(unfinished, "wb") as file:
@@ -107,7 +107,7 @@ def _replaced(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Errors of writing come without a name; whoever reads names its files itself."""
+    """Name `place` in write errors, which have no file name. Errors of reading have one already, and keep it."""
     try:
         yield
     except OSError as error:

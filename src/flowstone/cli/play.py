@@ -1,4 +1,7 @@
-"""`flowstone play`: replays log files into a live server."""
+"""`flowstone play`: replay log files into a live server.
+
+Also reads the credentials of every command that connects to servers (`address`).
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ EXAMPLE = (
 USERNAME_VARIABLE, PASSWORD_VARIABLE = "TT_CLI_USERNAME", "TT_CLI_PASSWORD"
 
 URI_HELP = (
-    "[user[:password]@]host:port, unix/:/path, or a port. Better with the user and the password in "
+    "[user[:password]@]host:port, unix/:/path, or a port. For the user and the password, prefer "
     f"{USERNAME_VARIABLE} and {PASSWORD_VARIABLE}: command lines can be seen by others."
 )
-PASSWORD_HELP = f"The user's password. Better in {PASSWORD_VARIABLE}: command lines can be seen by others."
+PASSWORD_HELP = f"Password of the user. Prefer {PASSWORD_VARIABLE}: command lines can be seen by others."
 
 
 def play(
@@ -46,21 +49,21 @@ def play(
     show_system: options.ShowSystem = False,
     recursive: options.Recursive = False,
     settled: Annotated[
-        bool, typer.Option("--settled/--no-settled", help="Replay only what can no longer be rolled back.")
+        bool, typer.Option("--settled/--no-settled", help="Replay only transactions that can no longer be rolled back.")
     ] = True,
     force: options.Force = False,
     username: Annotated[
-        str | None, typer.Option("--username", "-u", help=f"User to replay as; else {USERNAME_VARIABLE} is asked.")
+        str | None, typer.Option("--username", "-u", help=f"User to replay as. Default: {USERNAME_VARIABLE}.")
     ] = None,
     password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> int:
     """Replay log files into a live server, in order, transaction by transaction.
 
-    Stops at the first row that the server refuses, or whose space has another name there: everything before its
-    transaction is applied, nothing from it on, and the message says where to resume with --from. Rows of system
-    spaces are left out unless --show-system or --space asks for them, so the spaces have to exist. A snapshot is for
-    spaces that are empty. --to and --timestamp are exclusive bounds, as in `tt play`.
+    The replay stops at the first row that the server rejects, or whose space has another name on the server. All
+    transactions before that row's transaction are applied, none from it on, and the message says how to resume with
+    --from. Rows of system spaces are skipped unless selected with --show-system or --space, so the spaces must exist.
+    Replay a snapshot only into empty spaces. --to and --timestamp are exclusive bounds, as in `tt play`.
     """
     selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system, truncates=True)
     wanted = options.Wanted(paths, selection, settled, recursive, force)
@@ -69,25 +72,31 @@ def play(
 
 
 def address(text: str, username: str | None, password: str | None) -> Uri:
-    """The server's address with whom to be there: by option, by URI, or by environment, in this order."""
+    """Parse the URI `text`, with credentials from the options, the URI or the environment, in this order.
+
+    Raise UsageError if credentials are given both in the URI and as options, or a password without a user.
+    """
     from flowstone.iproto.uri import parse_uri
 
     uri = parse_uri(text)
     if username is not None or password is not None:
         if uri.user is not None:
-            raise UsageError("a user both in the URI and as an option", hint="give one of them")
+            raise UsageError("credentials given both in the URI and as options", hint="use one")
     elif uri.user is not None:
         return uri
     username = username if username is not None else os.environ.get(USERNAME_VARIABLE)
     password = password if password is not None else os.environ.get(PASSWORD_VARIABLE)
     if username is None and password is not None:
-        raise UsageError("a password without a user", hint="name the user with --username")
+        raise UsageError("password given without a user", hint="set the user with --username")
     return replace(uri, user=username, password=password)
 
 
 @dataclass
 class _Source:
-    """The transactions of a reading, the file that the last one came from, and what the log calls their spaces."""
+    """Iterates over the transactions of a reading.
+
+    `path` is the file of the last transaction, `names` the names of the spaces in the log, by space id.
+    """
 
     pieces: Iterable[Piece]
     path: str | None = None
@@ -101,7 +110,7 @@ class _Source:
             yield transaction
 
     def _named(self) -> Iterator[Piece]:
-        """Notes the name that each space has when its first row comes."""
+        """Yield the pieces, and record the name that each space has at its first row."""
         for piece in self.pieces:
             for space_id in _changed_spaces(piece):
                 space = piece.schema.get(space_id)
@@ -111,6 +120,7 @@ class _Source:
 
 
 def _changed_spaces(piece: Piece) -> Iterator[int]:
+    """Yield the ids of the spaces that the rows of `piece` change, including the spaces they truncate."""
     import numpy as np
 
     from flowstone.box.system import TRUNCATE_ID
@@ -162,7 +172,7 @@ def _replay(uri: Uri, wanted: options.Wanted, as_json: bool) -> int:
             say(f"flowstone: {error}" if isinstance(error, player.PlayInterrupted) else _interrupted(result))
             return INTERRUPTED
         except FlowstoneError as error:
-            # Where nothing was done, the error says it all.
+            # If nothing was replayed, the error is enough.
             if isinstance(error, player.PlayError) or result.transactions:
                 tell()
             raise
@@ -177,10 +187,10 @@ def _interrupted(result: PlayResult) -> str:
 def _resume(result: PlayResult) -> str:
     positions = dict(sorted(result.positions.items()))
     if len(positions) == 1:
-        return f"; to go on later: --from {max(positions.values()) + 1}"
+        return f"; resume with --from {max(positions.values()) + 1}"
     if positions:
         each = ", ".join(f"--replica {replica_id} --from {lsn + 1}" for replica_id, lsn in positions.items())
-        return f"; to go on later, for each replica: {each}"
+        return f"; resume each replica with {each}"
     return ""
 
 
@@ -197,5 +207,5 @@ def _told(result: PlayResult, seconds: float, as_json: bool) -> str:
         )
     text = f"replayed {result.transactions} transactions with {result.rows} rows in {seconds:.1f} s"
     if result.skipped:
-        text += f"; {result.skipped} rows change no space and were left out"
+        text += f"; skipped {result.skipped} rows that change no space"
     return text + _resume(result)

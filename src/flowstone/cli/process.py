@@ -1,6 +1,7 @@
-"""A node as a process: its signals, its log, and reading its configuration again.
+"""The process of `flowstone serve`: its signals, its log, and reloading its configuration.
 
-What a node does, `flowstone.Node` does in any program; here it is only told when to stop, to reload, to snapshot.
+The node itself is `flowstone.Node`, as in any other program; this module only tells it when to start, stop, reload and
+take a snapshot.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ from flowstone.node.node import Node
 from flowstone.xlog.errors import XlogError
 
 GC_THRESHOLD: Final = 50_000
-"""New objects between two collections; Python's 700 is a collection for every few requests in flight."""
+"""New objects between two garbage collections; with Python's default, 700, a few requests in flight trigger one."""
 
 
 class Process:
-    """A node and what the operating system tells it."""
+    """Runs a node, and handles the signals of its process.
+
+    `arguments` are the options of the command line, `defaults` replace the defaults of options.
+    """
 
     def __init__(self, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self._arguments = arguments
         self._defaults = defaults
         try:
             self._settings = self._read()
-        except FlowstoneError:  # whoever reads the log, reads it there
+        except FlowstoneError:  # report the error in the log format that was requested
             set_format(settings.log_format_of(arguments, os.environ) or PLAIN)
             raise
         self._ready = asyncio.Event()
@@ -50,11 +54,12 @@ class Process:
         return settings.read_settings(self._arguments, os.environ, self._defaults)
 
     async def run(self) -> int:
+        """Run the node until a signal stops it, and return the exit code."""
         start_log(self._settings.options.get("log_format", PLAIN))
         set_level(self._settings.options)
         note_compilation()
         for name in self._settings.strangers:
-            self._log.warning("the environment variable %s is no option of a node", name)
+            self._log.warning("unknown option in environment: %s", name)
         _check_data(self._settings)
         node = Node(**self._settings.options, user=self._settings.user, pid=os.getpid())
         web = NodeWeb(node, self._settings.process, self._settings.user)
@@ -77,18 +82,18 @@ class Process:
         return OK
 
     async def _start_node(self, node: Node) -> None:
-        """Returns when the node runs, or when it was told to stop before: peers may be waited for without end."""
-        if self._stopping.is_set():  # while HTTP was started
+        """Start the node, and return when it runs or is told to stop: waiting for peers may never end."""
+        if self._stopping.is_set():  # a signal came while HTTP was starting
             return
         self._starting = asyncio.get_running_loop().create_task(node.start())
         try:
             await self._starting
         except (InstanceUuidMismatch, ReplicasetUuidMismatch) as error:
-            # Said of an option, or of a peer: that one may be put right, and the next start succeed.
+            # Only a mismatch with an option is a usage error: a peer may be corrected, and the next start succeed.
             option = "instance_uuid" if isinstance(error, InstanceUuidMismatch) else "replicaset_uuid"
             if self._settings.options.get(option) is None:
                 raise
-            raise UsageError(error.message, hint=f"leave {option} out, or choose another work_dir") from error
+            raise UsageError(error.message, hint=f"unset {option}, or choose another work_dir") from error
         except asyncio.CancelledError:
             if not self._stopping.is_set():
                 raise
@@ -106,7 +111,7 @@ class Process:
         self._stopping.set()
         if self._starting is not None:
             self._starting.cancel()
-        for each in (signal.SIGTERM, signal.SIGINT):  # who cannot wait may say it again
+        for each in (signal.SIGTERM, signal.SIGINT):  # a second signal kills the process
             asyncio.get_running_loop().remove_signal_handler(each)
 
     def _start(self, work: Callable[[Node], Coroutine[Any, Any, None]], node: Node) -> None:
@@ -114,57 +119,59 @@ class Process:
         self._tasks.append(asyncio.get_running_loop().create_task(self._attempt(work, node)))
 
     async def _attempt(self, work: Callable[[Node], Coroutine[Any, Any, None]], node: Node) -> None:
-        await self._ready.wait()  # what is asked for while the node starts is done when it has
+        await self._ready.wait()  # signals that arrive during the start are handled after it
         try:
             await work(node)
         except (FlowstoneError, OSError) as error:
             self._log.error("%s", error)
 
     async def _reload(self, node: Node) -> None:
-        """Applies all that has changed, or nothing of it."""
+        """Apply all changes of the configuration, or none of them."""
         try:
             wanted = self._read()
             gone = {name: None for name in self._settings.options if name not in wanted.options}
             changed = await node.reconfigure(**_news(node, {**wanted.options, **gone}))
         except (FlowstoneError, OSError) as error:
-            place = settings.config_path(self._arguments, os.environ) or "the configuration"
-            self._log.error("%s is not applied, all options stay as they were: %s", place, error)
+            place = settings.config_path(self._arguments, os.environ) or "configuration"
+            self._log.error("ignoring %s, keeping current settings: %s", place, error)
             return
         for name in wanted.process.differences(self._settings.process):
-            self._log.warning("%s changes with the next start only", name)
+            self._log.warning("%s cannot be changed at run time; restart the node to apply it", name)
         self._settings = wanted
         set_level(wanted.options)
         set_format(wanted.options.get("log_format", PLAIN))
-        self._log.info("configuration read again; changed: %s", ", ".join(changed) or "nothing")
+        self._log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
 
     async def _snapshot(self, node: Node) -> None:
         await node.snapshot()
 
 
 def _check_data(wanted: settings.Settings) -> None:
-    """UsageError where the options do not go with what is on the disk: another start would find the same.
+    """Raise UsageError if the options do not match the data on disk: every further start would fail the same way.
 
-    What cannot be read is left to the node, which says more about it.
+    Unreadable files are left to the node, which reports them in more detail.
     """
     place = DataPlace(configure(wanted.options))
     for _ in place.missing():
-        pass  # it makes them itself
+        pass  # the node creates them
     with suppress(XlogError):
         place.check(place.files(), wanted.user)
 
 
 def _news(node: Node, options: dict[str, Any]) -> dict[str, Any]:
-    """Without `replication` where it is what it was: to set it connects anew, and is no time to write for a node that
-    has lost a peer."""
+    """Return `options` without `replication` if it is unchanged.
+
+    Setting it reconnects to all peers, and a node that has lost a peer would become read-only meanwhile.
+    """
     name = "replication"
     is_old = name in options and OPTIONS[name].accept(options[name]) == node.configuration.replication
     return {key: value for key, value in options.items() if key != name or not is_old}
 
 
 def _collect_seldom() -> None:
-    """Keeps the garbage collector from walking over what recovery has loaded: each such walk is a pause.
+    """Exclude the recovered data from garbage collection, and collect less often: each full collection is a pause.
 
-    Tuples are bytes and need no collector; what turns leave behind is freed by its count of references.
+    Tuples are bytes and need no collector; objects of single requests are freed by reference counting.
     """
     gc.collect()
     gc.freeze()

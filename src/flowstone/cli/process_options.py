@@ -1,7 +1,7 @@
-"""Options of `flowstone serve` that are the process's, not the node's: what it serves by HTTP beside IPROTO.
+"""The options of `flowstone serve` that belong to the process, not to the node: what it serves over HTTP.
 
-A table like that of `node/configuration.py`, and read in the same way: from the command line, the environment, the
-file. A node in another program has none of these; it has `web.WebServer`.
+The table has the form of the one in `node/configuration.py`, and the options are read the same way: from the command
+line, the environment and the file. A node in another program has none of them and uses `web.WebServer` instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _no_address(value: str) -> str | None:
 
 
 def _no_token(value: str) -> str | None:
-    return None if is_token(value) else f"expected {TOKEN_LENGTH_MIN} letters of ASCII or more"
+    return None if is_token(value) else f"expected at least {TOKEN_LENGTH_MIN} printable ASCII characters"
 
 
 _TABLE: Final = (
@@ -35,8 +35,8 @@ _TABLE: Final = (
         check=_no_address,
         is_dynamic=False,
         allowed="ports end at 65535",
-        help="Where metrics for Prometheus and health are served by HTTP: HOST:PORT, a port of loopback, or port 0 for"
-        " any; default: nowhere.",
+        help="Address for Prometheus metrics and health over HTTP: HOST:PORT, or a port on loopback; port 0 picks a"
+        " free one. Default: no HTTP.",
         is_text=True,
     ),
     Option(
@@ -45,9 +45,9 @@ _TABLE: Final = (
         default=None,
         check=_no_token,
         is_dynamic=False,
-        help="What has to be shown to be served by HTTP, as Authorization: Bearer, or once as ?token=. Elsewhere than"
-        " on loopback one is made, and said, if none is given. Better in FLOWSTONE_HTTP_TOKEN: command lines can be"
-        " seen by others.",
+        help="Token that HTTP clients must send, as Authorization: Bearer or once as ?token=. If it is not set, the"
+        " node generates and prints one, except on loopback. Prefer FLOWSTONE_HTTP_TOKEN: command lines can be seen by"
+        " others.",
         is_secret=True,
     ),
     Option(
@@ -56,7 +56,7 @@ _TABLE: Final = (
         default=None,
         check=None,
         is_dynamic=False,
-        help="Names, separated by commas, by which browsers may ask for what is on loopback, such as that of a proxy.",
+        help="Comma-separated host names, such as that of a proxy, by which browsers may reach a loopback address.",
     ),
     Option(
         name="dashboard",
@@ -64,7 +64,7 @@ _TABLE: Final = (
         default=False,
         check=None,
         is_dynamic=False,
-        help="Serve a page about the replica set at http_listen, too.",
+        help="Also serve the dashboard of the replica set at http_listen.",
     ),
 )
 
@@ -73,7 +73,7 @@ PROCESS_OPTIONS: Final[Mapping[str, Option]] = {option.name: option for option i
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """The values, checked."""
+    """The checked values of the options."""
 
     http_listen: str | None = None
     http_token: str | None = field(default=None, repr=False)
@@ -82,7 +82,7 @@ class ProcessOptions:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> Self:
-        """Those among `chosen`; TarantoolError 59 where they do not go together."""
+        """Return the process options among `chosen`; raise TarantoolError 59 if one requires `http_listen`, not set."""
         given = {name: value for name, value in chosen.items() if name in PROCESS_OPTIONS and value is not None}
         hosts = tuple(part.strip() for part in given.pop("http_hosts", "").split(",") if part.strip())
         made = cls(**given, http_hosts=hosts)
@@ -92,5 +92,5 @@ class ProcessOptions:
         return made
 
     def differences(self, other: ProcessOptions) -> list[str]:
-        """Names of the options that `other` has other values for."""
+        """Return the names of the options whose values differ from those of `other`."""
         return [name for name in PROCESS_OPTIONS if getattr(self, name) != getattr(other, name)]

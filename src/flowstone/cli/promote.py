@@ -1,4 +1,4 @@
-"""`flowstone promote` and `flowstone demote`: who leads, by hand."""
+"""`flowstone promote` and `flowstone demote`: change the leader of a replica set manually."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ PROMOTE_EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowst
 DEMOTE_EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone demote --yes 127.0.0.1:3302`"
 
 LOOKS_MAX, LOOK_SECONDS = 60, 0.05
+"""How often a promoted member is queried until it leads, and the pause between two queries: 3 s in total."""
 
 READ_ONLY_HINTS: Final = {
-    "orphan": "it has not caught up with whom it must: bring those back, or take them out of its `replication`",
+    "orphan": "start the upstreams that it waits for, or remove them from its `replication`",
     "config": "set its read_only to false",
 }
-"""What to do about a reason for which a member that was promoted takes no writes."""
+"""Advice for a promoted member that is read-only, by the reason it reports."""
 
 
 def promote(
     uri: OneUri, yes: Yes = False, username: Username = None, password: Password = None, as_json: Json = False
 ) -> int:
-    """Let a member lead: by an election, or, where elections are off, as owner of the synchronous queue.
+    """Promote a member to leader (by election, or by taking over the synchronous queue if elections are off).
 
-    It takes over what waits there, so it has to have it: the question says what it lacks of what others have. Who led
-    before becomes read-only. Where the member does not lead afterwards, as an orphan does not, the exit code is 1, and
-    the reason is said. Needs a server that has terms (`box.ctl.promote`, since 2.8); 2.6 has none.
+    The member takes over the pending transactions, so it must have them: the confirmation shows how many rows of other
+    members it lacks. The former leader becomes read-only. If the member does not lead afterwards, for example because
+    it is an orphan, the exit code is 1 and the message gives the reason. Requires `box.ctl.promote` on the server: 2.8
+    or newer.
     """
     from flowstone.cli import event_loop
 
@@ -46,10 +48,10 @@ def promote(
 def demote(
     uri: OneUri, yes: Yes = False, username: Username = None, password: Password = None, as_json: Json = False
 ) -> int:
-    """Let a member lead no more.
+    """Demote the leader.
 
-    With elections another one is chosen, or the same again; without, nobody owns the synchronous queue any more. Needs
-    a server that has terms (`box.ctl.demote`, since 2.8); 2.6 has none.
+    With elections, the members elect a new leader, which may be the same one. Without elections, the synchronous queue
+    has no owner afterwards. Requires `box.ctl.demote` on the server: 2.8 or newer.
     """
     from flowstone.cli import event_loop
 
@@ -82,7 +84,10 @@ async def _change(uri: Uri, action: str, yes: bool, as_json: bool) -> int:
 
 
 async def promoted(asking: Asking) -> Report:
-    """Who is elected writes that the queue is its own a moment later: that is waited for, though not for ever."""
+    """Return the member's report once it leads, is writable and owns the queue, or after LOOKS_MAX queries.
+
+    A newly elected leader takes over the queue a moment after the election.
+    """
     report = await asking.report()
     for _ in range(LOOKS_MAX):
         if leads(report) and not report.ro and (report.queue is None or report.queue.owner == report.id):
@@ -102,34 +107,34 @@ async def _call(asking: Asking, report: Report, action: str) -> None:
 
 
 def _no_terms(report: Report, action: str) -> FlowstoneError:
-    hint = "make the old master read_only; then call box.ctl.clear_synchro_queue() on the one that is to write"
+    hint = "set read_only on the old master, then call box.ctl.clear_synchro_queue() on the new master"
     return FlowstoneError(
         f"{report.address} cannot {action}: {report.package} {report.version} has no box.ctl.{action}", hint=hint
     )
 
 
 def _no_member(report: Report) -> FlowstoneError:
-    why = "it is not a member of its replica set: it was expelled, or is an anonymous replica"
+    why = "not a member of its replica set (expelled, or an anonymous replica)"
     return FlowstoneError(f"{report.address} cannot lead: {why}", hint="promote a member")
 
 
 def leads(report: Report) -> bool:
-    """By election, or, without, by owning the queue."""
+    """Return True if the member is the elected leader, or a writable owner of the queue."""
     by_election = report.election is not None and report.election.leader == report.id
     owns_queue = report.queue is not None and report.queue.owner == report.id
     return bool(report.id) and (by_election or (owns_queue and not report.ro))
 
 
 def _objection(before: Report, after: Report, action: str) -> FlowstoneError | None:
-    """Why what was asked for has not come about, though the server did not refuse it; None where it has."""
+    """Return an error if the server accepted `action` without the expected effect; None if it took effect."""
     if leads(after) is (action == "promote"):
         return None
     if action == "demote":
-        # Who resigned may have been elected again.
+        # The same member may have been elected again.
         return None if is_changed(before, after) else FlowstoneError(_state(after), hint=_look_hint(after))
     why = after.why_read_only
     owns_queue = after.queue is not None and bool(after.id) and after.queue.owner == after.id
-    though = ", though the queue is its own" if owns_queue else ""
+    though = ", although it owns the synchronous queue" if owns_queue else ""
     reason = f": it is read-only ({why})" if why is not None else f": its status is {after.status}"
     hint = READ_ONLY_HINTS.get(why or "", _look_hint(after))
     return FlowstoneError(f"{_state(after)}{though}{reason}", hint=hint)
@@ -138,11 +143,11 @@ def _objection(before: Report, after: Report, action: str) -> FlowstoneError | N
 def _look_hint(report: Report) -> str:
     from flowstone.observation.wording import for_command
 
-    return f"`flowstone explain {for_command(report.address)}` says more"
+    return f"run `flowstone explain {for_command(report.address)}` for details"
 
 
 def is_changed(before: Report, after: Report) -> bool:
-    """Whether anything is other than it was about who leads."""
+    """Return True if the term, the leader or the owner of the queue differs."""
     return _leadership(before) != _leadership(after)
 
 
@@ -157,12 +162,12 @@ def _question(one: ReplicaSet, member: Member, action: str) -> str:
     from flowstone.observation.wording import rows_text
 
     if action == "demote":
-        return f"{member.label} is to lead no more; go on?"
+        return f"demote {member.label}?"
     leader = next((each.label for each in one.members if each.is_leader), None)
     lacks = missing_rows(one.vclock, member.vclock)
-    instead = f" instead of {leader}" if leader is not None else ""
-    behind = f", and lacks {rows_text(lacks)} that others have" if lacks else ""
-    return f"{member.label} is to lead{instead}{behind}; go on?"
+    instead = f" in place of {leader}" if leader is not None else ""
+    lag = f", although it lacks {rows_text(lacks)} of other members" if lacks else ""
+    return f"promote {member.label}{instead}{lag}?"
 
 
 def _state(report: Report) -> str:
@@ -174,12 +179,12 @@ def _tell(before: Report, after: Report, as_json: bool) -> None:
     if as_json:
         print(json.dumps(told(before, after)))
         return
-    takes_none = f", but takes no writes: it is read-only ({after.why_read_only})" if leads(after) and after.ro else ""
-    print(f"{_state(after)}{takes_none}" + ("" if is_changed(before, after) else "; nothing was to be done"))
+    takes_none = f", but is read-only ({after.why_read_only})" if leads(after) and after.ro else ""
+    print(f"{_state(after)}{takes_none}" + ("" if is_changed(before, after) else "; nothing to do"))
 
 
 def told(before: Report, after: Report) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the object that `--json` prints."""
     assert after.election is not None
     return {
         "address": after.address,

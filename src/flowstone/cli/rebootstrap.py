@@ -1,6 +1,6 @@
-"""`flowstone rebootstrap`: takes the data of a stopped member out of its way, so that it joins its replica set anew.
+"""`flowstone rebootstrap`: remove the data of a stopped member, so that it rejoins its replica set.
 
-Nothing is touched before it is clear that nobody runs there, and that the others have what it holds.
+Changes nothing before it has checked that no instance runs in the directory and that other members have its rows.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ EXAMPLE = (
     "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone rebootstrap /var/lib/tarantool/c 127.0.0.1:3301`"
 )
 
-EXIT_CODES = """Exit codes: 0 done; 1 somebody runs in the directory, it holds rows that nobody else has, or may have
-where they would be deleted, or no member answers; 2 the command line or a path on it is wrong, or stdin is not a
-terminal and --yes is missing; 130 the answer was no."""
+EXIT_CODES = """Exit codes: 0 done; 1 an instance is running in the directory, the directory has rows that no other
+member has (with --delete: or may have such rows), or no member answers; 2 the command line or a path on it is wrong, or
+--yes is missing and stdin is not a terminal; 130 not confirmed."""
 
 ASIDE: Final = "before-rebootstrap-"
 MANIFEST: Final = "manifest.json"
 _SNAPSHOT: Final = re.compile(r"\d{20}\.snap(\.inprogress)?")
 _DATA: Final = re.compile(r"\d{20}\.(snap|xlog|vylog)(\.inprogress)?")
 _VINYL_SPACE: Final = re.compile(r"\d+")
-"""The vinyl engine has a directory for each space, named by its number."""
+"""The vinyl engine has a directory for each space, named by the space id."""
 
 
 def rebootstrap(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="Where the stopped member has its snapshots and logs.")
+        str, typer.Argument(metavar="DIR", help="Directory of the stopped member's snapshots and logs.")
     ],
     uris: Uris,
     wal_dir: Annotated[
-        str | None, typer.Option("--wal-dir", metavar="DIR", help="Where its logs are, if not there.")
+        str | None, typer.Option("--wal-dir", metavar="DIR", help="Directory of its logs, if it is another one.")
     ] = None,
     delete: Annotated[
         bool, typer.Option("--delete", help=f"Delete the files instead of moving them into DIR/{ASIDE}….")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if rows are lost, or the directory is of another replica set.")
+        bool,
+        typer.Option("--force", help="Proceed even if rows are lost or the directory belongs to another replica set."),
     ] = False,
     yes: Yes = False,
     username: Username = None,
     password: Password = None,
     as_json: Json = False,
 ) -> int:
-    """Take snapshots and logs of a stopped member out of its directory, so that it joins its replica set anew when it
-    is started next.
+    """Remove the snapshots and logs of a stopped member, so that it rejoins its replica set at the next start.
 
-    URIs are of members that have the data; one is enough where it follows the others. Refuses where somebody runs in
-    the directory, and where it holds rows that no member that answers has: it names them. Its newest rows are compared
-    with what members have by the same numbers, where their logs can be read (by a user with the role `replication`);
-    where they cannot, --delete needs --force. The files are moved into a directory `before-rebootstrap-…` inside,
-    unless --delete is given; it may be deleted when the member has joined. Start the member with the `instance_uuid`
-    that is printed: then it is the same member as before.
+    URIs name members that have the data; one is enough if it follows the others. The command refuses to continue if an
+    instance is running in the directory, or if the directory has rows that no answering member has; the error lists
+    them. The newest rows are compared with the rows of the same LSNs on the members, which requires a user with the
+    role `replication`; without that comparison, --delete requires --force. The files are moved to a subdirectory
+    `before-rebootstrap-…`, which can be deleted once the member has joined; --delete deletes them instead. Start the
+    member with the printed `instance_uuid` to keep its identity.
     """
     from flowstone.cli import event_loop
     from flowstone.outside import production
@@ -90,19 +90,19 @@ def rebootstrap(
             _refuse_loss(found, known, delete)
         for sentence in _consequences(found, known, delete):
             say(f"flowstone: {sentence}")
-        if not consent(f"{'delete' if delete else 'move away'} the data of {' and '.join(places)}?", yes=yes):
+        if not consent(f"{'delete' if delete else 'move aside'} the data of {' and '.join(places)}?", yes=yes):
             return INTERRUPTED
         kept = _empty(outside, places, delete)
     _tell(found, known, kept, as_json)
     return OK
 
 
-# --- what is there ---
+# --- checks ---
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the directories hold."""
+    """The contents of the directories."""
 
     places: Sequence[str]
     uuid: str
@@ -114,23 +114,23 @@ class Found:
 
 @dataclass(frozen=True)
 class Known:
-    """What the live members know of it."""
+    """What the live members know of the stopped one."""
 
     replica_id: int
     lost: dict[int, tuple[int, int]]
-    """Rows that none of them has: by replica id the first and the last LSN."""
+    """Rows that no live member has: the first and the last LSN, by replica id."""
 
     overlap: Overlap
-    """Whether the rows that they have by these numbers are the same."""
+    """Whether the live members have the same rows under the same LSNs."""
 
     answered: Sequence[str]
 
 
 def _check(path: str) -> None:
     if not os.path.isdir(path):
-        raise UsageError(f"{path}: there is no such directory")
+        raise UsageError(f"{path}: no such directory")
     if os.path.exists(os.path.join(path, MANIFEST)):
-        raise UsageError(f"{path}: this is an archive", hint="name the directory of a member that is to join anew")
+        raise UsageError(f"{path}: is an archive", hint="name the data directory of a stopped member")
 
 
 def _locked(outside: Outside, path: str) -> Lock:
@@ -149,7 +149,8 @@ def _read(outside: Outside, places: Sequence[str]) -> Found:
     looks = [look_into(outside, path) for path in places]
     uuids = {look.instance_uuid for look in looks if look.instance_uuid is not None}
     if len(uuids) != 1:
-        raise FlowstoneError(f"{' and '.join(places)}: no file says whose they are, or they are of two instances")
+        where = " and ".join(places)
+        raise FlowstoneError(f"{where}: cannot tell which instance these files belong to (none, or more than one)")
     (uuid,) = uuids
     return Found(
         places=places,
@@ -170,7 +171,7 @@ async def _compare(outside: Outside, uris: Sequence[Uri], found: Found, force: b
         one = _home(sets, found, force)
         itself = one.member(found.uuid)
         if itself is not None and itself.report is not None:
-            raise FlowstoneError(f"{itself.label} answers, and is {found.uuid} itself", hint="stop it first")
+            raise FlowstoneError(f"instance {found.uuid} is running at {itself.label}", hint="stop it first")
         others = [member for member in one.members if member.report is not None]
         asked = [(member, survey.asking(member).uri) for member in others]
         same = await overlap(outside, found.looks, VClock(found.vclock).without_zero(), asked)
@@ -179,7 +180,7 @@ async def _compare(outside: Outside, uris: Sequence[Uri], found: Found, force: b
 
 
 def _home(sets: Sequence[ReplicaSet], found: Found, force: bool) -> ReplicaSet:
-    """The replica set that it belongs to, or belonged to."""
+    """Return the replica set that the member belongs or belonged to; with `force`, any set that answered."""
     from flowstone.observation.health import complaints
 
     answered = [one for one in sets if any(member.report is not None for member in one.members)]
@@ -189,66 +190,70 @@ def _home(sets: Sequence[ReplicaSet], found: Found, force: bool) -> ReplicaSet:
     if not home and not force:
         names = ", ".join(one.label for one in answered)
         raise FlowstoneError(
-            f"{found.places[0]} is of the replica set {found.replicaset_uuid}, not of {names}",
-            hint="name members of its own set, or give --force to let it join another one",
+            f"{found.places[0]} belongs to replica set {found.replicaset_uuid}, not to {names}",
+            hint="name members of its own replica set, or use --force to join another one",
         )
     return (home or answered)[0]
 
 
 def _refuse_loss(found: Found, known: Known, delete: bool) -> None:
+    """Raise FlowstoneError if rows would be lost; with `delete`, also if their contents could not be compared."""
     from flowstone.observation.expulsion import alone_text
 
     asked = ", ".join(known.answered)
     if known.lost:
         raise FlowstoneError(
-            f"{found.places[0]} holds what nobody has of {asked}: {alone_text(known.lost)}",
-            hint=f"{_shown(found, known.lost)}; ask members that have them, too, or give --force to lose them",
+            f"{found.places[0]} has rows that are missing at {asked}: {alone_text(known.lost)}",
+            hint=f"{_shown(found, known.lost)}; name members that have them, or use --force to lose them",
         )
     unlike = known.overlap.unlike
     if unlike:
         raise FlowstoneError(
-            f"{found.places[0]} holds rows whose numbers stand for others at {asked}: {alone_text(unlike)}",
-            hint=f"{_shown(found, unlike)}; save them, then give --force to lose them here",
+            f"{found.places[0]} has rows whose LSNs belong to different rows at {asked}: {alone_text(unlike)}",
+            hint=f"{_shown(found, unlike)}; save them, then use --force to lose them here",
         )
     if delete and not known.overlap.compared:
         raise FlowstoneError(
-            f"{found.places[0]}: that its rows are at {asked} is known by their numbers only: {_unread(known)}",
-            hint="leave out --delete, and its files are moved aside; or give --force",
+            f"{found.places[0]}: rows match those at {asked} by LSN, but were not compared: {_unread(known)}",
+            hint="omit --delete to move the files aside, or use --force",
         )
 
 
 def _shown(found: Found, rows: dict[int, tuple[int, int]]) -> str:
     replica_id, (first, _) = next(iter(rows.items()))
-    return f"`flowstone cat --show-system --replica {replica_id} --from {first} {found.places[-1]}` shows them"
+    return f"`flowstone cat --show-system --replica {replica_id} --from {first} {found.places[-1]}` prints them"
 
 
 def _unread(known: Known) -> str:
-    return "; ".join(known.overlap.unread) or "there is none to compare"
+    return "; ".join(known.overlap.unread) or "no rows to compare"
 
 
 def _consequences(found: Found, known: Known, delete: bool) -> Iterator[str]:
     from flowstone.observation.expulsion import alone_text
     from flowstone.observation.wording import position
 
-    who = f"replica {known.replica_id}" if known.replica_id else "which is no member any more, and will be a new one"
-    yield f"{found.places[0]} is at {position(found.vclock)} and of {found.uuid}, {who}"
+    role = f"replica {known.replica_id}" if known.replica_id else "no longer a member; it will join as a new one"
+    yield f"{found.places[0]} belongs to instance {found.uuid} ({role}), at {position(found.vclock)}"
     asked, same = ", ".join(known.answered), known.overlap
     if known.lost:
         yield f"LOST: {alone_text(known.lost)}"
     if same.unlike:
-        yield f"LOST: {alone_text(same.unlike)}, whose numbers stand for other rows at {asked}"
+        yield f"LOST: {alone_text(same.unlike)}, whose LSNs belong to different rows at {asked}"
     elif not known.lost and same.compared:
-        yield f"all of its rows are at {asked} (by their numbers; the newest {same.compared} were compared)"
+        yield f"rows match those at {asked} by LSN; the newest {same.compared} were compared and are equal"
     elif not known.lost:
-        yield f"by their numbers, its rows are at {asked}; they were not compared: {_unread(known)}"
-    yield f"{found.files} files are {'deleted' if delete else 'moved aside'}"
+        yield f"rows match those at {asked} by LSN, but were not compared: {_unread(known)}"
+    yield f"files to {'delete' if delete else 'move aside'}: {found.files}"
 
 
-# --- what is done ---
+# --- changes ---
 
 
 def _data(path: str) -> Iterator[str]:
-    """Names of what a member recovers from, snapshots first: who dies in between must leave nothing to start from."""
+    """Yield the names of the files that a member recovers from, snapshots first.
+
+    If the command dies halfway, no snapshot is left, so the member cannot start from part of its data.
+    """
     names = sorted(os.listdir(path), key=lambda name: (_SNAPSHOT.fullmatch(name) is None, name))
     for name in names:
         is_space = _VINYL_SPACE.fullmatch(name) is not None and os.path.isdir(os.path.join(path, name))
@@ -257,7 +262,7 @@ def _data(path: str) -> Iterator[str]:
 
 
 def _empty(outside: Outside, places: Sequence[str], delete: bool) -> list[str]:
-    """Gives the directories that the files are in now."""
+    """Delete the data, or move it aside; return the directories that it was moved to."""
     from flowstone.outside.disk import DIRECTORY_MODE
 
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -284,16 +289,17 @@ def _tell(found: Found, known: Known, kept: Sequence[str], as_json: bool) -> Non
     if as_json:
         print(json.dumps(told(found, known, kept)))
         return
-    where = f"were moved to {' and '.join(kept)}, which may be deleted when the member has joined"
-    print(
-        f"no snapshots or logs are left in {' and '.join(found.places)}; they {where if kept else 'have been deleted'}"
-    )
-    ways = f"flowstone serve --instance-uuid {found.uuid}, or box.cfg{{instance_uuid = '{found.uuid}'}} of a Tarantool"
-    print(f"start it with instance_uuid {found.uuid} ({ways}): it joins anew")
+    emptied = f"the snapshots and logs of {' and '.join(found.places)}"
+    if kept:
+        print(f"moved {emptied} to {' and '.join(kept)}, which can be deleted once the member has joined")
+    else:
+        print(f"deleted {emptied}")
+    ways = f"flowstone serve --instance-uuid {found.uuid}, or box.cfg{{instance_uuid = '{found.uuid}'}} in Tarantool"
+    print(f"to rejoin, start the member with instance_uuid {found.uuid} ({ways})")
 
 
 def told(found: Found, known: Known, kept: Sequence[str]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the object that `--json` prints."""
     return {
         "directories": list(found.places),
         "instance_uuid": found.uuid,

@@ -1,4 +1,7 @@
-"""`flowstone restore`: the state of a settled moment of a log, as files that a server or a query engine reads."""
+"""`flowstone restore`: write the state at a settled position of a log, as files for a server or a query engine.
+
+Checks the arguments and reports the result; the work is done by `spark/restore.py` and `spark/limestone_restore.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,14 @@ NEWEST: Final = "newest"
 EXAMPLE = (
     "Example: `flowstone restore /backup/db1 --to 2026-05-01T12:00:00Z --out /restored/db1`, then `tarantool` with "
     "`box.cfg{}` in a copy of /restored/db1\n\n"
-    "The last state of all: `flowstone restore /backup/db1 --to newest --out /restored/db1`\n\n"
+    "The newest state: `flowstone restore /backup/db1 --to newest --out /restored/db1`\n\n"
     "As tables: `flowstone restore /backup/db1 --to '{1: 500}' --format delta --out /lake/db1-at-500`\n\n"
-    "A Limestone: `flowstone restore /var/lib/tsurugi/log --out /restored/log`"
+    "Limestone: `flowstone restore /var/lib/tsurugi/log --out /restored/log`"
 )
 
-EXIT_CODES = """Exit codes: 0 done; 1 the archive is damaged or lacks what is needed, or Spark failed; 2 the command
-line is wrong: no settled moment, an output that is not empty; 130 interrupted. Then nothing is written."""
+EXIT_CODES = """Exit codes: 0 done; 1 the archive is damaged or incomplete, or Spark failed; 2 the command line is
+wrong: the position is not settled, or the output directory is not empty; 130 interrupted. Unless the exit code is 0,
+nothing is written."""
 
 
 def restore(
@@ -38,21 +42,19 @@ def restore(
         str,
         typer.Argument(
             metavar="ARCHIVE",
-            help="An archive, a directory of .snap and .xlog files, or the data directory of a Limestone.",
+            help="An archive, a directory of .snap and .xlog files, or a Limestone data directory.",
             show_default=False,
         ),
     ],
-    out: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="A directory that is new or empty.", show_default=False)
-    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="A new or empty directory.", show_default=False)],
     to: Annotated[
         str | None,
         typer.Option(
             "--to",
             metavar="TIME|VCLOCK|LSN|EPOCH|newest",
-            help="The moment: a time with its zone (2026-05-01T12:00:00Z) or seconds since 1970 with a fraction, "
-            "a vclock ({1: 500}), an LSN where one instance alone has written, or `newest`. Of a Limestone an epoch; "
-            "the default there is the durable one.",
+            help="Position to restore: a time with a time zone (2026-05-01T12:00:00Z), seconds since 1970 with a "
+            "fraction, a vclock ({1: 500}), an LSN if only one instance has written, or `newest`. For Limestone, an "
+            "epoch; the default is the durable epoch.",
             show_default=False,
         ),
     ] = None,
@@ -61,21 +63,21 @@ def restore(
         typer.Option(
             "--format",
             metavar="snap|limestone|delta|parquet",
-            help="What to write: a snapshot that Tarantool starts from, or of a Limestone a data directory (the "
-            "defaults), Delta or Parquet tables. May be repeated; then DIR has a directory for each.",
+            help="What to write: a snapshot that Tarantool can start from (default), a data directory (default for "
+            "Limestone), Delta tables or Parquet tables. May be repeated; DIR then has a subdirectory for each format.",
         ),
     ] = None,
-    master: Annotated[str, typer.Option("--master", metavar="URL", help="The Spark to run on.")] = "local[*]",
+    master: Annotated[str, typer.Option("--master", metavar="URL", help="Spark master.")] = "local[*]",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as one JSON object (docs/reference/restore.md).")
+        bool, typer.Option("--json", help="Print the result as one JSON object (docs/reference/restore.md).")
     ] = False,
 ) -> int:
-    """Write the state of a settled moment: a snapshot that Tarantool starts from, or Delta or Parquet tables.
+    """Write the state at a settled position: a snapshot that Tarantool can start from, or Delta or Parquet tables.
 
-    Takes the newest snapshot before the moment and the changes up to it; what was rolled back is left out. A moment
-    inside a transaction, where something still waits for its quorum, or behind what the archive has, is refused, and
-    the nearest are named. The server that starts from it is the instance that was archived: do not let it join the
-    living one. Needs the extra `spark` and Java 17, whatever it writes.
+    The state is the newest snapshot before the position plus the changes up to it, without those that were rolled back.
+    A position is rejected if it is inside a transaction, if a transaction is still pending there, or if it is after the
+    end of the archive; the error names the nearest valid ones. A server started from the result has the identity of the
+    archived instance: do not let it join the live one. All formats require the extra `spark` and Java 17.
     """
     extras.need("spark", "flowstone restore")
     from flowstone.spark import restore as job
@@ -84,7 +86,7 @@ def restore(
 
     note_compilation()
     if not os.path.isdir(archive):
-        raise UsageError(f"{archive}: there is no such directory", hint="name an archive, or a directory of logs")
+        raise UsageError(f"{archive}: no such directory", hint="name an archive or a log directory")
     line = Line()
     try:
         job.check_output(out)
@@ -110,7 +112,7 @@ def _restored_archive(
     from flowstone.spark.session import session
 
     if to is None:
-        raise UsageError("--to is missing", hint=f"say which moment: a time, a vclock, an LSN or {NEWEST}")
+        raise UsageError("--to is missing", hint=f"give a time, a vclock, an LSN or {NEWEST}")
     wanted, moment = _formats(formats, job.FORMATS), _moment(to)
     index = ArchiveIndex.open(production().disk, os.path.abspath(archive))
     position = _position(index, moment)
@@ -128,7 +130,7 @@ def _position(index: ArchiveIndex, moment: AsOf | None) -> VClock:
     try:
         return index.settled if moment is None else index.resolve(moment)
     except EndsEarlier as error:
-        raise UsageError(error.message, hint=f"give that time, or --to {NEWEST} for its last state") from error
+        raise UsageError(error.message, hint=f"use that time, or --to {NEWEST} for the newest state") from error
 
 
 def _restored_limestone(
@@ -142,7 +144,7 @@ def _restored_limestone(
     wanted = _formats(formats, job.FORMATS)
     to = to if to != NEWEST else None
     if to is not None and not (to.isascii() and to.isdigit()):
-        raise UsageError(f"--to is {to!r}", hint=f"of a Limestone it is an epoch, a whole number, or {NEWEST}")
+        raise UsageError(f"invalid --to: {to!r}", hint=f"for Limestone, give an epoch (a whole number) or {NEWEST}")
     index = LimestoneIndex.open(production().disk, directory)
     epoch = index.durable if to is None else int(to)
     index.check_state(epoch)
@@ -152,15 +154,15 @@ def _restored_limestone(
 
 
 def _formats(given: list[str] | None, known: tuple[Format, ...]) -> tuple[Format, ...]:
-    """The first that is known is the default."""
+    """Return the requested formats in the order of `known`, whose first format is the default."""
     for each in given or ():
         if each not in known:
-            raise UsageError(f"--format is {each!r}", hint=f"it can be {', '.join(known)}")
+            raise UsageError(f"invalid --format: {each!r}", hint=f"choose from {', '.join(known)}")
     return tuple(each for each in known if each in (given or known[:1]))
 
 
 def _moment(text: str) -> AsOf | None:
-    """None: the newest."""
+    """Parse the argument of --to; None is the newest position."""
     from flowstone.spark.options import parse_as_of
 
     if text == NEWEST:
@@ -168,7 +170,7 @@ def _moment(text: str) -> AsOf | None:
     try:
         return parse_as_of(text)
     except ValueError as error:
-        raise UsageError(f"--to is {text!r}", hint=f"{error}, or {NEWEST}") from None
+        raise UsageError(f"invalid --to: {text!r}", hint=f"{error}, or {NEWEST}") from None
 
 
 def _as_json(restored: Restored, out: str) -> str:

@@ -1,7 +1,7 @@
 """`flowstone serve`: the command line of a node.
 
-The options are those of `node/configuration.py`, spelled with dashes; how they are weighed is in `settings.py`, and
-the process that runs the node in `process.py`.
+The options are those of `node/configuration.py`, spelled with dashes. `settings.py` merges them with the environment
+and the file, and `process.py` runs the node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLE = (
 )
 
 DEFAULTS: Final = {"listen": "127.0.0.1:3301", "work_dir": "data"}
-"""Where the command's defaults are not those of `box.cfg`: who starts it with no option gets a node on loopback."""
+"""Defaults that differ from `box.cfg`: without options, the command starts a node on loopback."""
 
 METAVARS: Final = {
     "http_listen": "HOST:PORT",
@@ -34,7 +34,7 @@ METAVARS: Final = {
     "uuid": "UUID",
     "mode": "MODE",
 }
-"""By an option's name, or its last word."""
+"""Metavars by the name of an option, or by the last word of the name."""
 
 NO: Final = "no_"
 CHECK: Final = "check"
@@ -43,9 +43,9 @@ CHECK: Final = "check"
 def serve(**arguments: Any) -> int:
     """Run a node that any Tarantool client can talk to.
 
-    Options weigh more than the environment, that more than the file. The log goes to stderr and ends the start with
-    the line `ready`. SIGTERM and SIGINT stop the node, SIGHUP reads the file again and applies what has changed, or
-    nothing where some of it needs a restart, SIGUSR1 makes a snapshot.
+    Options override the environment, which overrides the file. The log goes to stderr; the line `ready` marks the end
+    of the start. SIGTERM and SIGINT stop the node. SIGHUP reloads the file and applies all changes, or none if one of
+    them needs a restart. SIGUSR1 takes a snapshot.
     """
     wants_check = arguments.pop(CHECK, None)
     chosen = {
@@ -58,7 +58,7 @@ def serve(**arguments: Any) -> int:
             option = name.removeprefix(NO)
             if option in chosen:
                 dashed = option.replace("_", "-")
-                raise UsageError(f"both --{dashed} and --no-{dashed} are given", hint="leave one of them out")
+                raise UsageError(f"both --{dashed} and --no-{dashed} are given", hint="use only one of them")
             chosen[option] = False
     if wants_check:
         from flowstone.cli.serve_check import check
@@ -74,14 +74,17 @@ def serve(**arguments: Any) -> int:
 
 
 class PlainHelp(Command):
-    """Help as plain text: a table would cut the long names of Tarantool's options on a terminal of 80 columns."""
+    """Prints help as plain text: on 80 columns, a table would truncate the long names of Tarantool's options."""
 
     def __init__(self, name: str | None, **settings: Any) -> None:
         super().__init__(name, **(settings | {"rich_markup_mode": None}))
 
 
 def declare_options(*, every: bool) -> None:
-    """Gives the command its options; who runs another one need not load what most of them are made from."""
+    """Declare the options of the command; with `every` false, only the first ones.
+
+    The others come from modules that take long to import, and other commands do not need them.
+    """
     parameters = _first_parameters()
     if every:
         from flowstone.cli.settings import EVERY_OPTION
@@ -95,12 +98,12 @@ def _first_parameters() -> list[inspect.Parameter]:
     user = typer.Option(
         "--user",
         metavar="NAME:PASSWORD",
-        help="First user, who may do everything; made with new data only. Better in FLOWSTONE_USER: "
-        "command lines can be seen by others.",
+        help="First user, with all privileges; created only with new data. Prefer FLOWSTONE_USER: command lines can be "
+        "seen by others.",
     )
     check = typer.Option(
         "--check",
-        help="Say what a start would do with these options, and what would keep it from that; start and write nothing.",
+        help="Report what a start with these options would do and what would prevent it; start and write nothing.",
     )
     return [_parameter("config", str, config), _parameter("user", str, user), _parameter(CHECK, bool, check)]
 
@@ -123,7 +126,7 @@ def _option_parameters(option: Option) -> Iterator[inspect.Parameter]:
 
 
 def _values_of(option: Option) -> list[str]:
-    """What shells complete. Whether a value is one of them is for the option itself to say, in Tarantool's words."""
+    """Return the values for shell completion. The option itself checks its value, with Tarantool's error texts."""
     from flowstone.node import configuration
     from flowstone.node.option_checks import LOG_LEVELS
 

@@ -1,9 +1,8 @@
-"""`flowstone serve --check`: what a start would do with these options, and what would keep it from starting.
+"""`flowstone serve --check`: report what a start with these options would do, and what would prevent it.
 
-Looks at everything that can be looked at without starting, and writes nothing anywhere: values, directories, what data
-they hold, certificates, addresses. Where a node is running in the directory the question is whether the options could
-be reloaded: its lock and its addresses are no problem then, and which options need a restart is said. Passwords and
-tokens are never shown.
+Checks all that can be checked without starting: values, directories and their data, certificates, addresses. Writes
+nothing, and never shows passwords or tokens. If a node is running in the directory, the options are checked for a
+reload: its lock and its addresses are no problems then, and the report names the options that need a restart.
 """
 
 from __future__ import annotations
@@ -32,18 +31,21 @@ from flowstone.replication.vclock import VClock
 from flowstone.web.address import http_address, is_loopback
 
 FIXED: Final = tuple(name for name, option in OPTIONS.items() if not option.is_dynamic)
-"""What a running node cannot change. What it has for them nobody can tell from outside: it may have been started with
-another file, or in another environment."""
+"""Options that a running node cannot change.
+
+All of them are listed, changed or not: the values of the running node are unknown here, since it may have been started
+with another file or environment.
+"""
 
 
 def check(arguments: Mapping[str, Any], environment: Mapping[str, str], defaults: Mapping[str, Any]) -> int:
-    """Prints the options as they would be, and what they mean here; the exit code: 0, or 2 with a line per problem."""
+    """Print the effective options and what a start would do; return 0, or 2 after printing one line per problem."""
     settings = read_settings(arguments, environment, defaults)
     return Check(settings, defaults).run()
 
 
 class Check:
-    """One look at the settings and at the machine."""
+    """Checks the settings against this machine."""
 
     def __init__(self, settings: Settings, defaults: Mapping[str, Any]) -> None:
         self._settings = settings
@@ -65,27 +67,27 @@ class Check:
             fail(problem)
         return USAGE if self._problems else OK
 
-    # --- what would hold ---
+    # --- options ---
 
     def _lines(self) -> Iterator[str]:
-        """The options that are not as they always are, as a file could have them; secrets are only named."""
+        """Yield the options that differ from their defaults, as lines of a TOML file; secrets are named only."""
         chosen = _given(self._configuration, self._settings)
         for name, value in chosen.items():
             option = EVERY_OPTION[name]
             if option.is_secret:
-                yield f"# {name} is given, and not shown"
+                yield f"# {name} is set (not shown)"
             else:
                 yield f"{name} = {msgspec.json.encode(option.shown(value)).decode()}"
         if self._settings.user is not None:
-            yield f"# user {msgspec.json.encode(self._settings.user[0]).decode()} is given, the password is not shown"
+            yield f"# user {msgspec.json.encode(self._settings.user[0]).decode()} is set (password not shown)"
         for stranger in self._settings.strangers:
-            yield f"# the environment variable {stranger} is no option of a node"
+            yield f"# unknown option in environment: {stranger}"
 
-    # --- what is there ---
+    # --- checks: each yields remarks, and raises the first problem ---
 
     def _directories(self) -> Iterator[str]:
         for path in self._place.missing():
-            yield f"{path} is not there, and would be made"
+            yield f"{path} does not exist and would be created"
 
     def _lock(self) -> Iterator[str]:
         wal_dir = self._place.wal_dir
@@ -94,32 +96,30 @@ class Check:
                 production().disk.lock(wal_dir).release()
             except AlreadyLocked:
                 self._is_running = True
-                yield f"a node is running in {wal_dir}: these options are for its next start, or for SIGHUP"
-                yield (
-                    f"SIGHUP applies all that has changed, or nothing: where one of {', '.join(FIXED)} has, restart"
-                    " the node instead"
-                )
+                yield f"a node is running in {wal_dir}: these options apply at its next start or on SIGHUP"
+                yield f"SIGHUP applies all changes or none; restart the node to change any of {', '.join(FIXED)}"
 
     def _data(self) -> Iterator[str]:
         files, memtx_dir = self._place.files(), self._place.memtx_dir
         if files is None:
             wanted = self._configuration
-            whence = f"from {len(wanted.replication)} peers, or new" if wanted.replication else "new"
-            yield f"there is no data in {memtx_dir}: it would be {whence}"
+            peers = len(wanted.replication)
+            source = f"fetched from a peer ({peers} in replication), or created" if peers else "created"
+            yield f"no data in {memtx_dir}: it would be {source}"
             self._place.check(files, self._settings.user)
             return
         snapshot = files.newest_snapshot()
         if snapshot is None:
-            hint = "bring the .snap file back that they start from"
+            hint = "restore the .snap file that the logs start from"
             raise FlowstoneError(f"no snapshot in {memtx_dir}, but {len(files.logs)} logs", hint=hint)
-        starts = [VClock(log.meta.vclock) for log in files.logs]  # a header that cannot be read is raised here
+        starts = [VClock(log.meta.vclock) for log in files.logs]  # raises if a header cannot be read
         self._place.check(files, self._settings.user)
         yield (
-            f"there is data in {memtx_dir}: {len(files.snapshots)} snapshots and {len(files.logs)} logs"
-            f"{f' from {starts[0]} on' if starts else ''}, of instance {snapshot.meta.instance_uuid}"
+            f"data in {memtx_dir} belongs to instance {snapshot.meta.instance_uuid} (snapshots: "
+            f"{len(files.snapshots)}, logs: {len(files.logs)}{f' starting at {starts[0]}' if starts else ''})"
         )
         if self._settings.user is not None:
-            yield "the user is not created: that is done for new data only"
+            yield "user not created: a user is created with new data only"
         wanted = self._configuration
         note_compilation()
         event_loop.run(
@@ -130,7 +130,7 @@ class Check:
         tls = tls_of(self._configuration)
         if tls is not None:
             check_tls(tls)
-            yield f"TLS by the certificate in {tls.cert_file}"
+            yield f"TLS with the certificate in {tls.cert_file}"
 
     def _extras(self) -> Iterator[str]:
         process = self._settings.process
@@ -139,7 +139,7 @@ class Check:
         extras.need("web", "--http-listen")
         place = http_address(process.http_listen)
         if process.http_token is None and not is_loopback(place):
-            yield f"{place.address} can be reached by others: a token would be made, and said, at the start"
+            yield f"{place.address} is not a loopback address: a start would generate and print a token"
 
     def _addresses(self) -> Iterator[str]:
         if self._is_running:
@@ -153,7 +153,7 @@ class Check:
 
 
 def _given(configuration: Configuration, settings: Settings) -> dict[str, Any]:
-    """Options by name, where they are not what a Tarantool has without them, or somebody asked for them."""
+    """Return the options, by name, that are set explicitly or differ from their defaults."""
     values = {name: getattr(configuration, name) for name in EVERY_OPTION if name not in PROCESS_OPTIONS}
     process = settings.process
     values |= {name: getattr(process, name) for name in PROCESS_OPTIONS} | {"http_hosts": ",".join(process.http_hosts)}
@@ -165,9 +165,9 @@ def _given(configuration: Configuration, settings: Settings) -> dict[str, Any]:
 
 
 def _check_free(place: Uri, option: str) -> None:
-    """Takes the address for a moment, without listening there."""
+    """Raise FlowstoneError if the address cannot be bound. Binds it for a moment, without listening."""
     if place.port is None:
-        return  # a socket's file that is left from before is replaced, and nobody can tell it from one in use
+        return  # a start replaces a stale socket file, which cannot be told from one in use
     try:
         _take(place)
     except OSError as error:

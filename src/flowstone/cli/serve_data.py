@@ -1,8 +1,8 @@
-"""Whether what a node is told fits the directories it is to use, and the data in them.
+"""Checks whether the options of a node match its directories and the data in them.
 
-`serve` looks before it starts and `serve --check` instead of it, so that both call the same things wrong, in the same
-words. What is refused here will be wrong at the next start, too: it is a UsageError. Reads names and headers, writes
-nothing; damage in them is for whoever reads the data.
+Both `serve` and `serve --check` use it, so that they report the same problems in the same words. Each problem is a
+UsageError, because it would persist at the next start. Reads file names and headers only, and writes nothing; damage is
+left to the recovery.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ class DataPlace:
         self.memtx_dir = os.path.normpath(os.path.join(configuration.work_dir, configuration.memtx_dir))
 
     def missing(self) -> Iterator[str]:
-        """Those that would be made; UsageError for what is no directory, or may not be one of the node's."""
+        """Yield the directories that a start would create; raise UsageError if one cannot be created or accessed."""
         for path in dict.fromkeys((self.wal_dir, self.memtx_dir)):
             if os.path.isdir(path):
                 if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-                    raise UsageError(f"{path} cannot be written to", hint="give it to the user of the node")
+                    hint = "change its owner to the user that runs the node"
+                    raise UsageError(f"cannot access {path}: permission denied", hint=hint)
                 continue
             parent = _existing(path)
             if not os.path.isdir(parent):
-                raise UsageError(f"{path} cannot be made: {parent} is no directory", hint="choose another work_dir")
+                raise UsageError(f"cannot create {path}: {parent} is not a directory", hint="choose another work_dir")
             if not os.access(parent, os.W_OK | os.X_OK):
-                hint = "give it to the user of the node, or choose another work_dir"
-                raise UsageError(f"{path} cannot be made: {parent} cannot be written to", hint=hint)
+                hint = "change its owner to the user that runs the node, or choose another work_dir"
+                raise UsageError(f"cannot create {path}: {parent} is not writable", hint=hint)
             yield path
 
     def files(self) -> LogDirectory | None:
-        """What is there; None where there is nothing to recover."""
+        """Return the snapshots and logs; None if there is no data to recover."""
         if not os.path.isdir(self.memtx_dir) or not os.path.isdir(self.wal_dir):
             return None
         files = find_files(production().disk, self.memtx_dir, self.wal_dir)
         return None if is_empty(files) else files
 
     def check(self, files: LogDirectory | None, user: tuple[str, str] | None) -> None:
-        """UsageError where the options, or the first user, do not go with these files."""
+        """Raise UsageError if the options, or the first user, do not match these files."""
         if files is None:
             self._check_birth(user)
             return
@@ -63,23 +64,23 @@ class DataPlace:
     def _check_birth(self, user: tuple[str, str] | None) -> None:
         wanted = self._configuration
         if wanted.read_only and not wanted.replication:
-            hint = "leave read_only out of the first start, or name members to join in replication"
-            raise UsageError(f"read_only is set, and there is no data in {self.memtx_dir} yet", hint=hint)
+            hint = "unset read_only for the first start, or set replication to join other members"
+            raise UsageError(f"read_only is set, but there is no data in {self.memtx_dir} yet", hint=hint)
         if user is not None:
             dialect = Dialect(wanted.dialect) if wanted.dialect is not None else Dialect.V2_11
             for _ in bootstrap_rows(dialect, UUID(int=0), UUID(int=0), (user[0], b"")):
-                pass  # a name that it cannot have is refused
+                pass  # raises if the name is not allowed
 
     def _check_identity(self, instance_uuid: str, dialect: Dialect | None) -> None:
         wanted, place = self._configuration, self.memtx_dir
         if wanted.instance_uuid is not None and wanted.instance_uuid.lower() != instance_uuid.lower():
-            message = f"instance_uuid is {wanted.instance_uuid}, the data in {place} is another's, of {instance_uuid}"
-            raise UsageError(message, hint="leave instance_uuid out, or choose another work_dir")
+            message = f"instance_uuid is {wanted.instance_uuid}, but the data in {place} belongs to {instance_uuid}"
+            raise UsageError(message, hint="unset instance_uuid, or choose another work_dir")
         if dialect is None:
             return
         if wanted.dialect not in (None, dialect.value):
-            message = f"dialect is {wanted.dialect}, the data in {place} has dialect {dialect.value}"
-            raise UsageError(message, hint="leave dialect out, or choose another work_dir")
+            message = f"dialect is {wanted.dialect}, but the data in {place} has dialect {dialect.value}"
+            raise UsageError(message, hint="unset dialect, or choose another work_dir")
         try:
             wanted.check_dialect(dialect)
         except TarantoolError as error:
@@ -88,7 +89,7 @@ class DataPlace:
 
 
 def _existing(path: str) -> str:
-    """The nearest directory above that is there."""
+    """Return the nearest existing ancestor of `path`, or `path` itself."""
     path = os.path.abspath(path)
     while not os.path.lexists(path):
         path = os.path.dirname(path)

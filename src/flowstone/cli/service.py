@@ -1,6 +1,7 @@
-"""What a process tells the service manager that started it: that it is ready, that it stops.
+"""Notifications to the service manager: the process is ready, the process is stopping.
 
-systemd's protocol (sd_notify): a line to the socket that NOTIFY_SOCKET names. Where nobody asked, nobody is told.
+Implements systemd's protocol (sd_notify): a datagram to the socket named by NOTIFY_SOCKET. Does nothing if the variable
+is not set.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ VARIABLE: Final = "NOTIFY_SOCKET"
 
 
 def tell(state: bytes) -> None:
-    """Tells the service manager, if there is one; one that does not listen is no error."""
+    """Send `state` to the service manager, if there is one. Errors are ignored: the node must run without it."""
     place = os.environ.get(VARIABLE, "")
     if not place.startswith(("/", "@")):
         return

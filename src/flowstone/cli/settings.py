@@ -1,7 +1,7 @@
-"""Where the options of a node come from: the command line, the environment, a TOML file, in this order of weight.
+"""Reads the options of a node from the command line, the environment and a TOML file, in this order of precedence.
 
-Each value remembers the place it was given at, so that a complaint can name it. What an option is and which values it
-takes is `node/configuration.py`'s part. Passwords are kept out of complaints.
+Errors name the place where a value was given, and never show passwords. `node/configuration.py` defines the options and
+checks their values.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ USER: Final = "user"
 CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
 USER_VARIABLE: Final = f"{PREFIX}USER"
 OTHER_VARIABLES: Final = frozenset((CONFIG_VARIABLE, USER_VARIABLE, f"{PREFIX}KERNEL_CACHE", f"{PREFIX}SCALE"))
-"""Variables of ours that are no options of a node."""
+"""Variables with the prefix that are not options of a node."""
 
 _NAMED: Final = re.compile(r"option '(\w+)'")
-"""How errors of Tarantool name the option that they are about."""
+"""Matches the option that an error text of Tarantool names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a node is to be told, and the first user, as name and password, where one was asked for."""
+    """The options of a node, and the name and password of its first user, if one was given."""
 
     options: Mapping[str, Any]
     user: tuple[str, str] | None
     strangers: tuple[str, ...]
-    """Environment variables that look like options and are none."""
+    """Environment variables with the prefix of options that name no option."""
 
     process: ProcessOptions = field(default_factory=ProcessOptions)
-    """What is not the node's business."""
+    """Options of the process, not of the node."""
 
 
 def read_settings(
     arguments: Mapping[str, Any], environment: Mapping[str, str], defaults: Mapping[str, Any]
 ) -> Settings:
-    """The settings that the command line `arguments` and the environment ask for, `config`, a TOML file, included.
+    """Return the settings from the command line `arguments`, the environment and the TOML file that `config` names.
 
-    `defaults` stand in for the options' own.
+    `defaults` override the defaults of the options. Raise UsageError for a single problem, UsageErrors for several.
     """
     problems: list[UsageError] = []
     path = config_path(arguments, environment)
@@ -77,7 +77,7 @@ def read_settings(
     user, process = None, ProcessOptions()
     with _noting(problems):
         user = _user(arguments, environment, file, path)
-    if not problems:  # whether values go together can be told of right ones only
+    if not problems:  # only valid values can be checked against each other
         with _noting(problems):
             process = _check_together(options, chosen, places)
     if problems:
@@ -87,7 +87,7 @@ def read_settings(
 
 @contextmanager
 def _noting(problems: list[UsageError]) -> Iterator[None]:
-    """Keeps what is refused until all has been looked at."""
+    """Collect a UsageError in `problems`, so that all problems are reported at once."""
     try:
         yield
     except UsageError as error:
@@ -95,7 +95,7 @@ def _noting(problems: list[UsageError]) -> Iterator[None]:
 
 
 def log_format_of(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
-    """How the log is to look, by the words of whoever has made a mistake elsewhere."""
+    """Return the requested log format, even if other settings are invalid: their errors are logged in that format."""
     option = OPTIONS["log_format"]
     asked = arguments.get(option.name) or environment.get(option.variable)
     path = config_path(arguments, environment)
@@ -106,29 +106,29 @@ def log_format_of(arguments: Mapping[str, Any], environment: Mapping[str, str]) 
 
 
 def config_path(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
-    """The TOML file that was named, if one was."""
+    """Return the path of the TOML file, if one was given."""
     return arguments.get("config") or environment.get(CONFIG_VARIABLE)
 
 
 def read_file(path: str, problems: list[UsageError]) -> dict[str, Any]:
-    """The keys of a TOML file, each of which must be an option, or `user`; those that are neither are `problems`."""
+    """Return the keys and values of a TOML file; append an error to `problems` for each unknown key."""
     try:
         with open(path, "rb") as file:
             found = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}", hint="write it as TOML, an option per line: wal_mode = 'fsync'") from None
+        raise UsageError(f"{path}: {error}", hint="use TOML, one option per line: wal_mode = 'fsync'") from None
     unknown = [name for name in found if name not in EVERY_OPTION and name != USER]
-    problems += [UsageError(f"{path}: there is no option {name}", hint=_hint(name)) for name in unknown]
+    problems += [UsageError(f"{path}: unknown option {name}", hint=_hint(name)) for name in unknown]
     return found
 
 
 def _hint(name: str) -> str:
     near = difflib.get_close_matches(name.replace("-", "_").lower(), [*EVERY_OPTION, USER], 1)
-    return f"did you mean {near[0]}?" if near else "flowstone serve --help lists them"
+    return f"did you mean {near[0]}?" if near else "see flowstone serve --help"
 
 
 def _parsed(option: Option, value: Any) -> Any:
-    """Options of the command line are text, switches apart."""
+    """Parse a value from the command line or the environment; only switches are not text."""
     return option.parse(value) if isinstance(value, str) else value
 
 
@@ -163,7 +163,7 @@ def _user(
         return None
     name, colon, password = text.partition(":") if isinstance(text, str) else ("", "", "")
     if not name or not colon or not password:
-        raise UsageError(f"{place} is no user", hint="write it as NAME:PASSWORD")
+        raise UsageError(f"invalid user (given as {place})", hint="use NAME:PASSWORD")
     return name, password
 
 

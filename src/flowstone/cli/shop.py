@@ -1,7 +1,7 @@
-"""The log of a small shop for the demonstration, written with the same writers that a node uses.
+"""The log of a small shop, for the demo, written with the same writers that a node uses.
 
-Three spaces: customers, products, and orders, which are synchronous. Replica 1 is elected, sells, has one order
-confirmed and one rolled back, and goes on in a second log.
+It has three spaces: customers, products, and orders, which is synchronous. Replica 1 wins an election and takes two
+orders, of which one is confirmed and one is rolled back. Then it continues in a second log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPACES: dict[int, tuple[str, dict[str, Any], str]] = {
 
 
 def write_shop(outside: Outside, directory: str) -> None:
-    """Writes a snapshot and two logs to `directory`, which is made."""
+    """Create `directory`, and write a snapshot and two logs to it."""
     disk, now = outside.disk, outside.clock.wall()
     uuid = str(outside.random.uuid())
     disk.make_directory(directory)
@@ -64,7 +64,7 @@ def _format(fields: str) -> list[dict[str, Any]]:
 
 
 class _Shop:
-    """Makes rows, numbered and timed one after the other."""
+    """Generates rows with consecutive LSNs and timestamps."""
 
     def __init__(self, now: float) -> None:
         self._now = now
@@ -78,7 +78,7 @@ class _Shop:
         yield self._control(RequestType.RAFT_CONFIRM, Confirm(ME, self._lsn).encode())
         yield self._sale(102, customer=2, product=2)
         withdrawn = self._lsn
-        # Not synchronous itself, but it waits behind one that is, and shares its fate.
+        # Asynchronous, but pending after a synchronous transaction, and rolled back with it.
         yield self._transaction(self._insert(CUSTOMERS, (4, "Edsger", "Rotterdam")), flags=Flag.WAIT_SYNC.value)
         yield self._control(RequestType.RAFT_ROLLBACK, Rollback(ME, withdrawn).encode())
         yield self._transaction(self._change(PRODUCTS, 2, [("=", 2, Decimal("139.00"))]))
@@ -107,7 +107,7 @@ class _Shop:
         return make_transaction(rows, flags)
 
     def _sale(self, order: int, *, customer: int, product: int) -> Transaction:
-        """An order, and one piece less in stock: two rows that are true together, or not at all."""
+        """Return one transaction of two rows: the order, and the stock reduced by one."""
         moment = Datetime(int(self._now))
         rows = (
             self._insert(ORDERS, (order, customer, product, moment)),
@@ -119,7 +119,7 @@ class _Shop:
         return self._transaction(self._numbered(kind, body))
 
     def _vote(self, term: int) -> Transaction:
-        """What an instance notes of an election, for itself only."""
+        """Return the local row in which an instance records its vote."""
         body = pack({RaftKey.TERM.value: term, RaftKey.VOTE.value: ME})
         row = Row(RequestType.RAFT.value, group_id=GROUP_LOCAL, lsn=1, tsn=1, timestamp=self._now, body=body)
         return self._transaction(row)

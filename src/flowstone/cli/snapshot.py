@@ -1,4 +1,4 @@
-"""`flowstone snapshot`: lets live servers write a snapshot now."""
+"""`flowstone snapshot`: make live servers write a snapshot."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone snapshot --yes 127.0.0.1:3301`"
 
 TIMEOUT_SECONDS: Final = 3600.0
+"""Default for one snapshot: a server with much data writes for minutes."""
 
 
 def snapshot(
     uris: Uris,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long one snapshot may take.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Timeout for each snapshot.")
     ] = TIMEOUT_SECONDS,
     yes: Yes = False,
     username: Username = None,
     password: Password = None,
     as_json: Json = False,
 ) -> int:
-    """Let servers write a snapshot of all their data, one after the other, as `box.snapshot()` does.
+    """Make servers write a snapshot of all their data, one after the other, as `box.snapshot()` does.
 
-    A new snapshot lets logs go that only an older one needs, and makes the next start quick. One that cannot write it
-    does not keep the others from it.
+    A new snapshot lets a server delete logs that only older snapshots need, and speeds up its next start. If one server
+    fails, the others still write theirs.
     """
     from flowstone.cli import event_loop
 
@@ -77,19 +78,21 @@ async def _one(uri: Uri, timeout: float) -> dict[str, Any]:
 
 
 def _reason(refusal: FlowstoneError) -> str:
-    """What the server says. Errors of its system come without a code of their own, and without advice."""
+    """Return the server's error, with a hint for system errors, which have no error code and no hint."""
     from flowstone.iproto.errors import TarantoolError
 
     if not isinstance(refusal, TarantoolError) or refusal.code:
         return str(refusal)
     is_full = os.strerror(errno.ENOSPC) in refusal.message or os.strerror(errno.EDQUOT) in refusal.message
-    hint = "make room where it has its snapshots (memtx_dir)" if is_full else "see its log"
+    hint = "free space in its snapshot directory (memtx_dir)" if is_full else "see its log"
     return f"{refusal.message}; {hint}"
 
 
 async def _newest(asking: Asking) -> VClock | None:
-    """The position of a server's newest snapshot; None where it does not tell: a user may have no right to ask, and a
-    function of the server's own may answer in its place."""
+    """Return the vclock of the server's newest snapshot; None if the server does not report it.
+
+    The user may lack the privilege to call `box.info.gc`, or a function of the application may replace it.
+    """
     from flowstone.errors import FlowstoneError
     from flowstone.observation.report import vclock_of
 
@@ -107,7 +110,7 @@ def _tell(result: dict[str, Any]) -> None:
     from flowstone.observation.wording import position
 
     if result["error"]:
-        say(f"flowstone: no snapshot at {result['address']}: {result['error']}")
+        say(f"flowstone: snapshot failed at {result['address']}: {result['error']}")
     else:
         where = f" at {position(result['vclock'])}" if result["vclock"] is not None else ""
-        print(f"{result['address']} has a snapshot{where}, written in {result['seconds']:.1f} s")
+        print(f"{result['address']} wrote a snapshot{where} in {result['seconds']:.1f} s")

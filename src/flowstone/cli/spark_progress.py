@@ -1,4 +1,4 @@
-"""What a command over Spark shows while it runs, on one line of a terminal: what is being done, how far Spark is."""
+"""The progress line of commands that run Spark: the current step, and how many tasks are done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_SECONDS: Final = 0.3
 
 
 class Line:
-    """A line of standard error that changes; nothing where nobody looks."""
+    """A status line that is rewritten in place on stderr; prints nothing if that is not a terminal."""
 
     def __init__(self, screen: TextIO | None = None) -> None:
         self._screen = screen if screen is not None else sys.stderr
@@ -25,19 +25,19 @@ class Line:
         self._has_line = False
 
     def tell(self, what: str) -> None:
-        """Says what is being done from now on."""
+        """Show `what` as the current step."""
         self._what = what
         self.progress("")
 
     def progress(self, more: str) -> None:
-        """Says how far it is."""
+        """Show the current step, followed by `more`."""
         if self._is_terminal:
             self._screen.write(f"{CLEAR_LINE}{self._what}{more}…")
             self._screen.flush()
             self._has_line = True
 
     def close(self) -> None:
-        """Takes the line away."""
+        """Remove the line."""
         if self._has_line:
             self._screen.write(CLEAR_LINE)
             self._screen.flush()
@@ -46,13 +46,13 @@ class Line:
 
 @contextmanager
 def tasks_shown(spark: SparkSession, line: Line) -> Iterator[None]:
-    """While the block runs, how many of Spark's tasks are done."""
+    """Show the number of finished Spark tasks on `line` while the block runs."""
     ended = threading.Event()
     tracker: Any = spark.sparkContext.statusTracker()
 
     def watch() -> None:
         while not ended.wait(POLL_SECONDS):
-            with suppress(Exception):  # Spark may be stopping; a progress line is nothing to fail for
+            with suppress(Exception):  # Spark may be stopping, and a progress line must not fail the job
                 stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
                 done = sum(stage.numCompletedTasks for stage in stages if stage)
                 total = sum(stage.numTasks for stage in stages if stage)

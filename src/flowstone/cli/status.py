@@ -1,4 +1,4 @@
-"""`flowstone status`: replica sets as their members see them, once or live."""
+"""`flowstone status`: show replica sets as their members report them, once or live."""
 
 from __future__ import annotations
 
@@ -19,45 +19,44 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone status --watch 127.0.0.1:3301`\n\n"
-    "One member is enough where it follows the others; those are asked as the same user."
+    "One member is enough if it follows the others; they are queried as the same user."
 )
 
-EXIT_CODES = """Exit codes: 0 all whose addresses are known answer, and all follow, somebody leads, nobody is far
-behind; 1 not so; 2 the command line is wrong. With --watch: 0 when it is interrupted."""
+EXIT_CODES = """Exit codes: 0 all members with a known address answer, all followers follow, there is a leader or a
+writable member, and no lag is large; 1 otherwise; 2 the command line is wrong. With --watch: 0 when interrupted."""
 
 INTERVAL_SECONDS: Final = 2.0
 
 
 def status(
     uris: Uris,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live, until interrupted.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until interrupted.")] = False,
     interval: Annotated[
         float | None,
         typer.Option(
             "--interval",
             metavar="SECONDS",
             min=0.1,
-            help=f"Between two looks; only with --watch. Default: {INTERVAL_SECONDS:g}.",
+            help=f"Refresh interval; only with --watch. Default: {INTERVAL_SECONDS:g}.",
         ),
     ] = None,
     username: Username = None,
     password: Password = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print it as JSON, an object per line (docs/reference/json-output.md).")
+        bool, typer.Option("--json", help="Print JSON, one object per line (docs/reference/json-output.md).")
     ] = False,
 ) -> int:
-    """Show replica sets: members, who leads, who follows whom and how far behind, what waits for a quorum, and for whom
-    logs are kept.
+    """Show replica sets: members, leader, topology, lag, transactions pending a quorum, and log retention.
 
-    Works with nodes and with every Tarantool. A user that is not `admin` needs the right to call `box.info`, given on
-    the master, once: `box.schema.func.create('box.info')` and
-    `box.schema.user.grant('watcher', 'execute', 'function', 'box.info')`. Options and kept logs are shown to who may
-    call everything (`'execute', 'universe'`), which lets the user run any Lua there.
+    Works with nodes and with every Tarantool. A user other than `admin` needs the privilege to call `box.info`, granted
+    once on the master: `box.schema.func.create('box.info')` and
+    `box.schema.user.grant('watcher', 'execute', 'function', 'box.info')`. Options and log retention are shown only to
+    users that may call everything (`'execute', 'universe'`), which also lets them run any Lua on the server.
     """
     from flowstone.cli import event_loop
 
     if interval is not None and not watch:
-        raise UsageError("--interval is for --watch alone", hint="give --watch, too, or leave --interval out")
+        raise UsageError("--interval requires --watch", hint="add --watch, or omit --interval")
     wanted = addresses(uris, username, password)
     if not watch:
         return event_loop.run(_once(wanted, as_json))
@@ -87,7 +86,7 @@ async def _live(uris: Sequence[Uri], interval: float, as_json: bool) -> None:
 
 @contextmanager
 def _screen(uris: Sequence[Uri], as_json: bool, *, live: bool) -> Iterator[Callable[[Sequence[ReplicaSet]], None]]:
-    """Shows replica sets: as JSON, as tables one after the other, or as tables that change on a terminal."""
+    """Yield a function that shows replica sets: as JSON, as tables, or as tables that are redrawn on a terminal."""
     if as_json:
         yield lambda sets: print(json.dumps(told(sets)), flush=True)
         return
@@ -104,7 +103,7 @@ def _screen(uris: Sequence[Uri], as_json: bool, *, live: bool) -> Iterator[Calla
 
 
 def told(sets: Sequence[ReplicaSet]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the object that `--json` prints."""
     from flowstone.observation.health import complaints
     from flowstone.observation.replica_set import document
 

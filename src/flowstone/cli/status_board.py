@@ -1,7 +1,7 @@
-"""How `flowstone status` shows replica sets: in the shape of `tt replicaset status`, grown by tables.
+"""The tables of `flowstone status`, in the layout of `tt replicaset status` with further tables.
 
-Fits 80 columns where addresses do; long ones are folded, never cut off. Where a terminal has too few lines, it is told
-how many are missing. Text of servers is shown as it is, without markup.
+They fit 80 columns unless addresses are long; long text is folded, never truncated. If the terminal has too few lines,
+a note says how many are missing. Text from servers is shown literally, without markup.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ MODE_STYLES: Final = {"rw": "green", "unknown": "red"}
 
 
 def board(sets: Sequence[ReplicaSet], *, explained: str) -> Group:
-    """All sets, one below the other; `explained` is what `explain` is to be called with where something is wrong."""
+    """Return all sets, one below the other; `explained` is the address to suggest for `flowstone explain`."""
     parts: list[RenderableType] = []
     for one in sets:
         parts += (Text(), *_set_parts(one)) if parts else _set_parts(one)
     if any(map(complaints, sets)):
-        parts.append(Text(f"\nflowstone explain {explained} says why, and what to do."))
+        parts.append(Text(f"\nRun flowstone explain {explained} for causes and advice."))
     return Group(*parts)
 
 
 class Window:
-    """What of a board fits on the terminal, and how many lines do not: what is drawn in place cannot be scrolled."""
+    """The lines of a board that fit on the terminal, and the number of those that do not.
+
+    A board that is redrawn in place cannot be scrolled.
+    """
 
     def __init__(self, shown: RenderableType) -> None:
         self._shown = shown
@@ -50,7 +53,7 @@ class Window:
         for line in fitting:
             yield from (*line, Segment.line())
         if len(fitting) < len(lines):
-            note = f"… {len(lines) - len(fitting)} more lines: make the terminal higher, or leave out --watch"
+            note = f"… {len(lines) - len(fitting)} more lines; enlarge the terminal, or omit --watch"
             yield Text(note, style="bold yellow", no_wrap=True, overflow="ellipsis")
 
 
@@ -70,20 +73,21 @@ def _set_parts(one: ReplicaSet) -> Iterator[RenderableType]:
 
 def _leader(one: ReplicaSet) -> str:
     leader = next((member for member in one.members if member.is_leader), None)
-    return f"led by {leader.label}" if leader is not None else "without a leader"
+    return f"led by {leader.label}" if leader is not None else "no leader"
 
 
 def _queue(one: ReplicaSet) -> str:
     queue = one.queue
     if queue is None:
         has_answer = any(member.report is not None for member in one.members)
-        return "unknown (shown by servers since 2.8)" if has_answer else "unknown"
-    owner = next((member.label for member in one.members if member.id == queue.owner and queue.owner), "nobody")
-    waiting = "empty"
+        return "unknown (reported since 2.8)" if has_answer else "unknown"
+    owner = next((member.label for member in one.members if member.id == queue.owner and queue.owner), None)
+    pending = "empty"
     if queue.len:
-        age = "" if queue.age is None else f", the first for {seconds_text(queue.age)}"
-        waiting = f"{queue.len} waiting{age}"
-    return f"{waiting}; owned by {owner}, term {queue.term}" + (", busy" if queue.busy else "")
+        age = "" if queue.age is None else f", the oldest for {seconds_text(queue.age)}"
+        pending = f"{queue.len} pending{age}"
+    owned = f"owned by {owner}" if owner is not None else "no owner"
+    return f"{pending}; {owned}, term {queue.term}" + (", busy" if queue.busy else "")
 
 
 # --- tables ---
@@ -118,7 +122,7 @@ def _members(one: ReplicaSet) -> Table:
 
 
 def _is_starred(one: ReplicaSet, member: Member) -> bool:
-    """Who leads; without elections, the only one that can be written to."""
+    """Return True for the leader or, without elections, for the only writable member."""
     return member.is_leader or (one.failover != "election" and one.master == "single" and member.mode == "rw")
 
 
@@ -142,14 +146,14 @@ def _links(one: ReplicaSet) -> Table:
 
 
 def _state(link: Link) -> str:
-    """The follower's word, and the master's where it is another one."""
+    """Return the state that the follower reports, and the master's after a slash if it differs."""
     if link.downstream in (None, link.status) or (link.downstream == "follow" and link.is_following):
         return link.status
     return f"{link.status}/{link.downstream}"
 
 
 def _retention(one: ReplicaSet) -> Table:
-    numbers = ("rows", "snapshots", "behind")
+    numbers = ("rows", "snapshots", "lag")
     table = _table("logs of", *numbers[:2], "held by", "slowest", numbers[2], right=numbers)
     for member in one.members:
         if member.report is not None and member.report.gc is not None:
@@ -158,7 +162,10 @@ def _retention(one: ReplicaSet) -> Table:
 
 
 def _kept(one: ReplicaSet, report: Report) -> Iterator[RenderableType]:
-    """Logs go back to the oldest snapshot that is kept, and further for a replica that has not got them yet."""
+    """Yield the cells on log retention.
+
+    A server keeps its logs back to its oldest snapshot, and further back for a replica that has not received them yet.
+    """
     assert report.gc is not None
     gc, slowest = report.gc, report.gc.slowest
     oldest = sum(gc.checkpoints[0].values()) if gc.checkpoints else 0

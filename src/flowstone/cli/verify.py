@@ -1,4 +1,7 @@
-"""`flowstone verify`: whether two of node, archive, log directory and lake hold the same at one settled position."""
+"""`flowstone verify`: compare two of live node, archive, log directory and lake at one settled position.
+
+Parses the arguments and prints the report; the comparison is `spark/verify.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,65 +35,65 @@ EXAMPLE = (
     "`flowstone verify --at 2026-05-01T12:00:00Z /backup/db1 /backup/db2`"
 )
 
-EXIT_CODES = """Exit codes: 0 both hold the same; 1 they differ, or one lacks rows; 2 it could not be found out: the
-command line is wrong, a server is away, a log is damaged; 130 interrupted."""
+EXIT_CODES = """Exit codes: 0 both are equal; 1 they differ, or one lacks rows; 2 the comparison failed: the command
+line is wrong, a server is unreachable, or a log is damaged; 130 interrupted."""
 
 EQUAL, DIFFERENT, TROUBLE = OK, 1, USAGE
 SIDE_HELP: Final = (
     "A live node ([user[:password]@]host:port, unix/:/path, or a port), a lake, or the directory of an archive, "
-    "of logs or of a Limestone."
+    "of logs or of Limestone data."
 )
 VALUE_WIDTH: Final = 600
-"""Characters of a tuple that are shown; --json has all of it."""
+"""Characters shown of a tuple; --json prints all of it."""
 
 
 def verify(
     a: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP, show_default=False)],
-    b: Annotated[str, typer.Argument(metavar="B", help="The same.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other side, in the same forms.", show_default=False)],
     spaces: Annotated[
         list[str] | None,
-        typer.Option("--space", metavar="ID|NAME", help="Compare this space and its definition. May be repeated."),
+        typer.Option("--space", metavar="ID|NAME", help="Compare only this space and its definition. May be repeated."),
     ] = None,
     system: Annotated[
         bool,
-        typer.Option("--system", help="Compare users, privileges, functions and collations, too."),
+        typer.Option("--system", help="Also compare users, privileges, functions and collations."),
     ] = False,
     at: Annotated[
         str | None,
         typer.Option(
             "--at",
             metavar="POSITION",
-            help="Compare two logs at this vclock ({1: 500}), LSN, epoch or time, or at `common`: the newest that "
-            "both have. Else it is the newest that either has, and who lacks rows up to there differs.",
+            help="Compare two logs at this vclock ({1: 500}), LSN, epoch or time, or at `common`, the newest position "
+            "that both have. Default: the newest position of either side; a side that lacks rows up to it differs.",
         ),
     ] = None,
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for a side that is behind the other."),
+        typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for a side that lags."),
     ] = 10.0,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=0, help="Show so many differing keys; all are counted.")
+        int, typer.Option("--limit", metavar="N", min=0, help="Number of differing keys to show; all are counted.")
     ] = 20,
     username: Annotated[
-        str | None, typer.Option("--username", "-u", help=f"User of live nodes; else {USERNAME_VARIABLE} is asked.")
+        str | None, typer.Option("--username", "-u", help=f"User of live nodes. Default: {USERNAME_VARIABLE}.")
     ] = None,
     password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
     storage: Annotated[
         list[str] | None,
         typer.Option(
-            "--storage-option", metavar="NAME=VALUE", help="For a lake in object storage, as deltalake has it."
+            "--storage-option", metavar="NAME=VALUE", help="Option for a lake in object storage, as in deltalake."
         ),
     ] = None,
-    master: Annotated[str, typer.Option("--master", metavar="URL", help="The Spark to run on.")] = "local[*]",
+    master: Annotated[str, typer.Option("--master", metavar="URL", help="Spark master.")] = "local[*]",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object (docs/reference/verify.md).")
     ] = False,
 ) -> int:
-    """Find out whether two of live node, archive, log directory and lake hold the same.
+    """Check whether two of live node, archive, log directory and lake are equal.
 
-    Both are shown at one settled position and compared byte by byte, definitions included: first counts and digests of
-    each space, then the keys that differ, with both values. Of a lake it is checked, too, that each row's columns are
-    those of its tuple.
+    Both sides are compared byte by byte at one settled position, including definitions: first the counts and digests of
+    each space, then the keys that differ, with both values. In a lake, the columns of each row are also checked against
+    its tuple.
     """
     note_compilation()
     teller = _Teller()
@@ -108,7 +111,7 @@ def verify(
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception:
-        # Whatever it is, it must not look like the answer that they differ.
+        # No failure may have exit code 1, which means that the sides differ.
         traceback.print_exc()
         return TROUBLE
     finally:
@@ -117,7 +120,7 @@ def verify(
         print(report.to_json()) if as_json else show(report)
         sys.stdout.flush()
     except BrokenPipeError:
-        silence(sys.stdout)  # who reads has seen enough, and the exit code is the answer all the same
+        silence(sys.stdout)  # the reader closed the pipe; the exit code is still the result
     return EQUAL if report.is_equal else DIFFERENT
 
 
@@ -139,7 +142,7 @@ def _at(text: str | None) -> AsOf | Literal["common"] | None:
     try:
         return parse_as_of(text)
     except ValueError as error:
-        raise UsageError(f"--at is {text!r}", hint=f"{error}, or common") from None
+        raise UsageError(f"invalid --at: {text!r}", hint=f"{error}, or common") from None
 
 
 def _verified(
@@ -169,7 +172,7 @@ def _verified(
 
     try:
         a, b = map(opened, names)
-        # Who cannot be reached is found out before Spark is started.
+        # An unreachable side fails here, before Spark starts.
         meeting = find_position(a, b, options, teller.tell)
         teller.tell("starting Spark")
         with session("flowstone verify", master=master) as spark, tasks_shown(spark, teller):
@@ -182,15 +185,16 @@ def _verified(
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise UsageError("--storage-option is no NAME=VALUE", hint="write it as --storage-option region=eu-west-1")
+        # The text may be a secret, so the error does not show it.
+        raise UsageError("invalid --storage-option", hint="use NAME=VALUE, such as region=eu-west-1")
     return name, value
 
 
-# --- what people see ---
+# --- text output ---
 
 
 class _Teller(Line):
-    """What is being done, and how a node is being received."""
+    """Shows the current step, and the progress of receiving the data of a node."""
 
     def hear(self, event: Event) -> None:
         from flowstone.node.archive_events import Progress
@@ -200,15 +204,16 @@ class _Teller(Line):
 
 
 FILE_WIDTH: Final = 200
+"""Columns of the report if stdout is not a terminal."""
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """The report for people: a table of spaces, then the keys that differ."""
+    """Print the report as text: a table of spaces, then the keys that differ."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    # In a file, whose width nobody knows, nothing is to be cut off.
+    # Nothing may be truncated in a file.
     console = console or Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
     for letter, side in (("A", report.a), ("B", report.b)):
         console.print(f"{letter}  {escape(side.name)} ({side.kind}) at {_position(side.position)}")
@@ -226,13 +231,11 @@ def show(report: Report, console: Console | None = None) -> None:
     for note in report.notes:
         console.print(f"note: {escape(note)}")
     for sentence in report.lateness():
-        console.print(f"[red]late:[/] {escape(sentence)}")
+        console.print(f"[red]lag:[/] {escape(sentence)}")
     for difference in report.differences:
         _show_difference(console, difference)
     for row in report.wrong:
-        console.print(
-            f"[bold]{escape(row.space)}[/] {escape(row.key)}: {row.side} contradicts itself: {escape(row.what)}"
-        )
+        console.print(f"[bold]{escape(row.space)}[/] {escape(row.key)}: {row.side} is inconsistent: {escape(row.what)}")
     hidden = report.difference_count - len(report.differences) - len(report.wrong)
     if hidden > 0:
         console.print(f"… and {hidden} more (--limit)")
@@ -247,9 +250,9 @@ def _position(position: dict[int, int]) -> str:
 def _remarks(space: Any) -> str:
     remarks = []
     if space.encoded:
-        remarks.append(f"{space.encoded} written differently, same values")
+        remarks.append(f"{space.encoded} encoded differently, same values")
     if space.wrong_a or space.wrong_b:
-        remarks.append(f"{space.wrong_a + space.wrong_b} contradict themselves")
+        remarks.append(f"{space.wrong_a + space.wrong_b} inconsistent")
     return f" ({', '.join(remarks)})" if remarks else ""
 
 
@@ -260,7 +263,7 @@ def _summary(report: Report) -> str:
     if report.is_equal:
         return f"{rows} rows of {len(report.spaces)} spaces"
     if not count:
-        return f"{late}; the {rows} rows that were compared are equal"
+        return f"{late}; the {rows} compared rows are equal"
     found = f"{count} {'difference' if count == 1 else 'differences'} in {rows} rows"
     return f"{found}; {late}" if late else found
 

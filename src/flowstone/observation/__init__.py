@@ -1,5 +1,5 @@
-"""A replica set seen from outside: what its members say of themselves, put side by side, and what is wrong with it.
+"""A replica set seen from outside: the reports of its members, combined, and the findings about them.
 
-Works with every server that answers CALL of `box.info`: nodes, and real Tarantool of any version. Nothing here writes
-to a member by itself: commands with effect do, through `asking.py`. How it is shown is for `cli/` and `web/`.
+Works with every server that answers CALL of `box.info`: nodes and real Tarantool of any version. Nothing here changes
+a member on its own; commands that do so use `asking.py`. `cli/` and `web/` display the results.
 """

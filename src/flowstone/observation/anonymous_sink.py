@@ -1,6 +1,6 @@
-"""What those have in common who follow a log only to look at it: anonymous, without data, no part of any election.
+"""Base of the sinks that only observe a log: anonymous, without data, never part of an election.
 
-They begin with what the server says it has now. `log_section.py` reads a part of a log, `tail_sink.py` all that comes.
+`log_section.py` reads a section of a log, `tail_sink.py` follows it. Nothing here joins or keeps a snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowstone.xlog.reader import Slab
 
 
 class AnonymousSink:
-    """Half of a `node.sink.Sink`; where it stands, and what becomes of rows, is for who inherits it."""
+    """The common half of a `node.sink.Sink`; subclasses define the position and what happens to rows."""
 
     replica_id = 0
     is_anonymous = True
@@ -29,25 +29,25 @@ class AnonymousSink:
         self.instance_uuid = uuid
 
     def raft(self, source_id: int, row: Row) -> None:
-        """Who is anonymous has no part in elections."""
+        """Ignore the message: an anonymous replica takes no part in elections."""
 
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
-        raise AssertionError("a position is known, so no snapshot is asked for")
+        raise AssertionError("unexpected snapshot: the position is known")
 
     async def meta(self, row: Row) -> None:
-        raise AssertionError("no snapshot is taken")
+        raise AssertionError("unexpected snapshot")
 
     async def snapshot_rows(self, slab: Slab) -> None:
-        raise AssertionError("no snapshot is taken")
+        raise AssertionError("unexpected snapshot")
 
     async def begin_final(self, stop_vclock: VClock) -> None:
-        raise AssertionError("who is anonymous does not join")
+        raise AssertionError("unexpected join: the replica is anonymous")
 
     async def final_rows(self, slab: Slab) -> None:
-        raise AssertionError("who is anonymous does not join")
+        raise AssertionError("unexpected join: the replica is anonymous")
 
     async def end_join(self, vclock: VClock) -> None:
-        raise AssertionError("no snapshot is taken")
+        raise AssertionError("unexpected snapshot")
 
 
 def version_of(facts: UpstreamFacts) -> tuple[int, int, int]:
@@ -56,7 +56,7 @@ def version_of(facts: UpstreamFacts) -> tuple[int, int, int]:
 
 
 def schema_of(facts: UpstreamFacts) -> SchemaTracker:
-    """What is defined at the server about now."""
+    """Return the server's definitions, as of the position in its ballot."""
     schema, position = SchemaTracker(), facts.ballot.vclock.without_zero().to_mapping()
     Definitions(position, str(facts.instance_uuid), facts.version, facts.definitions).apply_to(schema)
     return schema

@@ -1,8 +1,8 @@
-"""Asks servers about themselves, over IPROTO, all at the same time, each within its own time.
+"""Queries servers about themselves over IPROTO: all of them at once, each with a timeout of its own.
 
-A connection is kept and used again, so that who looks every second does not authenticate every second. `box.info` is
-asked by CALL, which nodes and every real version answer; the options of a real server, which only EVAL shows, are asked
-where the user may, and missing otherwise. `ask` reads only; `call` and `delete` do what commands with effect want done.
+Connections are kept, so that polling every second does not authenticate every second. `box.info` is queried by CALL,
+which nodes and every real version support. Only EVAL shows the options of a real server; they are missing from the
+report if the user may not run it. `ask` only reads; `call` and `delete` also serve commands that change a server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flowstone.observation.report import Report, Unreachable, printable, report_
 from flowstone.outside import Outside
 
 ASK_SECONDS: Final = 3.0
-"""A server that needs longer to say how it is, is not well."""
+"""Timeout of a query. A healthy server answers within milliseconds."""
 
 _SHOWN_OPTIONS: Final = (
     "read_only",
@@ -40,10 +40,10 @@ _SHOWN_OPTIONS: Final = (
     "checkpoint_interval",
     "checkpoint_count",
 )
-"""Options that say how a member takes part, and can hold no secret (`replication` and `listen` can)."""
+"""Options that define the role of a member and cannot contain a secret (`replication` and `listen` can)."""
 
 DISK_USAGE: Final = "flowstone.disk_usage"
-"""A function of nodes: the room that their file systems have left."""
+"""Function of nodes that returns the free space of their file systems."""
 
 _OPTIONS_LUA: Final = """
 local found, given = {}, box.cfg.replication
@@ -55,18 +55,19 @@ else
 end
 return found
 """
-"""Those that are named, and of `replication` whether it is empty: what can hold a secret does not leave the server."""
+"""Returns the named options and the number of entries in `replication`, whose values may contain passwords and so
+never leave the server."""
 
 _NO_LOGIN: Final = (AccessDenied, NoSuchUser, CredsMismatch)
 
 
 class Asking:
-    """One server and the connection to it, made when it is first asked and again when it was lost."""
+    """A server and the connection to it, opened by the first query and reopened when it was lost."""
 
     def __init__(
         self, outside: Outside, uri: Uri, *, timeout: float = ASK_SECONDS, instance: str | None = None
     ) -> None:
-        """`instance` is the UUID of who is meant, where that is known: nobody else gets the login."""
+        """`instance` is the UUID of the expected server, if known: no other server receives the login."""
         self.uri = uri
         self._instance = instance
         self._outside = outside
@@ -75,7 +76,7 @@ class Asking:
         self._turn = asyncio.Lock()
 
     async def ask(self) -> Report | Unreachable:
-        """How the server is; errors are answers, too."""
+        """Return the server's report; errors are returned as `Unreachable`, never raised."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._ask()
@@ -88,14 +89,14 @@ class Asking:
             )
         except TimeoutError:
             await self.close()
-            reason = f"{self.uri.address} gave no answer within {self._timeout:g} s"
+            reason = f"{self.uri.address} did not answer within {self._timeout:g} s"
             return Unreachable(address=self.uri.address, reason=reason, hint=HINT_OF_SILENCE)
         except FlowstoneError as error:
             await self.close()
             return Unreachable(address=self.uri.address, reason=printable(error.message), hint=error.hint)
 
     async def report(self) -> Report:
-        """The same for who cannot go on without; its error is raised."""
+        """Return the server's report; raise FlowstoneError if it cannot be queried."""
         answer = await self.ask()
         if isinstance(answer, Unreachable):
             raise FlowstoneError(answer.reason, hint=answer.hint)
@@ -104,7 +105,10 @@ class Asking:
     async def _ask(self) -> Report:
         info = await self.call("box.info")
         if not isinstance(info, Mapping):
-            raise FlowstoneError(f"{self.uri.address} answers box.info with no table", hint="is it a Tarantool server?")
+            raise FlowstoneError(
+                f"unexpected answer from {self.uri.address}: box.info is not a table",
+                hint="check that the address belongs to a Tarantool server",
+            )
         gc = await _if_allowed(self.call("box.info.gc"))
         anonymous = await _if_allowed(self.call("box.info.replication_anon"))
         options = await self._options(is_flowstone=info.get("package") == "Flowstone")
@@ -121,7 +125,7 @@ class Asking:
         return found if isinstance(found, Mapping) else None
 
     async def _disk(self) -> Any:
-        """Return what the node says of its disk; silence about that alone does not make the node unreachable."""
+        """Return the node's disk usage; a disk that does not answer does not make the node unreachable."""
         try:
             async with asyncio.timeout(self._timeout / 2):
                 return await _if_allowed(self.call(DISK_USAGE))
@@ -129,22 +133,22 @@ class Asking:
             return {"failure": NO_ANSWER}
 
     async def call(self, function: str, *arguments: Any, timeout: float = REQUEST_SECONDS) -> Any:
-        """The first result of a function on the server; its error is raised."""
+        """Call a function on the server and return its first result; raise the server's error."""
         body = pack({Key.FUNCTION_NAME: function, Key.TUPLE: list(arguments)})
         return await self._first(RequestType.CALL, body, timeout)
 
     async def evaluate(self, expression: str, *arguments: Any) -> Any:
-        """The first result of an expression in Lua; real servers only."""
+        """Evaluate a Lua expression and return its first result. Only real servers support it."""
         return await self._first(RequestType.EVAL, pack({Key.EXPR: expression, Key.TUPLE: list(arguments)}))
 
     async def get(self, space_id: int, index_id: int, key: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The first tuple with this key of an index."""
+        """Return the first tuple with this key in an index; None if there is none."""
         body = {Key.SPACE_ID: space_id, Key.INDEX_ID: index_id, Key.LIMIT: 1, Key.OFFSET: 0, Key.ITERATOR: 0}
         found = await self._first(RequestType.SELECT, pack(body | {Key.KEY: list(key)}))
         return tuple(found) if isinstance(found, list | tuple) else None
 
     async def delete(self, space_id: int, index_id: int, key: Sequence[Any]) -> Any:
-        """Deletes the tuple with this key of a unique index; the tuple, None where there was none."""
+        """Delete the tuple with this key from a unique index and return it; None if there was none."""
         body = pack({Key.SPACE_ID: space_id, Key.INDEX_ID: index_id, Key.KEY: list(key)})
         return await self._first(RequestType.DELETE, body)
 
@@ -169,19 +173,19 @@ class Asking:
 
 
 async def ask_all(servers: Sequence[Asking]) -> list[Report | Unreachable]:
-    """All of them at once, in their order."""
+    """Query all servers at once and return their answers in the order of `servers`."""
     return list(await asyncio.gather(*(server.ask() for server in servers)))
 
 
 def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `box.cfg` that a report holds."""
+    """Return the options of `box.cfg` that a report contains."""
     return {name: options[name] for name in _SHOWN_OPTIONS if name in options}
 
 
 def upstreams_configured(options: Mapping[str, Any]) -> int | None:
-    """Return how many servers `replication` lists, without the server itself where its `listen` tells.
+    """Return how many servers `replication` lists, without the server itself if `listen` identifies it.
 
-    A node does not show an empty list; of a real server only the length of the list is asked.
+    A node omits an empty list; a real server returns only the length of the list.
     """
     listed, listen = options.get("replication", []), options.get("listen")
     if isinstance(listed, list | tuple):
@@ -190,15 +194,15 @@ def upstreams_configured(options: Mapping[str, Any]) -> int | None:
 
 
 def _is_own(uri: str, listen: str) -> bool:
-    """Return True if a URI of `replication` leads to the server that listens there."""
+    """Return True if a URI of `replication` is the address at which the server itself listens."""
     address = uri.rpartition("@")[2]
     if address.startswith("127.") and listen.startswith("127."):
-        return address == listen  # addresses of one machine, and perhaps of several servers
+        return address == listen  # several servers of one machine may each have a loopback address
     return place_of(address) == place_of(listen)
 
 
 async def _if_allowed(answer: Awaitable[Any]) -> Any:
-    """None where the user may not ask for it: some may call nothing but `box.info`."""
+    """Return the answer; None if the server refuses it, because some users may call only `box.info`."""
     try:
         return await answer
     except TarantoolError:
@@ -206,4 +210,4 @@ async def _if_allowed(answer: Awaitable[Any]) -> Any:
 
 
 def _grant_hint(uri: Uri, error: TarantoolError) -> str:
-    return rights.to_watch(uri.user) if isinstance(error, AccessDenied) else "check user and password of the URI"
+    return rights.to_watch(uri.user) if isinstance(error, AccessDenied) else "check user and password in the URI"

@@ -1,7 +1,7 @@
-"""The two tuples of a duplicate key: the row that comes from the master, and what is in its way at the follower.
+"""Finds the two tuples of a duplicate key: the row from the master, and the follower's tuple that blocks it.
 
-Pure but for `Asking`, through which the follower is asked for one tuple at a time. Which rows come is in a
-`LogSection`; which of them conflicts is found by asking the follower for the key of each, in the order of the log.
+A `LogSection` holds the rows that the follower lacks. The keys of these rows are looked up at the follower in log
+order, one tuple at a time, through `Asking`; the rest is pure. Changes nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from flowstone.observation.asking import Asking
 from flowstone.observation.log_section import LogSection
 
 ASKED_MAX: Final = 500
-"""Rows whose keys are looked up; the conflict is among the first that the follower lacks."""
+"""Limit of rows whose keys are looked up; the conflict is among the first rows that the follower lacks."""
 
 _WITH_TUPLES: Final = (RequestType.INSERT, RequestType.REPLACE, RequestType.UPSERT)
 TEXT_MAX: Final = 300
+"""Limit of a tuple in a finding, in characters."""
 
 
 class Conflict(NamedTuple):
-    """A row and what is in its way, in words; `remove` is a call in Lua that takes the latter away."""
+    """The row that comes and the tuple there, as text; `remove` is a Lua call that deletes the tuple, or empty."""
 
     replica_id: int
     lsn: int
@@ -42,7 +43,7 @@ class Conflict(NamedTuple):
 
 
 async def find_conflict(follower: Asking, section: LogSection, space_name: str, index_name: str) -> Conflict | None:
-    """The first row of the section whose key somebody else has at the follower; None where none is found."""
+    """Return the first row of the section whose key another tuple has at the follower; None if none is found."""
     space = section.schema.get(space_name)
     index = next((one for one in space.indexes if one.name == index_name), None) if space is not None else None
     if space is None or index is None or space.id in USER_SPACES:
@@ -72,7 +73,7 @@ def _rows(section: LogSection, space: SpaceDefinition) -> Iterator[tuple[Row, tu
 
 
 def _key(index: IndexDefinition, values: tuple[Any, ...]) -> list[Any] | None:
-    """None for keys that only the server can compute."""
+    """Return the key of a tuple; None if only the server can compute it."""
     if index.is_functional or any(part.path is not None or part.field >= len(values) for part in index.parts):
         return None
     return [values[part.field] for part in index.parts]
@@ -81,7 +82,10 @@ def _key(index: IndexDefinition, values: tuple[Any, ...]) -> list[Any] | None:
 def _is_in_the_way(
     space: SpaceDefinition, index: IndexDefinition, row: Row, values: tuple[Any, ...], there: tuple[Any, ...]
 ) -> bool:
-    """By the primary key only INSERT finds anything in its way, by another one whoever is a different tuple."""
+    """Return True if the tuple at the follower conflicts with the row.
+
+    In the primary index only an INSERT conflicts; in another index every tuple with a different primary key does.
+    """
     primary = space.primary_key
     if primary is None or index.id == primary.id:
         return row.type == RequestType.INSERT

@@ -1,7 +1,7 @@
-"""Findings about missing links: vclocks and `_cluster` are compared with the links between members.
+"""Findings about missing links, from a comparison of vclocks and `_cluster` with the links between members.
 
-Pure; a part of `explanation.py`, which reports links that exist and fail. Here are links that are not configured at
-all, so that rows or votes of a member do not reach another one although every link works.
+Pure; a part of `explanation.py`, which reports links that exist and fail. This module reports links that are not
+configured at all, so that rows or votes of a member do not reach another one although every link works.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def connection_findings(replica_set: ReplicaSet) -> Iterator[Finding]:
 
 
 def is_alone(report: Report) -> bool:
-    """Return True if there are other members, and neither an upstream nor a follower among them."""
+    """Return True if other members exist, but none of them is an upstream or a follower."""
     sides = [peer.downstream for peer in other_members(report)]
     is_followed = any(side is not None and side.status in FOLLOWING for side in sides)
     return bool(sides) and not is_followed and not has_upstreams(report)
@@ -34,16 +34,16 @@ def is_alone(report: Report) -> bool:
 def has_upstreams(report: Report) -> bool:
     """Return True if another member is an upstream, connected or not.
 
-    An upstream that has not answered since the start has no UUID yet, so it is not listed with the members: the number
+    An upstream that has not answered since the start has no UUID yet and is not listed with the members, so the number
     of configured upstreams counts, too.
     """
     return bool(report.upstreams_configured) or any(peer.upstream is not None for peer in other_members(report))
 
 
 def is_master(report: Report) -> bool:
-    """Return True if others get their rows from this writable node: it has rows of no other member, or was followed.
+    """Return True if other members get their rows from this writable server: it has no rows of others, or was followed.
 
-    A node without upstreams that has rows of others does not get their next ones, whoever writes them.
+    A server without upstreams that has rows of other members does not receive their next rows.
     """
     others = other_members(report)
     was_followed = any(peer.downstream is not None for peer in others)
@@ -56,9 +56,9 @@ def other_members(report: Report) -> list[Peer]:
 
 
 def lacks_upstreams(report: Report) -> bool:
-    """Return True if the member has no upstream and needs one: it does not hear of the others.
+    """Return True if the member has no upstream, but needs one to receive rows or votes.
 
-    A master need not follow its replicas. A voter has to follow the others to get votes and to hear of a leader.
+    A master need not follow its replicas. A voter must follow the others to get votes and to learn of a leader.
     """
     if not other_members(report) or has_upstreams(report):
         return False
@@ -79,7 +79,7 @@ def is_cut_off(member: Member) -> bool:
 def _may_wait_for(report: Report | None) -> bool:
     """Return True if `replication` may list servers that have not answered since the start: they have no UUID yet.
 
-    The server itself may be among those listed, so one more than there are upstreams proves nothing.
+    `replication` may list the server itself, so one entry more than there are upstreams proves nothing.
     """
     if report is None:
         return False
@@ -106,7 +106,7 @@ def _cut_off(replica_set: ReplicaSet, member: Member) -> Finding:
 
 
 def _not_following(replica_set: ReplicaSet) -> Iterator[Finding]:
-    """Yield one finding for all members that lack rows of the same member."""
+    """Yield one finding for all members that lack rows of the same member, and one for each other isolated member."""
     lacking: dict[str, list[Member]] = {}
     for member in replica_set.members:
         source = _unreached(replica_set, member)
@@ -121,13 +121,13 @@ def _not_following(replica_set: ReplicaSet) -> Iterator[Finding]:
 
 
 def _unreached(replica_set: ReplicaSet, member: Member) -> Member | None:
-    """Return the member with most rows that `member` lacks and that no link, direct or indirect, brings to it."""
+    """Return the member with the most rows that `member` lacks and that no chain of links brings to it."""
     if member.report is None or not member.id or member.report.status == "loading":
         return None
     others = [one for one in replica_set.members if one.id and one is not member]
     masters = {one.uuid for one in others if replica_set.gets_rows_of(member.uuid, one.uuid)}
     if any(one.report is None for one in others if one.uuid in masters):
-        # The upstreams of that master are unknown: it may forward rows of others that did not answer.
+        # The upstreams of that master are unknown: it may forward rows of members that did not answer.
         others = [one for one in others if one.report is not None]
     sources = [
         (missing, -one.id, one)
@@ -140,8 +140,8 @@ def _unreached(replica_set: ReplicaSet, member: Member) -> Member | None:
 def _missing(member: Member, report: Report, source: Member) -> int:
     """Return how many rows of `source` the member lacks.
 
-    Members answer one after the other. A follower that answers later has rows that the member has written meanwhile, so
-    of the member's own rows only those count that the member itself knows its follower to have.
+    Members answer one after another, so a follower that answers later may have rows that the member wrote in between.
+    Of the member's own rows, only those count that the follower has acknowledged to the member.
     """
     sides = [peer.downstream for peer in report.replication if peer.uuid == source.uuid]
     own = max((side.vclock.get(member.id, 0) for side in sides if side is not None), default=0)
@@ -155,13 +155,14 @@ def _rows_do_not_come(replica_set: ReplicaSet, members: Sequence[Member], source
     followed = " and ".join(replica_set.label_of(uuid) for uuid in follows if uuid not in {m.uuid for m in members})
     do, does, lack = ("do", "follow", "lack") if len(members) > 1 else ("does", "follows", "lacks")
     what = f"{names} {does} no other member" if not followed else f"{names} {do} not get the rows of {source.label}"
-    why = f"no link leads from {source.label} there, not even by way of other members"
+    why = f"no link leads from {source.label} to {names}, not even through other members"
     advice = f"add {source.label}, and the other members, to `replication` of {names}"
     if any(_may_wait_for(one.report) for one in members):
-        why = f"`replication` of {names} does not list {source.label}, or {source.label} has not answered there yet"
-        advice = f"check the way from {names} to {source.label}; if its `replication` does not list that one, add it"
+        why = f"`replication` of {names} does not list {source.label}, or {source.label} has not answered {names} yet"
+        advice = f"check the network from {names} to {source.label}; if `replication` of {names} does not list "
+        advice += f"{source.label}, add it"
     elif followed:
-        why += f": {names} {does} {followed} only"
+        why += f": {names} {does} only {followed}"
     elif all(one.report is not None and one.report.upstreams_configured == 0 for one in members):
         why = f"`replication` of {names} is empty"
     return make(
@@ -171,7 +172,7 @@ def _rows_do_not_come(replica_set: ReplicaSet, members: Sequence[Member], source
         first,
         f"{what}, and {lack} {rows_text(missing)} of {source.label}",
         why,
-        f"{advice}; if it was taken out of the set on purpose, {expel(replica_set, first)}",
+        f"{advice}; if {first.label} was removed from the set on purpose, {expel(replica_set, first)}",
         [f"{one.label} is at {position(one.vclock)}" for one in (*members, source)],
         peer=source.uuid,
     )
@@ -199,11 +200,11 @@ def _mode(member: Member) -> str | None:
 
 
 def _not_followed(replica_set: ReplicaSet) -> Iterator[Finding]:
-    """Yield members that count for the quorum of elections, and whose votes do not reach some of the voters.
+    """Yield members that count for the quorum of elections, but whose votes do not reach some of the voters.
 
-    Unlike rows, votes are not forwarded by others. A member with `election_mode` off need not be followed. One whose
-    options are unknown is reported all the same: whether or not it votes, the others cannot elect a leader without it
-    once they are too few for a quorum of all members.
+    Unlike rows, votes are not forwarded. A member with `election_mode` off need not be followed. A member whose options
+    are unknown is still reported: whether or not it votes, the others cannot elect a leader without it once they are
+    too few for a quorum of all members.
     """
     if replica_set.failover != "election":
         return
@@ -236,9 +237,9 @@ def _votes_do_not_come(replica_set: ReplicaSet, member: Member, deaf: Sequence[M
     advice = f"add {label} to `replication` of {names}"
     if any(_may_wait_for(one.report) for one in deaf):
         is_missing += f", or has not answered {them} yet"
-        advice = f"check the way from {names} to {label}; if {their} `replication` does not list it, add it"
+        advice = f"check the network from {names} to {label}; if {their} `replication` does not list {label}, add it"
     if not is_known:
-        advice += "; if it only serves reads, let it join as an anonymous replica, which no quorum counts"
+        advice += "; if it only serves reads, let it join as an anonymous replica, which does not count for a quorum"
     return make(
         replica_set,
         Kind.NOT_FOLLOWED,
@@ -246,7 +247,7 @@ def _votes_do_not_come(replica_set: ReplicaSet, member: Member, deaf: Sequence[M
         member,
         f"{names} {do} not follow {label}: {what} {them}",
         f"{label} is a member and counts for the quorum, but {is_missing}{unknown}; a vote "
-        f"travels only to those that follow the voter, so elections may fail although enough members run",
+        f"reaches only the followers of the voter, so elections may fail although enough members run",
         advice,
         [f"{one.label} has no upstream {label}" for one in deaf],
         peer=deaf[0].uuid,
@@ -273,7 +274,7 @@ def _not_registered(replica_set: ReplicaSet, member: Member, others: Sequence[Me
         member,
         f"{member.label} runs, but is not a member of the replica set",
         f"`_cluster` of {names} has no row for it: it was expelled",
-        f"stop it; to let it come back, `flowstone rebootstrap DIR {for_command(others[0].address)}` with its data "
+        f"stop it; to bring it back, run `flowstone rebootstrap DIR {for_command(others[0].address)}` on its data "
         f"directory, then start it",
         [f"{member.label} is at {position(member.vclock)}"],
     )

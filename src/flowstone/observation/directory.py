@@ -1,7 +1,7 @@
-"""A directory of log files as it lies there: whose it is, how far it goes, and what of it can be read.
+"""Inspection of a directory of log files: which instance wrote it, from where to where it goes, what is readable.
 
-Reads everything once, over damage and gaps, through `history`; changes nothing. A process that runs on the directory is
-noticed by its lock, which is tried and let go. What is wrong with what was seen is for `directory_findings.py`.
+Reads every file once, past damage and gaps, through `history`; changes nothing. The directory's lock, which is acquired
+and released, shows whether a process runs on it. `directory_findings.py` draws the conclusions.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from flowstone.xlog.transactions import Transaction, TransactionError, group
 
 @dataclass(frozen=True)
 class Directory:
-    """What was seen."""
+    """The result of an inspection by `look_into`."""
 
     path: str
     listing: LogDirectory
     is_in_use: bool
     is_archive: bool
-    """What it is there for is the history; its files name the instance that was followed."""
+    """True for an archive. It exists for its history, and its files name the instance that was archived."""
 
     has_definitions: bool
-    """It is a spool, which begins in the middle of a log by design."""
+    """True for a spool, which begins in the middle of a log by design."""
 
     free_space: int
     instance_uuid: str | None
@@ -57,22 +57,22 @@ class Directory:
     """Files of other instances, with their UUIDs."""
 
     unreadable: tuple[XlogError, ...]
-    """Files whose text header makes no sense."""
+    """Errors of files whose text header cannot be parsed."""
 
     start: VClock
     end_of_logs: VClock
-    """The last row in any log; the newest snapshot may be newer."""
+    """Position of the last row in any log; the newest snapshot may be newer."""
 
     report: Report
     failure: FlowstoneError | None
-    """What ended the reading, where force did not help."""
+    """The error that ended the reading although `force` was set."""
 
     term: int = 0
     owner_id: int = 0
 
     @property
     def end(self) -> VClock:
-        """Of all that it has."""
+        """Position of the last row in any log or in the newest snapshot."""
         newest = self.listing.newest_snapshot()
         if newest is None or _uuid(newest) is None:
             return self.end_of_logs
@@ -80,26 +80,26 @@ class Directory:
 
     @property
     def logs(self) -> list[ListedFile]:
-        """Those of the instance itself that can be opened."""
+        """Readable logs of the instance itself."""
         return [log for log in self.listing.logs if _uuid(log) == self.instance_uuid]
 
     def has_snapshot_of(self, vclock: VClock) -> bool:
-        """A server that starts here needs no row up to there: the newest snapshot has what they did."""
+        """Return True if the newest snapshot covers `vclock`, so that a server needs no row up to there to start."""
         newest = self.listing.newest_snapshot()
         return newest is not None and _uuid(newest) is not None and vclock <= VClock(newest.meta.vclock)
 
     def lacks_file_before(self, path: str) -> bool:
-        """The log names the one that was written before it, and that is not there.
+        """Return True if the log names a preceding log that is missing.
 
-        Where rows are missing before a log that does not, they never were in a log here: the instance joined anew, and
-        got them as a snapshot. A real server names the last log before the join then, a node none.
+        Otherwise, rows that are missing before the log were never logged here: the instance rejoined and received them
+        in a snapshot. The first log after a rejoin names the last log before it on a real server, and none on a node.
         """
         number = next(number for number, log in enumerate(self.logs) if log.path == path)
         named = self.logs[number].meta.prev_vclock
         return named is not None and (number == 0 or named != self.logs[number - 1].meta.vclock)
 
     def needed(self) -> frozenset[str]:
-        """Paths of what a server reads when it starts: the newest snapshot and the logs from there on."""
+        """Return the paths that a server reads at start: the newest snapshot and the logs from there on."""
         newest = self.listing.newest_snapshot()
         if newest is None:
             return frozenset(log.path for log in self.listing.logs)
@@ -108,7 +108,7 @@ class Directory:
 
 
 def look_into(outside: Outside, path: str) -> Directory:
-    """Reads the directory; NoSuchLog where there is none, or no log in it."""
+    """Inspect the directory; raise NoSuchLog if it does not exist or contains no log files."""
     disk = outside.disk
     if disk.kind(path) != "directory":
         raise NoSuchLog(f"{path}: no such directory")
@@ -150,7 +150,7 @@ def look_into(outside: Outside, path: str) -> Directory:
 
 @dataclass
 class _Health:
-    """What a reading of everything meets."""
+    """Collects what a complete reading encounters: damage, gaps, and who owned the queue last."""
 
     report: Report = field(default_factory=Report)
     failure: FlowstoneError | None = None
@@ -169,7 +169,7 @@ class _Health:
             self.failure = error
 
     def check_snapshot(self, disk: Disk, path: str) -> None:
-        """A snapshot is complete or worthless, whether the logs begin with it or not."""
+        """Check a snapshot, even one that the logs do not start from: without its end, no server can use it."""
         known = set(self.report.skipped)
         with LogFile.open(disk, path, force=True) as file:
             for _ in file.slabs():
@@ -177,7 +177,7 @@ class _Health:
             skipped = list(file.skipped)
             ending = self.report.endings.pop(path, file.ending)
             if ending is not None and ending.kind is not EndingKind.COMPLETE:
-                why = f"it has no end marker, so it is not complete ({ending.what or 'it just stops'})"
+                why = f"no end marker, so the snapshot is not complete ({ending.what or 'the file just ends'})"
                 skipped.append(Skipped(path, ending.offset, file.file.size(), why))
         self.report.skipped += [one for one in skipped if one not in known]
 
@@ -194,11 +194,11 @@ class _Health:
                 self.term = max(self.term, body.term)
 
 
-# --- rows, for who compares ---
+# --- rows, for comparisons ---
 
 
 def digests_of(outside: Outside, directory: Directory, *, after: VClock | None = None) -> dict[tuple[int, int], int]:
-    """Of all rows that the logs hold; those that `after` covers may be left out."""
+    """Return the digests of all rows in the logs; rows that `after` covers may be left out."""
     logs = directory.logs
     if after is not None:
         covered = [number for number, log in enumerate(logs) if VClock(log.meta.vclock).without_zero() <= after]
@@ -209,7 +209,7 @@ def digests_of(outside: Outside, directory: Directory, *, after: VClock | None =
 def transactions_behind(
     outside: Outside, directory: Directory, point: VClock, limit: int
 ) -> tuple[tuple[Transaction, ...], Schema, bool]:
-    """Those that `point` does not cover, at most `limit` of them; the schema at the end; whether that is all."""
+    """Return at most `limit` transactions after `point`, the schema at the end, and whether these are all of them."""
     tracker = SchemaTracker()
     found: list[Transaction] = []
     is_whole = True
@@ -227,7 +227,7 @@ def transactions_behind(
 
 
 def _bases(directory: Directory) -> Iterator[ListedFile]:
-    """The snapshot that logs begin with; and the newest, where logs are missing, for what is defined in those."""
+    """Yield the snapshot that the logs start from and, if logs are missing, the newest one for their definitions."""
     snapshots = directory.listing.snapshots
     first = directory.listing.logs[0].signature if directory.listing.logs else 0
     yield from [file for file in snapshots if file.signature <= first][-1:] or snapshots[:1]
@@ -242,7 +242,7 @@ def _transactions(disk: Disk, logs: Iterable[ListedFile]) -> Iterator[Transactio
                 try:
                     yield from group(slab.rows())
                 except TransactionError:
-                    continue  # damage has cut it; the health of the directory tells of that
+                    continue  # cut short by damage, which `_Health` reports
 
 
 def _learn(disk: Disk, snapshot: ListedFile, tracker: SchemaTracker) -> None:
@@ -253,14 +253,14 @@ def _learn(disk: Disk, snapshot: ListedFile, tracker: SchemaTracker) -> None:
                 for row in slab.rows(defining):
                     tracker.apply(row.type, row.body)
     except XlogError:
-        return  # names are missing then
+        return  # rows are shown without names then
 
 
 # --- headers ---
 
 
 def _history(listing: LogDirectory) -> Iterator[ListedFile]:
-    """Every log, and the snapshot that they begin with."""
+    """Yield the snapshot that the logs start from, then every log."""
     first = listing.logs[0].signature if listing.logs else None
     bases = [file for file in listing.snapshots if first is None or file.signature <= first]
     yield from bases[-1:]
@@ -280,12 +280,13 @@ def _uuid(file: ListedFile) -> str | None:
 
 
 def _owner(listing: LogDirectory) -> str | None:
+    """Return the UUID of the instance that wrote the newest readable file, preferably a snapshot."""
     files = (*reversed(listing.snapshots), *reversed(listing.logs))
     return next((uuid for file in files if (uuid := _uuid(file)) is not None), None)
 
 
 def _end(disk: Disk, readable: list[ListedFile]) -> VClock:
-    """Where the last log begins, moved on by its rows."""
+    """Return the position of the last row in the logs."""
     logs = [file for file in readable if file.path.endswith(".xlog")]
     if not logs:
         return VClock()
@@ -297,7 +298,7 @@ def _end(disk: Disk, readable: list[ListedFile]) -> VClock:
 
 
 def _replicaset_uuid(disk: Disk, listing: LogDirectory) -> str | None:
-    """What `_schema` says in the newest snapshot; its rows stand at the beginning."""
+    """Return the replica set's UUID from `_schema` in the newest snapshot, where its rows come first."""
     newest = listing.newest_snapshot()
     if newest is None:
         return None

@@ -1,7 +1,7 @@
-"""What is wrong with directories of log files, each for itself and compared with each other.
+"""Findings about directories of log files: about each of them, and about pairs of them.
 
-Goes by what `directory.py` has seen. What keeps a server from starting is `stopped`; what costs a follower its history
-is a warning.
+Relies on what `directory.py` has read. A problem that keeps a server from starting is `stopped`; one that only affects
+followers and restores is a warning.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ from flowstone.xlog.reader import EndingKind
 from flowstone.xlog.transactions import CONTROL_TYPES
 
 SPACE_MIN: Final = 16 << 20
-"""Below so many bytes a server is about to stop: a log is written in pieces, and a row may be large."""
+"""Free bytes below which a server is about to stop: a log is written in chunks, and a row may be large."""
 
 COMPARED_MAX: Final = 1000
-"""Transactions of each side behind the fork point that are read; all are counted on the way."""
+"""Limit of transactions after the fork point that are kept of each side."""
 
-FORCE: Final = "`force_recovery = true` (`--force-recovery`) starts without what is damaged"
-
+FORCE: Final = "`force_recovery = true` (`--force-recovery`) starts a server without the damaged or missing rows"
 
 KEEP_ONE: Final = (
-    "decide which side to keep, save what only the other one has (`flowstone cat`), and let that one join anew: "
-    "`flowstone rebootstrap DIR URI`"
+    "decide which side to keep, save the rows that only the other side has (`flowstone cat`), and rejoin the other "
+    "side: `flowstone rebootstrap DIR URI`"
 )
 
 COVERED: Final = (
-    "a server starts from the snapshot all the same, but members that need these rows must join anew, and no moment "
-    "between can be restored; if logs were moved away, bring them back"
+    "a server still starts from the snapshot, but members that need these rows must rejoin, and no moment in between "
+    "can be restored; if logs were moved away, bring them back"
 )
-"""What to do about rows that are in no log, and in the newest snapshot."""
+"""Advice about rows that are in the newest snapshot, but in no log."""
 
 
 def directory_findings(directory: Directory) -> list[Finding]:
-    """What is wrong with one."""
+    """Return the findings about one directory."""
     return [
         *_damage(directory),
         *_torn(directory),
@@ -83,11 +82,11 @@ def _make(
 
 
 def _rejoin(directory: Directory) -> str:
-    return f"`flowstone rebootstrap {directory.path} URI`, and start it"
+    return f"`flowstone rebootstrap {directory.path} URI`, then start the server"
 
 
 def _severity(directory: Directory, path: str) -> Severity:
-    """What a server needs to start is worse than what only a follower may ask for."""
+    """Return `stopped` for a file that a server needs to start, `warning` for one that only followers may request."""
     return Severity.STOPPED if path in directory.needed() else Severity.WARNING
 
 
@@ -104,9 +103,9 @@ def _damage(directory: Directory) -> Iterator[Finding]:
             Kind.DAMAGED_LOG,
             _severity(directory, path),
             f"{path} is damaged",
-            f"at {places[0]}" + (f", and in {len(places) - 1} places more" if len(places) > 1 else ""),
-            f"take the data from another member: {_rejoin(directory)}. If there is none: {FORCE}, and "
-            f"`flowstone cat --force` reads what is left",
+            f"at {places[0]}" + (f", and in {len(places) - 1} more places" if len(places) > 1 else ""),
+            f"take the data from another member: {_rejoin(directory)}. If no other member has the data: {FORCE}, and "
+            f"`flowstone cat --force` prints the readable rows",
             [f"{path}: {place}" for place in places],
         )
     if directory.failure is not None and not found:
@@ -121,31 +120,32 @@ def _damage(directory: Directory) -> Iterator[Finding]:
 
 
 def _torn(directory: Directory) -> Iterator[Finding]:
-    """The end of what is being written right now is not torn, it is not there yet."""
+    """Yield files that end within a block, except the log that a running process is writing."""
     newest = directory.logs[-1].path if directory.logs else None
     for path, ending in directory.report.endings.items():
         if ending.kind is not EndingKind.TORN or (path == newest and directory.is_in_use):
             continue
         is_last = path == newest
         advice = (
-            "nothing, if a crash is known of: a server that starts here leaves the torn block out, and what was in it "
-            "was acknowledged to nobody unless wal_mode was `none` or the disk lied"
+            "nothing to do after a crash: a server that starts here skips the torn block, and no client got an "
+            "acknowledgement for its rows unless wal_mode was `none` or the disk lost confirmed writes"
             if is_last
-            else "the rows behind it are missing from this history: take them from another member"
+            else "the rows after the torn block are missing from this history: take them from another member"
         )
         yield _make(
             directory,
             Kind.TORN_LOG,
             Severity.WARNING if is_last else _severity(directory, path),
             f"{path} ends in the middle of a block",
-            f"it is whole up to byte {ending.offset}, the {ending.lost} bytes behind that mean nothing: {ending.what}",
+            f"it is intact up to byte {ending.offset}; the last {ending.lost} bytes are not a complete block: "
+            f"{ending.what}",
             advice,
             [f"{path}: torn at byte {ending.offset}, {ending.lost} bytes lost"],
         )
 
 
 def _gaps(directory: Directory) -> Iterator[Finding]:
-    """What an instance did not log because it joined anew is missing from nothing but an archive."""
+    """Yield gaps between logs. Rows that a rejoining instance received in a snapshot are a gap only in an archive."""
     for gap in directory.report.gaps:
         is_covered = directory.has_snapshot_of(VClock(gap.need))
         if is_covered and not directory.is_archive and not directory.lacks_file_before(gap.path):
@@ -155,12 +155,12 @@ def _gaps(directory: Directory) -> Iterator[Finding]:
             Kind.LOG_GAP,
             Severity.WARNING if is_covered else _severity(directory, gap.path),
             f"rows are missing before {gap.path}",
-            f"the logs before it end at {position(gap.have)}, it begins at {position(gap.need)}: {_missing(gap)}"
-            + ("; the newest snapshot has what they did" if is_covered else ""),
+            f"the logs before it end at {position(gap.have)}, but it begins at {position(gap.need)}; missing are "
+            f"{_missing(gap)}" + ("; the newest snapshot covers these rows" if is_covered else ""),
             COVERED
             if is_covered
             else f"bring the missing .xlog files back, or take the data from another member: {_rejoin(directory)}. "
-            f"{FORCE}",
+            f"Without them, {FORCE}",
             [gap.message],
         )
 
@@ -168,7 +168,7 @@ def _gaps(directory: Directory) -> Iterator[Finding]:
 def _missing(gap: LogGap) -> str:
     count = sum(last - first + 1 for _, first, last in gap.missing)
     ranges = ", ".join(f"{first}…{last} of replica {number}" for number, first, last in gap.missing)
-    return f"{rows_text(count)} ({ranges})" if gap.missing else "nobody knows how many"
+    return f"{rows_text(count)} ({ranges})" if gap.missing else "an unknown number of rows"
 
 
 def _snapshots(directory: Directory) -> Iterator[Finding]:
@@ -178,9 +178,9 @@ def _snapshots(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.NO_SNAPSHOT,
             Severity.STOPPED,
-            f"there is no snapshot in {directory.path}: no server can start from it",
-            f"its logs begin at {position(directory.start.to_mapping())}, and what was there before is in no file",
-            "bring the newest .snap file back (memtx_dir may be another directory than wal_dir), or let it join anew",
+            f"no snapshot in {directory.path}: no server can start from it",
+            f"its logs begin at {position(directory.start.to_mapping())}, and no file contains the data before that",
+            "bring the newest .snap file back (memtx_dir may differ from wal_dir), or rejoin the instance",
         )
     if newest is None or not directory.logs or newest.path in {error.path for error in directory.unreadable}:
         return
@@ -193,15 +193,16 @@ def _snapshots(directory: Directory) -> Iterator[Finding]:
         Severity.WARNING,
         f"the newest snapshot in {directory.path} is newer than all logs",
         f"{posixpath.basename(newest.path)} is at {position(at.to_mapping())}, the logs end at "
-        f"{position(directory.end_of_logs.to_mapping())}: what was written in between is in no log here",
+        f"{position(directory.end_of_logs.to_mapping())}: the rows in between are in no log here",
         COVERED,
     )
 
 
 def _is_log_lost(directory: Directory) -> bool:
-    """Behind the last log there is more than one snapshot: who made the first of them went on in a log of that name.
+    """Return True if more than one snapshot is newer than the last log.
 
-    With one alone the instance has joined anew, and has not written since.
+    An instance continues after a snapshot in a log of the same name, so the log of the first of them is lost. A single
+    newer snapshot means that the instance rejoined and has not written since.
     """
     last = directory.logs[-1].signature
     return sum(snapshot.signature > last for snapshot in directory.listing.snapshots) > 1
@@ -214,9 +215,10 @@ def _mixed(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.MIXED_DIRECTORY,
             Severity.STOPPED,
-            f"files of several instances are mixed in {directory.path}",
-            f"it belongs to instance {directory.instance_uuid}; {files} is of {directory.foreign[0][1]}",
-            "move the foreign files away, each instance needs a directory of its own",
+            f"{directory.path} contains files of several instances",
+            f"it belongs to instance {directory.instance_uuid}, but also contains files of {directory.foreign[0][1]}: "
+            f"{files}",
+            "move the foreign files away: each instance needs a directory of its own",
             [f"{file.path}: written by instance {uuid}" for file, uuid in directory.foreign],
         )
 
@@ -228,9 +230,9 @@ def _leftovers(directory: Directory) -> Iterator[Finding]:
             directory,
             Kind.LEFTOVER_FILES,
             Severity.WARNING,
-            f"files were left half written in {directory.path}",
-            f"{names}: a process ended while it wrote a snapshot or began a log",
-            "no server reads them: they can be deleted",
+            f"{directory.path} contains incomplete files",
+            f"a process exited while it was writing a snapshot or creating a log: {names}",
+            "delete them: no server reads them",
             directory.listing.leftovers,
         )
 
@@ -248,17 +250,16 @@ def _space(directory: Directory) -> Iterator[Finding]:
         Severity.STOPPED if is_full else Severity.WARNING,
         f"the disk of {directory.path} is full"
         if is_full
-        else f"the disk of {directory.path} has no room for one snapshot more",
-        f"{bytes_text(free)} are free where {directory.path} is; the newest snapshot has {bytes_text(snapshot_size)}",
-        "free space there: see who keeps old logs (`flowstone explain URI`, finding `retention`), delete snapshots "
-        "before the newest two, or let it have a larger disk; then start the server again if its replication has "
-        "stopped",
+        else f"the disk of {directory.path} has no room for another snapshot",
+        f"{bytes_text(free)} are free for {directory.path}; the newest snapshot takes {bytes_text(snapshot_size)}",
+        "free space: find the member that old logs are kept for (`flowstone explain URI`, finding `retention`), delete "
+        "all snapshots but the newest two, or enlarge the disk; then restart the server if its replication has stopped",
         [f"free: {free} bytes"],
     )
 
 
 def _undecided(directory: Directory) -> Iterator[Finding]:
-    """While a process runs on it, what waits is its business."""
+    """Yield pending synchronous transactions, unless a running process may still settle them."""
     first = directory.report.first_pending
     if first is None or directory.is_in_use:
         return
@@ -267,11 +268,12 @@ def _undecided(directory: Directory) -> Iterator[Finding]:
         directory,
         Kind.UNDECIDED,
         Severity.WARNING,
-        f"{rows_text(directory.report.rows_pending)} at the end of the log in {directory.path} are without a verdict",
-        f"the synchronous transaction {replica_id}:{lsn} and what stands behind it is neither confirmed nor rolled "
-        f"back in this log; the queue belongs to replica {directory.owner_id or replica_id}, term {directory.term}",
-        "start the members: the owner, or whoever is promoted next, decides about it. Do not take it for committed",
-        [f"first without a verdict: {replica_id}:{lsn}"],
+        f"the log in {directory.path} ends with {rows_text(directory.report.rows_pending)} of pending transactions",
+        f"the synchronous transaction {replica_id}:{lsn} and all rows after it are neither confirmed nor rolled back "
+        f"in this log; the queue belongs to replica {directory.owner_id or replica_id}, term {directory.term}",
+        "start the members: the owner of the queue, or the member that is promoted next, confirms these transactions "
+        "or rolls them back. Do not treat them as committed",
+        [f"first pending transaction: {replica_id}:{lsn}"],
     )
 
 
@@ -279,7 +281,7 @@ def _undecided(directory: Directory) -> Iterator[Finding]:
 
 
 def compare(outside: Outside, directories: Sequence[Directory]) -> list[Finding]:
-    """Where the histories of two directories part, and who runs as one member, for each two of them."""
+    """Return the findings about each pair of directories: diverged histories, and processes that run as one member."""
     found: list[Finding] = []
     for ours, theirs in combinations(directories, 2):
         if outside.disk.real_path(ours.path) == outside.disk.real_path(theirs.path):
@@ -294,7 +296,7 @@ def compare(outside: Outside, directories: Sequence[Directory]) -> list[Finding]
 
 
 def fork_of(outside: Outside, ours: Directory, theirs: Directory) -> tuple[Fork, bool]:
-    """Where the two part, and whether the same number was given to different rows."""
+    """Return where the two histories diverge, and whether the same LSNs denote different rows."""
     first, second = digests_of(outside, ours), digests_of(outside, theirs)
     point = common_point(ours.end, theirs.end, first, second)
     sides = []
@@ -306,7 +308,10 @@ def fork_of(outside: Outside, ours: Directory, theirs: Directory) -> tuple[Fork,
 
 
 def _run_as_one(ours: Directory, theirs: Directory) -> bool:
-    """A copy that nobody runs on is a backup; and an archive is of the instance that it follows."""
+    """Return True if a process runs on each of two copies of an instance's directory.
+
+    A copy on which no process runs is a backup; an archive carries the UUID of the instance that it follows.
+    """
     return ours.instance_uuid == theirs.instance_uuid is not None and all(
         one.is_in_use and not one.is_archive for one in (ours, theirs)
     )
@@ -314,7 +319,7 @@ def _run_as_one(ours: Directory, theirs: Directory) -> bool:
 
 def _copied(outside: Outside, ours: Directory, theirs: Directory) -> Finding:
     fork, _ = fork_of(outside, ours, theirs)
-    why = f"both are of instance {ours.instance_uuid}: one is a copy of the other, and a process runs on each"
+    why = f"both belong to instance {ours.instance_uuid}: one is a copy of the other, and a process runs on each"
     if fork.is_fork:
         why += f"; {fork.sentence()}"
     return _make(
@@ -323,7 +328,7 @@ def _copied(outside: Outside, ours: Directory, theirs: Directory) -> Finding:
         Severity.STOPPED,
         f"two processes run as one member: on {ours.path} and on {theirs.path}",
         why,
-        END_ONE + (", and save what only it has (`flowstone cat`)" if fork.is_fork else ""),
+        END_ONE + ("; first save the rows that only it has (`flowstone cat`)" if fork.is_fork else ""),
         fork.evidence() if fork.is_fork else (),
         peer=theirs.path,
     )
@@ -337,22 +342,22 @@ def _parted(outside: Outside, ours: Directory, theirs: Directory) -> Iterator[Fi
     is_contradiction = is_twice or decided
     why = fork.sentence()
     if is_twice:
-        why += ". The same numbers stand for different rows: " + (
-            "both are of one instance, and processes have run on each"
+        why += ". The same LSNs denote different rows: " + (
+            "both belong to one instance, and processes have written to each"
             if ours.instance_uuid == theirs.instance_uuid
-            else "one of them has lost rows and written others in their place"
+            else "one side lost rows and wrote others under their LSNs"
         )
     collisions = fork.collisions()
     if not is_contradiction and collisions:
-        why += f". Both have written the key {collisions[0]}" + (
-            f", and {len(collisions) - 1} keys more" if len(collisions) > 1 else ""
+        why += f". Both sides have written the key {collisions[0]}" + (
+            f", and {len(collisions) - 1} more keys" if len(collisions) > 1 else ""
         )
     is_stuck = is_contradiction or any(side.unlogged for side in fork.sides)
     yield _make(
         ours,
         Kind.SPLIT_BRAIN if is_contradiction else Kind.FORKED,
         Severity.STOPPED if is_stuck else Severity.WARNING,
-        f"the histories of {ours.path} and {theirs.path} part",
+        f"the histories of {ours.path} and {theirs.path} have diverged",
         why,
         KEEP_ONE if is_contradiction else _together(fork, is_colliding=bool(collisions)),
         fork.evidence(),
@@ -361,23 +366,24 @@ def _parted(outside: Outside, ours: Directory, theirs: Directory) -> Iterator[Fi
 
 
 def _together(fork: Fork, *, is_colliding: bool) -> str:
-    """How two come together where nothing contradicts."""
+    """Return how to merge two histories that do not contradict each other."""
     silent = [side for side in fork.sides if side.unlogged]
     if not silent and is_colliding:
         return (
-            "let the two follow each other with `replication_skip_conflict = true` on both, then set it back, and "
-            "`replace` the right tuple of each of these keys: else the first INSERT of one stops them"
+            "let the two follow each other with `replication_skip_conflict = true` on both (otherwise the first INSERT "
+            "of such a key stops them), then set it back, and `replace` the right tuple of each of these keys"
         )
     if not silent:
-        return "let the two follow each other: each takes what it lacks, if no keys collide"
+        return "let the two follow each other: each receives the rows that it lacks, unless keys collide"
     ours, theirs = fork.sides
     told = " and ".join(f"{side.label} has no log of {side.unlogged_text}" for side in silent)
     if len(silent) == 2 or is_colliding:
-        return f"the two cannot follow each other: {told}, so {KEEP_ONE}"
+        return f"the two cannot follow each other: {told}; {KEEP_ONE}"
     one, other = (ours, theirs) if ours.unlogged else (theirs, ours)
     return (
-        f"{other.label} cannot follow: {told}. Let {one.label} follow {other.label} until it has what it lacks; "
-        f"{other.label} then has nothing alone, and joins anew by itself when it is restarted to follow {one.label}"
+        f"{other.label} cannot follow: {told}. Let {one.label} follow {other.label} until it has all rows of "
+        f"{other.label}; then restart {other.label} as a follower of {one.label}: it rejoins by itself, as it has no "
+        f"rows that {one.label} lacks"
     )
 
 
@@ -386,8 +392,8 @@ def _other_set(ours: Directory, theirs: Directory) -> Finding:
         ours,
         Kind.WRONG_CLUSTER,
         Severity.WARNING,
-        f"{ours.path} and {theirs.path} are of different replica sets",
-        f"{ours.path} is of {ours.replicaset_uuid}, {theirs.path} of {theirs.replicaset_uuid}",
-        "one of them cannot follow the other; they have no common history",
+        f"{ours.path} and {theirs.path} belong to different replica sets",
+        f"{ours.path} belongs to {ours.replicaset_uuid}, {theirs.path} to {theirs.replicaset_uuid}",
+        "check the paths: instances of different replica sets have no common history and cannot follow each other",
         peer=theirs.path,
     )

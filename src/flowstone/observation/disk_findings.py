@@ -1,4 +1,4 @@
-"""Findings about the disk of a node: a log that cannot be written, and too little space for the next one.
+"""Findings about the disk of a node: a log that cannot be written, or too little space for the next one.
 
 Pure; a part of `explanation.py`. Only nodes report their disk; a real server shows nothing until a follower stops.
 """
@@ -37,17 +37,17 @@ def _failing(replica_set: ReplicaSet, member: Member, report: Report) -> Finding
     # A stopped upstream sends no more rows, so no further write would show that the disk works again.
     stopped = [peer.uuid for peer in report.replication if peer.upstream and peer.upstream.status == "stopped"]
     look = (
-        f"free space where {member.label} has its logs"
+        f"free space on the disk with the logs of {member.label}"
         if is_full
-        else f"see the disk of {member.label} and the system's log"
+        else f"check the disk of {member.label} and the system log"
     )
     if stopped:
         names = " and ".join(map(replica_set.label_of, stopped))
         result = f"Each was rolled back, and replication from {names} has stopped: it does not resume by itself"
-        advice = f"{look}, then {set_again(is_node=report.is_flowstone)}"
+        advice = f"{look}, then {set_again(member.label, is_node=report.is_flowstone)}"
     else:
         result = "Each was rolled back, and its client got an error"
-        advice = f"{look}; the next write shows whether it works again"
+        advice = f"{look}; the next write shows whether the log works again"
     return make(
         replica_set,
         Kind.DISK_FULL if is_full else Kind.LOG_FAILING,
@@ -56,7 +56,7 @@ def _failing(replica_set: ReplicaSet, member: Member, report: Report) -> Finding
         f"{member.label} cannot write its log",
         f"the last write failed: {failure}; {times} failed since it started. {result}",
         advice,
-        [f"{member.label}: {failures} failed, the last with {failure}"],
+        [f"{member.label}: {times} failed, the last one with {failure}"],
     )
 
 
@@ -65,7 +65,7 @@ def _room(replica_set: ReplicaSet, member: Member, report: Report) -> Iterator[F
     assert disk is not None
     if disk.failure is not None:
         what = f"{member.label} cannot read its directories"
-        advice = f"see the disk of {member.label} and the rights of its directories"
+        advice = f"check the disk of {member.label} and the permissions of its directories"
         yield make(replica_set, Kind.LOG_FAILING, Severity.WARNING, member, what, disk.failure, advice, [])
         return
     free = {"wal_dir": disk.wal_free_bytes, "memtx_dir": disk.memtx_free_bytes}
@@ -78,7 +78,7 @@ def _room(replica_set: ReplicaSet, member: Member, report: Report) -> Iterator[F
             Severity.WARNING,
             member,
             f"the disk of {member.label} is nearly full",
-            f"{rooms}, less than {bytes_text(FREE_BYTES_MIN)}, which one log may take",
-            f"free space where {member.label} has its data; else writes will fail",
+            f"{rooms}, less than the {bytes_text(FREE_BYTES_MIN)} that one log may take",
+            f"free space on the disk with the data of {member.label} before writes fail",
             [],
         )

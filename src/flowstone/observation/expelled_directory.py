@@ -11,14 +11,14 @@ from flowstone.outside import Outside
 
 
 async def expulsion_findings(outside: Outside, directory: Directory) -> list[Finding]:
-    """Return one finding if the logs show that the instance was a member and is not one any more.
+    """Return one finding if the logs show that the instance was a member and was expelled.
 
-    Archives and spools hold the files of another instance. Other reasons that prevent a start are not checked.
+    Archives and spools contain the files of another instance. Other reasons that prevent a start are not checked.
     """
     if directory.is_archive or directory.has_definitions or directory.unreadable or not directory.listing.snapshots:
         return []
     try:
-        # An instance that never was a member may be an anonymous replica: only a former member is wrong for certain.
+        # An instance that was never a member may be an anonymous replica, so only former members are reported.
         await check_files(outside, directory.listing, is_anonymous=True, force=True)
     except errors.Cfg as error:
         return [
@@ -29,11 +29,11 @@ async def expulsion_findings(outside: Outside, directory: Directory) -> list[Fin
                 label=directory.path,
                 what=f"no server can start from {directory.path}: its instance was expelled",
                 why=f"the row of {directory.instance_uuid} was deleted from `_cluster`",
-                advice=f"to let it join again: `flowstone rebootstrap {directory.path} URI`, and start it",
+                advice=f"to rejoin it, run `flowstone rebootstrap {directory.path} URI`, then start it",
                 evidence=(error.message,),
                 replicaset=directory.replicaset_uuid,
             )
         ]
     except (FlowstoneError, OSError):
-        return []  # the collector of a running server may delete a listed log
+        return []  # the garbage collector of a running server may delete a listed log
     return []

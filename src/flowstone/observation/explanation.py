@@ -1,8 +1,8 @@
-"""Why a replica is stopped or behind, from what the servers report: replica sets in, findings out.
+"""Explains from the reports of servers why a replica has stopped or lags: replica sets in, findings out.
 
-Pure, and cheap enough to be called with every look at the servers: what it concludes, it concludes from one moment.
-Whatever needs a question more (the rows of a conflict, how fast somebody catches up, the files) is for
-`investigation.py`, which begins with what is found here. What a server says is data of any shape: nothing is raised.
+Pure, and cheap enough to run on every survey, as it relies on one moment only. `investigation.py` starts from these
+findings and adds what takes further queries (the rows of a conflict, the rate of catching up, the files). Servers may
+report data of any shape; nothing here raises.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from flowstone.observation.wording import expel, make, position, rows_text, seco
 FAILED: Final = frozenset({"stopped", "disconnected", "loading"})
 
 SILENT_SECONDS: Final = 2.0
-"""Who is followed is heard every `replication_timeout`, a second unless told otherwise."""
+"""Idle time after which a link counts as silent: masters send a heartbeat every `replication_timeout`, usually 1 s."""
 
 RETENTION_ROWS: Final = 10_000
-"""So many rows kept for a member are worth a word beside the reason for which it does not take them."""
+"""From this number of kept rows on, `retention` is reported in addition to the reason why the member lacks them."""
 
 SKEW_SECONDS: Final = 2.0
 SKEW_MAX: Final = 1e8
-"""A lag of years is that of who has heard nothing yet, or of heartbeats that tell no time."""
+"""A lag of years is no skew: the follower has received nothing yet, or heartbeats without a timestamp."""
 
 _MUTUAL: Final = {
-    Kind.UNREACHABLE: "do not reach each other",
-    Kind.SPLIT_BRAIN: "have gone different ways, and do not follow each other",
+    Kind.UNREACHABLE: "cannot reach each other",
+    Kind.SPLIT_BRAIN: "have diverged and do not follow each other",
 }
-"""What two members may say of each other, in words for both."""
+"""Problems that two members may report of each other, worded for both."""
 
 _ORDER: Final = {severity: number for number, severity in enumerate(Severity)}
 
 
 def explain(sets: Sequence[ReplicaSet]) -> tuple[Finding, ...]:
-    """What is wrong, the worst first; empty where nothing is."""
+    """Return the findings about the replica sets, the worst first."""
     findings = [finding for replica_set in sets for finding in _of_set(replica_set)]
     return in_order(findings)
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The worst first, and causes before what they bring about, which is the order of the kinds.
+    """Sort the findings: the worst first, and causes before their consequences, which is the order of the kinds.
 
-    A lost quorum is before its causes: until it is there again, nobody is expelled, and nothing else is put right.
+    A lost quorum comes before its causes: until it is restored, no member can be expelled and nothing else repaired.
     """
     kinds = [Kind.QUORUM_LOST, *(kind for kind in Kind if kind is not Kind.QUORUM_LOST)]
     return tuple(sorted(findings, key=lambda one: (_ORDER[one.severity], kinds.index(one.kind))))
@@ -77,43 +77,44 @@ def _of_set(replica_set: ReplicaSet) -> Iterator[Finding]:
 
 
 def _unreachable(replica_set: ReplicaSet, member: Member) -> Finding:
-    """We cannot ask it. Others may reach it all the same."""
+    """Report a member that could not be queried from here; other members may still reach it."""
     assert member.unreachable is not None
     reason, hint = member.unreachable.reason, member.unreachable.hint
     label = member.label
-    evidence = [f"asked at {member.unreachable.address}: {quoted(reason)}", *_links_told(replica_set, member)]
+    evidence = [f"query to {member.unreachable.address}: {quoted(reason)}", *_links_told(replica_set, member)]
     is_alive = any(link.is_following for link in _links_of(replica_set, member))
     if member.unreachable.is_denied:
         kind = cause_of(reason, Between("flowstone", label)).kind
         kind = kind if kind in (Kind.NO_RIGHTS, Kind.WRONG_PASSWORD) else Kind.NO_RIGHTS
-        what, why = f"{label} cannot be asked how it is", f"it refuses us: {quoted(reason)}"
+        what, why = f"{label} cannot be queried", f"it denies access: {quoted(reason)}"
         advice = hint or "check user and password, and grant the user the right to call `box.info`"
         return make(replica_set, kind, Severity.WARNING, member, what, why, advice, evidence)
     if is_alive:
-        what, why = f"{label} does not answer us, but replicates", f"from here: {quoted(reason)}; members reach it"
+        what = f"{label} replicates, but does not answer queries from here"
+        why = f"the query failed: {quoted(reason)}; other members reach it"
         advice = hint or "check the address, and whether its port is open from here"
         return make(replica_set, Kind.UNREACHABLE, Severity.WARNING, member, what, why, advice, evidence)
     if cause_of(reason, Between("flowstone", label)).kind is Kind.STARTING:
         what, why = f"{label} is starting", f"it answers: {quoted(reason)}"
-        advice = "wait; its log tells how far it is, and who does not let it join"
+        advice = "wait; its log shows the progress, and which member refuses its join"
         return make(replica_set, Kind.STARTING, Severity.WARNING, member, what, why, advice, evidence)
     if "refused" in reason:
-        state, look = "it does not run, or listens elsewhere", "start it, or see its log for why it ended"
+        state, look = "it does not run, or listens elsewhere", "start it, or check its log for why it exited"
     else:
-        state = "it hangs, or the way to it is cut"
-        look = "see whether its process or its machine stands still, and whether its port is open from here"
+        state = "it hangs, or the network to it is broken"
+        look = "check whether its process or its machine hangs, and whether its port is open from here"
     advice = hint or f"{look}; if it is gone for good, {expel(replica_set, member)}"
-    what, why = f"{label} is not there", f"{quoted(reason)}: {state}"
+    what, why = f"{label} is unreachable", f"{quoted(reason)}: {state}"
     return make(replica_set, Kind.UNREACHABLE, Severity.STOPPED, member, what, why, advice, evidence)
 
 
 def _is_seen_by_nobody(replica_set: ReplicaSet, member: Member) -> bool:
-    """Nobody whom it could follow, and nobody who could follow it, has a connection; we have asked all of them."""
+    """Return True if no server has a link with the member, and all masters, which would show one, were queried."""
     if not member.id or any(True for _ in _links_of(replica_set, member)):
         return False
     answered = {one.uuid for one in replica_set.members if one.report is not None}
     if all(is_cut_off(one) for one in replica_set.members if one.report is not None):
-        return False  # no member that answered could have seen it
+        return False  # no member that answered could know of a link
     return all(link.master in answered for link in replica_set.links)
 
 
@@ -123,8 +124,8 @@ def _gone(replica_set: ReplicaSet, member: Member) -> Finding:
         Kind.UNREACHABLE,
         Severity.WARNING,
         member,
-        f"{member.label} is a member of the set, and nobody has a connection with it",
-        f"it is row {member.id} of `_cluster`, and no server that was asked follows it or is followed by it",
+        f"{member.label} is a member of the replica set, but has no connection to any other member",
+        f"it has id {member.id} in `_cluster`, but none of the queried servers follows it or is followed by it",
         f"start it; if it is gone for good, {expel(replica_set, member)}",
         [],
     )
@@ -137,8 +138,8 @@ def _of_member(replica_set: ReplicaSet, member: Member, report: Report) -> Itera
         yield _orphan(replica_set, member, report)
     elif report.status == "loading":
         what = f"{member.label} is starting"
-        advice = "wait; its log tells how far it is"
-        yield make(replica_set, Kind.STARTING, Severity.WARNING, member, what, "it reads its files", advice, [])
+        advice = "wait; its log shows the progress"
+        yield make(replica_set, Kind.STARTING, Severity.WARNING, member, what, "it is reading its files", advice, [])
     yield from disk_findings(replica_set, member, report)
     if member.copy is not None:
         yield _copied(replica_set, member, member.copy)
@@ -150,7 +151,10 @@ def _of_member(replica_set: ReplicaSet, member: Member, report: Report) -> Itera
 
 
 def _copied(replica_set: ReplicaSet, member: Member, other: str) -> Finding:
-    """Both may follow at first, and each then loses what the other writes: nobody keeps two rows with one number."""
+    """Report two processes with one UUID.
+
+    Both may follow at first, but then each loses the rows of the other: no member keeps two rows with one LSN.
+    """
     what = f"two processes run as one member: {member.label} and {other}"
     why = f"both have the UUID {member.uuid}: one runs on a copy of the other's data directory"
     return make(replica_set, Kind.COPIED_INSTANCE, Severity.STOPPED, member, what, why, END_ONE, [])
@@ -162,16 +166,16 @@ def _orphan(replica_set: ReplicaSet, member: Member, report: Report) -> Finding:
     why = (
         f"it has not caught up with {names}"
         if waiting
-        else "it has reached too few of the servers in its `replication` since it started; those that it never "
-        "reached are not shown by `box.info`"
+        else "it has reached too few of the servers in its `replication` since it started; `box.info` does not show "
+        "servers that it never reached"
     )
     advice = (
-        "bring back whom it waits for, or correct `replication` there; to go on without them: "
-        "`box.cfg{replication_connect_quorum = 0}` (2.6 to 2.10, bootstrap_strategy legacy), or leave them out of "
+        "start the servers that it waits for, or correct its `replication`; to continue without them: "
+        "`box.cfg{replication_connect_quorum = 0}` (2.6 to 2.10, bootstrap_strategy legacy), or remove them from its "
         "`replication`"
     )
     told = [_upstream_told(replica_set, peer) for peer in waiting]
-    what = f"{member.label} is an orphan: it takes no writes"
+    what = f"{member.label} is an orphan: it accepts no writes"
     return make(replica_set, Kind.ORPHAN, Severity.STOPPED, member, what, why, advice, told)
 
 
@@ -187,7 +191,7 @@ def _retention(replica_set: ReplicaSet, member: Member, report: Report, consumer
     gone = replica_set.member(uuid)
     is_told = gone is not None and (gone.report is not None or gone.unreachable is not None)
     if is_told and kept < RETENTION_ROWS:
-        return  # what is in its way is told, or that it is not there
+        return  # another finding says that it is unreachable, or why it does not follow
     label = replica_set.label_of(uuid)
     yield make(
         replica_set,
@@ -195,8 +199,8 @@ def _retention(replica_set: ReplicaSet, member: Member, report: Report, consumer
         Severity.WARNING,
         member,
         f"{member.label} keeps its logs for {label}, which does not follow it: its disk will fill",
-        f"{label} has the rows up to {position(consumer.vclock)}; the {rows_text(kept)} behind that, up to "
-        f"{position(report.vclock)}, may not be deleted until it takes them or is no member any more",
+        f"{label} has the rows up to {position(consumer.vclock)}; the logs with the next {rows_text(kept)}, up to "
+        f"{position(report.vclock)}, are not deleted until {label} receives these rows or is expelled",
         f"bring {label} back; if it is gone for good, {expel(replica_set, gone)}",
         [f"box.info.gc() of {member.label}: consumer {quoted(consumer.name)} at {position(consumer.vclock)}"],
         peer=uuid,
@@ -204,7 +208,7 @@ def _retention(replica_set: ReplicaSet, member: Member, report: Report, consumer
 
 
 def _clock_skew(replica_set: ReplicaSet, member: Member, peer: Peer) -> Iterator[Finding]:
-    """Rows and heartbeats come right now, and carry a time that is not now."""
+    """Report rows and heartbeats that arrive now, but carry a timestamp of another time."""
     upstream = peer.upstream
     if upstream is None or upstream.status not in FOLLOWING or upstream.lag is None or peer.uuid == member.uuid:
         return
@@ -213,21 +217,21 @@ def _clock_skew(replica_set: ReplicaSet, member: Member, peer: Peer) -> Iterator
     is_late = lag > SKEW_SECONDS + idle and link is not None and link.lag_lsn == 0
     back = _lag_back(replica_set, member, peer)
     if is_late and back is not None and back >= -SKEW_SECONDS:
-        return  # the rows were late: with wrong clocks, the lag in the other direction would be negative
+        return  # the rows are late: if the clocks differed, the lag in the other direction would be negative
     if not (lag < -SKEW_SECONDS or is_late) or abs(lag) > SKEW_MAX:
         return
     label = replica_set.label_of(peer.uuid)
-    ahead = "ahead of" if lag < 0 else "behind"
+    when, theirs, ours = ("in the future", "fast", "slow") if lag < 0 else ("in the past", "slow", "fast")
     yield make(
         replica_set,
         Kind.CLOCK_SKEW,
         Severity.WARNING,
         member,
-        f"the clocks of {label} and {member.label} differ: the lag in seconds is wrong by that",
-        f"what came {seconds_text(idle)} ago carries a time {seconds_text(abs(lag))} {'ahead' if lag < 0 else 'ago'}: "
-        f"the clock of {label} is {ahead} that of {member.label}",
-        "let both machines take their time from NTP. Rows are not harmed by it, but a server that starts stays an "
-        "orphan for as long as the lag is above `replication_sync_lag`",
+        f"the clocks of {label} and {member.label} differ: the lag in seconds is wrong by the difference",
+        f"the last message, received {seconds_text(idle)} ago, has a timestamp {seconds_text(abs(lag))} {when}: the "
+        f"clock of {label} is {theirs}, or that of {member.label} is {ours}",
+        "synchronize the clocks of both machines with NTP. Rows are not affected, but a server that starts stays an "
+        "orphan while the lag exceeds `replication_sync_lag`",
         [_upstream_told(replica_set, peer)],
         peer=peer.uuid,
     )
@@ -255,7 +259,7 @@ def _of_links(replica_set: ReplicaSet) -> Iterator[Finding]:
         if link.status in FAILED or (link.message and not link.is_following):
             finding = _failed(replica_set, link, follower, master)
             if finding.kind is Kind.COPIED_INSTANCE and follower.copy is not None:
-                continue  # it is told with both addresses
+                continue  # `_copied` reports it with both addresses
             if finding.kind is Kind.UNREACHABLE and master.report is None:
                 unreached.setdefault(master.uuid, []).append(link)
             elif finding.kind in _MUTUAL:
@@ -274,7 +278,7 @@ def _of_links(replica_set: ReplicaSet) -> Iterator[Finding]:
 
 
 def _parted(found: dict[tuple[str, str], Finding]) -> Iterator[Finding]:
-    """Two that say the same of each other are one finding."""
+    """Merge the findings of two members that report the same problem of each other."""
     for (follower, master), finding in found.items():
         back = found.get((master, follower))
         if back is None or back.kind is not finding.kind:
@@ -288,15 +292,15 @@ def _parted(found: dict[tuple[str, str], Finding]) -> Iterator[Finding]:
 
 
 def _is_told_already(follower: Member) -> bool:
-    """A master's word on a follower that does not answer anyhow; and anonymous ones come and go."""
+    """Return True if the link needs no finding: the follower is reported as unreachable, or is anonymous."""
     return follower.report is None and (follower.unreachable is not None or not follower.id)
 
 
 def _failed(replica_set: ReplicaSet, link: Link, follower: Member, master: Member) -> Finding:
-    """The follower says why; or the master, of one that we have not asked."""
+    """Report a failed link by the follower's message, or by the master's if the follower was not queried."""
     side = _side(follower, master)
     between = between_of(replica_set, follower, master)
-    message = link.message or f"the link is {link.status}, and nobody says why"
+    message = link.message or f"the link is {link.status}, without a message"
     is_silent = link.message is None and link.status == "stopped" and follower.report is not None
     cause = log_not_written(between) if is_silent else cause_of(message, between, side)
     if follower.report is None and cause.kind is Kind.REPLICATION_STOPPED:
@@ -321,25 +325,25 @@ def _failed(replica_set: ReplicaSet, link: Link, follower: Member, master: Membe
 
 
 def _gone_away(replica_set: ReplicaSet, follower: Member, master: Member, message: str) -> Cause:
-    """A connection that ended, by the word of the master alone: it answers, so it is the follower that is not there."""
-    why = f"its connection to {master.label} ended ({quoted(message)}); it was not asked: its address is not known here"
+    """Return the cause of a lost connection that only the master reports: the master runs, so the follower is down."""
+    why = f"its connection to {master.label} ended ({quoted(message)}); it was not queried: its address is unknown here"
     advice = (
-        f"see whether {follower.label} runs, and its log for why it ended or cannot come back: full disk, wrong "
-        f"password; `flowstone explain` with its address, too, says more. If it is gone for good, "
+        f"check whether {follower.label} runs, and its log for why it exited or cannot reconnect (full disk, wrong "
+        f"password); add its address to `flowstone explain` to find out more. If it is gone for good, "
         f"{expel(replica_set, follower)}"
     )
     return Cause(Kind.UNREACHABLE, Severity.STOPPED, why, advice)
 
 
 def between_of(replica_set: ReplicaSet, follower: Member, master: Member) -> Between:
-    """Who cannot follow whom, with what of the set it depends on what may be done about it."""
+    """Describe a failed link, with everything about the set that the advice depends on."""
     return Between(
         follower.label,
         master.label,
         master.address,
         follower.address,
         replica_set.uuid,
-        # Of a master that did not answer nobody knows whom it follows.
+        # The upstreams of a master that did not answer are unknown.
         gets_back=master.report is None or replica_set.gets_rows_of(master.uuid, follower.uuid),
         conflicting=tuple(replica_set.label_of(link.follower) for link in replica_set.links if _is_conflict(link)),
         is_node=follower.report.is_flowstone if follower.report is not None else None,
@@ -351,12 +355,12 @@ def _is_conflict(link: Link) -> bool:
 
 
 def _teller(follower: Member, master: Member) -> str:
-    """Whose word it is."""
+    """Return which end of the link reports the message."""
     return f"upstream at {follower.label}" if follower.report is not None else f"downstream at {master.label}"
 
 
 def _side(follower: Member, master: Member) -> str | None:
-    """What the operating system said."""
+    """Return the message of the operating system, if the link reports one."""
     report, other = (follower.report, master) if follower.report is not None else (master.report, follower)
     peer = next((one for one in report.replication if one.uuid == other.uuid), None) if report is not None else None
     if peer is None:
@@ -366,7 +370,7 @@ def _side(follower: Member, master: Member) -> str | None:
 
 
 def _not_there(replica_set: ReplicaSet, master: Member, links: Sequence[Link]) -> Finding:
-    """One finding for a member that several cannot reach, and that we were not told to ask."""
+    """Report a member that others cannot reach and that was not queried, once for all of them."""
     followers = ", ".join(replica_set.label_of(link.follower) for link in links)
     reasons = "; ".join(dict.fromkeys(quoted(link.message or link.status) for link in links))
     return make(
@@ -374,9 +378,9 @@ def _not_there(replica_set: ReplicaSet, master: Member, links: Sequence[Link]) -
         Kind.UNREACHABLE,
         Severity.STOPPED,
         master,
-        f"{master.label} is not there",
+        f"{master.label} is unreachable",
         f"{followers} cannot reach it: {reasons}",
-        f"start it, or see its log for why it ended; if it is gone for good, {expel(replica_set, master)}",
+        f"start it, or check its log for why it exited; if it is gone for good, {expel(replica_set, master)}",
         _links_told(replica_set, master),
     )
 
@@ -384,26 +388,26 @@ def _not_there(replica_set: ReplicaSet, master: Member, links: Sequence[Link]) -
 def _behind(replica_set: ReplicaSet, link: Link, follower: Member, master: Member) -> Finding:
     lag, idle, missing = link.lag or 0.0, link.idle or 0.0, link.lag_lsn or 0
     if idle >= SILENT_SECONDS:
-        why = f"it has heard nothing from {master.label} for {seconds_text(idle)}: the way is cut or clogged, or the "
-        why += f"process of {master.label} stands still"
+        why = f"it has received nothing from {master.label} for {seconds_text(idle)}: the network is broken or "
+        why += f"congested, or the process of {master.label} hangs"
     else:
-        why = f"rows come, the last of them {seconds_text(idle)} ago, but later than they are written: it applies them "
-        why += "more slowly than they come, or the network is too slow for them"
+        why = f"rows arrive, the last one {seconds_text(idle)} ago, but late: it applies them more slowly than they "
+        why += "arrive, or the network is too slow"
     return make(
         replica_set,
         Kind.BEHIND,
         Severity.BEHIND,
         follower,
-        f"{follower.label} is behind {master.label} by {rows_text(missing)} and {seconds_text(lag)}",
+        f"{follower.label} lags {master.label} by {rows_text(missing)} and {seconds_text(lag)}",
         why,
-        f"see load and disk of {follower.label} and the network between the two; `flowstone explain` with both "
-        f"addresses measures how fast it catches up",
+        f"check the load and the disk of {follower.label}, and the network between the two; `flowstone explain` with "
+        f"both addresses measures how fast it catches up",
         [f"{one.label} is at {position(one.vclock)}" for one in (follower, master)],
         peer=master.uuid,
     )
 
 
-# --- words ---
+# --- evidence ---
 
 
 def _links_of(replica_set: ReplicaSet, member: Member) -> Iterator[Link]:

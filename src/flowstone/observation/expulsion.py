@@ -1,6 +1,6 @@
-"""What it means to take a member out of its replica set: who does it, what is lost with it, and whether a quorum stays.
+"""Plans the expulsion of a member: who deletes its row, which rows are lost with it, and whether a quorum remains.
 
-Pure. The row of `_cluster` is deleted by somebody who can write; all others learn it from there.
+Pure. A writable member deletes the row from `_cluster`; replication brings the deletion to all others.
 """
 
 from __future__ import annotations
@@ -18,68 +18,70 @@ from flowstone.observation.wording import position, rows_text
 
 
 class NoSuchMember(FlowstoneError):
-    """Nobody of the replica set is called so."""
+    """No member of the replica set has this id, UUID, name or address."""
 
 
 class Expulsion(msgspec.Struct, frozen=True, kw_only=True):
-    """A member that is to go, and what that means."""
+    """The member to expel, and the consequences."""
 
     member: Member
     asked: Member
     by: Member
-    """Who deletes its row."""
+    """The member that deletes the row."""
 
     alone: dict[int, tuple[int, int]]
-    """What it has and nobody else that answered: by replica id the first and the last LSN."""
+    """Rows that no other live member has: first and last LSN by replica id."""
 
     members_left: int
     alive_left: int
     quorum_left: int | None
-    """Of those that are left; None where no member shows how it is counted."""
+    """Quorum of the remaining members; None if no member reports how to compute it."""
 
     listed_by: tuple[Member, ...] = ()
-    """Other members that answered, and whose `replication` lists the member."""
+    """Other members that answered and whose `replication` lists the member."""
 
     @property
     def has_quorum(self) -> bool | None:
         return None if self.quorum_left is None else self.alive_left >= self.quorum_left
 
     def objections(self) -> Iterator[str]:
-        """Why it should not be done without being forced."""
+        """Yield the reasons not to expel the member unless forced."""
         label = self.member.label
         if self.member.uuid == self.asked.uuid:
-            yield f"{label} is the member that was asked itself"
+            yield f"{label} is the member at the given URI itself"
         if self.member.is_leader:
-            yield f"{label} leads"
+            yield f"{label} is the leader"
         if self.alone:
             yield f"only {label} has {alone_text(self.alone)}"
         if self.has_quorum is False:
             yield f"no quorum is left without {label}: {self._left()}"
 
     def consequences(self) -> Iterator[str]:
-        """In words, a sentence each."""
+        """Yield the consequences of the expulsion, one sentence each."""
         if self.member.report is not None:
-            bound = "it will neither replicate nor take writes any more"
+            bound = "it will no longer replicate or accept writes"
             if not self.member.report.is_flowstone:
-                bound = "it will follow nobody any more, but may go on taking writes: stop it"
-            yield f"it runs: {bound}; it keeps its data until somebody deletes them"
+                bound = "it will no longer replicate, but may still accept writes: stop it"
+            yield f"it is running: {bound}; its data stay until they are deleted"
         else:
-            yield f"it does not answer; the others know that it was at {position(self.member.vclock)} at least"
+            yield f"it does not answer; the other members know that it reached at least {position(self.member.vclock)}"
         yield (
-            f"only there: {alone_text(self.alone)}" if self.alone else "no rows are known to exist only on this member"
+            f"rows that exist only on this member: {alone_text(self.alone)}"
+            if self.alone
+            else "no rows are known to exist only on this member"
         )
-        verdict = {None: "how many make a quorum is not known", True: "a quorum is left", False: "NO QUORUM IS LEFT"}
+        verdict = {None: "the quorum is unknown", True: "a quorum is left", False: "NO QUORUM IS LEFT"}
         yield f"{self._left()}: {verdict[self.has_quorum]}"
 
     def afterwards(self) -> str:
         """Return what remains to be done on the other members, as a sentence."""
         if not self.listed_by:
             return (
-                "take the member out of `replication` in the configuration of the other members, if it is listed there"
+                "remove the member from `replication` in the configuration of the other members, if it is listed there"
             )
         others = " and ".join(each.label for each in self.listed_by)
         return (
-            f"unless a new member gets its address, take {self.member.label} out of `replication` of {others}; while "
+            f"unless a new member gets its address, remove {self.member.label} from `replication` of {others}; while "
             "`replication` lists an expelled member, a start may wait the whole `replication_connect_timeout` for it"
         )
 
@@ -89,10 +91,10 @@ class Expulsion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(one: ReplicaSet, asked: Member, wanted: str, *, before: VClock | None = None) -> Expulsion:
-    """For the member that `wanted` names, as seen from the one that was asked.
+    """Plan the expulsion of the member that `wanted` names; `asked` is the member at the operator's URI.
 
-    `before` is where the member was in an earlier look: members answer one after the other, and rows that are written
-    meanwhile seem to be nowhere but at the last of them.
+    `before` is the member's position in an earlier survey: members answer one after another, so rows that are written
+    in between seem to exist only on the member that answers last.
     """
     member = one.find(wanted)
     if member is None or not member.id:
@@ -113,40 +115,46 @@ def plan(one: ReplicaSet, asked: Member, wanted: str, *, before: VClock | None =
 
 
 def _lists(member: Member, uuid: str) -> bool:
-    """Return True if the member has an applier for `uuid`: then its `replication` has the address."""
+    """Return True if the member has an applier for `uuid`, so that its `replication` lists that address."""
     peers = member.report.replication if member.report is not None else ()
     return any(peer.uuid == uuid and peer.upstream is not None for peer in peers)
 
 
 def no_such_member(one: ReplicaSet, wanted: str, why: str | None = None) -> NoSuchMember:
-    """Return the error about a member that is not in the set, with those that are."""
+    """Return the error for an unknown member; its hint lists the members."""
     known = ", ".join(f"{each.id} ({each.label})" for each in one.members if each.id)
-    hint = f"there are {known}" if why is None else f"{why}; there are {known}"
-    return NoSuchMember(f"{wanted} is no member of the replica set {one.label}", hint=hint)
+    hint = f"its members are {known}" if why is None else f"{why}; its members are {known}"
+    return NoSuchMember(f"{wanted} is not a member of the replica set {one.label}", hint=hint)
 
 
 def _writer(one: ReplicaSet, member: Member, asked: Member, others: list[Member]) -> Member:
-    """The leader; without one whoever was asked, or anybody, who can write. Nobody can delete the row of its own."""
+    """Return the member that deletes the row: the leader, else `asked`, else any other writable member.
+
+    A member cannot delete its own row.
+    """
     writable = [each for each in others if each.mode == "rw"]
     chosen = [*(each for each in writable if each.is_leader), *(each for each in writable if each == asked), *writable]
     if chosen:
         return chosen[0]
     if member.mode == "rw":
-        hint = "promote another one, or make one writable: nobody can delete its own row"
-        raise FlowstoneError(f"no other member of {one.label} can be written to", hint=hint)
+        hint = "promote another member, or make one writable: a member cannot delete its own row"
+        raise FlowstoneError(f"no other member of {one.label} is writable", hint=hint)
     lost = lost_quorum(one)
-    why, hint = (f": {lost.what}", lost.advice) if lost is not None else ("", "promote one, or make one writable")
-    raise FlowstoneError(f"no member of {one.label} can be written to{why}", hint=hint)
+    why, hint = (f": {lost.what}", lost.advice) if lost is not None else ("", "promote a member, or make one writable")
+    raise FlowstoneError(f"no member of {one.label} is writable{why}", hint=hint)
 
 
 def _quorum(members: list[Member], count: int) -> int | None:
-    """By the word of the first that tells. Who writes goes before: on that one alone it may have been lowered."""
+    """Return the quorum of `count` members by the options of the first member that reports them.
+
+    The writer comes first in `members`: an operator may have lowered the quorum only there.
+    """
     told = (each.report.quorum_of(count) for each in members if each.report is not None)
     return next((quorum for quorum in told if quorum is not None), None)
 
 
 def alone_text(alone: dict[int, tuple[int, int]]) -> str:
-    """`3 rows, 5..7 of replica 3`"""
+    """Return rows as text, such as `3 rows, 5..7 of replica 3`."""
     count = sum(last - first + 1 for first, last in alone.values())
     spans = (
         f"{first}..{last} of replica {number}" if last > first else f"{first} of replica {number}"

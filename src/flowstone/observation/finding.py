@@ -1,4 +1,4 @@
-"""What is wrong with a replica set, said so that somebody who was just woken up knows what to do."""
+"""Findings: what is wrong with a replica set or a data directory, why, and what an operator should do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Severity(StrEnum):
-    """How bad it is: nothing moves, it moves but not as it should, or it will not for long."""
+    """`stopped`: does not work; `behind`: works, but too slowly; `warning`: will fail soon, or could not be checked."""
 
     STOPPED = "stopped"
     BEHIND = "behind"
@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
 
 class Kind(StrEnum):
-    """A word for programs. What each means, and what to do, is in `docs/reference/findings.md`."""
+    """Code of a finding, for programs. `docs/reference/findings.md` describes each code and what to do about it."""
 
     # Why a member does not follow another.
     SPLIT_BRAIN = "split_brain"
@@ -37,7 +37,7 @@ class Kind(StrEnum):
     REPLICATION_STOPPED = "replication_stopped"
     NOT_FOLLOWING = "not_following"
     NOT_FOLLOWED = "not_followed"
-    # How a member or the set is.
+    # The state of a member or of the replica set.
     LOG_FAILING = "log_failing"
     ORPHAN = "orphan"
     QUORUM_LOST = "quorum_lost"
@@ -49,7 +49,7 @@ class Kind(StrEnum):
     BEHIND = "behind"
     RETENTION = "retention"
     CLOCK_SKEW = "clock_skew"
-    # What is found in files.
+    # Problems in files.
     DAMAGED_LOG = "damaged_log"
     TORN_LOG = "torn_log"
     NO_SNAPSHOT = "no_snapshot"
@@ -60,28 +60,28 @@ class Kind(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong."""
+    """One problem, its cause, and what to do about it."""
 
     kind: Kind
     severity: Severity
     member: str
-    """The UUID of the member that it is about, its address where it could not be asked, or the path of its files."""
+    """UUID of the affected member, its address if it could not be queried, or the path of its files."""
 
     label: str
-    """The same for people."""
+    """The member's name for people: its name, address or path."""
 
     what: str
     """One sentence: what does not work."""
 
     why: str
-    """One or two: the cause, with names, positions and rows."""
+    """One or two sentences: the cause, with names, positions and rows."""
 
     advice: str
-    """What to do about it, commands included."""
+    """What to do, including the commands to run."""
 
     evidence: tuple[str, ...] = ()
-    """What it was concluded from: rows, positions, messages of servers, a line each."""
+    """The facts that the finding is based on (rows, positions, messages of servers), one per line."""
 
     replicaset: str | None = None
     peer: str | None = None
-    """The other end of the link, where it is about one; its address where nobody knows who it is."""
+    """UUID of the other end, if the finding is about a link; its address if the UUID is unknown."""

@@ -1,7 +1,7 @@
-"""Two histories that parted: where, and what each side has alone.
+"""Two histories that have diverged: the fork point, and the rows that only one side has.
 
-Pure. The fork point is the vclock up to which both have the same rows: component by component the smaller position, or
-less where rows of the same number differ. A side is told in words, its first transactions and its verdicts with it.
+Pure. The fork point is the vclock up to which both sides have the same rows: for each component the smaller LSN, or
+less if rows with the same LSN differ. A side is described by its first transactions and its control rows.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.transactions import CONTROL_TYPES, Transaction
 
 SHOWN_MAX: Final = 5
-"""Transactions of each side that are told: enough to know them again, and all verdicts besides."""
+"""Limit of transactions shown of each side: enough to recognize them."""
 
 VERDICTS_MAX: Final = 5
+"""Limit of control rows (CONFIRM, ROLLBACK, PROMOTE, …) shown in addition."""
+
 LINE_MAX: Final = 200
+"""Limit of a row's text, in characters."""
 
 
 @dataclass(frozen=True)
 class Alone:
-    """What one side has and the other lacks."""
+    """The transactions that only one side has."""
 
     label: str
     transactions: tuple[Transaction, ...]
     schema: Schema
     is_whole: bool = True
     unlogged: tuple[tuple[int, int, int], ...] = ()
-    """Rows that a snapshot has and no log: replica ids with the first and the last LSN. Nobody can be sent them."""
+    """Rows in a snapshot, but in no log, so that they cannot be sent to a follower: replica id, first and last LSN."""
 
     @property
     def rows(self) -> int:
@@ -44,7 +47,7 @@ class Alone:
 
     @property
     def unlogged_text(self) -> str:
-        """`2:12…14`"""
+        """The rows in no log as text, such as `2:12…14`."""
         spans = ((number, first, f"…{last}" if last > first else "") for number, first, last in self.unlogged)
         return ", ".join(f"{number}:{first}{rest}" for number, first, rest in spans)
 
@@ -53,41 +56,41 @@ class Alone:
         return self.transactions[0] if self.transactions else None
 
     def lines(self) -> list[str]:
-        """Its first transactions, and the verdicts behind them."""
+        """Return the first transactions and the control rows after them, one line each."""
         shown = list(self.transactions[:SHOWN_MAX])
         verdicts = [one for one in self.transactions[SHOWN_MAX:] if one.rows[0].type in CONTROL_TYPES]
         shown += verdicts[:VERDICTS_MAX]
-        lines = [f"{self.label}: {self.unlogged_text} in a snapshot, and in no log"] if self.unlogged else []
+        lines = [f"{self.label}: {self.unlogged_text} in a snapshot, but in no log"] if self.unlogged else []
         lines += [f"{self.label}: {transaction_text(one, self.schema)}" for one in shown]
         more = len(self.transactions) - len(shown)
         if more or not self.is_whole:
-            lines.append(f"{self.label}: and {more}{'' if self.is_whole else ' or more'} transactions more")
+            lines.append(f"{self.label}: and {'' if self.is_whole else 'at least '}{more} more transactions")
         return lines
 
     def summary(self) -> str:
-        """`7 rows, the first of them 1:12 INSERT plain [1]`"""
-        many = rows_text(self.rows) if self.is_whole else f"{self.rows} rows or more"
-        unlogged = f", {self.unlogged_text} of them in a snapshot and in no log" if self.unlogged else ""
+        """Return the side as text, such as `7 rows, beginning with 1:12 INSERT plain [1]`."""
+        many = rows_text(self.rows) if self.is_whole else f"at least {self.rows} rows"
+        unlogged = f", {self.unlogged_text} of them in a snapshot but in no log" if self.unlogged else ""
         if self.first is None:
-            return f"{many}{unlogged}" if unlogged else "nothing"
+            return f"{many}{unlogged}" if unlogged else "no rows"
         begin = ", those in its logs beginning with" if unlogged else ", beginning with"
         return f"{many}{unlogged}{begin} {transaction_text(self.first, self.schema)}"
 
 
 @dataclass(frozen=True)
 class Fork:
-    """`point`: what both sides have."""
+    """Two diverged histories; both sides have the same rows up to `point`."""
 
     point: VClock
     sides: tuple[Alone, Alone]
 
     @property
     def is_fork(self) -> bool:
-        """Each side has something alone; else one is merely behind."""
+        """True if each side has rows that the other lacks; otherwise one side only lags."""
         return all(side.transactions or side.unlogged for side in self.sides)
 
     def collisions(self) -> list[str]:
-        """Keys that both sides have written, with their spaces, as far as the rows are known."""
+        """Return the keys that both sides have written, with their spaces, as far as the rows are known."""
         ours, theirs = (_keys(side) for side in self.sides)
         return [key for key in ours if key in theirs]
 
@@ -106,13 +109,13 @@ class Fork:
 
 
 def _keys(side: Alone) -> dict[str, None]:
-    """Of its rows, as they are shown: by key, or by tuple where no schema tells it. What is cut off is left out."""
+    """Return the keys of a side as shown: whole tuples if the schema is unknown, and without truncated keys."""
     rows = (row for transaction in side.transactions for row in waiting_rows(transaction, side.schema))
     return {f"{row.space} {row.key}": None for row in rows if row.space is not None and not row.key.endswith("…")}
 
 
 def behind(transactions: Iterable[Transaction], point: VClock) -> tuple[Transaction, ...]:
-    """Those with a row that `point` does not cover; local rows have no part in it."""
+    """Return the transactions with a row after `point`, without local transactions."""
     return tuple(
         transaction
         for transaction in transactions
@@ -122,8 +125,8 @@ def behind(transactions: Iterable[Transaction], point: VClock) -> tuple[Transact
 
 
 Digests = Mapping[tuple[int, int], int]
-"""Of rows by replica id and LSN, without their time, which every member stamps itself. That of a NOP is 0: it stands in
-the place of what was dropped."""
+"""Digests of rows by replica id and LSN. They exclude the timestamp, which each member sets itself. The digest of a NOP
+is 0: it replaces a row that was dropped."""
 
 NOP_DIGEST: Final = 0
 
@@ -137,7 +140,7 @@ def digest(row: Row) -> int:
 
 
 def common_point(ours: VClock, theirs: VClock, ours_rows: Digests, theirs_rows: Digests) -> VClock:
-    """Where both still are the same: below the first row of each origin that both have and that differs."""
+    """Return the fork point: for each replica id the last LSN that both sides have before the first different row."""
     common = ours.without_zero().common(theirs.without_zero()).to_mapping()
     for replica_id, lsn in _differing(ours_rows, theirs_rows):
         common[replica_id] = min(common.get(replica_id, 0), lsn - 1)
@@ -145,18 +148,18 @@ def common_point(ours: VClock, theirs: VClock, ours_rows: Digests, theirs_rows: 
 
 
 def are_used_twice(ours_rows: Digests, theirs_rows: Digests) -> bool:
-    """A number stands for one row on one side and for another one on the other; a row that was dropped is none."""
+    """Return True if an LSN denotes different rows on the two sides; a NOP in place of a dropped row does not count."""
     return bool(used_twice(ours_rows, theirs_rows))
 
 
 def used_twice(ours_rows: Digests, theirs_rows: Digests) -> list[tuple[int, int]]:
-    """The replica ids and LSNs of such rows."""
+    """Return the replica ids and LSNs that denote different rows on the two sides."""
     places = _differing(ours_rows, theirs_rows)
     return [place for place in places if NOP_DIGEST not in (ours_rows[place], theirs_rows[place])]
 
 
 def unlogged(end: VClock, point: VClock, rows: Digests) -> tuple[tuple[int, int, int], ...]:
-    """What lies between `point` and `end` and is not among the rows: replica ids with the first and the last LSN."""
+    """Return the ranges after `point` up to `end` that are not in `rows`: replica id, first and last LSN."""
     found = []
     for replica_id, last in end.without_zero():
         begin = point.get(replica_id) + 1
@@ -173,10 +176,10 @@ def _differing(ours_rows: Digests, theirs_rows: Digests) -> Iterator[tuple[int, 
 
 
 def transaction_text(transaction: Transaction, schema: Schema) -> str:
-    """`1:12 INSERT plain [1]`, with how many rows more there are."""
+    """Return a transaction as text: its first row, such as `1:12 INSERT plain [1]`, and the number of further rows."""
     shown: LiveTransaction = described(transaction, schema, Status.SETTLED)
     row = shown.rows[0]
     more = len(transaction.rows) - 1
     text = " ".join(part for part in (row.type, row.space, row.data) if part)
     text = text if len(text) <= LINE_MAX else f"{text[:LINE_MAX]}…"
-    return f"{shown.replica_id}:{shown.lsn} {text}" + (f" and {rows_text(more)} more" if more else "")
+    return f"{shown.replica_id}:{shown.lsn} {text}" + (f" and {more} more row{'s' if more > 1 else ''}" if more else "")

@@ -1,6 +1,6 @@
-"""Whether a replica set is as it should be: everybody is there and follows, somebody leads, nobody is far behind.
+"""Health of a replica set: all members are up and follow, there is a leader, and no member lags.
 
-Pure, and short: what is not as it should be, a line each. Why, and what to do about it, is `explain`'s part.
+Pure. Returns one line per problem; causes and advice are left to `explain`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from flowstone.observation.connection_findings import connection_findings, is_cu
 from flowstone.observation.disk_findings import disk_findings
 from flowstone.observation.replica_set import BEHIND_SECONDS, Link, Member, ReplicaSet, most_behind
 from flowstone.observation.report import Unreachable
+from flowstone.observation.wording import rows_text
 
 JOINING: Final = frozenset(
     "connected auth ready register registered wait_snapshot fetch_snapshot fetched_snapshot final_join joined".split()
 )
-"""States of a link that is being made."""
+"""States of a link that is being established."""
 
 
 def complaints(replica_set: ReplicaSet) -> tuple[str, ...]:
-    """What is wrong with it, in one line each; nothing where all is well."""
+    """Return one line per problem of the replica set; nothing if it is healthy."""
     return (
         *_of_set(replica_set),
         *_of_members(replica_set),
@@ -33,16 +34,16 @@ def _of_set(one: ReplicaSet) -> Iterator[str]:
     if _nobody_sees(one):
         return
     if one.failover == "election" and not one.leader:
-        yield f"nobody leads in term {one.term}"
+        yield f"no leader in term {one.term}"
     elif one.master == "no":
-        yield "nobody can be written to"
+        yield "no member is writable"
     queue = one.queue
     if queue is not None and queue.len and (queue.age or 0) > BEHIND_SECONDS:
-        yield f"{queue.len} synchronous transactions wait for a quorum, the first for {queue.age:.0f} s"
+        yield f"synchronous transactions pending: {queue.len}, the oldest for {queue.age:.0f} s"
 
 
 def _nobody_sees(one: ReplicaSet) -> bool:
-    """Return True if no member answered that has heard of the others."""
+    """Return True if no member that answered can know about the others."""
     return all(is_cut_off(member) for member in one.members if member.report is not None)
 
 
@@ -52,9 +53,9 @@ def _of_members(one: ReplicaSet) -> Iterator[str]:
             yield f"{member.label} {_silence(member.unreachable)}"
         elif member.report is None:
             if member.id and not _is_heard_of(one, member) and not _nobody_sees(one):
-                yield f"{member.label} is connected to nobody"
+                yield f"{member.label} has no connection to any other member"
         elif member.report.status != "running":
-            yield f"{member.label} is {member.report.status}, not running"
+            yield f"{member.label} has status {member.report.status}, not running"
         if member.report is not None:
             yield from (finding.what for finding in disk_findings(one, member, member.report))
         if member.copy is not None:
@@ -62,8 +63,8 @@ def _of_members(one: ReplicaSet) -> Iterator[str]:
 
 
 def _silence(one: Unreachable) -> str:
-    verb = "does not let us look" if one.is_denied else "does not answer"
-    return f"{verb}: {one.reason.removeprefix(f'cannot connect to {one.address}: ')}"
+    state = "denies access" if one.is_denied else "is unreachable"
+    return f"{state}: {one.reason.removeprefix(f'cannot connect to {one.address}: ')}"
 
 
 def _is_heard_of(one: ReplicaSet, member: Member) -> bool:
@@ -73,12 +74,12 @@ def _is_heard_of(one: ReplicaSet, member: Member) -> bool:
 def _of_links(one: ReplicaSet) -> Iterator[str]:
     away = {member.uuid for member in one.members if member.report is None and not _is_heard_of(one, member)}
     for link in one.links:
-        if not _goes_on(link) and not {link.follower, link.master} & away:  # said already
+        if not _goes_on(link) and not {link.follower, link.master} & away:  # `_of_members` reports those
             reason = f", {link.message}" if link.message else ""
             yield f"{one.label_of(link.follower)} does not follow {one.label_of(link.master)}: {link.status}{reason}"
     for link in most_behind(filter(_goes_on, one.links)):
-        far = f"{link.lag:.0f} s and {link.lag_lsn} rows"
-        yield f"{one.label_of(link.follower)} is {far} behind {one.label_of(link.master)}"
+        far = f"{rows_text(link.lag_lsn or 0)} and {link.lag:.0f} s"
+        yield f"{one.label_of(link.follower)} lags {one.label_of(link.master)} by {far}"
 
 
 def _goes_on(link: Link) -> bool:

@@ -1,8 +1,8 @@
-"""Looks deeper where it can: asks the servers for what an explanation from their reports leaves open.
+"""Refines findings by further queries: asks the servers for what their reports leave open.
 
-Begins with `explain` and gives the same findings with more in them, and findings that no report shows: servers in
-somebody's `replication` that were never followed. Reads only. What cannot be read (a right is missing, a server is
-gone meanwhile) leaves a finding as it was, with a line that says so.
+Starts with `explain` and returns the same findings with more detail, plus findings that no report shows: servers in
+`replication` that were never followed. Only reads. If a query fails (a right is missing, a server went down), the
+finding stays as it was, with a line of evidence that says so.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 
 MEASURE_SECONDS: Final = 1.0
-"""Between the two looks that tell how fast somebody catches up."""
+"""Interval between the two queries that measure how fast a follower catches up."""
 
 CONFLICT_ROUNDS_MAX: Final = 3
-"""How often the row of a conflict is looked for at a follower that has taken what was found until then."""
+"""Attempts to find the row of a conflict at a follower that applies rows in the meantime."""
 
 LOOKBACK: Final = 200
-"""Rows of each origin before the end of what both sides have in which a difference is looked for."""
+"""Number of rows of each replica id that are compared before the position that both sides have."""
 
 UPSTREAMS_LUA: Final = """
 local uri, found = require('uri'), setmetatable({}, {__serialize = 'array'})
@@ -56,21 +56,21 @@ for _, one in ipairs(type(given) == 'table' and given or {given}) do
 end
 return found
 """
-"""Whom a real server is told to follow, without users and passwords: those do not leave it."""
+"""Returns the addresses in `replication` of a real server; users and passwords never leave the server."""
 
 Deepen = Callable[["Investigation", ReplicaSet, Finding], Awaitable[Finding]]
 
 
 class Asked(Protocol):
-    """Where the replica sets come from: `survey.Survey`, or who else can reach the members."""
+    """Source of the replica sets: `survey.Survey`, or anything else that can reach the members."""
 
     def asking(self, member: Member) -> Asking:
-        """The connection to a member that has answered; FlowstoneError where there is none."""
+        """Return the connection to a member that has answered; raise FlowstoneError if there is none."""
         ...
 
 
 class Investigation:
-    """Of what one survey has found. `name` names it to the servers whose logs it reads, anew each time."""
+    """Refines the findings of a survey. `name` returns a new replica UUID for each log that it reads."""
 
     def __init__(self, outside: Outside, survey: Asked, *, name: Callable[[], UUID] | None = None) -> None:
         self._outside = outside
@@ -78,7 +78,7 @@ class Investigation:
         self._name = name or outside.random.uuid
 
     async def findings(self, sets: Sequence[ReplicaSet]) -> tuple[Finding, ...]:
-        """What is wrong, the worst first."""
+        """Return the findings about the replica sets, the worst first."""
         found: list[Finding] = []
         by_uuid = {one.uuid: one for one in sets}
         for finding in explain(sets):
@@ -90,7 +90,7 @@ class Investigation:
             try:
                 found.append(await deepen(self, replica_set, finding))
             except (FlowstoneError, TimeoutError) as error:
-                found.append(_with(finding, [f"could not look deeper: {quoted(str(error)) or 'no answer'}"]))
+                found.append(_with(finding, [f"further query failed: {quoted(str(error)) or 'timed out'}"]))
         strangers = [one for replica_set in sets for one in await self._never_followed(replica_set)]
         told = {one.peer for one in strangers if one.kind is Kind.NOT_REGISTERED}
         found = [one for one in found if one.kind is not Kind.NOT_REGISTERED or one.member not in told]
@@ -106,25 +106,26 @@ class Investigation:
             return finding
         conflict = await self._conflict(follower, master, *named)
         if conflict is None:
-            told = f"the row in question is not among those that come next, or {follower.label} takes rows meanwhile"
+            told = f"conflicting row not found: it is not among the next rows, or {follower.label} keeps applying rows"
             return _with(finding, [told])
         index, space = named
         why = (
-            f"row {conflict.row} that comes from {master.label}, {conflict.comes} in space {space!r}, has the same key "
-            f"in index {index!r} as the tuple that {follower.label} has, {conflict.there}: both sides have written it"
+            f"row {conflict.row} from {master.label}, {conflict.comes} in space {space!r}, has the same key in index "
+            f"{index!r} as the tuple {conflict.there} on {follower.label}: both sides have written this key"
         )
         advice = conflict_advice(between_of(replica_set, follower, master), conflict.remove)
-        lines = [f"comes: {conflict.row} {conflict.comes}", f"is there: {conflict.there}"]
+        lines = [f"row from {master.label}: {conflict.row} {conflict.comes}"]
+        lines += [f"tuple on {follower.label}: {conflict.there}"]
         return _with(finding, lines, why=why, advice=advice)
 
     async def _conflict(self, follower: Member, master: Member, index: str, space: str) -> Conflict | None:
-        """None where it is not found, or where the follower takes rows meanwhile, and again and again."""
+        """Return the conflict; None if it is not found, or if the follower keeps applying rows during the search."""
         asking, have = self._survey.asking(follower), follower.vclock
         for _ in range(CONFLICT_ROUNDS_MAX):
             section = await self._section(master, VClock(have))
             conflict = await find_conflict(asking, section, space, index)
             have = await _position(asking)
-            # What it has by now it had not yet written when it was asked: the tuple that is there is the row itself.
+            # If the follower has applied the row by now, the tuple found there is the row itself: search again.
             if conflict is None or have.get(conflict.replica_id, 0) < conflict.lsn:
                 return conflict
         return None
@@ -143,13 +144,13 @@ class Investigation:
         ]
         fork = Fork(point, (sides[0], sides[1]))
         if finding.kind is Kind.SPLIT_BRAIN and all(side.is_whole and side.first is None for side in sides):
-            why = f"both histories are the same by now, up to {position(point.to_mapping())}: the split brain is over"
+            why = f"both histories are now the same up to {position(point.to_mapping())}: the split brain is over"
             again = between_of(replica_set, follower, master).set_again
-            return _with(finding, [], why=why, advice=f"on {follower.label}, {again}: it does not try again by itself")
+            return _with(finding, [], why=why, advice=f"{again}: it does not retry by itself")
         queues = [_queue_line(one) for one in (follower, master) if one.report is not None]
         return _with(finding, [*queues, *fork.evidence()], why=f"{finding.why}. {capital(fork.sentence())}")
 
-    # --- a gap: from where to where, and who still has it ---
+    # --- a gap: the missing rows, and the members that still have them ---
 
     async def log_gap(self, replica_set: ReplicaSet, finding: Finding) -> Finding:
         follower, master = _ends(replica_set, finding)
@@ -162,19 +163,17 @@ class Investigation:
         why = finding.why
         if oldest is not None:
             missing = missing_rows(oldest, have)
-            why += f": {rows_text(missing)} lie between" if missing else ""
-        why += f". {', '.join(holders)} still has them" if holders else ". No other member that was asked has them"
+            why += f": {rows_text(missing)} in between" if missing else ""
+        why += f". Still available from: {', '.join(holders)}" if holders else ". No other queried member has them"
         if alone:
             why += f"; {follower.label} has {rows_text(alone)} that {master.label} lacks"
         advice = finding.advice
         if holders:
-            advice = (
-                f"let {follower.label} follow {holders[0]} (add it to `replication` there), which has the logs; or "
-            )
+            advice = f"add {holders[0]}, which still has the logs, to `replication` of {follower.label}; or "
             advice += finding.advice
         return _with(finding, lines, why=why, advice=advice)
 
-    # --- behind: how fast, and for how long ---
+    # --- lag: the rate of catching up, and the time left ---
 
     async def behind(self, replica_set: ReplicaSet, finding: Finding) -> Finding:
         follower, master = _ends(replica_set, finding)
@@ -188,20 +187,18 @@ class Investigation:
         took = self._outside.clock.monotonic() - began
         taken, written = (missing_rows(now, before) / took for now, before in zip(second, first, strict=True))
         left = missing_rows(second[1], second[0])
-        told = (
-            f"it takes {taken:.0f} rows/s while {master.label} writes {written:.0f} rows/s, {rows_text(left)} are left"
-        )
+        told = f"it applies {taken:.0f} rows/s while {master.label} writes {written:.0f} rows/s; rows left: {left}"
         if left == 0:
-            outlook = "it has caught up meanwhile"
+            outlook = "it has caught up"
         elif taken > written:
-            outlook = f"it will have caught up in about {seconds_text(left / (taken - written))}"
+            outlook = f"it will catch up in about {seconds_text(left / (taken - written))}"
         elif taken == 0:
-            outlook = "it stands still"
+            outlook = "it makes no progress"
         else:
-            outlook = "it falls farther behind"
+            outlook = "its lag grows"
         return _with(finding, [told], why=f"{finding.why}. Measured over {seconds_text(took)}: {told}; {outlook}")
 
-    # --- those in `replication` that nobody shows ---
+    # --- servers in `replication` that no report shows ---
 
     async def _never_followed(self, replica_set: ReplicaSet) -> list[Finding]:
         found: list[Finding] = []
@@ -222,7 +219,7 @@ class Investigation:
         return found
 
     async def _unfollowed(self, replica_set: ReplicaSet, member: Member, like: Uri, address: str) -> Finding | None:
-        """Why nothing is shown of a server that a member is told to follow; None: that is as it should be."""
+        """Return why a server in `replication` of the member is not among its upstreams; None if that is in order."""
         assert member.address is not None
         assert member.report is not None
         place = seen_from(member.address, address)
@@ -238,18 +235,18 @@ class Investigation:
                 Severity.STOPPED,
                 member,
                 f"{member.label} does not follow {place}",
-                f"{place} is in its `replication`, and no Tarantool server answers there",
-                f"start that server, or take it out of `replication` of {member.label}",
-                [f"`replication` of {member.label} names {place}"],
+                f"its `replication` lists {place}, but no Tarantool server answers there",
+                f"start the server at {place}, or remove it from `replication` of {member.label}",
+                [f"`replication` of {member.label} lists {place}"],
                 peer=place,
             )
         uuid = str(greeting.uuid)
         followed = [peer.uuid for peer in member.report.replication if peer.upstream is not None]
         if uuid == member.uuid or uuid in followed:
-            return None  # itself, or somebody who has two addresses
+            return None  # the member itself, or an upstream with two addresses
         if replica_set.member(uuid) is not None:
             return _not_followed(replica_set, member, place, uuid)
-        # It may be anybody: it gets no login of ours to guess at.
+        # The server is unknown: it must not receive our login.
         return await self._stranger(replica_set, member, replace(uri, user=None, password=None), uuid)
 
     async def _stranger(self, replica_set: ReplicaSet, member: Member, uri: Uri, uuid: str) -> Finding:
@@ -267,17 +264,17 @@ class Investigation:
             Severity.STOPPED,
             member,
             f"{member.label} does not follow {uri.address}",
-            f"{uri.address} is of replica set {theirs}, {member.label} of {replica_set.uuid}",
-            f"correct `replication` of {member.label}; if it shall move over, start it with an empty directory",
-            [f"{uri.address} is instance {uuid}, which is no member of this set"],
+            f"{uri.address} belongs to replica set {theirs}, {member.label} to {replica_set.uuid}",
+            f"correct `replication` of {member.label}; to move it to the other set, start it with an empty directory",
+            [f"{uri.address} is instance {uuid}, which is not a member of this replica set"],
             peer=uuid,
         )
 
-    # --- what they share ---
+    # --- logs ---
 
     async def _section(self, member: Member, after: VClock, until: VClock | None = None) -> LogSection:
         if member.report is None:
-            raise FlowstoneError(f"{member.label} was not asked, or did not answer", hint="give its address, too")
+            raise FlowstoneError(f"{member.label} was not queried, or did not answer", hint="add its address")
         uri = self._survey.asking(member).uri
         return await read_section(self._outside, uri, after, until or VClock(member.vclock), name=self._name())
 
@@ -293,25 +290,25 @@ _DEEPER: Final[dict[Kind, Deepen]] = {
 
 
 def _not_followed(replica_set: ReplicaSet, member: Member, place: str, uuid: str, *, is_of_set: bool = True) -> Finding:
-    """It runs, and nothing is shown of it; what it answers, only the log of the follower says.
+    """Report a server in `replication` that runs, but is not among the upstreams; only the follower's log says why.
 
-    `is_of_set`: by its own word; else it does not tell, as it does not know us.
+    `is_of_set` is True if the server reported this replica set, False if it did not report any.
     """
     assert member.report is not None
     if uuid in (peer.uuid for peer in member.report.replication):
-        kind, what = Kind.REPLICATION_STOPPED, f"{member.label} does not follow {place}, which it is told to"
-        why = f"{place} is of this set and runs"
-        advice = f"see the log of {member.label}: the login in its `replication` may be wrong, or a right missing"
+        kind, what = Kind.REPLICATION_STOPPED, f"{member.label} does not follow {place}"
+        why = f"its `replication` lists {place}, which runs and is a member of this replica set"
+        advice = f"check the log of {member.label}: the login in its `replication` may be wrong, or lack a right"
     else:
         kind, what = (
             Kind.NOT_REGISTERED,
             f"`replication` of {member.label} lists {place}, which is not a member of the replica set",
         )
         why = f"the server there, {uuid}, is not in `_cluster` of {member.label}: it was expelled"
-        why += "" if is_of_set else ", or is of another replica set: it does not tell us which"
+        why += "" if is_of_set else ", or belongs to another replica set, which it does not report to us"
         advice = (
-            f"if it was expelled: stop it, and take it out of `replication` of {member.label}; if it shall come back, "
-            f"`flowstone rebootstrap DIR {for_command(member.address)}` with its data directory, and start it"
+            f"if it was expelled: stop it, and remove it from `replication` of {member.label}; to bring it back, run "
+            f"`flowstone rebootstrap DIR {for_command(member.address)}` on its data directory, then start it"
         )
     return make(
         replica_set, kind, Severity.STOPPED, member, what, why, advice, [f"{place} is instance {uuid}"], peer=uuid
@@ -321,7 +318,7 @@ def _not_followed(replica_set: ReplicaSet, member: Member, place: str, uuid: str
 def _ends(replica_set: ReplicaSet, finding: Finding) -> tuple[Member, Member]:
     follower, master = replica_set.member(finding.member), replica_set.member(finding.peer or "")
     if follower is None or master is None:
-        raise FlowstoneError("one of the two is not known")
+        raise FlowstoneError(f"unknown member: {finding.member if follower is None else finding.peer}")
     return follower, master
 
 
@@ -330,7 +327,7 @@ def _with(finding: Finding, lines: Sequence[str], **changes: str) -> Finding:
 
 
 def _before(point: VClock, *members: Member) -> VClock:
-    """Some rows before a position, as far as both have logs: what differs may be older than what is missing."""
+    """Return the position LOOKBACK rows before `point`, but not before the logs: older rows may differ, too."""
     begin = {number: max(1, lsn - LOOKBACK) for number, lsn in point}
     for member in members:
         gc = member.report.gc if member.report is not None else None
@@ -343,12 +340,12 @@ def _queue_line(member: Member) -> str:
     queue = member.report.queue if member.report is not None else None
     if queue is None:
         return f"{member.label} is at {position(member.vclock)}"
-    owner = f"replica {queue.owner} owns the queue" if queue.owner else "nobody owns the queue"
-    return f"{member.label}: {owner} since term {queue.term}, {queue.len} waiting"
+    owner = f"replica {queue.owner} owns the queue" if queue.owner else "no member owns the queue"
+    return f"{member.label}: {owner} since term {queue.term}, {queue.len} pending"
 
 
 def _can_feed(member: Member, have: dict[int, int]) -> bool:
-    """Its oldest log begins at or before that position."""
+    """Return True if the member's oldest log begins at or before the position `have`."""
     gc = member.report.gc if member.report is not None else None
     return gc is not None and missing_rows(gc.vclock, have) == 0
 
@@ -356,17 +353,17 @@ def _can_feed(member: Member, have: dict[int, int]) -> bool:
 async def _position(asking: Asking) -> dict[int, int]:
     answer = await asking.ask()
     if not isinstance(answer, Report):
-        raise FlowstoneError(f"{answer.address} does not answer any more: {answer.reason}")
+        raise FlowstoneError(f"{answer.address} no longer answers: {answer.reason}")
     return answer.vclock
 
 
 async def _configured(asking: Asking, report: Report) -> list[str]:
-    """Host and port of each server in `replication`."""
+    """Return host and port of each server in `replication`; nothing if the user may not read it."""
     async with asyncio.timeout(MEASURE_SECONDS):
         try:
             found = await _upstreams(asking, report)
         except TarantoolError:
-            return []  # it does not let us see its options
+            return []
     return [printable(str(one)) for one in found[:UPSTREAMS_MAX]] if isinstance(found, list | tuple) else []
 
 

@@ -1,7 +1,7 @@
-"""Why a member does not follow another, by what it says: the words of errors in `box.info`, and what to do about each.
+"""Why a member does not follow another: maps error texts in `box.info` to a cause and advice.
 
-A table of the texts of Tarantool 2.6 to 3.x and of nodes. `box.info` shows an error's text without its code, so the
-text decides. Pure; everything here was said by a server, and is quoted, never trusted.
+`_RULES` is a table of the texts of Tarantool 2.6 to 3.x and of nodes. `box.info` shows the text of an error without its
+code, so rules match the text. Pure. Texts of servers are quoted, never trusted.
 """
 
 from __future__ import annotations
@@ -15,62 +15,66 @@ from flowstone.observation.finding import Kind, Severity
 from flowstone.observation.wording import for_command
 
 QUOTED_MAX: Final = 300
-"""Characters of a server's words that are repeated in a sentence; all of them are evidence."""
+"""Limit of a server's text in a sentence, in characters; the evidence contains the whole text."""
 
 _ON_NODE: Final = "CALL `box.cfg` with the value that it shows, which keeps the passwords"
 """Setting an empty list first would lose the passwords: a node shows URIs without them."""
 
 _ON_TARANTOOL: Final = "`box.cfg{replication = {}}`, then the same value, with passwords"
-"""A real server ignores an option that is set to the value that it has."""
+"""A real server ignores an option that is set to its current value."""
 
 END_ONE: Final = (
-    "end one of the two processes that run with copies of one data directory; if it shall be a member of its own, "
-    "start it with an empty directory"
+    "stop one of the two processes that run on copies of one data directory; to make it a separate member, start it "
+    "with an empty directory"
 )
 
 
 class Between(NamedTuple):
-    """Who cannot follow whom, as people call them."""
+    """A link that fails, by the labels of its ends, with everything that the advice depends on."""
 
     follower: str
     master: str
     at: str | None = None
-    """Where the master, or another member, can be reached: for commands."""
+    """Address of the master, for commands."""
     follower_at: str | None = None
-    """The same of the follower."""
+    """Address of the follower, for commands."""
     replicaset: str | None = None
-    """The UUID of the set that the follower is of, where it is known."""
+    """UUID of the follower's replica set; None if unknown."""
     gets_back: bool = False
-    """What the follower writes comes to the master, or may."""
+    """True if rows of the follower reach the master, or may reach it."""
     conflicting: tuple[str, ...] = ()
-    """Everybody whom a row stops whose key another tuple has."""
+    """Labels of all members that a duplicate key has stopped."""
     is_node: bool | None = None
     """True if the follower is a node, False if it is a real server; None if that is unknown."""
 
     @property
     def set_again(self) -> str:
         """Advice to restart replication of the follower."""
-        return set_again(is_node=self.is_node)
+        return set_again(self.follower, is_node=self.is_node)
 
     @property
     def rejoin(self) -> str:
-        """How the follower gets the data anew."""
+        """Advice to rejoin the follower."""
         command = f"`flowstone rebootstrap DIR {for_command(self.at)}`"
-        return f"stop {self.follower}, {command} with its data directory, and start it"
+        return f"stop {self.follower}, run {command} on its data directory, then start it"
 
 
-def set_again(*, is_node: bool | None) -> str:
-    """Return how to restart replication that has stopped for good; `is_node` is None if that is unknown."""
+def set_again(label: str | None = None, *, is_node: bool | None) -> str:
+    """Return the advice to restart replication that has stopped for good.
+
+    `label` names the member, unless the sentence does; `is_node` is None if it is unknown whether it is a node.
+    """
     how = {
         True: _ON_NODE,
         False: _ON_TARANTOOL,
         None: f"a node: {_ON_NODE}; Tarantool: {_ON_TARANTOOL}",
     }
-    return f"set `replication` there again ({how[is_node]})"
+    place = f" on {label}" if label is not None else ""
+    return f"set `replication`{place} again ({how[is_node]})"
 
 
 class Cause(NamedTuple):
-    """What an error's text means."""
+    """The meaning of an error text, and the advice."""
 
     kind: Kind
     severity: Severity
@@ -86,7 +90,7 @@ class _Rule(NamedTuple):
 
 
 def cause_of(message: str, between: Between, system_message: str | None = None) -> Cause:
-    """The first rule that knows the message; one that no rule knows is a cause by itself."""
+    """Return the cause by the first rule that matches the message; an unknown message is a cause of its own."""
     text = message if system_message is None else f"{message}: {system_message}"
     if (found := _REGISTERED_WITH.search(text)) and between.replicaset not in (None, found["theirs"]):
         return Cause(Kind.WRONG_CLUSTER, Severity.STOPPED, *_another_set_there(found["theirs"], between))
@@ -96,28 +100,28 @@ def cause_of(message: str, between: Between, system_message: str | None = None) 
     return Cause(
         Kind.REPLICATION_STOPPED,
         Severity.STOPPED,
-        f"{between.follower} says: {quoted(text)}",
-        f"see the log of {between.follower} around that moment; when the cause is gone, {between.set_again}",
+        f"{between.follower} reports: {quoted(text)}",
+        f"see the log of {between.follower} at that time; after removing the cause, {between.set_again}",
     )
 
 
 def log_not_written(between: Between) -> Cause:
-    """For a link that is stopped and has no message: real servers take an applier down so when their log fails."""
+    """Return the cause of a stopped link without a message: a real server stops so when its own log write fails."""
     why = (
-        f"{between.follower} says nothing, as a real server does whose own log could not be written: its disk is full, "
-        f"or failing"
+        f"{between.follower} reports no error, as a real server does when it cannot write its own log: its disk is "
+        f"full or failing"
     )
     return Cause(Kind.DISK_FULL, Severity.STOPPED, why, _free_space(between))
 
 
 def quoted(text: str) -> str:
-    """As much of a server's words as a sentence bears, on one line."""
+    """Return a server's text on one line, cut to QUOTED_MAX characters."""
     line = " ".join(text.split())
     return line if len(line) <= QUOTED_MAX else f"{line[:QUOTED_MAX]}…"
 
 
 def conflict_in(message: str) -> tuple[str, str] | None:
-    """The names of the index and of the space of a duplicate key."""
+    """Return the index and the space of a duplicate key error; None for another error."""
     match = _DUPLICATE.search(message)
     return (match["index"], match["space"]) if match is not None else None
 
@@ -126,33 +130,34 @@ def _duplicate_key(match: re.Match[str], between: Between) -> tuple[str, str]:
     index, space, rows = match["index"], match["space"], match["rows"]
     told = f": {quoted(rows)}" if rows else ""
     why = (
-        f"a row that came from {between.master} has a key that another tuple already has "
-        f"in index {index!r} of space {space!r}{told}; both sides have written the same key"
+        f"a row from {between.master} has a key that another tuple already has in index {index!r} of space {space!r}"
+        f"{told}; both sides have written the same key"
     )
     return why, conflict_advice(between)
 
 
 def conflict_advice(between: Between, remove: str = "") -> str:
-    """How the two get the same tuple; `remove` is the call that takes away the follower's.
+    """Return how to make both members have the same tuple; `remove` is the call that deletes the follower's tuple.
 
-    A delete is a row like any other: where the master gets it, its tuple goes, too.
+    A delete is replicated like any row: if it reaches the master, it deletes the master's tuple, too.
     """
     if not between.gets_back:
-        # A key may hold anything: one with a backquote would end the command, and begin another.
-        how = f"`{remove}`" if remove and "`" not in remove else "delete the tuple that is in the way"
+        # A key may contain anything: a backquote in it would end the command and start another one.
+        how = f"run `{remove}`" if remove and "`" not in remove else "delete the conflicting tuple"
         return (
-            f"decide which of the two is right. If {between.master}'s: on {between.follower}, {how}, then "
-            f"{between.set_again}. If {between.follower}'s: set `replication_skip_conflict` there, then `replication` "
-            f"again, until the row is passed, which drops it"
+            f"decide which tuple is right. If that of {between.master}: on {between.follower}, {how}, then "
+            f"{set_again(is_node=between.is_node)}. If that of {between.follower}: on {between.follower}, set "
+            f"`replication_skip_conflict`, then `replication` again; this drops the row from {between.master}. Reset "
+            f"`replication_skip_conflict` afterwards"
         )
     everybody = " and ".join(dict.fromkeys((between.follower, between.master, *between.conflicting)))
     return (
-        f"decide which of the two is right, and delete neither yet: {between.master} gets what {between.follower} "
-        f"writes, so a delete would take the tuple of both. On {everybody}: "
-        f"`box.cfg{{replication_skip_conflict = true}}`, then {set_again(is_node=None)}: each drops the row that it "
-        f"does not take. When all follow again, set `replication_skip_conflict` back to false. Then, on a member that "
-        f"has the wrong tuple, `replace` the right one (where their primary keys differ, delete the wrong one there "
-        f"first): all get it"
+        f"decide which tuple is right, and delete neither yet: {between.master} receives the rows of "
+        f"{between.follower}, so a delete would remove both tuples. On {everybody}: "
+        f"`box.cfg{{replication_skip_conflict = true}}`, then {set_again(is_node=None)}: each drops the conflicting "
+        f"row. When all follow again, set `replication_skip_conflict` back to false. Then, on a member with the wrong "
+        f"tuple, `replace` it with the right one (if their primary keys differ, delete the wrong one first): all "
+        f"members receive it"
     )
 
 
@@ -160,11 +165,11 @@ def _log_gap(match: re.Match[str], between: Between) -> tuple[str, str]:
     have, need = match["have"], match["need"]
     why = (
         f"{between.master} has deleted the logs that {between.follower} needs: "
-        f"{between.follower} has everything up to {have}, and the oldest log left there begins at {need}"
+        f"{between.follower} has all rows up to {have}, and the oldest log of {between.master} begins at {need}"
     )
     advice = (
-        f"restart {between.follower}: it joins anew by itself, if it has no rows that nobody else has. Else save what "
-        f"only it has (`flowstone cat`) and {between.rejoin}"
+        f"restart {between.follower}: it rejoins by itself, unless it has rows that no other member has. In that case, "
+        f"save these rows (`flowstone cat`) and {between.rejoin}"
     )
     return why, advice
 
@@ -172,14 +177,14 @@ def _log_gap(match: re.Match[str], between: Between) -> tuple[str, str]:
 def _split_brain(match: re.Match[str], between: Between) -> tuple[str, str]:
     said = match["what"].partition("; decide which data")[0]
     why = (
-        f"two members have decided about the synchronous queue on their own, and each has rows that contradict the "
-        f"other's; {between.follower} says: {quoted(said)}"
+        f"two members have settled the synchronous queue independently, and each has rows that contradict the other's; "
+        f"{between.follower} reports: {quoted(said)}"
     )
     advice = (
-        f"decide which side to keep, {between.follower}'s or {between.master}'s. Save what only the other side has "
-        f"(`flowstone cat` prints its logs), and let it join anew: stop it, `flowstone rebootstrap DIR URI` with its "
-        f"data directory, start it. Then, on the side that was kept, {set_again(is_node=None)}: it has "
-        f"stopped for good, too"
+        f"decide which side to keep, {between.follower} or {between.master}. Save the rows that only the other side "
+        f"has (`flowstone cat` prints its logs), and rejoin that side: stop it, run `flowstone rebootstrap DIR URI` on "
+        f"its data directory, then start it. Then, on the side that you kept, {set_again(is_node=None)}: its "
+        f"replication has stopped for good, too"
     )
     return why, advice
 
@@ -189,30 +194,30 @@ def _wrong_cluster(match: re.Match[str], between: Between) -> tuple[str, str]:
     ours, theirs = found.get("ours"), found.get("theirs")
     told = f": {ours} here, {theirs} there" if ours and theirs else ""
     return (
-        f"{between.master} is of another replica set{told}",
-        f"correct `replication` of {between.follower}; if it shall move over, start it with an empty directory",
+        f"{between.master} belongs to another replica set{told}",
+        f"correct `replication` of {between.follower}; to move it to the other set, start it with an empty directory",
     )
 
 
 def _another_set_there(theirs: str, between: Between) -> tuple[str, str]:
-    """Real servers say no more than that they do not know the follower."""
+    """Explain the error of a real server that does not know the follower and names a replica set that is not ours."""
     why = (
-        f"who answers at the address of {between.master} is of another replica set, {theirs}; {between.follower} is of "
-        f"{between.replicaset}"
+        f"the server at the address of {between.master} belongs to another replica set, {theirs}; {between.follower} "
+        f"belongs to {between.replicaset}"
     )
-    advice = f"start {between.master} again where it was, or correct `replication` of {between.follower}"
+    advice = f"start {between.master} at its address again, or correct `replication` of {between.follower}"
     return why, advice
 
 
 def _not_registered(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
         (
-            f"{between.master} does not have {between.follower} in its `_cluster`: it was expelled, or the row that "
-            f"registers it has not come there yet"
+            f"`_cluster` of {between.master} has no row for {between.follower}: it was expelled, or {between.master} "
+            f"has not received the row yet"
         ),
         (
-            f"if it was expelled and shall come back: {between.rejoin}. "
-            f"Else see why {between.master} lacks rows of the set"
+            f"if it was expelled and should come back: {between.rejoin}. "
+            f"Otherwise, check why {between.master} lacks rows of the replica set"
         ),
     )
 
@@ -220,41 +225,44 @@ def _not_registered(match: re.Match[str], between: Between) -> tuple[str, str]:
 def _expelled(match: re.Match[str], between: Between) -> tuple[str, str]:
     """All versions stop their appliers with this error; real servers of 2.x keep accepting writes."""
     why = f"{between.follower} was expelled from the replica set: its row of `_cluster` was deleted"
-    return why, f"if it shall come back: {between.rejoin}. Else stop it"
+    return why, f"if it should come back: {between.rejoin}. Otherwise, stop it"
 
 
 def _peer_expelled(match: re.Match[str], between: Between) -> tuple[str, str]:
     why = f"{between.master} is not in `_cluster` of {between.follower}: it was expelled"
-    advice = f"stop {between.master}, and take it out of `replication` of {between.follower}; if it shall come back, "
-    return (
-        why,
-        advice + "`flowstone rebootstrap DIR URI` with its data directory and the address of a member, and start it",
+    advice = (
+        f"stop {between.master}, and remove it from `replication` of {between.follower}; to bring it back, run "
+        f"`flowstone rebootstrap DIR URI` on its data directory, with the address of a member, then start it"
     )
+    return why, advice
 
 
 def _no_rights(match: re.Match[str], between: Between) -> tuple[str, str]:
     access, kind, name, user = match["access"], match["kind"], match["object"], match["user"]
-    what = f"{access.lower()} on {kind}{f' {name!r}' if name else ''}"
+    what = f"{access.lower()} access to {kind}{f' {name!r}' if name else ''}"
     if rights.is_guest(user):
         return (
-            f"nobody has logged in, and guests lack the right {what} on {between.master}",
+            f"no login was given, and user 'guest' lacks {what} on {between.master}",
             (
-                f"write user:password@… before that address in `replication` of {between.follower}, of a user with the "
-                f"role `replication`"
+                f"write user:password@… before that address in `replication` of {between.follower}, for a user with "
+                f"the role `replication`"
             ),
         )
     return (
-        f"user {user!r} lacks the right {what} on {between.master}",
-        f"on the master of the set: `box.schema.user.grant({user!r}, 'replication')`; it is tried again by itself",
+        f"user {user!r} lacks {what} on {between.master}",
+        (
+            f"on the master of the replica set, run `box.schema.user.grant({user!r}, 'replication')`; "
+            f"{between.follower} retries by itself"
+        ),
     )
 
 
 def _wrong_password(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
-        f"{between.master} refuses the login in `replication` of {between.follower}: {quoted(match[0])}",
+        f"{between.master} rejects the login in `replication` of {between.follower}: {quoted(match[0])}",
         (
             f"correct user and password of that URI on {between.follower}, or set the password on the master of the "
-            f"set: `box.schema.user.passwd(user, password)`"
+            f"replica set: `box.schema.user.passwd(user, password)`"
         ),
     )
 
@@ -264,8 +272,8 @@ def _no_such_user(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
         f"{between.master} has no user {user!r}, which `replication` of {between.follower} names",
         (
-            f"correct the URI, or on the master of the set: `box.schema.user.create({user!r}, {{password = …}})` and "
-            f"`box.schema.user.grant({user!r}, 'replication')`"
+            f"correct the URI, or, on the master of the replica set, run `box.schema.user.create({user!r}, "
+            f"{{password = …}})` and `box.schema.user.grant({user!r}, 'replication')`"
         ),
     )
 
@@ -273,15 +281,17 @@ def _no_such_user(match: re.Match[str], between: Between) -> tuple[str, str]:
 def _lost_rows(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
         (
-            f"{quoted(match[0])}. It restarted without rows that it had sent (a lost disk, an old backup); what it has "
-            f"written since has numbers of lost rows, which are more than are named here then"
+            f"{between.master} {quoted(match[0])}. It restarted without rows that it had sent (a lost disk, an old "
+            f"backup). If it has written rows since, these reuse the LSNs of lost rows, and more rows are lost than "
+            f"named here"
         ),
         (
-            f"send no writes to {between.master} from now on. If none have come since it is back: put "
-            f"{between.follower} into its `replication` and restart it (a server that runs does not take its own "
-            f"rows), and it gets them back. Else its new rows have the numbers of lost ones: save them (`flowstone "
-            f"cat`), stop it, `flowstone rebootstrap DIR {for_command(between.follower_at)}` with its data directory, "
-            f"which names them and asks for --force, and start it"
+            f"send no writes to {between.master} from now on. If it has accepted none since its restart, add "
+            f"{between.follower} to its `replication` and restart it to get the lost rows back (a running server does "
+            f"not accept its own rows). Otherwise its new rows reuse the LSNs of lost ones: save the new rows "
+            f"(`flowstone cat`), stop {between.master}, run `flowstone rebootstrap DIR "
+            f"{for_command(between.follower_at)}` on its data directory (it lists these rows and asks for --force), "
+            f"then start it"
         ),
     )
 
@@ -289,59 +299,66 @@ def _lost_rows(match: re.Match[str], between: Between) -> tuple[str, str]:
 def _version(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
         (
-            f"{between.follower} does not understand what {between.master} sends: {quoted(match[0])}. "
-            f"It is of an older release, or of another dialect"
+            f"{between.follower} does not understand the rows or requests of {between.master}: {quoted(match[0])}. "
+            f"It runs an older release, or another dialect"
         ),
         (
-            "compare both releases: replication works between neighbouring release series, and a server of 2.6 takes "
-            "neither elections nor PROMOTE. Upgrade the older one"
+            "compare both releases: replication works between neighbouring release series, and 2.6 supports neither "
+            "elections nor PROMOTE. Upgrade the older one"
         ),
     )
 
 
 def _schema(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
-        f"a row of {between.master} does not fit the schema of {between.follower}: {quoted(match[0])}",
         (
-            f"one of them has changed spaces or indexes on its own: make {between.follower}'s schema as it is on "
-            f"{between.master} and {between.set_again}, or {between.rejoin}"
+            f"a row of {between.master} does not fit the schema of {between.follower}: {quoted(match[0])}; spaces or "
+            f"indexes were changed on one of them only"
+        ),
+        (
+            f"make the schema of {between.follower} the same as that of {between.master} and {between.set_again}, or "
+            f"{between.rejoin}"
         ),
     )
 
 
 def _foreign_queue(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
-        f"a synchronous row came whose instance does not own the queue: {quoted(match[0])}",
         (
-            f"promote one instance only (`flowstone promote URI`), then {between.set_again}; if data contradict each "
-            f"other, rejoin one side"
+            f"{between.follower} received a synchronous row of an instance that does not own the synchronous queue: "
+            f"{quoted(match[0])}"
+        ),
+        (
+            f"promote only one instance (`flowstone promote URI`), then {between.set_again}; if the data of the two "
+            f"contradict each other, rejoin one side"
         ),
     )
 
 
 def _disk(match: re.Match[str], between: Between) -> tuple[str, str]:
     why = (
-        f"{between.follower} cannot write its log: {quoted(match[0])}. Its disk is full, or failing; whatever was not "
-        f"written has been taken back"
+        f"{between.follower} cannot write its log: {quoted(match[0])}. Its disk is full or failing; rows that could "
+        f"not be written were rolled back"
     )
     return why, _free_space(between)
 
 
 def _free_space(between: Between) -> str:
     return (
-        f"free space where {between.follower} has its logs (`flowstone explain DIR` says how much there is), "
+        f"free space on the disk with the logs of {between.follower} (`flowstone explain DIR` shows how much is left), "
         f"then {between.set_again}"
     )
 
 
 def _starting(match: re.Match[str], between: Between) -> tuple[str, str]:
-    return f"{between.master} is starting and answers: not now", "wait; it is tried again by itself"
+    why = f"{between.master} is starting and does not accept followers yet"
+    return why, f"wait; {between.follower} retries by itself"
 
 
 def _twice(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
-        f"{between.master} has a connection of an instance with the UUID of {between.follower} already",
-        f"a connection that was lost goes away within 4 × replication_timeout; if it stays, {END_ONE}",
+        f"{between.master} already has a connection from an instance with the UUID of {between.follower}",
+        f"wait 4 × replication_timeout, until a lost connection is closed; if the error persists, {END_ONE}",
     )
 
 
@@ -349,8 +366,8 @@ def _unreachable(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
         f"{between.follower} cannot reach {between.master}: {quoted(match.string)}",
         (
-            f"see whether {between.master} runs and listens, and whether its port is open from {between.follower}; it "
-            f"is tried again by itself"
+            f"check whether {between.master} runs and listens, and whether its port is open from {between.follower}; "
+            f"{between.follower} retries by itself"
         ),
     )
 
@@ -453,7 +470,7 @@ _RULES: Final = (
     _Rule(
         _says(
             r"(?i:connection refused|connection reset[^;]*|broken pipe|no route to host|network is unreachable"
-            r"|is lost[^;]*|said nothing for [^;]*|timed? ?-?out|unexpected EOF[^;,]*|getaddrinfo[^;]*|no answer[^;]*"
+            r"|is lost[^;]*|sent nothing for [^;]*|timed? ?-?out|unexpected EOF[^;,]*|getaddrinfo[^;]*|no answer[^;]*"
             r"|did not answer[^;]*|cannot connect[^;]*|closed the connection[^;]*|closed by[^;]*)"
         ),
         Kind.UNREACHABLE,

@@ -1,7 +1,7 @@
-"""A transaction of the live tail, as it is shown: who wrote it, what its rows say, and what became of it.
+"""A transaction of the live tail for display: its origin, its rows as text, and its status.
 
-Texts are those of `flowstone cat --format table`, cut to what a screen can take. Password hashes are hidden as there.
-What a row holds may be of any size; one that is large is told by its size, and not decoded.
+Texts are those of `flowstone cat --format table`, cut to fit a screen; password hashes are hidden as there. A row may
+have any size; a large row is not decoded, only its size is shown.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from flowstone.xlog.transactions import Transaction
 ROWS_MAX: Final = 20
 DATA_LENGTH_MAX: Final = 500
 KEY_LENGTH_MAX: Final = 100
+"""Limits of a transaction for display: rows, and characters of a row's data and key."""
 
 BODY_SIZE_MAX: Final = 64 * 1024
-"""Bytes of a row that are worth decoding for a line of text."""
+"""Bytes of a row above which it is not decoded: its text would be cut anyway."""
 
 
 class Status(StrEnum):
-    """What became of a transaction."""
+    """Whether a transaction is settled, still waits for its quorum, or was rolled back."""
 
     SETTLED = "settled"
     WAITING = "waiting"
@@ -41,7 +42,7 @@ class Status(StrEnum):
 
 
 class LiveRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row; `space` and `space_id` are None for one that speaks about the log, such as CONFIRM."""
+    """A row; `space` and `space_id` are None for a control row, such as CONFIRM."""
 
     type: str
     space: str | None
@@ -51,14 +52,14 @@ class LiveRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveTransaction(msgspec.Struct, kw_only=True):
-    """At most ROWS_MAX of its rows, and how many more there are. Only `status` ever changes."""
+    """At most ROWS_MAX rows of a transaction, and the number of further rows. Only `status` ever changes."""
 
     replicaset_uuid: str = msgspec.field(name="set")
     replica_id: int
     lsn: int
     tsn: int
     at: float
-    """When it was written, in seconds since 1970, by the clock of whoever sent it."""
+    """Time of the write in seconds since 1970, by the clock of the sender."""
 
     status: Status
     rows: tuple[LiveRow, ...]
@@ -66,6 +67,8 @@ class LiveTransaction(msgspec.Struct, kw_only=True):
 
 
 class WaitingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a pending transaction: its type, space and key."""
+
     type: str
     space: str | None
     key: str
@@ -74,7 +77,7 @@ class WaitingRow(msgspec.Struct, frozen=True, kw_only=True):
 def described(
     transaction: Transaction, schema: Schema, status: Status, *, replicaset_uuid: str = ""
 ) -> LiveTransaction:
-    """`transaction` as it is shown, its names by `schema`."""
+    """Return `transaction` for display, with names from `schema`."""
     return LiveTransaction(
         replicaset_uuid=replicaset_uuid,
         replica_id=transaction.replica_id,
@@ -88,7 +91,7 @@ def described(
 
 
 def waiting_rows(transaction: Transaction, schema: Schema) -> tuple[WaitingRow, ...]:
-    """What a transaction would change: of each row the space and the key."""
+    """Return the space and the key of each row of a pending transaction, at most ROWS_MAX."""
     return tuple(_waiting_row(row, schema) for row in transaction.rows[:ROWS_MAX])
 
 
@@ -113,7 +116,7 @@ def _waiting_row(row: Row, schema: Schema) -> WaitingRow:
 
 
 def _record(row: Row, schema: Schema) -> Record | None:
-    """None: it is too large to be decoded, or cannot be."""
+    """Decode a row; None if it is too large or cannot be decoded."""
     if len(row.body) > BODY_SIZE_MAX:
         return None
     try:
@@ -134,7 +137,7 @@ def _space_name(record: Record) -> str | None:
 
 
 def _key_text(record: Record) -> str:
-    """The key that the row names, or that its tuple has by the primary index."""
+    """Return the key in the row, or the primary key of its tuple, as text."""
     given = record.body.get(Key.KEY)
     index_id = record.body.get(Key.INDEX_ID, 0)
     if isinstance(given, tuple):

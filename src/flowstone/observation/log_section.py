@@ -1,8 +1,7 @@
-"""A section of a running server's log: the transactions behind a position, read once and then left alone.
+"""Reads a section of a running server's log once: the transactions after a position.
 
-Reads as an anonymous replica does, for which the user needs the role `replication`. It acknowledges nothing but where
-it began, so it counts for no quorum. How much is read, and for how long, is bounded: this is for who wants to know what
-is in the way, not for who wants the data.
+Reads as an anonymous replica, for which the user needs the role `replication`. It acknowledges only its start position,
+so it never counts for a quorum. Size and time are limited: sections serve diagnosis, not the transfer of data.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ SECONDS_MAX: Final = 3.0
 
 
 class SectionUnread(FlowstoneError):
-    """The server does not let us read that part of its log."""
+    """The server does not send this part of its log."""
 
 
 @dataclass(frozen=True)
 class LogSection:
-    """Transactions in the order of the log, and the schema by which their names are told."""
+    """Transactions in log order, and the schema for their names."""
 
     transactions: tuple[Transaction, ...]
     schema: Schema
     is_whole: bool
-    """It goes up to where it was asked for; else it was too much, or took too long."""
+    """True if the section reaches the requested end; False if a limit was reached first."""
 
 
 async def read_section(
@@ -53,15 +52,15 @@ async def read_section(
     seconds: float = SECONDS_MAX,
     name: UUID | None = None,
 ) -> LogSection:
-    """What the server at `uri` has behind `after`, up to `until`; SectionUnread where it refuses.
+    """Return the transactions of the server at `uri` after `after`, up to `until`.
 
-    `name` is the UUID that it is asked under: one that nobody else has, unless told otherwise.
+    `name` is the replica UUID to read under, a random one by default. Raises SectionUnread if the server refuses.
     """
     try:
         async with asyncio.timeout(seconds):
             facts = await ask_facts(outside, uri)
     except TimeoutError as error:
-        raise SectionUnread(f"{uri.address} did not say what it has within {seconds:g} s") from error
+        raise SectionUnread(f"{uri.address} did not report its position within {seconds:g} s") from error
     except FlowstoneError as error:
         raise SectionUnread(error.message, hint=error.hint) from error
     sink = _SectionSink(name or outside.random.uuid(), facts, after, until, transactions_max)
@@ -83,7 +82,7 @@ async def _fill(outside: Outside, uri: Uri, sink: _SectionSink, seconds: float) 
             applier.resume()
             await sink.done.wait()
     except TimeoutError:
-        return  # what came until now may tell enough
+        return  # the transactions received so far may be enough
     except FlowstoneError as error:
         raise SectionUnread(error.message, hint=error.hint) from error
     finally:
@@ -93,7 +92,7 @@ async def _fill(outside: Outside, uri: Uri, sink: _SectionSink, seconds: float) 
 
 
 class _SectionSink(AnonymousSink):
-    """`node.sink.Sink` that keeps what comes until it has enough."""
+    """`node.sink.Sink` that collects transactions up to a position or a number."""
 
     def __init__(self, uuid: UUID, facts: UpstreamFacts, after: VClock, until: VClock, transactions_max: int) -> None:
         super().__init__(uuid)

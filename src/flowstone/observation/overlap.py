@@ -1,8 +1,8 @@
-"""Whether a directory of logs and live members have the same rows by the same numbers, where both have them.
+"""Compares a directory of logs with live members: whether the same LSNs denote the same rows on both sides.
 
-Vclocks tell of numbers only. Who has lost rows (a lost disk, an old backup) gives their numbers to others: two sides at
-one position hold different rows then. Compares the newest rows that the directory shares with each member, as far as
-the member has logs and lets them be read; the bounds are those of a question that somebody waits for.
+Vclocks contain only LSNs. An instance that has lost rows (a lost disk, an old backup) assigns their LSNs to new rows:
+then two sides at the same position have different rows. Compares the newest rows that the directory shares with each
+member, as far as the member has logs and permits reading them. Size and time are limited, because an operator waits.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 
 ROWS_MAX: Final = 10_000
-"""Rows of each origin that are compared, the newest that both sides have."""
+"""Limit of rows of each replica id that are compared: the newest ones that both sides have."""
 
 TRANSACTIONS_MAX: Final = 100_000
 SECONDS_MAX: Final = 30.0
-"""For each member."""
+"""Limits of reading from each member."""
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """What the comparison has shown."""
+    """The result of the comparison."""
 
     compared: int
-    """Rows that were seen on both sides; 0 where only their numbers are known."""
+    """Number of rows that were read on both sides; 0 if only their LSNs are known."""
 
     unlike: dict[int, tuple[int, int]]
-    """By replica id the first and the last LSN of rows that stand for others at the members, and at none for the same.
-    """
+    """LSNs that denote different rows at the members, and at no member the same row: first and last by replica id."""
 
     unread: tuple[str, ...]
-    """Why a member's part could not be compared, a line each."""
+    """Reasons why rows of a member could not be compared, one per line."""
 
 
 async def overlap(
     outside: Outside, directories: Sequence[Directory], end: VClock, members: Sequence[tuple[Member, Uri]]
 ) -> Overlap:
-    """`end` is how far the directories go, which are those of one instance; members have a report."""
+    """Compare the directories of one instance, which end at `end`, with members that have a report."""
     ours: dict[tuple[int, int], int] = {}
     for directory in directories:
         ours |= digests_of(outside, directory, after=_newest(end))
@@ -64,27 +63,27 @@ async def overlap(
             continue
         found = digests(section.transactions)
         if not section.is_whole:
-            unread.append(f"{member.label} did not send all of them within {SECONDS_MAX:g} s")
+            unread.append(f"{member.label} did not send all rows within {SECONDS_MAX:g} s")
         elif not found.keys() & ours.keys():
-            unread.append(f"{member.label} has no logs of them any more, or the directory has none")
+            unread.append(f"{member.label} no longer has logs of these rows, or the directory has none")
         theirs = _best(ours, theirs, found)
     return Overlap(len(ours.keys() & theirs.keys()), _spans(used_twice(ours, theirs)), tuple(unread))
 
 
 def _newest(end: VClock) -> VClock:
-    """What comes before the rows that are compared."""
+    """Return the position before the rows that are compared."""
     return VClock({number: lsn - ROWS_MAX for number, lsn in end.without_zero() if lsn > ROWS_MAX})
 
 
 def _begin(common: VClock, member: Member) -> VClock:
-    """Not before the member's oldest log."""
+    """Return the position to read from, not before the member's oldest log."""
     gc = member.report.gc if member.report is not None else None
     oldest = VClock(gc.vclock).without_zero() if gc is not None else common
     return _newest(common).merged(oldest)
 
 
 def _best(ours: Digests, before: Mapping[tuple[int, int], int], found: Digests) -> dict[tuple[int, int], int]:
-    """A row that one member has as we do is not lost, whatever others have by its number."""
+    """Merge digests of members; if one member has the same row as we do, it counts, whatever others have."""
     same = {place: one for place, one in before.items() if ours.get(place) == one}
     return {**before, **found, **same}
 

@@ -1,4 +1,4 @@
-"""What a node in this process says of itself: the report that asking it over the network would give, without asking."""
+"""The report of a node in this process: the same as a query over the network returns, without a connection."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from flowstone.observation.report import Report, report_of
 
 
 async def own_report(node: Node) -> Report:
-    """How the node is now; `NotRunning` where it is not."""
+    """Return the node's current report; raise `NotRunning` if it does not run."""
     return report_now(node, await node.free_space())
 
 
 def report_now(node: Node, disk: dict[str, Any] | None = None) -> Report:
-    """As `own_report`, without waiting for the disk."""
+    """Return the node's current report without waiting for its disk; `disk` is the usage, if already known."""
     info = node.info()
     address = node.address or str(info["uuid"])
     options = node.configuration.shown(node.box.dialect)

@@ -1,6 +1,6 @@
-"""Where a server is, by what others call it: `user@host:port`, an address on its own machine, a socket.
+"""Normalized places of servers: makes `user@host:port`, loopback addresses and sockets comparable.
 
-Pure. A machine has several names; those that every machine has for itself mean the machine of who says them.
+Pure. A loopback address or `localhost` means the machine of the server that reports it. Host names are not resolved.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _SOCKET: Final = "unix/:"
 
 
 def place_of(address: str) -> str:
-    """Host and port of `[user@]host:port`, in the one spelling that two addresses of one place share."""
+    """Return host and port of `[user@]host:port`, spelled the same for every address of one place."""
     host, port = _parts(address)
     return f"{host}:{port}" if port is not None else host
 
 
 def seen_from(teller: str, address: str) -> str:
-    """The place of a server that the one at `teller` knows by `address`: its loopback is not ours."""
+    """Return the place of `address` as reported by the server at `teller`, whose loopback address is not ours."""
     host, port = _parts(address)
     if port is not None and host == _LOOPBACK:
         machine, teller_port = _parts(teller)
@@ -28,7 +28,7 @@ def seen_from(teller: str, address: str) -> str:
 
 
 def _parts(address: str) -> tuple[str, str | None]:
-    """The path of a socket has no port."""
+    """Return host and port; for a Unix socket, its path and None."""
     place = address.rpartition("@")[2].partition("?")[0]
     if place.startswith(_SOCKET):
         return place, None

@@ -1,7 +1,7 @@
-"""What is wrong with who may write: quorums, elections, the queue of synchronous transactions and its owner.
+"""Findings about write availability: quorums, elections, the queue of synchronous transactions and its owner.
 
-Pure; a part of `explanation.py`. Servers of 2.6 show no queue: there the option `replication_synchro_quorum` is all
-there is to go by.
+Pure; a part of `explanation.py`. Servers of 2.6 show no queue; for them only the option `replication_synchro_quorum` is
+known.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flowstone.observation.report import Report
 from flowstone.observation.wording import expel_command, make, position, promote, seconds_text
 
 WAIT_SECONDS: Final = 2.0
-"""A transaction that waits for its quorum longer than this is slow, where the quorum is there."""
+"""Age from which on a pending transaction is reported although the quorum is available."""
 
 
 class _Quorum(NamedTuple):
-    """What one member can count on: `there` are those that would acknowledge its rows, itself among them."""
+    """The quorum of one member: how many it needs, how many are available (itself included), and who is missing."""
 
     member: Member
     needed: int
@@ -29,9 +29,13 @@ class _Quorum(NamedTuple):
 
 
 def queue_findings(replica_set: ReplicaSet) -> Iterator[Finding]:
-    """At most one of no leader, lost quorum, two owners and read-only, which bring each other about; and the queue."""
+    """Yield findings about the quorum, the leader and the queue.
+
+    A missing leader, read-only members and a slow queue are not reported if they follow from a lost quorum, an
+    abandoned queue or two owners.
+    """
     answered = [(member, member.report) for member in replica_set.members if member.report is not None]
-    # The term, vote and queue of a server that does not know that it was expelled do not count.
+    # The term, vote and queue of an expelled server do not count, even if the server does not know of its expulsion.
     reports = [one for one in answered if one[0].id] or answered
     # A member without upstreams cannot tell whether the others have a quorum and a leader.
     reports = [one for one in reports if not is_cut_off(one[0])]
@@ -53,7 +57,7 @@ _Reports = list[tuple[Member, Report]]
 
 
 def _quorum_of(replica_set: ReplicaSet, member: Member, report: Report) -> _Quorum | None:
-    """None where no quorum is asked for: nobody else is needed, or synchronous transactions are not for this one."""
+    """Return the quorum of a member; None if it is unknown or the member alone is enough."""
     needed = _needed(replica_set, report)
     if needed is None or needed <= 1:
         return None
@@ -70,7 +74,7 @@ def _needed(replica_set: ReplicaSet, report: Report) -> int | None:
 
 
 def _lost_quorums(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
-    """Yield a finding if those that commit synchronous transactions lack a quorum; in 2.6 any writable member may."""
+    """Yield a finding if a member that commits synchronous transactions, or an election, lacks its quorum."""
     for member, report in _committers(replica_set, reports):
         quorum = _quorum_of(replica_set, member, report)
         if quorum is not None and quorum.there < quorum.needed:
@@ -87,10 +91,11 @@ def _lost_quorums(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Findin
 
 
 def _committers(replica_set: ReplicaSet, reports: _Reports) -> _Reports:
-    """Return the owner of the queue, or, where no queue is shown, the writable members that some member follows.
+    """Return the owner of the queue, or, if no queue is shown, the writable members that another member follows.
 
-    A replica is writable by default, but synchronous transactions are not meant for one that nobody follows, unless no
-    other member is writable."""
+    In 2.6, which shows no queue, every writable member may commit synchronous transactions. A replica is writable by
+    default, too, so members without followers count only if no other member is writable.
+    """
     owners = [(member, report) for member, report in reports if report.queue and 0 < report.id == report.queue.owner]
     writers = [(member, report) for member, report in reports if report.queue is None and not report.ro]
     followed = {link.master for link in replica_set.links}
@@ -98,59 +103,59 @@ def _committers(replica_set: ReplicaSet, reports: _Reports) -> _Reports:
 
 
 def _lost_quorum(replica_set: ReplicaSet, quorum: _Quorum, report: Report) -> Finding:
-    label, names = quorum.member.label, ", ".join(one.label for one in quorum.missing) or "nobody"
+    label, names = quorum.member.label, ", ".join(one.label for one in quorum.missing) or "none"
     queue = report.queue
     waiting = f"; {_waiting_text(queue.len, queue.age)}" if queue is not None and queue.len else ""
-    evidence = [f"quorum {quorum.needed}, there are {quorum.there}"]
+    available = "1 member is" if quorum.there == 1 else f"{quorum.there} members are"
+    evidence = [f"quorum {quorum.needed}, available members {quorum.there}"]
     if queue is not None:
-        evidence.append(f"queue of {label}: {queue.len} waiting, owner {queue.owner}, term {queue.term}")
+        evidence.append(f"queue of {label}: {queue.len} pending, owner {queue.owner}, term {queue.term}")
     return make(
         replica_set,
         Kind.QUORUM_LOST,
         Severity.STOPPED,
         quorum.member,
-        f"{label} has lost its quorum: no synchronous transaction is committed{waiting}",
-        f"{quorum.needed} members must have a row before it counts, and only {quorum.there} of them can: "
-        f"{names} missing",
+        f"{label} has lost its quorum: it cannot commit synchronous transactions{waiting}",
+        f"the quorum is {quorum.needed}, but only {available} available; missing: {names}",
         _without_the_missing(replica_set, quorum, report),
         evidence,
     )
 
 
 def lost_quorum(replica_set: ReplicaSet) -> Finding | None:
-    """Why nobody commits, and the way out of it, for who finds no member that can be written to."""
+    """Return the finding about a lost quorum, if any, for callers that find no writable member."""
     return next((one for one in queue_findings(replica_set) if one.kind is Kind.QUORUM_LOST), None)
 
 
 def _without_the_missing(replica_set: ReplicaSet, quorum: _Quorum, report: Report) -> str:
-    """The order matters: who has no quorum can expel nobody, and is elected by nobody."""
+    """Return the advice to restore the quorum, in this order: without a quorum, no member is elected or expelled."""
     label, gone = quorum.member.label, [one for one in quorum.missing if not is_alive(replica_set, one)]
     left = sum(1 for one in replica_set.members if one.id) - len(gone)
-    # What shows no queue may be too old for formulas, too.
+    # A server that shows no queue may be too old to support formulas.
     usual = f"{left // 2 + 1}" if report.queue is None else "`N / 2 + 1`"
     if not quorum.missing:
-        return f"nobody is missing: set `replication_synchro_quorum` on {label} to {usual}"
+        return f"all members are available: set `replication_synchro_quorum` on {label} to {usual}"
     stopped = " and ".join(one.label for one in quorum.missing if one not in gone)
-    let_follow = f"let {stopped} follow {label} again: what keeps it from that is told, too" if stopped else ""
+    let_follow = f"let {stopped} follow {label} again: another finding says why replication stopped" if stopped else ""
     if not gone:
         return let_follow
     names = " and ".join(one.label for one in gone)
     setting = f"replication_synchro_quorum = {quorum.there}"
     how = f"`box.cfg{{{setting}}}`"
     if report.is_flowstone:
-        how = f"`{setting}` in its file, then SIGHUP; or CALL `box.cfg` with it"
+        how = f"`{setting}` in its configuration file, then SIGHUP; or CALL `box.cfg` with it"
     leads = "" if replica_set.leader else _elected(quorum.member, report)
     expelled = " and ".join(expel_command(replica_set, one) for one in gone)
     back = "" if usual == f"{quorum.there}" else f"; then set `replication_synchro_quorum` back to {usual}"
     return (
-        f"{let_follow}{'; ' if let_follow else ''}bring {names} back. Only if gone for good, so that nobody can start "
-        f"it again, in this order: lower the quorum to what is left, on {label}: {how}{leads}; then expel who is gone: "
-        f"{expelled}{back}. With a lowered quorum, committed transactions can be lost"
+        f"{let_follow}{'; ' if let_follow else ''}bring {names} back. Only if gone for good and never to be started "
+        f"again, in this order: lower the quorum to the remaining members, on {label}: {how}{leads}; then expel the "
+        f"missing members: {expelled}{back}. With a lowered quorum, committed transactions can be lost"
     )
 
 
 def _elected(member: Member, report: Report) -> str:
-    """What else it takes for `member` to lead."""
+    """Return what else makes `member` the leader."""
     mode = (report.cfg or {}).get("election_mode", "off")
     if mode == "candidate":
         return ", and wait until it is elected"
@@ -160,8 +165,8 @@ def _elected(member: Member, report: Report) -> str:
 
 
 def _waiting_text(count: int, age: float | None) -> str:
-    some = "1 transaction waits" if count == 1 else f"{count} transactions wait"
-    return f"{some}, the first for {seconds_text(age)}" if age else some
+    some = "1 transaction is pending" if count == 1 else f"{count} transactions are pending"
+    return f"{some}, the oldest for {seconds_text(age)}" if age else some
 
 
 def _holds_elections(reports: _Reports) -> bool:
@@ -178,10 +183,10 @@ def _no_leader(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
         member for member, report in reports if (report.cfg or {}).get("election_mode", "candidate") == "candidate"
     ]
     why = (
-        "enough voters are there: an election is under way, or none of them gets a majority because they do not all "
-        "follow each other"
+        "enough voters are available: an election is in progress, or no candidate gets a majority because the members "
+        "do not all follow each other"
         if candidates
-        else "no member stands for election by itself: election_mode is `candidate` nowhere"
+        else "no member is a candidate: `election_mode` is `candidate` on none of them"
     )
     member, report = _furthest(replica_set, reports)
     yield make(
@@ -189,15 +194,15 @@ def _no_leader(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
         Kind.NO_LEADER,
         Severity.STOPPED,
         member,
-        "the set has no leader: it takes no writes",
+        "the replica set has no leader: it accepts no writes",
         why,
-        f"see that every member follows every other; {_let_lead(member, report)}",
+        f"make sure that every member follows all others; {_let_lead(member, report)}",
         [_election_text(one, report) for one, report in reports],
     )
 
 
 def _furthest(replica_set: ReplicaSet, reports: _Reports) -> tuple[Member, Report]:
-    """Return the member to promote: preferably one that may lead, then one with followers, then the one with most rows.
+    """Return the member to promote: one that may lead before others, then one with followers, then most rows.
 
     A member that lacks rows would roll them back on the others; a member without followers gets no votes.
     """
@@ -210,10 +215,10 @@ def _may_lead(member: Member, report: Report) -> bool:
 
 
 def _let_lead(member: Member, report: Report) -> str:
-    """Raft refuses to promote a voter."""
+    """Return the advice to make `member` the leader. Raft rejects the promotion of a voter."""
     if (report.cfg or {}).get("election_mode") == "voter":
-        return f"set `election_mode` to candidate on {member.label}, which has most"
-    return f"promote who has most: {promote(member)}"
+        return f"set `election_mode` to candidate on {member.label}, which has the most rows"
+    return f"promote the member with the most rows: {promote(member)}"
 
 
 def _election_text(member: Member, report: Report) -> str:
@@ -225,7 +230,7 @@ def _election_text(member: Member, report: Report) -> str:
 
 
 def _abandoned(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
-    """What waits was written by somebody who is not there to decide about it."""
+    """Yield a finding if synchronous transactions are pending and the owner of the queue is gone."""
     queue = replica_set.queue
     if queue is None or not queue.len:
         return
@@ -234,25 +239,27 @@ def _abandoned(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
         is_followed = any(link.master == owner.uuid and link.is_following for link in replica_set.links)
         if owner.report is not None or is_followed:
             return
-    label = owner.label if owner is not None else "nobody"
+    label = owner.label if owner is not None else "the owner"
+    whose = "no known member"
+    if owner is not None:
+        whose = f"{label} (replica {queue.owner}) since term {queue.term}, but {label} does not answer"
     holder, report = _furthest(replica_set, reports)
     yield make(
         replica_set,
         Kind.QUEUE_ABANDONED,
         Severity.STOPPED,
         holder,
-        f"{_waiting_text(queue.len, queue.age)} for a verdict, and its owner is not there",
-        f"the queue of synchronous transactions belongs to {label}"
-        + (f" (replica {queue.owner}) since term {queue.term}, which does not answer" if owner is not None else ""),
-        f"bring {label} back, or {_let_lead(holder, report)}: that confirms what a quorum has and takes back the rest "
-        f"(2.6: `box.ctl.clear_synchro_queue()` there)",
+        f"{_waiting_text(queue.len, queue.age)}, and the owner of the queue is gone",
+        f"the queue of synchronous transactions belongs to {whose}",
+        f"bring {label} back, or {_let_lead(holder, report)}: this confirms the transactions that a quorum has and "
+        f"rolls back the rest (2.6: run `box.ctl.clear_synchro_queue()` there)",
         [_queue_text(one, each) for one, each in reports],
         peer=owner.uuid if owner is not None else None,
     )
 
 
 def _two_owners(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
-    """Two that each believe to own the queue, or to lead: they have not heard of each other yet."""
+    """Yield a finding if two members each act as the leader or as the owner of the queue."""
     owners = [
         (member, report)
         for member, report in reports
@@ -272,18 +279,18 @@ def _two_owners(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]
         Kind.TWO_OWNERS,
         Severity.STOPPED,
         member,
-        f"{names} each hold themselves for the one that may write",
-        f"{newer.label} has the newer term {_term(newest)}, and {member.label}, still in term {_term(report)}, has not "
-        f"heard of it: they do not reach each other",
-        f"send no writes to {member.label}, and let the two reach each other again. What {member.label} has committed "
-        f"alone meanwhile makes a split brain of it when they meet: save it (`flowstone cat`)",
+        f"{names} each act as the leader",
+        f"{newer.label} has the newer term {_term(newest)}, but {member.label} is still in term {_term(report)}: they "
+        f"cannot reach each other",
+        f"send no writes to {member.label}, and restore the connection between the two. Transactions that "
+        f"{member.label} has committed alone will cause a split brain when they reconnect: save them (`flowstone cat`)",
         [_queue_text(one, each) for one, each in owners],
         peer=newer.uuid,
     )
 
 
 def _term(report: Report) -> int:
-    """In which it became what it holds itself for: of terms that came since, it has only heard."""
+    """Return the term in which the member became owner or leader; it may only have heard of later terms."""
     if report.queue is not None and report.queue.owner == report.id:
         return report.queue.term
     return report.election.term if report.election is not None else 0
@@ -291,12 +298,12 @@ def _term(report: Report) -> int:
 
 def _queue_text(member: Member, report: Report) -> str:
     queue = report.queue
-    owner = f"owner {queue.owner} since term {queue.term}, {queue.len} waiting" if queue is not None else "no queue"
+    owner = f"owner {queue.owner} since term {queue.term}, {queue.len} pending" if queue is not None else "no queue"
     return f"{member.label}: {owner}; at {position(report.vclock)}"
 
 
 def _read_only(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
-    """Nobody takes writes, by the word of every member."""
+    """Yield a finding if every member reports itself as read-only."""
     registered = [one for one in replica_set.members if one.id]
     if len(reports) < len(registered) or any(not report.ro for _, report in reports):
         return
@@ -306,14 +313,14 @@ def _read_only(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
     reasons = {report.ro_reason for _, report in reports}
     unclaimed = any(report.queue is not None and not report.queue.owner for _, report in reports)
     if reasons == {"config"} or reasons == {None}:
-        why, advice = "`read_only` is set on every member", "`box.cfg{read_only = false}` on the one that shall lead"
+        why, advice = "`read_only` is set on every member", "run `box.cfg{read_only = false}` on the new master"
     elif unclaimed:
-        why, advice = "nobody owns the queue of synchronous transactions", _let_lead(member, report)
+        why, advice = "no member owns the queue of synchronous transactions", _let_lead(member, report)
     else:
-        why = "each has a reason of its own: " + ", ".join(f"{one.label}: {r.ro_reason}" for one, r in reports)
+        why = "the members report different reasons: " + ", ".join(f"{one.label}: {r.ro_reason}" for one, r in reports)
         advice = _let_lead(member, report)
     told = [f"{one.label}: ro_reason {report.ro_reason}" for one, report in reports]
-    what = "no member of the set takes writes"
+    what = "no member is writable"
     yield make(replica_set, Kind.READ_ONLY, Severity.WARNING, member, what, why, advice, told)
 
 
@@ -327,8 +334,8 @@ def _waiting(replica_set: ReplicaSet, reports: _Reports, *, is_explained: bool) 
         Kind.QUEUE_WAITS,
         Severity.BEHIND,
         owner,
-        f"{_waiting_text(queue.len, queue.age)} for a quorum, although its members are there",
-        f"{queue.quorum or 'enough'} members must acknowledge, and are slow to",
-        "see which of them is behind, and the disks and the network of those",
-        [f"queue at {owner.label}: {queue.len} waiting, owner {queue.owner}, term {queue.term}, age {queue.age}"],
+        f"{_waiting_text(queue.len, queue.age)}, although the quorum is available",
+        f"the quorum{f' of {queue.quorum} members' if queue.quorum else ''} is slow to acknowledge",
+        "find the member that lags, and check its disk and its network",
+        [f"queue of {owner.label}: {queue.len} pending, owner {queue.owner}, term {queue.term}, age {queue.age}"],
     )

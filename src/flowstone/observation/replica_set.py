@@ -1,8 +1,8 @@
-"""Reports of servers put together: who is in a replica set, who follows whom, and how far behind.
+"""Combines the reports of servers into replica sets: their members, the links between them, and the lag.
 
-Pure. Members are found in what the servers that answered say of each other, so one that did not answer is there, too,
-with what the others know of it. How far somebody is behind is told twice, in seconds and in rows: the seconds that a
-server reports are those of the last row it got, and say nothing where nothing is written, or nothing comes.
+Pure. Servers report each other, so a member that did not answer is included with what the others know of it. Lag is
+given in seconds and in rows: the seconds that a server reports are those of the last row it received, and mean nothing
+while nothing is written or nothing arrives.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from flowstone.observation.places import place_of, seen_from
 from flowstone.observation.report import Downstream, Peer, Queue, Report, Unreachable, Upstream, VClock
 
 FOLLOWING = ("follow", "sync")
-"""States of a link by which rows come."""
+"""States of a link in which rows arrive."""
 
 BEHIND_SECONDS: Final = 5.0
-"""Who lacks rows for longer is behind, for everybody who says so. Below that they may be on their way: a connection
-that is lost is noticed after 4 × `replication_timeout`, which is 1 s unless told otherwise."""
+"""Lag from which on it is reported, everywhere. With less, rows may still be in transit: a lost connection is noticed
+after 4 × `replication_timeout`, which is 1 s by default."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """`follower` gets its rows from `master`; both are UUIDs."""
+    """`follower` receives rows from `master`; both are UUIDs."""
 
     follower: str
     master: str
     status: str
-    """The follower's word for it (`follow`, `sync`, `stopped`, `disconnected`, …), or the master's where only that one
-    answered."""
+    """State reported by the follower (`follow`, `sync`, `stopped`, `disconnected`, …), or by the master if only the
+    master answered."""
 
     downstream: str | None = None
-    """The master's word for it (`follow`, `stopped`); None where it has none, or did not answer."""
+    """State reported by the master (`follow`, `stopped`); None if it reports none, or did not answer."""
 
     lag: float | None = None
-    """Seconds that the follower is behind: 0 where it has every row, however long ago the last one came."""
+    """Lag of the follower in seconds; 0 if it has every row, however long ago the last one arrived."""
 
     lag_lsn: int | None = None
-    """Rows that the master has and the follower lacks; None where one of both positions is unknown."""
+    """Number of rows that the master has and the follower lacks; None if one of the positions is unknown."""
 
     idle: float | None = None
     message: str | None = None
@@ -50,39 +50,39 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_behind(self) -> bool:
-        """Rows are missing, and for long. Seconds alone say nothing."""
+        """True if rows have been missing for more than BEHIND_SECONDS. Seconds alone mean nothing."""
         return bool(self.lag_lsn) and (self.lag or 0.0) > BEHIND_SECONDS
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One member, or a server that is not one: an anonymous replica, or an expelled member (id 0)."""
+    """A member, or a server that is not a member (id 0): an anonymous replica, or an expelled member."""
 
     uuid: str
     id: int
-    """Its id in `_cluster` of the other members; an expelled one may not know that it was expelled."""
+    """Its id in `_cluster` of the other members; 0 for an expelled member, even if it does not know that."""
 
     name: str | None = None
     address: str | None = None
     report: Report | None = None
     unreachable: Unreachable | None = None
     copy: str | None = None
-    """Where another process answers with its UUID, if one does."""
+    """Address of another process with the same UUID, if any."""
 
     vclock: VClock = {}
-    """Its position by its own word; of one that is silent, what the others know that it has."""
+    """The position that it reports; for a member that did not answer, the rows that others know it has."""
 
     is_leader: bool = False
 
     @property
     def mode(self) -> str:
-        """As `tt replicaset status` has it: rw, read or unknown."""
+        """The mode as in `tt replicaset status`: rw, read or unknown."""
         if self.report is None:
             return "unknown"
         return "read" if self.report.ro else "rw"
 
     @property
     def label(self) -> str:
-        """How it is called where there is room for one word."""
+        """Short name for people: its name, its address, or its id."""
         return self.name or self.address or (f"replica {self.id}" if self.id else f"anonymous {self.uuid[:8]}")
 
 
@@ -95,10 +95,10 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[Link, ...] = ()
     term: int | None = None
     leader: int = 0
-    """The replica id of who leads by election and is there, 0 where nobody does or there are no elections."""
+    """Replica id of the elected leader; 0 if there is none, if it is gone, or without elections."""
 
     queue: Queue | None = None
-    """The queue of synchronous transactions, as its owner shows it."""
+    """The queue of synchronous transactions as its owner reports it."""
 
     vclock: VClock = {}
     """The furthest position of any member, by component."""
@@ -109,7 +109,7 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failover(self) -> str:
-        """As `tt replicaset status` has it: `election` where anybody takes part in one, else `off`."""
+        """The failover as in `tt replicaset status`: `election` if any member takes part in elections, else `off`."""
         answered = [member for member in self.members if member.report is not None]
         registered = [member for member in answered if member.id] or answered
         reports = [member.report for member in registered if member.report is not None]
@@ -120,13 +120,14 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def master(self) -> str:
-        """As `tt replicaset status` has it: how many can be written to; single, multi or no."""
+        """The number of writable members as in `tt replicaset status`: single, multi or no."""
         registered = [member for member in self.members if member.id] or self.members
         count = sum(member.mode == "rw" for member in registered)
         return "no" if not count else "single" if count == 1 else "multi"
 
     def role(self, member: Member) -> str:
-        """leader, candidate or follower of an election; master or replica without; anonymous or expelled: no member."""
+        """Return leader, candidate or follower with elections, master or replica without; anonymous or expelled for a
+        server that is not a member, and unknown for one that did not answer."""
         if member.report is None:
             return "unknown"
         if not member.id:
@@ -139,22 +140,22 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
         return next((member for member in self.members if member.uuid == uuid), None)
 
     def find(self, text: str) -> Member | None:
-        """Whom an operator means by an id, a UUID, a name or an address."""
+        """Return the member with this id, UUID, name or address."""
         if text.isdecimal() and int(text):
             return next((member for member in self.members if member.id == int(text)), None)
         return next((member for member in self.members if text in (member.uuid, member.name, member.address)), None)
 
     def label_of(self, uuid: str) -> str:
-        """The member's label; its UUID where nobody knows more."""
+        """Return the member's label, or its UUID if the member is unknown."""
         member = self.member(uuid)
         return member.label if member is not None else uuid
 
     def links_to(self, uuid: str) -> tuple[Link, ...]:
-        """Those by which a member gets its rows."""
+        """Return the links through which a member receives rows."""
         return tuple(link for link in self.links if link.follower == uuid)
 
     def gets_rows_of(self, uuid: str, origin: str) -> bool:
-        """Whether what `origin` writes comes to a member, by whichever way; one that has stopped may go on."""
+        """Return True if links lead from `origin` to the member; stopped links count, because they may resume."""
         reached, new = {origin}, [origin]
         while new:
             masters, new = new, []
@@ -166,11 +167,11 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replica_sets(answers: Sequence[Report | Unreachable]) -> tuple[ReplicaSet, ...]:
-    """The replica sets that the servers belong to, in the order in which they were named.
+    """Return the replica sets of the servers, in the order of `answers`.
 
-    A server that did not answer belongs to the set in which somebody follows it by that address, to the only one there
-    is, or to a set of its own whose UUID is unknown. One that was asked by two names is there once, and so is
-    one of which a copy runs, with the address of the other.
+    A server that did not answer belongs to the set in which a member follows its address, to the only set, or to a set
+    without a UUID. A server that was queried at two addresses is included once, and so is a server of which a copy
+    runs, with the address of the copy.
     """
     first: dict[str, Report] = {}
     for answer in answers:
@@ -200,12 +201,12 @@ def replica_sets(answers: Sequence[Report | Unreachable]) -> tuple[ReplicaSet, .
 
 
 def missing_rows(ahead: VClock, behind: VClock) -> int:
-    """How many rows of `ahead` are not in `behind`."""
+    """Return the number of rows in `ahead` that are not in `behind`."""
     return sum(max(0, lsn - behind.get(replica_id, 0)) for replica_id, lsn in ahead.items())
 
 
 def most_behind(links: Iterable[Link]) -> list[Link]:
-    """Of the links that are behind, for each follower the one that lacks most: one that is slow is so towards all."""
+    """Return the link with the largest lag of each lagging follower, as a slow follower lags all its masters."""
     worst: dict[str, Link] = {}
     for link in links:
         known = worst.get(link.follower)
@@ -219,7 +220,7 @@ def _behind_by(link: Link) -> tuple[int, float]:
 
 
 def furthest(positions: Iterable[VClock]) -> VClock:
-    """Where somebody is who has everything that any of them has."""
+    """Return the position that covers all positions: the largest LSN of each component."""
     found: VClock = {}
     for vclock in positions:
         for replica_id, lsn in vclock.items():
@@ -228,7 +229,7 @@ def furthest(positions: Iterable[VClock]) -> VClock:
 
 
 def rows_alone(own: VClock, others: Iterable[VClock]) -> dict[int, tuple[int, int]]:
-    """The first and the last LSN, by replica id, of what is in `own` and in none of the others."""
+    """Return the rows in `own` that are in none of the others: first and last LSN by replica id."""
     elsewhere = furthest(others)
     return {
         replica_id: (elsewhere.get(replica_id, 0) + 1, lsn)
@@ -238,7 +239,7 @@ def rows_alone(own: VClock, others: Iterable[VClock]) -> dict[int, tuple[int, in
 
 
 def document(replica_set: ReplicaSet) -> dict[str, Any]:
-    """A replica set for JSON, with what is concluded from its fields among them."""
+    """Return a replica set for JSON, including its computed properties."""
     found: dict[str, Any] = msgspec.to_builtins(replica_set, str_keys=True)
     found |= {"label": replica_set.label, "failover": replica_set.failover, "master": replica_set.master}
     for member, shown in zip(replica_set.members, found["members"], strict=True):
@@ -272,10 +273,10 @@ def _replica_set(
 
 
 def expelled(reports: Sequence[Report]) -> frozenset[str]:
-    """Return the UUIDs of servers that answered and are in `_cluster` of no other member that did.
+    """Return the UUIDs of servers that answered and are in `_cluster` of no other member that answered.
 
-    A member that was away when it was expelled does not know it: it lacks the row that removed it. A member that has
-    just joined has a row that the others lack.
+    A member that was down when it was expelled does not know of it: it lacks the row that removed it. A member that has
+    just joined is no such case: it has a row that the others lack.
     """
     return frozenset(report.uuid for report in reports if _is_expelled(report, reports))
 
@@ -296,24 +297,27 @@ def _is_expelled(report: Report, reports: Sequence[Report]) -> bool:
 
 
 def _is_there(member: Member, links: Iterable[Link]) -> bool:
-    """It answers, or somebody hears it. Who has no quorum begins no new term, and names a dead leader for ever."""
+    """Return True if the member answers or another one follows it.
+
+    A member without a quorum starts no new term, so it reports a dead leader forever.
+    """
     return member.report is not None or any(link.master == member.uuid and link.is_following for link in links)
 
 
 def _takes_part(report: Report) -> bool:
-    """In elections; of who does not show its options, because it knows a leader."""
+    """Return True if the server takes part in elections; if its options are unknown, a known leader shows it."""
     has_leader = report.election is not None and bool(report.election.leader)
     return has_leader or (report.cfg or {}).get("election_mode", "off") != "off"
 
 
 def _leader(reports: Sequence[Report], term: int | None) -> int:
-    """Whom the newest term has made the leader, by the word of anybody who knows."""
+    """Return the leader of the newest term, as reported by any server that knows it; 0 if there is none."""
     elections = [report.election for report in reports if report.election is not None]
     return next((election.leader for election in elections if election.term == term and election.leader), 0)
 
 
 def _queue(reports: Sequence[Report]) -> Queue | None:
-    """The owner knows best; of others the fullest."""
+    """Return the queue that its owner reports, or else the one with the newest term and the most transactions."""
     shown = [(report.id, report.queue) for report in reports if report.queue is not None]
     owners = [queue for replica_id, queue in shown if queue.owner == replica_id]
     queues = owners or [queue for _, queue in shown]
@@ -346,7 +350,7 @@ def _members(
         else _unheard(uuid, peers, places.get(uuid), addresses.get(uuid), leader, _kept_for(uuid, reports))
         for uuid, peers in seen.items()
     ]
-    # Members that only an expelled one lists may have been expelled before it.
+    # Members that only an expelled server lists may have been expelled before it.
     members = [
         member if member.uuid in own or member.uuid in registered else msgspec.structs.replace(member, id=0)
         for member in members
@@ -358,10 +362,10 @@ def _members(
 def _silent(
     seen: dict[str, list[Peer]], own: dict[str, Report], reports: Sequence[Report], lost: Sequence[Unreachable]
 ) -> tuple[dict[str, Unreachable], list[Unreachable]]:
-    """Who of the members did not answer where, and at which addresses nobody did that is known.
+    """Assign addresses that did not answer to members; return the assignments and the addresses left over.
 
-    A member that is followed by nobody, or by another name, is found by elimination: where one member is silent and
-    one address, they are the same.
+    A member that no other follows, or follows at another address, is found by elimination: if one member and one
+    address are left, they belong together.
     """
     places: dict[str, Unreachable] = {}
     strays: list[Unreachable] = []
@@ -399,8 +403,11 @@ def _unheard(
     leader: int,
     kept: Iterable[VClock],
 ) -> Member:
-    """One that only others tell of. It has what it acknowledged, the rows that others got from it, and what came before
-    the logs that are kept for it."""
+    """Return a member that only others report.
+
+    It has the rows that it acknowledged, the rows that others received from it, and all rows before the logs that are
+    kept for it.
+    """
     replica_id = peers[0].id
     acknowledged = [peer.downstream.vclock for peer in peers if peer.downstream is not None]
     own = [{replica_id: peer.lsn} for peer in peers if replica_id and peer.lsn]
@@ -416,12 +423,12 @@ def _unheard(
 
 
 def _name(peers: Iterable[Peer]) -> str | None:
-    """Members of 3.x know names of others, too."""
+    """Return the member's name as reported by others; 3.x reports names."""
     return next((peer.name for peer in peers if peer.name), None)
 
 
 def _kept_for(uuid: str, reports: Iterable[Report]) -> Iterator[VClock]:
-    """From where on others keep their logs for this member: it has everything before."""
+    """Yield the positions from which on others keep logs for this member: it has all rows before them."""
     for report in reports:
         for consumer in report.gc.consumers if report.gc is not None else ():
             if consumer.replica_uuid == uuid:
@@ -433,12 +440,12 @@ def _stray(one: Unreachable) -> Member:
 
 
 def _uuid_at(address: str, reports: Iterable[Report]) -> str | None:
-    """Who is followed by this address, in the eyes of those that answered."""
+    """Return the UUID of the server that members follow at this address; None if no member does."""
     return next((uuid for place, uuid in _followed(reports) if place == place_of(address)), None)
 
 
 def _followed(reports: Iterable[Report]) -> Iterator[tuple[str, str]]:
-    """Each place that somebody follows, and who is there."""
+    """Yield each place that a server follows, and the UUID of the upstream there."""
     for report in reports:
         for peer in report.replication:
             if peer.upstream is not None and peer.upstream.peer:
@@ -449,7 +456,7 @@ def _followed(reports: Iterable[Report]) -> Iterator[tuple[str, str]]:
 
 
 def _links(reports: Sequence[Report], members: Sequence[Member]) -> tuple[Link, ...]:
-    """In the order of the members, first by who follows."""
+    """Return the links, sorted by follower and then by master, in the order of the members."""
     order = {member.uuid: number for number, member in enumerate(members)}
     links = _told_links(reports, {member.uuid: member.vclock for member in members})
     return tuple(sorted(links, key=lambda link: (order[link.follower], order[link.master])))
@@ -468,12 +475,12 @@ def _told_links(reports: Sequence[Report], positions: Mapping[str, VClock]) -> I
             if peer.upstream is not None and peer.uuid != report.uuid:
                 downstream = downstreams.pop((report.uuid, peer.uuid), None)
                 missing = missing_rows(positions[peer.uuid], report.vclock)
-                # Who did not answer may have more than others know of.
+                # A master that did not answer may have more rows than others know of.
                 is_known = missing or peer.uuid in answered
                 yield _link(report.uuid, peer.uuid, peer.upstream, downstream, missing if is_known else None)
     for (follower, master), side in downstreams.items():
         if follower in answered and side.status != "follow":
-            continue  # it was told to follow somebody else: what the master remembers is the end of that
+            continue  # the follower was reconfigured: the master still shows the end of the old connection
         missing = missing_rows(positions[master], side.vclock)
         yield _link(follower, master, side, side, missing if side.vclock else None)
 
@@ -494,7 +501,7 @@ def _link(
 
 
 def _lag(side: Upstream | Downstream, missing: int | None) -> float | None:
-    """Who lacks nothing is not behind. Who lacks something is so at least since it last heard anything."""
+    """Return the lag: 0 if no rows are missing; otherwise at least the time since the last message."""
     if missing == 0:
         return 0.0
     if missing:

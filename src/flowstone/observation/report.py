@@ -1,9 +1,8 @@
-"""What one server says of itself: `box.info` of any version, in one shape.
+"""The report of one server: `box.info` of any version, in one form.
 
-Pure: `report_of` takes what was answered and gives a `Report`. Versions differ in what they show: 2.6.0 has no election
-and no queue, `lag` of a downstream came with 2.10, the replica set's UUID moved in 3.0; what a server does not show, or
-shows in a type that it cannot have, is None here. The names are `box.info`'s own, because they are what people search
-for.
+Pure: `report_of` converts the answers of a server to a `Report`. Versions differ: 2.6.0 has no election and no queue,
+`lag` of a downstream came with 2.10, the replica set's UUID moved in 3.0. A value that a server does not report, or
+reports with the wrong type, is None here. Field names are those of `box.info`, because people search for them.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from flowstone.errors import FlowstoneError
 from flowstone.replication import quorum
 
 VClock = dict[int, int]
-"""LSN by replica id, without the component of local rows."""
+"""LSN by replica id, without component 0 (local rows)."""
 
 TEXT_MAX: Final = 1000
-"""Characters of a text that are kept: the longest message of a real server has less than half of them."""
+"""Limit of a server's text, in characters: more than twice the longest message of a real server."""
 
 _NO_LAG: Final = 1e9
-"""Seconds. Who has got no row since it connected shows a hundred years, and 2.6, to which newer masters send heartbeats
-without a time, the years since 1970."""
+"""Seconds from which on a lag is not a lag. A follower that has received no row since it connected reports 100 years;
+2.6, to which newer masters send heartbeats without a timestamp, reports the years since 1970."""
 
 _PLAIN: Final = (str, bool, int, float)
 
@@ -34,7 +33,7 @@ _OF_USERS: Final = re.compile(r"""in space ['"]_v?user['"]""")
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """How the server follows a peer. `lag` and `idle` are in seconds."""
+    """The server as a follower of a peer. `lag` and `idle` are in seconds."""
 
     status: str
     peer: str | None = None
@@ -45,7 +44,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Downstream(msgspec.Struct, frozen=True, kw_only=True):
-    """How a peer follows the server: what it has acknowledged, and how long that takes."""
+    """A peer as a follower of the server: the position it has acknowledged, and the delay of acknowledgements."""
 
     status: str
     vclock: VClock = {}
@@ -56,7 +55,7 @@ class Downstream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of the replica set, as the server sees it; itself, too. Anonymous ones have the id 0."""
+    """A member of the replica set as the server sees it, including itself. Anonymous replicas have the id 0."""
 
     id: int
     uuid: str
@@ -67,7 +66,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Election(msgspec.Struct, frozen=True, kw_only=True):
-    """`state` is follower, candidate or leader; `leader` and `vote` are replica ids, 0 for nobody."""
+    """`state` is follower, candidate or leader; `leader` and `vote` are replica ids, 0 for none."""
 
     state: str
     term: int = 1
@@ -78,7 +77,7 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """Synchronous transactions that wait for their quorum; `age` is that of the first, in seconds, `size` in bytes."""
+    """Pending synchronous transactions; `age` is that of the oldest one, in seconds, `size` is in bytes."""
 
     len: int = 0
     owner: int = 0
@@ -92,7 +91,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody for whom logs are kept, from `vclock` on."""
+    """A consumer of the log, usually a replica: logs from `vclock` on are kept for it."""
 
     name: str
     vclock: VClock = {}
@@ -100,12 +99,12 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replica_uuid(self) -> str | None:
-        """Of the replica that it is, which its name tells."""
+        """UUID of the replica, taken from the consumer's name; None if the consumer is not a replica."""
         return self.name.removeprefix("replica ") if self.name.startswith("replica ") else None
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the oldest log begins that is kept, for whom, and what snapshots there are."""
+    """The start of the oldest log, the consumers that logs are kept for, and the snapshots."""
 
     vclock: VClock = {}
     signature: int = 0
@@ -116,7 +115,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slowest(self) -> Consumer | None:
-        """For whom the oldest log is kept; None where nobody needs one."""
+        """The consumer that needs the oldest log; None if there are no consumers."""
         return min(self.consumers, key=lambda consumer: consumer.signature, default=None)
 
 
@@ -136,10 +135,10 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One server at one moment."""
+    """The state of one server at one moment."""
 
     address: str
-    """Where it was asked; never with a password."""
+    """The address at which it was queried, without a password."""
 
     package: str
     version: str
@@ -162,16 +161,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     queue: Queue | None = None
     gc: Retention | None = None
     cfg: dict[str, Any] | None = None
-    """`box.cfg` where it may be read, without what could hold a secret."""
+    """Options of `box.cfg` that cannot contain a secret; None if the user may not read them."""
 
     upstreams_configured: int | None = None
-    """How many other servers `replication` lists, or all where `listen` does not tell; None if options are unknown."""
+    """Number of servers in `replication`, without the server itself if `listen` identifies it; None if unknown."""
 
     wal: Wal | None = None
     """Set for a node whose last write to the log failed; real servers do not show it."""
 
     disk: Disk | None = None
-    """Set for a node whose user may query it."""
+    """Set for a node, if the user may query it."""
 
     @property
     def signature(self) -> int:
@@ -183,7 +182,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_read_only(self) -> str | None:
-        """`ro_reason`, and for servers before 2.10, which do not tell, what explains it; None where it is writable."""
+        """`ro_reason`, derived from status and options for servers before 2.10, which lack it; None if writable."""
         if not self.ro or self.ro_reason is not None:
             return self.ro_reason
         if self.status in ("orphan", "loading", "hot_standby"):
@@ -193,16 +192,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "unknown"
 
     def quorum_of(self, members: int) -> int | None:
-        """How many of so many members must have a synchronous transaction, by its options; None: they do not tell."""
+        """Return the quorum of a set of `members` by the server's options; None if they are unknown."""
         option = (self.cfg or {}).get(quorum.OPTION)
         try:
             return quorum.Quorum(option).of(members) if isinstance(option, int | str) else None
-        except FlowstoneError:  # a formula with a dice in it
+        except FlowstoneError:  # a formula that cannot be evaluated here, such as one with `math.random`
             return None
 
 
 class Unreachable(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that could not be asked, and why. `is_denied`: it is there, but its user may not look."""
+    """A server that could not be queried, and why. `is_denied`: it answers, but denies the user access."""
 
     address: str
     reason: str
@@ -220,8 +219,8 @@ def report_of(
     upstreams_configured: int | None = None,
     disk: Any = None,
 ) -> Report:
-    """The report that `box.info`, `box.info.gc()`, `box.info.replication_anon()`, `box.cfg` and
-    `flowstone.disk_usage` make."""
+    """Convert the results of `box.info`, `box.info.gc()`, `box.info.replication_anon()`, `box.cfg` and
+    `flowstone.disk_usage` to a report."""
     replicaset, cluster = _table(info.get("replicaset")), _table(info.get("cluster"))
     return Report(
         address=address,
@@ -253,7 +252,7 @@ def report_of(
 
 
 def vclock_of(value: Any) -> VClock:
-    """Lua shows a table that counts from 1 as an array; component 0 is local to a server and no position."""
+    """Convert a vclock, which Lua sends as an array if its keys are 1, 2, …; drop component 0 (local rows)."""
     if isinstance(value, list | tuple):
         value = dict(enumerate(value, 1))
     found = {_count(replica_id): _count(lsn) for replica_id, lsn in _table(value).items()}
@@ -354,7 +353,7 @@ def _disk(table: Mapping[str, Any]) -> Disk | None:
 
 
 def _options(value: Any) -> dict[str, Any] | None:
-    """Without what is no plain value; None where nothing is known."""
+    """Return the options with plain values; None if there are none."""
     found = {
         printable(str(name)): printable(option) if isinstance(option, str) else option
         for name, option in _table(value).items()
@@ -364,17 +363,17 @@ def _options(value: Any) -> dict[str, Any] | None:
 
 
 def _table(value: Any) -> Mapping[Any, Any]:
-    """An empty table of Lua comes as an empty array."""
+    """Return a mapping; anything else, such as the array that Lua sends for an empty table, becomes an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def _rows(value: Any) -> Iterable[Any]:
-    """A table whose keys count, or are of no interest."""
+    """Return the values of a Lua table, sent as an array or as a mapping."""
     return value if isinstance(value, list | tuple) else _table(value).values()
 
 
 def _count(value: Any) -> int | None:
-    """Lua's numbers may come as doubles; none of ours is as large as a double can be."""
+    """Convert a number, which Lua may send as a double, to an integer; None if it is out of range."""
     return int(value) if isinstance(value, int | float) and abs(value) < 2**64 else None
 
 
@@ -396,20 +395,20 @@ def _text(value: Any) -> str | None:
 
 
 def _message(value: Any) -> str | None:
-    """What a link says, without tuples of users: the hash of a password is as good as the password."""
+    """Return the message of a link without tuples of `_user`: they contain password hashes, which are secrets."""
     text = _text(value)
     return text.partition(" with old tuple - ")[0] if text is not None and _OF_USERS.search(text) else text
 
 
 def _listen(value: Any) -> str | None:
-    """Several addresses are an array."""
+    """Return `listen` as text; several addresses come as an array."""
     return _text(", ".join(map(str, value))) if isinstance(value, list | tuple) else _text(value)
 
 
 def printable(text: str) -> str:
-    """Text of a server as a terminal may show it: one line of bounded length, without what moves cursors.
+    """Return a server's text made safe for a terminal: one line of limited length, without control characters.
 
-    Backquotes go, too: in sentences of ours they are around commands.
+    Backquotes are replaced, too: our sentences use them to mark commands.
     """
     line = " ".join(text[:TEXT_MAX].replace("`", "'").split())
     return "".join(char if char.isprintable() else "�" for char in line)

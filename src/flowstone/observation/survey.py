@@ -1,7 +1,7 @@
-"""Looks at whole replica sets: asks the servers that were named, and the members that these tell of.
+"""Surveys whole replica sets: queries the given servers, and the members that they report.
 
-Whoever is named may be one member only. The others are asked where somebody follows them by an address, as the same
-user and in the same way; what answers there counts, and gets the login, only if it is the member that was meant.
+One member of a set is enough. The others are queried at the addresses at which members follow them, with the same user
+and transport; an answer counts, and the login is sent, only if the server there has the expected UUID.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from flowstone.observation.report import Report, Unreachable
 from flowstone.outside import Outside
 
 ROUNDS_MAX: Final = 4
-"""A chain of members, each of which knows only the next, is followed this far at one look, and farther at the next."""
+"""Limit of rounds in one survey: each round of a chain, in which every member knows only the next, finds one member."""
 
 TOLD_MAX: Final = 64
-"""Members of a set that are asked because others tell of them, twice as many as a set can have; and for each server
-that was named, whatever sets are told of. A member may tell anything, and we would connect to all of it."""
+"""Limit of reported members that are queried per replica set, and in total per given server; twice the size of a set.
+Members may report anything, and we would connect to all of it."""
 
 
 class Survey:
-    """The servers to ask, with the connections to them, which are kept from one look to the next."""
+    """The servers to query, and the connections to them, which are kept between surveys."""
 
     def __init__(self, outside: Outside, uris: Sequence[Uri], *, timeout: float = ASK_SECONDS) -> None:
         self._outside = outside
         self._timeout = timeout
         self._named = [self._asking(uri) for uri in uris]
         self._found: dict[str, Asking] = {}
-        """Members that others told of, by UUID."""
+        """Members that others reported, by UUID."""
 
     def _asking(self, uri: Uri, instance: str | None = None) -> Asking:
         return Asking(self._outside, uri, timeout=self._timeout, instance=instance)
 
     async def look(self) -> tuple[ReplicaSet, ...]:
-        """The replica sets as they are now."""
+        """Query all servers and return the current replica sets."""
         named, found = await asyncio.gather(ask_all(self._named), ask_all(list(self._found.values())))
         known = dict(zip(self._found, found, strict=True))
         sets = _sets(named, known)
@@ -64,21 +64,21 @@ class Survey:
         return answer
 
     def include(self, uri: Uri, uuid: str) -> None:
-        """Query the member `uuid`, whose address no other member knows, at `uri` from the next look on."""
+        """Query the member `uuid`, whose address no other member knows, at `uri` from the next survey on."""
         self._found.setdefault(uuid, self._asking(uri, uuid))
 
     async def _forget(self, uuids: Iterable[str]) -> None:
-        """Who did not answer is looked for anew the next time: it may come back at another address."""
+        """Drop the members that did not answer; the next survey looks for them again, perhaps at another address."""
         for uuid in list(uuids):
             await self._found.pop(uuid).close()
 
     def asking(self, member: Member) -> Asking:
-        """The connection to a member that has answered, for who has more to ask of it."""
+        """Return the connection to a member that has answered, for further queries."""
         everybody = (*self._named, *self._found.values())
         return next(asking for asking in everybody if asking.uri.address == member.address)
 
     def _untold(self, sets: Sequence[ReplicaSet], known: Mapping[str, Report | Unreachable]) -> dict[str, Asking]:
-        """Members that nobody has asked yet, and that somebody follows by an address; no more than may be asked."""
+        """Return members that were not queried yet and have a known address, up to TOLD_MAX."""
         found: dict[str, Asking] = {}
         for one in sets:
             like = self._like(one)
@@ -94,7 +94,7 @@ class Survey:
         return found
 
     def _like(self, one: ReplicaSet) -> Uri | None:
-        """A URI by which a member of the set was named: the others have its user and its way to connect."""
+        """Return a given URI of a member of the set; the other members are queried with its user and transport."""
         places = {place_of(member.address) for member in one.members if member.address is not None}
         return next((asking.uri for asking in self._named if place_of(asking.uri.address) in places), None)
 
@@ -112,11 +112,11 @@ def _is_meant(uuid: str, answer: Report | Unreachable) -> bool:
 
 
 def _meant(uuid: str, answer: Report | Unreachable) -> Report | Unreachable:
-    """Somebody else may be at the address that a member is told to have."""
+    """Return the answer, or `Unreachable` if another server answers at the address of the member."""
     if isinstance(answer, Unreachable) or _is_meant(uuid, answer):
         return answer
-    reason = f"another instance answers there, {answer.uuid}"
-    return Unreachable(address=answer.address, reason=reason, hint=f"it should be {uuid}")
+    reason = f"another instance answers at this address: {answer.uuid}"
+    return Unreachable(address=answer.address, reason=reason, hint=f"expected {uuid}")
 
 
 def _at(address: str, like: Uri) -> Uri | None:

@@ -1,8 +1,8 @@
-"""The live tail of a replica set's log: what is being written now, from whichever member can be followed.
+"""The live tail of a replica set's log: the rows written now, from any member that can be followed.
 
-Follows as an anonymous replica from about where the server is, without a snapshot; names come from the server's
-definitions and from the rows that change them. When a member is gone, another one is asked to go on from there.
-`tail_sink.py` is what becomes of the rows. The user needs the role `replication`.
+Follows as an anonymous replica from shortly before the server's position, without a snapshot. Names come from the
+server's definitions and from the rows that change them. When a member is lost, the tail continues at another one.
+`tail_sink.py` processes the rows. The user needs the role `replication`.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from flowstone.replication.vclock import VClock
 LOG = logging.getLogger("flowstone.observation")
 
 ASK_SECONDS: Final = 5.0
-"""A server that needs longer to say where it is, is left for another one."""
+"""Timeout of the query for a server's position; after it, the next member is tried."""
 
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 10.0
-"""Between two rounds in which no member could be followed; each is twice as long as the one before."""
+"""Pause after a round in which no member could be followed; it doubles up to the maximum."""
 
 ACKS_ARE_HARMLESS: Final = (2, 10, 0)
-"""From this version on anonymous replicas never count for a quorum."""
+"""From this version on, anonymous replicas never count for a quorum."""
 
 ROWS_BEFORE: Final = 1000
-"""Rows that are read again of who writes, so that what waits for a quorum already is seen."""
+"""Number of older rows of the writer that are read, so that transactions already pending are seen."""
 
-NOBODY: Final = "no member's log can be followed: none answers, or none is named with a user"
+NOBODY: Final = "no log to follow: no member answers, or no URI has a user"
 
 _REFUSALS: Final = (AccessDenied, NoSuchUser, CredsMismatch)
 _PASSING: Final = (*_REFUSALS, ConnectionLost, ConnectionFailed, Loading, NotBooted)
-"""Errors after which the same position can still be asked for."""
+"""Errors after which the position is still valid."""
 
 
 class TailStatus(StrEnum):
-    """How it goes: nobody is followed yet, somebody is, nobody lets us, nobody can be reached."""
+    """`off`: not started; `following`: connected; `refused`: access denied; `lost`: no member can be followed."""
 
     OFF = "off"
     FOLLOWING = "following"
@@ -62,7 +62,7 @@ class TailStatus(StrEnum):
 
 
 class Tail:
-    """Runs from `start` to `stop`. `members` says whom to follow, best first, each time somebody is looked for."""
+    """Follows a log from `start` to `stop`. `members` returns the members to try, best first, before each round."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Tail:
         self.sink = TailSink(outside.clock, outside.random.uuid(), on_shown=on_shown, on_leader=on_leader)
         self.status = TailStatus.OFF
         self.followed: Uri | None = None
-        """Whom it follows, or followed last."""
+        """The member that is followed, or was followed last."""
         self.message: str | None = None
-        """Why nobody is followed, and what to do about it."""
+        """Why no member is followed, and what to do about it."""
 
     def start(self) -> None:
-        assert self._task is None, "it runs already"
+        assert self._task is None, "already started"
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
@@ -98,7 +98,7 @@ class Tail:
         self.status = TailStatus.OFF
 
     def move(self) -> None:
-        """Leaves who is followed now, and asks `members` anew: another one has what this one does not get."""
+        """Disconnect from the current member and try `members` again: another one has rows that this one lacks."""
         self._is_over.set()
 
     async def _run(self) -> None:
@@ -112,7 +112,7 @@ class Tail:
             self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
 
     async def _try(self, uri: Uri) -> None:
-        """Follows `uri` for as long as that goes, and says why no longer."""
+        """Follow the member at `uri` until the connection fails, and record why."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 facts = await ask_facts(self._outside, uri)
@@ -123,20 +123,20 @@ class Tail:
             except FlowstoneError:
                 if had_position or not self.sink.has_position:
                     raise
-                await self._follow(uri)  # the first connection was for the position
+                await self._follow(uri)  # the first connection only determined the position
         except TimeoutError:
-            self._fail(uri, ConnectionLost(f"{uri.address} did not say where it is within {ASK_SECONDS:g} s"))
+            self._fail(uri, ConnectionLost(f"{uri.address} did not report its position within {ASK_SECONDS:g} s"))
         except FlowstoneError as error:
             self._fail(uri, error)
         except Exception as error:
-            LOG.exception("the tail of %s", uri.address)
+            LOG.exception("live tail of %s failed", uri.address)
             self._fail(uri, FlowstoneError(f"{type(error).__name__}: {error}"))
 
     async def _rewound(self, uri: Uri, facts: UpstreamFacts) -> VClock:
-        """A position some rows before where the server is: of those that wait there some may be older than we are.
+        """Return a position ROWS_BEFORE rows before the server's, so that transactions already pending are seen.
 
-        Whose rows, only `box.info` tells: of who owns the queue, or of the server itself. Where a user may not ask, or
-        our acknowledgements would count, it is where the server is.
+        These are rows of the owner of the queue, or of the server itself, as `box.info` reports. If the user may not
+        query it, or our acknowledgements would count for a quorum, return the server's position.
         """
         theirs = facts.ballot.vclock.without_zero()
         if self.sink.has_position or version_of(facts) < ACKS_ARE_HARMLESS:
@@ -153,11 +153,11 @@ class Tail:
         return VClock(lsns | {origin: max(0, lsns.get(origin, 0) - ROWS_BEFORE)})
 
     def _prepare(self, facts: UpstreamFacts, rewound: VClock) -> bool:
-        """Finds out where to begin; False: the server has to be asked for a position at which nothing waits."""
+        """Choose the start position; return False if the server must first send one at which nothing is pending."""
         schema, sink = schema_of(facts), self.sink
         theirs = facts.ballot.vclock.without_zero()
         if sink.has_position and not sink.vclock <= theirs:
-            sink.forget_position()  # it has less than we had: it would give the same numbers to other rows
+            sink.forget_position()  # it has fewer rows than we saw: it may assign their LSNs to other rows
         version = version_of(facts)
         sink.meet(UUID(facts.replicaset_uuid), version, schema)
         if not sink.has_position and (version >= ACKS_ARE_HARMLESS or not schema.schema.synchronous):
@@ -165,7 +165,7 @@ class Tail:
         return sink.has_position
 
     async def _follow(self, uri: Uri) -> None:
-        """Returns never, but for an error of the connection."""
+        """Run until the connection fails; always raises."""
         self._is_over.clear()
         applier = Applier(
             self._outside,
@@ -181,7 +181,7 @@ class Tail:
             self._pause = PAUSE_SECONDS
             applier.resume()
             await self._is_over.wait()
-            raise applier.error or ConnectionLost(f"{uri.address} is left for another member")
+            raise applier.error or ConnectionLost(f"switching from {uri.address} to another member")
         finally:
             await applier.stop()
 
@@ -198,10 +198,10 @@ class Tail:
         if isinstance(error, TooMuchWaits):
             self.sink.forget_position()
         elif not isinstance(error, _PASSING):
-            self.sink.pass_gap()  # it has no more what comes next
+            self.sink.pass_gap()  # the server no longer has the next rows
 
 
 def _hint(uri: Uri, error: FlowstoneError) -> str | None:
     if isinstance(error, AccessDenied):
         return rights.to_replicate(uri.user)
-    return "check user and password of the URI" if isinstance(error, _REFUSALS) else error.hint
+    return "check user and password in the URI" if isinstance(error, _REFUSALS) else error.hint

@@ -1,10 +1,9 @@
-"""Where the live tail of a log ends up: counted whole, decoded in samples, kept in a ring of bounded length.
+"""Receives the live tail of a log: counts all rows, decodes samples, keeps them in a ring of limited length.
 
-A `node.sink.Sink` that has no data. An applier feeds it as an anonymous replica, from a position at which the server
-was when the tail began. It acknowledges only what is settled: it keeps nothing durable, and Tarantool 2.6 counts
-anonymous replicas for a quorum. Rows are counted by the table that the scanner made of their headers; of the
-transactions a few each second are decoded, and `skipped` counts the others. Which of them wait for a verdict is known
-of all.
+A `node.sink.Sink` without data. An applier feeds it as an anonymous replica, from about the server's position when the
+tail started. It acknowledges only settled rows, because it makes nothing durable and Tarantool 2.6 counts anonymous
+replicas for a quorum. All rows are counted by their scanned headers; a limited number of transactions per second is
+decoded, and `skipped` counts the rest. Every transaction is tracked until it is confirmed or rolled back.
 """
 
 from __future__ import annotations
@@ -39,38 +38,38 @@ from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group
 
 KEPT_MAX: Final = 5000
-"""Transactions in the ring."""
+"""Limit of transactions in the ring."""
 
 DECODED_PER_SECOND: Final = 100
-"""Transactions that are decoded; nobody reads more, and decoding is what costs."""
+"""Limit of decoded transactions: people do not read more, and decoding is the expensive part."""
 
 WAITING_MAX: Final = 100
-"""Transactions without a verdict that are shown."""
+"""Limit of pending transactions that are shown."""
 
 PENDING_MAX: Final = 10_000
 PENDING_SIZE_MAX: Final = 64 * 1024 * 1024
-"""Transactions, and bytes of them, that are remembered because they wait, or stand behind one that does."""
+"""Limits of the pending transactions in memory, and of their bytes; those after a pending one are pending, too."""
 
 TURN_SIZE: Final = 200
-"""Transactions that are looked at one by one before others have their turn: some milliseconds."""
+"""Transactions that are processed one by one before yielding to the event loop: some milliseconds."""
 
 _PROMOTE: Final = (RequestType.RAFT_PROMOTE.value, RequestType.RAFT_DEMOTE.value)
 
 
 class TooMuchWaits(ConnectionLost):
-    """What waits for a verdict is more than can be remembered; the tail has to begin anew."""
+    """There are more pending transactions than fit in memory; the tail must restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen(Tracked):
-    """A transaction, what is shown of it if anything, and whether the schema makes it synchronous."""
+    """A transaction, its entry in the ring if it was decoded, and whether it touches a synchronous space."""
 
     shown: LiveTransaction | None
     touches_synchronous: bool
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction without a verdict; `age` in seconds."""
+    """A pending transaction; `age` is in seconds."""
 
     replica_id: int
     lsn: int
@@ -79,10 +78,10 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TailSink(AnonymousSink):
-    """`node.sink.Sink` of a tail, over all the connections that it ever has.
+    """`node.sink.Sink` of a tail, across all its connections.
 
-    `on_shown` is told of every transaction that comes into the ring, and again when its status changes; `on_leader` of
-    those who took over the queue of synchronous transactions: term, replica id (0: nobody), time.
+    `on_shown` is called with every transaction that enters the ring, and again when its status changes; `on_leader`
+    with every new owner of the synchronous queue: term, replica id (0 for none), time.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class TailSink(AnonymousSink):
         super().__init__(uuid)
         self.ring: deque[LiveTransaction] = deque(maxlen=KEPT_MAX)
         self.rows_seen = self.transactions_seen = self.skipped = 0
-        """Rows are those that were written since the tail began."""
+        """`rows_seen` counts only rows written since the tail started."""
         self._clock = clock
         self._on_shown = on_shown
         self._on_leader = on_leader
@@ -110,11 +109,11 @@ class TailSink(AnonymousSink):
         self._live_from = VClock()
         self._undecided: dict[tuple[int, int], LiveTransaction] = {}
 
-    # --- where it stands ---
+    # --- position ---
 
     @property
     def replicaset_uuid(self) -> UUID | None:
-        """None while no position is known: the applier then asks for a snapshot, which says one."""
+        """None while the position is unknown: the applier then requests a snapshot, which reports one."""
         return self._replicaset_uuid if self._tracker is not None else None
 
     @property
@@ -130,29 +129,29 @@ class TailSink(AnonymousSink):
         return self._tracker is not None
 
     def meet(self, replicaset_uuid: UUID, version: tuple[int, int, int], schema: SchemaTracker) -> None:
-        """A connection to a server of this age, with these definitions, is about to be made."""
+        """Prepare for a connection to a server of this version, with these definitions."""
         self._replicaset_uuid = replicaset_uuid
         self._dialect, self._has_flags = from_greeting(version), version >= FLAGS_SINCE
         self._schema = schema
         if self._tracker is not None:
-            # What waited comes again, if this server has it.
+            # This server sends pending transactions again, if it has them.
             self._begin(self._tracker.vclock)
 
     def start_at(self, vclock: VClock, *, live_from: VClock | None = None) -> None:
-        """Everything up to `vclock` is passed by; what comes up to `live_from` was written before we came."""
+        """Start after `vclock`; rows up to `live_from` were written before the tail started."""
         self._begin(vclock.without_zero())
         self._seen = VClockBuilder(vclock.without_zero())
         self._live_from = (live_from if live_from is not None else vclock).without_zero()
 
     def pass_gap(self) -> None:
-        """The server lacks what was asked for: if that was written before we came, the rest is enough."""
+        """Skip rows that the server lacks: if they were written before the tail started, continue at `live_from`."""
         if self._tracker is not None and not self._live_from <= self._tracker.vclock:
             self.start_at(self._live_from)
         else:
             self.forget_position()
 
     def forget_position(self) -> None:
-        """The next server is asked for what comes from then on; what waited stays without a verdict."""
+        """Start the next connection at the server's position then; transactions pending now stay pending."""
         self._tracker = None
         self._undecided.clear()
 
@@ -161,7 +160,7 @@ class TailSink(AnonymousSink):
         self._tracker.start(vclock)
 
     def waiting(self) -> list[Waiting]:
-        """The transactions without a verdict, in log order, WAITING_MAX of them at most."""
+        """Return the pending transactions in log order, at most WAITING_MAX."""
         if self._tracker is None or self._tracker.is_quiet:
             return []
         schema, now = self._schema.schema, self._clock.wall()
@@ -176,18 +175,18 @@ class TailSink(AnonymousSink):
             for seen in pending[:WAITING_MAX]
         ]
 
-    # --- a snapshot is asked for its position only ---
+    # --- a snapshot, requested only for its position ---
 
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
-        """A server answers when all that waited at `vclock` has its verdict."""
+        """Take the position and abort: a server answers only when everything pending at `vclock` is settled."""
         self.start_at(vclock)
-        raise ConnectionLost("the position is known, and the snapshot is not wanted")
+        raise ConnectionLost("snapshot not needed: only its position was requested")
 
     # --- the log ---
 
     async def apply(self, slab: Slab) -> None:
         tracker = self._tracker
-        assert tracker is not None, "there is a position before there is a subscription"
+        assert tracker is not None, "subscribed without a position"
         before = tracker.vclock
         self._count(slab)
         if tracker.is_quiet and not self._needs_a_look(slab.cells):
@@ -201,14 +200,14 @@ class TailSink(AnonymousSink):
                 tell()
 
     def _needs_a_look(self, cells: Cells) -> bool:
-        """Whether something in it is synchronous, speaks about the log, or defines spaces."""
+        """Return True if any row is synchronous, is a control row, or changes the schema."""
         if (cells[scan.FLAGS] & WAIT).any() or np.isin(cells[scan.TYPE], LOOKED_AT).any():
             return True
         looked_for = SCHEMA_SPACE_IDS if self._has_flags else SCHEMA_SPACE_IDS | self._schema.schema.synchronous
         return bool(np.isin(cells[scan.SPACE_ID], sorted(looked_for)).any())
 
     def _count(self, slab: Slab) -> None:
-        """What a second server sends again of what the first one sent is counted once."""
+        """Count the rows and transactions; rows that a second server sends again are counted once."""
         is_new, is_live = self._later_than(slab, self._seen), self._later_than(slab, self._live_from)
         self.rows_seen += int((is_new & is_live).sum())
         self.transactions_seen += int((is_new & _commits(slab)).sum())
@@ -218,7 +217,7 @@ class TailSink(AnonymousSink):
 
     @staticmethod
     def _later_than(slab: Slab, vclock: VClock | VClockBuilder) -> Mask:
-        """Which rows are behind a position."""
+        """Return which rows are after a position."""
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         found: Mask = np.zeros(len(slab), np.bool_)
         for replica_id in np.unique(replica_ids).tolist():
@@ -226,7 +225,7 @@ class TailSink(AnonymousSink):
         return found
 
     def _sample(self, slab: Slab) -> None:
-        """The newest transactions of a slab in which nothing waits: whoever looks for a write of just now finds it."""
+        """Decode the newest transactions of a slab in which nothing is pending: people look for the latest write."""
         ends = np.flatnonzero(_commits(slab)) + 1
         count = self._budget.take(len(ends))
         passed_by = ends[: len(ends) - count] - 1
@@ -237,7 +236,7 @@ class TailSink(AnonymousSink):
             self._add(self._described(transaction, Status.SETTLED))
 
     async def _each(self, tracker: SettledTracker[_Seen], slab: Slab) -> None:
-        """One transaction after the other, where some of them wait or define something."""
+        """Process the transactions one by one, as some are pending or change the schema."""
         space_ids, first = slab.cells[scan.SPACE_ID].tolist(), 0
         for number, transaction in enumerate(group(slab.rows()), 1):
             if number % TURN_SIZE == 0:
@@ -258,7 +257,7 @@ class TailSink(AnonymousSink):
                 self._change_leader(tracker, transaction.rows[0])
 
     def _shown(self, transaction: Transaction) -> LiveTransaction | None:
-        """The same as before where a server sends it again."""
+        """Return the entry in the ring: the existing one if a server sends the transaction again; None if skipped."""
         shown = self._undecided.get((transaction.replica_id, transaction.lsn))
         if shown is None and self._budget.take(1):
             shown = self._described(transaction, Status.WAITING)
@@ -280,15 +279,18 @@ class TailSink(AnonymousSink):
         seen, status = decision.transaction, Status.SETTLED if decision.kept else Status.ROLLED_BACK
         self._undecided.pop((seen.replica_id, seen.lsn), None)
         if seen.shown is not None:
-            # In place of what was rolled back a new leader sends rows that do nothing, under the same numbers.
+            # A new leader replaces rolled back rows with NOPs that have the same LSNs.
             seen.shown.status = Status.ROLLED_BACK if is_nop(seen) and not _has_nop(seen.shown) else status
             self._on_shown(seen.shown)
         elif status is Status.ROLLED_BACK and self._budget.take(1):
-            # Nobody wants to miss one that was taken back, although it was passed by before.
+            # A rollback is always of interest, even if the transaction was skipped before.
             self._add(self._described(seen.transaction, status))
 
     def _change_leader(self, tracker: SettledTracker[_Seen], row: Row) -> None:
-        """Who takes the queue over has settled all that waited: what it did not send again, it never had."""
+        """Report the new owner of the queue, and mark transactions that it did not send again as rolled back.
+
+        The new owner has settled everything that was pending, so it never had these transactions.
+        """
         body = decode_control(row.type, row.body)
         assert isinstance(body, Promote | Demote)
         self._on_leader(body.term, row.replica_id if isinstance(body, Promote) else 0, row.timestamp)
@@ -304,7 +306,7 @@ class TailSink(AnonymousSink):
 
 
 class _Budget:
-    """So many each second, and at most those of one second at once."""
+    """Rate limit: `per_second` units, and at most one second's worth at once."""
 
     def __init__(self, clock: Clock, per_second: int) -> None:
         self._clock = clock
@@ -313,7 +315,7 @@ class _Budget:
         self._at = clock.monotonic()
 
     def take(self, wanted: int) -> int:
-        """As many of `wanted` as may be had."""
+        """Take up to `wanted` units; return how many were available."""
         now = self._clock.monotonic()
         self._left = min(self._per_second, self._left + (now - self._at) * self._per_second)
         self._at = now
@@ -328,11 +330,11 @@ def _check_pending(tracker: SettledTracker[_Seen]) -> None:
     pending = tracker.pending
     size = sum(len(row.body) for seen in pending for row in seen.rows)
     if len(pending) > PENDING_MAX or size > PENDING_SIZE_MAX:
-        raise TooMuchWaits(f"{len(pending):,} transactions, {size:,} bytes, wait for a quorum or behind one that does")
+        raise TooMuchWaits(f"too many pending transactions: {len(pending):,}, with {size:,} bytes")
 
 
 def _commits(slab: Slab) -> Mask:
-    """The last rows of transactions."""
+    """Return which rows are the last of their transaction."""
     found: Mask = slab.cells[scan.FLAGS] & scan.COMMIT != 0
     return found
 

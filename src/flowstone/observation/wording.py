@@ -1,4 +1,7 @@
-"""How findings say addresses, positions, counts and spans of time, so that all of them say it alike."""
+"""Texts that findings share: commands, positions, counts and durations.
+
+Pure. Everything that a server reported and that becomes part of a command passes `for_command`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from flowstone.observation.replica_set import Member, ReplicaSet
 from flowstone.xlog.meta import format_vclock
 
 _SAFE_ADDRESS: Final = re.compile(r"(?!-)[\w.:\[\]%-]+|unix/:[\w./%-]+")
-"""What a shell takes for one word that does nothing, and a command for no option."""
+"""Addresses that a shell reads as one plain word, and a command does not read as an option."""
 
 
 def make(
@@ -26,7 +29,7 @@ def make(
     *,
     peer: str | None = None,
 ) -> Finding:
-    """A finding about a member of a set."""
+    """Return a finding about a member of a replica set."""
     return Finding(
         kind=kind,
         severity=severity,
@@ -42,32 +45,33 @@ def make(
 
 
 def expel(replica_set: ReplicaSet, member: Member | None) -> str:
-    """What takes a member out of its set: a command, by way of one that answers, as soon as somebody can write it."""
-    when = "" if replica_set.master != "no" else " as soon as somebody takes writes"
+    """Return the advice to expel a member, with the command; only a set with a writable member can do it now."""
+    when = "" if replica_set.master != "no" else " as soon as a member is writable"
     return f"expel it{when}: {expel_command(replica_set, member)}"
 
 
 def expel_command(replica_set: ReplicaSet, member: Member | None) -> str:
+    """Return the command that expels `member`, addressed to a member that answers."""
     others = [one for one in replica_set.members if one.id and one.report is not None and one is not member]
     at = next((one.address for one in others if one.address is not None), None)
     return f"`flowstone expel {for_command(at)} {member.id if member is not None and member.id else 'ID'}`"
 
 
 def promote(member: Member) -> str:
-    """The command that makes a member the one that may write."""
+    """Return the command that promotes a member."""
     return f"`flowstone promote {for_command(member.address)}`"
 
 
 def for_command(address: str | None) -> str:
-    """An address as part of a command that people copy; `URI` for one that is not known, or could do more there.
+    """Return the address for use in a command that people copy; `URI` if it is unknown or unsafe in a shell.
 
-    Addresses are what members tell of each other, and a member may tell anything.
+    Members report the addresses of each other, and a member may report anything.
     """
     return address if address is not None and _SAFE_ADDRESS.fullmatch(address) else "URI"
 
 
 def position(vclock: Mapping[int, int]) -> str:
-    """`{1: 10, 2: 3}`"""
+    """Return a vclock as text, such as `{1: 10, 2: 3}`."""
     return format_vclock(vclock)
 
 
@@ -76,7 +80,7 @@ def rows_text(count: int) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `5 min`, `3.1 h`, `4.2 days`."""
+    """Return a duration as text: `0.4 s`, `12 s`, `5 min`, `3.1 h`, `4.2 days`."""
     for unit, size in (("days", 86400.0), ("h", 3600.0)):
         if abs(seconds) >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -86,7 +90,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """`512 bytes`, `3.2 MiB`."""
+    """Return a size as text: `512 bytes`, `3.2 MiB`."""
     size = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -96,5 +100,5 @@ def bytes_text(count: int) -> str:
 
 
 def capital(text: str) -> str:
-    """As the beginning of a sentence."""
+    """Return the text with its first letter capitalized."""
     return text[:1].upper() + text[1:]
