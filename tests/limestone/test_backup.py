@@ -114,7 +114,7 @@ async def test_a_backup_restores_to_the_same_rows(directory: Path, tmp_path: Pat
     (target / "pwal_0009").write_bytes(b"stale")
     (target / "blob/dir_09").mkdir()
     (target / names.blob(9)).write_bytes(b"stale")
-    with pytest.raises(LimestoneError, match="it holds entries, in pwal_0000"):
+    with pytest.raises(LimestoneError, match="pwal_0000 contains entries"):
         backup.restore(OUTSIDE, str(flat), str(target))
     backup.restore(OUTSIDE, str(flat), str(target), replaces=True)
     assert shown(target) == rows != []
@@ -159,16 +159,16 @@ def test_named_entries_are_restored_where_they_are_named(directory: Path, tmp_pa
     assert len(shown(target)) == 7
     assert blobs.stored_ids(DISK, str(target)) == [1]
     for name in ("../outside", "a/b", "", ".."):
-        with pytest.raises(LimestoneError, match="backups are flat"):
+        with pytest.raises(LimestoneError, match="a backup is flat"):
             backup.restore(OUTSIDE, str(directory), str(target), entries=[BackupEntry("epoch", name), *entries])
-    with pytest.raises(LimestoneError, match="nosuch is not there"):
+    with pytest.raises(LimestoneError, match="nosuch does not exist"):
         backup.restore(OUTSIDE, str(directory), str(target), entries=[BackupEntry("nosuch", "pwal_0002"), *entries])
     assert len(shown(target)) == 7
 
 
 def test_what_is_no_backup_changes_nothing(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for source, word in ((tmp_path / "empty", "is no backup"), (tmp_path / "nosuch", "no such directory")):
+    for source, word in ((tmp_path / "empty", "is not a backup"), (tmp_path / "nosuch", "no such directory")):
         with pytest.raises(LimestoneError, match=word):
             backup.restore(OUTSIDE, str(source), str(directory))
     (tmp_path / "empty" / names.MANIFEST).write_bytes(b"{")
@@ -206,7 +206,7 @@ def test_a_directory_is_not_restored_from_itself(directory: Path, tmp_path: Path
     entries = [BackupEntry(names.MANIFEST, names.MANIFEST), BackupEntry(str(directory / "pwal_0000"), "pwal_0000")]
     for source, chosen in ((directory, None), (tmp_path / "link", None), (tmp_path / "flat", entries)):
         for target in (directory, tmp_path / "link"):
-            with pytest.raises(LimestoneError, match="lies in it, and would be gone"):
+            with pytest.raises(LimestoneError, match="is inside it and would be deleted"):
                 backup.restore(OUTSIDE, str(source), str(target), replaces=True, entries=chosen)
     assert shown(directory) == rows
 

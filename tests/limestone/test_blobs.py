@@ -51,7 +51,7 @@ async def test_a_registered_file_is_copied_and_a_temporary_one_moved(registry: B
     assert (registry.content(first), registry.content(second)) == (b"kept", b"gone")
     assert (tmp_path / "kept").exists()
     assert not (tmp_path / "gone").exists()
-    with pytest.raises(BlobError, match="no such file"):
+    with pytest.raises(BlobError, match="file does not exist"):
         await pool.register_file(str(tmp_path / "gone"))
 
 
@@ -75,7 +75,7 @@ async def test_a_duplicate_outlives_its_original(registry: Blobs, directory: Pat
     assert registry.content(second) == b"data"
     with pytest.raises(BlobError, match="cannot duplicate blob 1"):
         await pool.duplicate_data(first)
-    with pytest.raises(BlobError, match="no blob 1"):
+    with pytest.raises(BlobError, match="blob 1 does not exist"):
         registry.content(first)
 
 
@@ -102,7 +102,7 @@ async def test_a_leftover_of_a_crash_in_the_place_of_a_new_blob_is_replaced(regi
 async def test_ids_end(tmp_path: Path) -> None:
     registry = Blobs(OUTSIDE, str(tmp_path / "data"), ID_MAX - 1)
     assert await registry.pool().register_data(b"last") == ID_MAX - 1
-    with pytest.raises(BlobError, match="no ids"):
+    with pytest.raises(BlobError, match="blob ids are exhausted"):
         await registry.pool().register_data(b"one too many")
 
 
@@ -167,7 +167,7 @@ async def test_a_blob_that_is_not_there_cannot_be_named(registry: Blobs, directo
     await pool.release()
     stored = await registry.pool().register_data(b"")
     for missing in (released, 12345, -1, 1 << 64):
-        with pytest.raises(BlobError, match=f"there is no blob {missing} in"):
+        with pytest.raises(BlobError, match=f"blob {missing} does not exist in"):
             registry.use({stored, missing})
     assert registry.give_back([stored]) == [stored]
     registry.use({stored})  # in nobody's hands, but its file is there: a row may name it again

@@ -399,7 +399,7 @@ async def test_a_compaction_does_not_begin_its_work_when_a_backup_was_opened_mea
     compacting = await started(made.store.compact())
     with await made.store.begin_backup(rotates=False):
         await made.store.switch_epoch(3)
-        with pytest.raises(WrongTime, match=r"a backup of .* is open"):
+        with pytest.raises(WrongTime, match=r"backup of .* is open"):
             await compacting
     assert DISK.kind(f"{tmp_path}/{names.COMPACTED}") is None
     await made.store.shutdown()

@@ -57,15 +57,15 @@ def test_lines_come_in_any_order_with_blank_ones_between() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
-        (b"COMPACTION_CATALOG_HEADER", b"HEADER", "no header"),
-        (b"COMPACTION_CATALOG_FOOTER\n", b"", "no footer"),
-        (b"MAX_EPOCH_ID 7\n", b"", "no line MAX_EPOCH_ID"),
-        (b"MAX_EPOCH_ID 7", b"MAX_EPOCH_ID", "none of a catalog"),
-        (b"MAX_EPOCH_ID 7", b"MAX_EPOCH_ID -7", "no number"),
-        (b"MAX_BLOB_ID 3", b"MAX_BLOB_ID 18446744073709551616", "no number"),
+        (b"COMPACTION_CATALOG_HEADER", b"HEADER", "header is missing"),
+        (b"COMPACTION_CATALOG_FOOTER\n", b"", "footer is missing"),
+        (b"MAX_EPOCH_ID 7\n", b"", "MAX_EPOCH_ID is missing"),
+        (b"MAX_EPOCH_ID 7", b"MAX_EPOCH_ID", "unknown line"),
+        (b"MAX_EPOCH_ID 7", b"MAX_EPOCH_ID -7", "not a 64-bit number"),
+        (b"MAX_BLOB_ID 3", b"MAX_BLOB_ID 18446744073709551616", "not a 64-bit number"),
         (b"MAX_BLOB_ID 3", b"COLOUR blue", "COLOUR"),
-        (b"FOOTER\n", b"FOOTER\nMAX_BLOB_ID 4\n", "behind its footer"),
-        (b"DETACHED_PWAL", b"DETACHED\xff", "no text"),
+        (b"FOOTER\n", b"FOOTER\nMAX_BLOB_ID 4\n", "after the footer"),
+        (b"DETACHED_PWAL", b"DETACHED\xff", "not UTF-8"),
     ],
 )
 def test_what_is_no_catalog_is_refused(old: bytes, new: bytes, word: str) -> None:

@@ -176,7 +176,7 @@ async def test_a_session_ends_when_the_replicas_have_it_however_its_caller_is_in
     for wrong in (channel.begin_session(), channel.end_session(), channel.abort_session()):
         with pytest.raises(WrongTime):
             await wrong
-    with pytest.raises(WrongTime, match="just ending"):
+    with pytest.raises(WrongTime, match="is ending"):
         channel.add_entry(1, b"k", b"v", V)
     assert host.told == []
     host.gate.set()
@@ -235,9 +235,9 @@ async def test_calls_at_the_wrong_time_say_so(host: Host, tmp_path: Path) -> Non
     assert (tmp_path / "pwal_0003").read_bytes() == BEGIN + END
 
 
-NO_ID = "a storage id is a number of 64 bits, not"
-NO_VERSION = r"a version is a pair of numbers of 64 bits, \(major, minor\), not"
-NO_BYTES = "keys and values are bytes"
+NO_ID = "storage id must be a 64-bit number, not"
+NO_VERSION = r"version must be a pair of 64-bit numbers \(major, minor\), not"
+NO_BYTES = "keys and values must be bytes"
 
 
 @pytest.mark.parametrize(

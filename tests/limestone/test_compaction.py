@@ -136,7 +136,7 @@ def test_an_active_file_with_a_session_that_would_be_compacted_is_refused(before
     write(disk, ROTATED, session(3, set_key(b"a", b"3", 3)))
     write(disk, "pwal_0001", before + session(2, set_key(b"a", b"2", 2)))
     durable(disk, 3)
-    with pytest.raises(LimestoneError, match="pwal_0001 has a session of epoch 2; rotate every log file first"):
+    with pytest.raises(LimestoneError, match="pwal_0001 contains a session of epoch 2; rotate every log file first"):
         compact_online(disk, DIRECTORY, 3, MS)
     assert both(disk) == [(1, b"a", b"3")]
     assert not detached_inputs(disk, DIRECTORY, Catalog(detached=(ROTATED,)))

@@ -101,7 +101,7 @@ async def test_what_a_file_no_longer_has_ends_it() -> None:
     gone = EndedSession(FORM, 0, 1, parts)
     async with scripted() as replica, talking(replica) as conversation:
         conversation.channel(0).send(gone, pytest.fail)
-        assert "cannot be read back" in await reason(conversation)
+        assert "cannot read back session" in await reason(conversation)
 
 
 async def test_nobody_there() -> None:
@@ -117,9 +117,9 @@ async def test_nobody_there() -> None:
     ("kind", "answer", "expected"),
     [
         (SessionBegin, messages.encode(Error(13, "Unsupported protocol version: 2")), "error 13, 'Unsupported"),
-        (SessionBegin, ACK, "to SESSION_BEGIN it said Ack"),
-        (SessionBegin, None, "it has closed the connection"),
-        (SessionBegin, b"\x77", "no message has type 0x77"),
+        (SessionBegin, ACK, "unexpected answer to SESSION_BEGIN: Ack"),
+        (SessionBegin, None, "connection closed by the replica"),
+        (SessionBegin, b"\x77", "unknown message type 0x77"),
     ],
 )
 async def test_a_replica_that_does_not_want_us(kind: type, answer: bytes | None, expected: str) -> None:
@@ -134,9 +134,9 @@ async def test_a_replica_that_does_not_want_us(kind: type, answer: bytes | None,
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (messages.encode(Error(20, "Too many log channels")), "to LOG_CHANNEL_CREATE it said error 20"),
-        (None, "it has closed the connection"),
-        (ACK + ACK, "Ack, which answers nothing"),
+        (messages.encode(Error(20, "Too many log channels")), "LOG_CHANNEL_CREATE rejected: error 20"),
+        (None, "connection closed by the replica"),
+        (ACK + ACK, "unexpected Ack: no request is pending"),
     ],
 )
 async def test_a_log_channel_that_is_refused_ends_it(answer: bytes | None, expected: str) -> None:
@@ -153,7 +153,7 @@ async def test_a_session_that_is_refused_ends_it() -> None:
         refusal = messages.encode(Error(1, "Unexpected message type"))
         replica.answers.append(lambda message: refusal if isinstance(message, LogEntries) else b"?")
         conversation.channel(0).send(session(b"a"), pytest.fail)
-        assert "to the end of a session it said error 1" in await reason(conversation)
+        assert "session end rejected: error 1" in await reason(conversation)
 
 
 async def test_an_error_of_authentication_is_told_as_such() -> None:
@@ -187,7 +187,7 @@ async def test_a_replica_that_falls_far_behind_is_let_go(monkeypatch: pytest.Mon
         await channel.opened
         for _ in range(20):
             channel.send(session(b"a", value=bytes(100_000)), pytest.fail)
-        assert "1 MiB behind" in await reason(conversation)
+        assert "1 MiB unacknowledged" in await reason(conversation)
 
 
 async def test_sessions_that_are_too_long_to_keep_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ async def test_sessions_that_are_too_long_to_keep_count_too(monkeypatch: pytest.
             long = session(b"a", value=bytes(200_000))
             assert long.kept is None
             channel.send(long, pytest.fail)
-        assert "1 MiB behind" in await reason(conversation)
+        assert "1 MiB unacknowledged" in await reason(conversation)
 
 
 @pytest.mark.parametrize("size", [1, 1000, 100_000])

@@ -107,7 +107,7 @@ def test_a_file_that_became_shorter_is_named() -> None:
     disk, found = snapshot_of(ROWS)
     with disk.append_to(f"{DIRECTORY}/pwal_0000") as file:
         file.truncate(100)
-    with pytest.raises(DamagedFile, match="pwal_0000 is damaged at byte 100: it was longer"):
+    with pytest.raises(DamagedFile, match="pwal_0000 is damaged at byte 100: file has become shorter"):
         found.rows()
 
 

@@ -195,7 +195,7 @@ async def test_a_store_that_shall_not_lose_its_replica_stops_when_it_does(tmp_pa
         await replica.vanish()
         with pytest.raises(QuorumLost):
             await channel.end_session()
-        with pytest.raises(DatastoreFailed, match="must have it"):
+        with pytest.raises(DatastoreFailed, match="must acknowledge it"):
             await store.switch_epoch(3)
         assert (store.status().state, told) == (State.FAILED, [1])
         await store.shutdown()

@@ -56,11 +56,11 @@ async def test_there_is_one_holder_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_what_is_none_is_not_made_one(tmp_path: Path) -> None:
-    for path, message in ((tmp_path / "none", "no directory"), (tmp_path, "no data directory")):
+    for path, message in ((tmp_path / "none", "is not a directory"), (tmp_path, "is not a data directory")):
         with pytest.raises(LimestoneError, match=message):
             await DataDirectory.open(OUTSIDE, str(path), create=False)
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(LimestoneError, match="holds notes"):
+    with pytest.raises(LimestoneError, match="contains notes"):
         await DataDirectory.open(OUTSIDE, str(tmp_path))
     (tmp_path / names.MANIFEST).write_text("{")
     with pytest.raises(DamagedFile):

@@ -124,5 +124,5 @@ def test_parts_that_cannot_be_had_any_more_are_an_error_of_ours(tmp_path: Path) 
             raise FileNotFoundError("pwal_0000")
         return iter([part])
 
-    with pytest.raises(LimestoneError, match="cannot be read back"):
+    with pytest.raises(LimestoneError, match="cannot read back session"):
         list(EndedSession(form(tmp_path), 0, 5, parts).pieces())

@@ -48,8 +48,8 @@ def test_every_persistent_format_is_read_and_becomes_the_newest(version: int) ->
         ({"persistent_format_version": 0}, UnsupportedFormat, "persistent_format_version 0"),
         ({"persistent_format_version": True}, UnsupportedFormat, "True"),
         ({"format_version": "2.0"}, UnsupportedFormat, "format_version '2.0'"),
-        ({"instance_uuid": "x"}, DamagedFile, "no UUID"),
-        ({"instance_uuid": None}, DamagedFile, "no UUID"),
+        ({"instance_uuid": "x"}, DamagedFile, "is not a UUID"),
+        ({"instance_uuid": None}, DamagedFile, "is not a UUID"),
     ],
 )
 def test_what_is_not_known_is_refused(change: dict[str, object], kind: type[Exception], word: str) -> None:
@@ -78,7 +78,7 @@ def test_a_new_directory_gets_one_and_a_foreign_one_does_not(tmp_path: Path) -> 
     assert manifest.read(disk, directory) is None
     created = manifest.create(disk, directory, UUID)
     assert manifest.read(disk, directory) == created == Manifest(UUID)
-    with pytest.raises(LimestoneError, match="holds limestone-manifest"):
+    with pytest.raises(LimestoneError, match="contains limestone-manifest"):
         manifest.create(disk, directory, UUID)
 
 

@@ -36,7 +36,7 @@ def test_a_held_directory_is_nobody_elses(directory: Path) -> None:
 
 
 def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
-    for path, word in ((tmp_path / "nothing", "no such directory"), (tmp_path, "is no data directory")):
+    for path, word in ((tmp_path / "nothing", "no such directory"), (tmp_path, "is not a data directory")):
         with pytest.raises(LimestoneError, match=word), offline.held(DISK, str(path)):
             pass
     (tmp_path / names.MANIFEST).write_bytes(b"{")

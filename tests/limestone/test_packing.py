@@ -51,12 +51,12 @@ def test_kernels_are_there_before_they_are_needed() -> None:
 @pytest.mark.parametrize(
     ("storage_id", "keys", "values", "version", "message"),
     [
-        (1, [b"k"], [], (1, 1), "1 keys, but 0 values"),
-        (1, ["k"], [b"v"], (1, 1), "are bytes"),
-        (1, [memoryview(b"abcd").cast("I")], [b"v"], (1, 1), "are bytes"),
-        (1 << 64, [b"k"], [b"v"], (1, 1), "64 bits"),
-        (1, [b"k", b"l"], [b"v", b"w"], (1, (1 << 64) - 1), "64 bits"),
-        (1, [b"k"], [b"v"], (-1, 1), "64 bits"),
+        (1, [b"k"], [], (1, 1), "1 keys, 0 values"),
+        (1, ["k"], [b"v"], (1, 1), "must be bytes"),
+        (1, [memoryview(b"abcd").cast("I")], [b"v"], (1, 1), "must be bytes"),
+        (1 << 64, [b"k"], [b"v"], (1, 1), "64-bit number"),
+        (1, [b"k", b"l"], [b"v", b"w"], (1, (1 << 64) - 1), "64-bit number"),
+        (1, [b"k"], [b"v"], (-1, 1), "64-bit number"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -528,7 +528,7 @@ async def test_a_replica_that_becomes_a_store_in_the_middle_of_a_seeding_has_its
         await store.next_epoch()
     replica_seeding.put_aside(production().disk, str(tmp_path / "r"))
     with (
-        pytest.raises(LimestoneError, match="put_aside: a master was sending"),
+        pytest.raises(LimestoneError, match="put_aside: a seeding did not complete"),
         offline.held(production().disk, str(tmp_path / "r"), only_looks=True),
     ):
         pass

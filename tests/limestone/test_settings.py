@@ -32,7 +32,7 @@ def test_the_variables_of_the_original_are_understood() -> None:
 
 def test_an_endpoint_that_is_none_is_refused() -> None:
     for text in ("localhost", ""):
-        with pytest.raises(FlowstoneError, match="is no endpoint"):
+        with pytest.raises(FlowstoneError, match="invalid endpoint"):
             Settings.from_environment("d", {"TSURUGI_REPLICATION_ENDPOINT": text})
 
 
@@ -52,17 +52,17 @@ def test_all_replicas_are_needed_unless_a_quorum_is_named() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"path": ""}, "the path of a datastore cannot be empty"),
-        ({"path": 5}, "the path of a datastore cannot be of type int; it is a text"),
-        ({"secret": b"s"}, "the secret of a datastore cannot be of type bytes; it is a text"),
+        ({"path": ""}, "path of a datastore cannot be empty"),
+        ({"path": 5}, "path of a datastore cannot be of type int; pass a string"),
+        ({"secret": b"s"}, "secret of a datastore cannot be of type bytes; pass a string"),
         ({"secret": ""}, "cannot be empty"),
-        ({"on_lost": "cry"}, "on_lost cannot be 'cry'; one of block"),
+        ({"on_lost": "cry"}, "on_lost cannot be 'cry'; use one of block"),
         ({"group_commit": "never"}, "group_commit"),
         ({"session_close": "late"}, "session_close"),
-        ({"quorum": 3, "replicas": (HERE, THERE)}, "quorum cannot be 3; from 0 to 2"),
-        ({"replicas": (HERE, HERE)}, "named twice"),
+        ({"quorum": 3, "replicas": (HERE, THERE)}, "quorum cannot be 3; use 0 to 2"),
+        ({"replicas": (HERE, HERE)}, "duplicate replica"),
         ({"replicas": (HERE, THERE), "compatible": True}, "one replica"),
-        ({"secret": "s", "compatible": True}, "no secret"),
+        ({"secret": "s", "compatible": True}, "does not support a secret"),
         ({"spill": 0}, "spill cannot be 0"),
     ],
 )

@@ -299,7 +299,7 @@ def test_half_a_catalog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
         assert opened(directory).horizon == 4
     path.write_bytes(b"nonsense")
     Path(directory.path, "compaction_catalog.back").unlink(missing_ok=True)
-    with pytest.raises(DamagedFile, match="no header of a catalog"):
+    with pytest.raises(DamagedFile, match="catalog header is missing"):
         opened(directory)
 
 

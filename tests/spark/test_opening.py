@@ -45,8 +45,8 @@ def test_what_is_nothing_of_that_is_refused_in_one_sentence(tmp_path: Path) -> N
         (str(tmp_path / "none"), "there is no such directory"),
         (str(tmp_path / "file"), "is a file"),
         (str(tmp_path / "empty"), "neither an archive, nor a directory of logs, nor a lake"),
-        ("nonsense", "'nonsense' is no address"),
-        ("db1?transport=ssl&ssl_ca_file=/etc/ca.pem&ssl_password=secret", "'db1' is no address"),
+        ("nonsense", "'nonsense' is not a valid address"),
+        ("db1?transport=ssl&ssl_ca_file=/etc/ca.pem&ssl_password=secret", "'db1' is not a valid address"),
     ):
         with pytest.raises(SideError, match=said) as caught:
             open_side(name)

@@ -1,7 +1,7 @@
-"""The other log: Limestone's data directory, log channels, epochs and replication, as Tsurugi writes and speaks them.
+"""Limestone, the log of Tsurugi: its data directory, log channels, epochs and replication.
 
-Relies on `outside/` for every byte that is read, written or sent. Knows nothing of Tarantool. What a program needs is
-named here; importing this loads nothing heavy.
+Relies on `outside/` for every byte that is read, written or sent. Knows nothing of Tarantool. Exports the public names
+lazily, so that importing the package loads nothing heavy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Backups of a running datastore: which files to copy, in which order, and how they become a directory again.
+"""Backups of a running datastore: which files to copy, in which order, and how to restore a directory from them.
 
-Through the Outside one is handed (reference: backup). Whoever takes a backup copies the entries in the order they come
-in, to one flat directory: what speaks of other files comes before them, so that a copy is sound whatever sessions end
-meanwhile. Rotating the log files is the datastore's; here is only what is done to the epoch file.
+Uses the Outside that is passed in (`docs/spec/limestone.md#backup-and-restore`). The caller copies the entries of a
+backup, in the order in which they are listed, to one flat directory. A file that refers to others comes before them, so
+the copy is consistent even if sessions end meanwhile. The datastore rotates the log files; this module rotates only the
+epoch file.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from flowstone.outside import Disk, Outside
 
 @dataclass(frozen=True)
 class BackupEntry:
-    """A file to copy: from where, and what it is called in the backup."""
+    """A file to copy: its path, and its name in the backup."""
 
     source: str
     destination: str
     is_mutable: bool = False
-    """It may change after it was copied, without harm."""
+    """True if the file may change after it was copied, without harm."""
     is_detached: bool = False
-    """It is no part of the log any more. The original never says so."""
+    """True if the file is no longer part of the log. The original never sets this."""
 
 
 class OpenBackups:
-    """How many backups of one datastore have not ended. While there is one, nothing is compacted and no blob deleted:
-    what it lists could be another file by then, or miss what a newer catalog says is elsewhere."""
+    """The number of open backups of one datastore.
+
+    While a backup is open, no compaction runs and no blob is deleted: a listed file could be replaced, or a newer
+    catalog could refer to files that the backup does not list."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +47,7 @@ class OpenBackups:
 
 
 class Backup:
-    """Files that together are a directory. `log_finish`: the epoch that was current when they were listed."""
+    """The files that make up a directory. `log_finish`: the current epoch when the files were listed."""
 
     def __init__(self, entries: Iterable[BackupEntry], log_finish: int, on_end: Callable[[], None]) -> None:
         self.entries = tuple(entries)
@@ -52,7 +55,7 @@ class Backup:
         self._on_end: Callable[[], None] | None = on_end
 
     def notify_end_backup(self) -> None:
-        """All files have been copied. Saying so twice is harmless."""
+        """End the backup: all files have been copied. Calling it again has no effect."""
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end()
@@ -72,8 +75,8 @@ async def begin(
     current_epoch: Callable[[], int],
     rotate: Callable[[], Awaitable[None]] | None = None,
 ) -> Backup:
-    """Begin a backup. `rotate` puts the epoch file and then every log file aside; then only files are listed that do
-    not change any more. Without it all files are, as they are.
+    """Begin a backup. `rotate` rotates the epoch file and then every log file, and only rotated files are listed, which
+    no longer change. Without it, all files are listed, active ones included.
 
     `compacting` is the lock that a compaction holds while its worker runs. The backup waits for that compaction; no
     other one begins while the backup is open."""
@@ -95,8 +98,10 @@ async def begin(
 
 
 def entries_of(disk: Disk, directory: str, with_active: bool) -> list[BackupEntry]:
-    """The files of a directory in the order to copy them: records of epochs before the sessions that they speak of,
-    entries before blobs, and the manifest last: without one the copy is no directory yet."""
+    """Return the files of a directory in the order to copy them.
+
+    Epoch files come before the sessions they cover, and entries before blobs. The manifest comes last: without it, an
+    incomplete copy is not a data directory."""
     listed = catalog.read(disk, directory) or Catalog()
     found = [name for name in disk.list_directory(directory) if disk.kind(f"{directory}/{name}") == "file"]
     log_files = [name for name in found if names.is_pwal(name) and name != names.COMPACTED_PREVIOUS]
@@ -119,11 +124,11 @@ def _entry(directory: str, name: str, *, is_mutable: bool = False, is_detached: 
 
 
 def rotate_epoch_file(disk: Disk, directory: str, milliseconds: int, epoch: int) -> str:
-    """Put the epoch file aside, and an empty one in its place; its new name. `epoch`: the current one.
+    """Rename the epoch file, create an empty one, and return the new name. `epoch`: the current epoch.
 
-    Whoever calls writes no epoch meanwhile. A crash in between leaves no epoch file, which those put aside stand in
-    for; the next start removes them, when it has written a record itself."""
-    # Two rotations within a millisecond: the second epoch file is empty, and would replace all records of the first.
+    The caller must not write an epoch meanwhile. If a crash leaves no epoch file, the rotated ones are read instead;
+    the next start removes them after it has written a record."""
+    # Without this, a second rotation within a millisecond would replace the records of the first by an empty file.
     while disk.kind(f"{directory}/{(name := names.rotated(names.EPOCH, milliseconds, epoch))}") is not None:
         milliseconds += 1
     disk.rename(f"{directory}/{names.EPOCH}", f"{directory}/{name}")
@@ -132,7 +137,7 @@ def rotate_epoch_file(disk: Disk, directory: str, milliseconds: int, epoch: int)
     return name
 
 
-# --- back -----------------------------------------------------------------------------------------
+# --- restore --------------------------------------------------------------------------------------
 
 
 def restore(
@@ -144,18 +149,18 @@ def restore(
     keeps_source: bool = True,
     entries: Sequence[BackupEntry] | None = None,
 ) -> None:
-    """Make `target` the directory that a backup holds, with an identity of its own. Nobody may use it.
+    """Make `target` a directory with the content of a backup and a new identity. No program may be using it.
 
-    What has been written since the backup is not part of it: replicas that know more must not take it for the master
-    that they followed. `replaces`: what is in the target may go; else it must hold no entries. `source` is flat, or a
-    directory as it was put aside. `entries` name its files where they are not to be found by their names: sources
-    relative to `source`, or absolute. The manifest comes last: a directory that a crash left without one is refused by
-    everybody, and can be restored again."""
+    The new identity keeps replicas that are ahead of the backup from taking the directory for the master they followed.
+    `replaces`: delete the content of the target; otherwise it must hold no entries. `source` is a flat backup or a
+    complete data directory. `entries` name the files explicitly: sources relative to `source`, or absolute. The
+    manifest is written last: a directory that a crash left without a manifest cannot be opened, and can be restored
+    again."""
     disk = outside.disk
     chosen = _found(disk, source) if entries is None else [_resolved(source, entry) for entry in entries]
     last = [entry for entry in chosen if entry.destination == names.MANIFEST]
     if not last:
-        raise LimestoneError(f"{source} is no backup: it has no {names.MANIFEST}")
+        raise LimestoneError(f"{source} is not a backup: {names.MANIFEST} is missing")
     identity = _renamed(outside, last[0].source)
     former = [*_identities(disk, target), *_identities(disk, source)]
     _check_sources(disk, chosen, target)
@@ -179,7 +184,7 @@ def restore(
 
 
 def _renamed(outside: Outside, path: str) -> bytes:
-    """A manifest with another identity. One that has none gets it when its directory is opened."""
+    """Return the manifest with a new identity. A manifest without an identity gets one when its directory is opened."""
     data = read_whole(outside.disk, path) or b""
     found = manifest.parse(data, path)
     if found.instance_uuid is None:
@@ -188,7 +193,7 @@ def _renamed(outside: Outside, path: str) -> bytes:
 
 
 def _identities(disk: Disk, directory: str) -> list[str | None]:
-    """Who a directory is and has been; its replicas may be seeded by what takes its place."""
+    """Return the current and former identities of a directory, whose replicas the restored directory may seed."""
     if disk.kind(directory) != "directory":
         return []
     try:
@@ -202,10 +207,10 @@ def _check_sources(disk: Disk, chosen: Sequence[BackupEntry], target: str) -> No
     inside = disk.real_path(target).rstrip("/") + "/"
     for entry in chosen:
         if disk.kind(entry.source) != "file":
-            raise LimestoneError(f"cannot restore {target}: {entry.source} is not there")
+            raise LimestoneError(f"cannot restore {target}: file {entry.source} does not exist")
         if disk.real_path(entry.source).startswith(inside):
             raise LimestoneError(
-                f"cannot restore {target}: {entry.source} lies in it, and would be gone",
+                f"cannot restore {target}: source {entry.source} is inside it and would be deleted",
                 hint="restore to another directory",
             )
 
@@ -213,22 +218,22 @@ def _check_sources(disk: Disk, chosen: Sequence[BackupEntry], target: str) -> No
 def _check_target(disk: Disk, target: str) -> None:
     if replica_seeding.has_data_aside(disk, target):
         raise LimestoneError(
-            f"cannot restore {target}: its data is in {replica_seeding.ASIDE}, for a master was sending it anew",
-            hint="restore to another directory, or say replaces=True if it may go",
+            f"cannot restore {target}: its data is in {replica_seeding.ASIDE}, because a seeding did not complete",
+            hint="restore to another directory, or pass replaces=True to delete the data",
         )
     for name in disk.list_directory(target) if disk.kind(target) == "directory" else ():
         path = f"{target}/{name}"
         if names.is_pwal(name) and disk.kind(path) == "file" and disk.size(path):
             raise LimestoneError(
-                f"cannot restore {target}: it holds entries, in {name}",
-                hint="restore to another directory, or say replaces=True if they may go",
+                f"cannot restore {target}: {name} contains entries",
+                hint="restore to another directory, or pass replaces=True to delete the entries",
             )
 
 
 def _found(disk: Disk, source: str) -> list[BackupEntry]:
     if disk.kind(source) != "directory":
-        raise LimestoneError(f"{source}: there is no such directory")
-    # What a replica's directory says of its master is not true of the new one.
+        raise LimestoneError(f"{source}: no such directory")
+    # What a replica recorded about its master does not apply to the restored directory.
     files = (name for name in disk.list_directory(source) if name not in (REPLICA_FILE, lineage.FILE))
     flat = [name for name in files if disk.kind(f"{source}/{name}") == "file"]
     nested = [names.blob(blob_id) for blob_id in blobs.stored_ids(disk, source)]
@@ -238,7 +243,7 @@ def _found(disk: Disk, source: str) -> list[BackupEntry]:
 
 def _resolved(source: str, entry: BackupEntry) -> BackupEntry:
     if "/" in entry.destination or entry.destination in ("", ".", ".."):
-        raise LimestoneError(f"cannot restore to {entry.destination!r}: backups are flat, a name is expected")
+        raise LimestoneError(f"cannot restore to {entry.destination!r}: a backup is flat; pass a plain file name")
     path = entry.source if entry.source.startswith("/") else f"{source}/{entry.source}"
     return BackupEntry(path, entry.destination)
 
@@ -252,7 +257,7 @@ def _place(disk: Disk, target: str, name: str, parents: dict[str, None]) -> str:
 
 
 def _purge(disk: Disk, target: str) -> None:
-    """The manifest goes first, durably: what is left is no directory that anybody would open."""
+    """Delete the manifest first, durably: what is left cannot be opened as a data directory."""
     copying.remove(disk, f"{target}/{names.MANIFEST}")
     disk.sync_directory(target)
     replica_seeding.delete_aside(disk, target)

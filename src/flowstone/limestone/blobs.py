@@ -1,8 +1,8 @@
-"""Blobs: values that are files of their own. Who hands out their ids, and which files nobody needs any more.
+"""Blobs, which are values in files of their own: allocation of ids, ownership, and garbage collection.
 
-Files are written through the Outside one is handed, and are durable when a call has returned their id; what may be
-deleted is decided by pure functions (reference: blobs). A blob belongs to the pool that registered it until an entry
-names it; from then on to the log, and only a collection takes it away.
+Files are written through the Outside that is passed in, and are durable when a call returns their id. Pure functions
+decide which files may be deleted (`docs/spec/limestone.md#blobs`). A blob belongs to the pool that registered it until
+an entry names it. From then on it belongs to the log, and only a collection deletes it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _KEY_SIZE: Final = 16
 
 
 class BlobError(LimestoneError):
-    """A blob that is not there, or a pool that can give no more."""
+    """A blob does not exist, or a pool cannot register more."""
 
 
 # --- rules ----------------------------------------------------------------------------------------
 
 
 def visible_ids(entries: Iterable[Entry], boundary: WriteVersion) -> set[int]:
-    """Blobs that a reader may still see of these entries with blobs, where none reads older versions than `boundary`.
+    """Return the ids of the blobs that a reader may still see, if no reader reads versions older than `boundary`.
 
-    All of versions from the boundary on, and per key the newest below it."""
+    These are the blobs of all `entries` from the boundary on, and for each key those of the newest entry before it."""
     found: set[int] = set()
     newest: dict[tuple[int, bytes], Entry] = {}
     for entry in entries:
@@ -51,7 +51,7 @@ def visible_ids(entries: Iterable[Entry], boundary: WriteVersion) -> set[int]:
 
 
 def garbage(stored: Iterable[int], kept: AbstractSet[int], max_id: int) -> list[int]:
-    """Which stored blobs may go: those up to the largest id that any entry has named, but the kept ones."""
+    """Return the stored blobs to delete: ids up to `max_id`, the largest that any entry named, except `kept`."""
     return sorted(blob_id for blob_id in stored if blob_id <= max_id and blob_id not in kept)
 
 
@@ -59,7 +59,7 @@ def garbage(stored: Iterable[int], kept: AbstractSet[int], max_id: int) -> list[
 
 
 def stored_ids(disk: Disk, directory: str) -> list[int]:
-    """The ids of all blob files where they belong, sorted."""
+    """Return the ids of all blob files that are in their directories, sorted."""
     root = f"{directory}/{ROOT}"
     if disk.kind(root) != "directory":
         return []
@@ -75,7 +75,7 @@ def stored_ids(disk: Disk, directory: str) -> list[int]:
 
 
 def make_directory(disk: Disk, directory: str, blob_id: int) -> str:
-    """The directory that a blob lies in, made durably if it is missing."""
+    """Return the directory of a blob; create it durably if it is missing."""
     path = f"{directory}/{names.blob_directory(blob_id)}"
     if disk.kind(path) is None:
         disk.make_directory(path)
@@ -85,16 +85,16 @@ def make_directory(disk: Disk, directory: str, blob_id: int) -> str:
 
 
 def delete(disk: Disk, directory: str, blob_ids: Iterable[int]) -> None:
-    """Delete blob files; one that is gone already is none to delete. Nothing is synced: a blob that comes back is
-    garbage still."""
+    """Delete blob files; missing ones are skipped. Nothing is synced: a file that reappears after a crash is still
+    garbage."""
     for blob_id in blob_ids:
         copying.remove(disk, f"{directory}/{names.blob(blob_id)}")
 
 
 def collect_at_start(disk: Disk, directory: str, referenced: AbstractSet[int], max_blob_id: int) -> list[int]:
-    """Delete what a directory that nobody uses yet has no use for; the ids that are gone.
+    """Delete the garbage of a directory that is being opened, and return the deleted ids.
 
-    `referenced`: blobs of the rows that its cursor shows. `max_blob_id`: as recovered; larger ones stay."""
+    `referenced`: blobs of the rows of its cursor. `max_blob_id`: as recovered; blobs with larger ids stay."""
     found = garbage(stored_ids(disk, directory), referenced, max_blob_id)
     delete(disk, directory, found)
     return found
@@ -105,16 +105,16 @@ def collect_at_start(disk: Disk, directory: str, referenced: AbstractSet[int], m
 
 @dataclass
 class _Named:
-    """A blob that open sessions name. `pool`: where it goes if all of them are taken back; None if the log has it."""
+    """A blob that open sessions name. `pool`: its owner again if all of them are aborted; None if the log owns it."""
 
     pool: BlobPool | None
     sessions: int = 0
 
 
 class Blobs:
-    """The blobs of one running datastore: each is its pool's, then that of the sessions that name it, then the log's.
+    """The blobs of a running datastore. Each belongs to its pool, then to the sessions that name it, then to the log.
 
-    `guard` is held while one changes hands, where several threads do that."""
+    `guard` is held while a blob changes its owner; needed if several threads use this object."""
 
     def __init__(
         self, outside: Outside, directory: str, next_id: int, guard: AbstractContextManager[Any] | None = None
@@ -132,24 +132,24 @@ class Blobs:
         return BlobPool(self._outside, self._directory, self)
 
     def path(self, blob_id: int) -> str:
-        """Where the file of a blob lies, or would."""
+        """Return the path of a blob, whether the file exists or not."""
         return f"{self._directory}/{names.blob(blob_id)}"
 
     def found_path(self, blob_id: int) -> str:
-        """The file of a blob; BlobError if it is not there."""
+        """Return the path of an existing blob. Raise BlobError if there is no file."""
         if not 0 <= blob_id <= ID_MAX or self._outside.disk.kind(self.path(blob_id)) != "file":
-            raise BlobError(f"there is no blob {blob_id} in {self._directory}")
+            raise BlobError(f"blob {blob_id} does not exist in {self._directory}")
         return self.path(blob_id)
 
     def content(self, blob_id: int) -> bytes:
-        """What a blob holds; BlobError if it is not there."""
+        """Return the content of a blob. Raise BlobError if there is no file."""
         with self._outside.disk.open(self.found_path(blob_id)) as file:
             return file.read_at(0, file.size())
 
     def use(self, blob_ids: AbstractSet[int]) -> None:
-        """A session that has not named these before does: their pools keep their hands off them. In any thread.
+        """Note that a session names these blobs for the first time: their pools no longer delete them. Thread-safe.
 
-        BlobError, and nothing is changed, if one of them is not there."""
+        Raise BlobError, and change nothing, if one of them does not exist."""
         with self._guard:
             for blob_id in sorted(blob_ids):
                 if blob_id not in self._provisional and blob_id not in self._named:
@@ -163,15 +163,16 @@ class Blobs:
                 self._watched.update(blob_ids)
 
     def log(self, blob_ids: AbstractSet[int]) -> None:
-        """A session that names these has ended. In any thread."""
+        """Note that a session that names these blobs has ended: the log owns them. Thread-safe."""
         with self._guard:
             for blob_id in sorted(blob_ids):
                 self._named[blob_id].pool = None
                 self._leave(blob_id)
 
     def take_back(self, blob_ids: AbstractSet[int]) -> list[int]:
-        """A session that names these was taken back: they are their pools' again. Those whose pool is released, and
-        which nobody else names: they are to be deleted."""
+        """Note that a session that names these blobs was aborted: their pools own them again.
+
+        Return the blobs to delete: those of released pools that no other session names."""
         left = []
         with self._guard:
             for blob_id in sorted(blob_ids):
@@ -183,7 +184,7 @@ class Blobs:
         return left
 
     def _leave(self, blob_id: int) -> BlobPool | None:
-        """One session less; the pool of a blob that none names any more."""
+        """Note that one session less names a blob; return the pool if no session does any more."""
         named = self._named[blob_id]
         named.sessions -= 1
         if named.sessions:
@@ -192,22 +193,23 @@ class Blobs:
         return named.pool
 
     def take_id(self, pool: BlobPool) -> int:
-        """The next id, which belongs to a pool until it is used."""
+        """Return the next id. The blob belongs to `pool` until a session names it."""
         if self.next_id >= ID_MAX:
-            raise BlobError("there are no ids of blobs left")
+            raise BlobError("blob ids are exhausted")
         with self._guard:
             blob_id, self.next_id = self.next_id, self.next_id + 1
             self._provisional[blob_id] = pool
         return blob_id
 
     def give_back(self, blob_ids: Iterable[int]) -> list[int]:
-        """Those of these that no entry has named; nobody will any more."""
+        """Return those of these blobs that no entry has named, and release their ids from their pool."""
         with self._guard:
             return [blob_id for blob_id in blob_ids if self._provisional.pop(blob_id, None) is not None]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around a compaction from before its rotation on: what open sessions name is in no file that it reads."""
+        """Note the blobs that sessions name during a compaction, whose inputs do not contain them. Enter it before the
+        rotation."""
         with self._guard:
             self._watched = set(self._named)
         try:
@@ -216,19 +218,19 @@ class Blobs:
             self._watched = None
 
     def held(self) -> frozenset[int]:
-        """What a collection may not touch: blobs that wait for their entry, and what sessions have named that were
-        open when `watching` began, or later. In any thread."""
+        """Return the blobs that a collection must keep: registered ones that no entry has named yet, those that
+        open sessions name, and those that sessions have named since `watching` began. Thread-safe."""
         with self._guard:
             return frozenset([*self._provisional, *self._named, *(self._watched or ())])
 
     def reference_tag(self, blob_id: int, transaction_id: int) -> int:
-        """A number that whoever shows a blob to a client can ask back for: nobody else can make it up."""
+        """Return a number that proves that a client was given access to a blob; it cannot be guessed."""
         message = blob_id.to_bytes(8, "little") + transaction_id.to_bytes(8, "little")
         return int.from_bytes(hmac.new(self._key, message, hashlib.sha256).digest()[:8], "little")
 
 
 class BlobPool:
-    """Registers blobs for entries to come; what no entry has named when it is released is deleted."""
+    """Registers blobs for future entries. Releasing the pool deletes the blobs that no entry has named."""
 
     def __init__(self, outside: Outside, directory: str, blobs: Blobs) -> None:
         self._outside = outside
@@ -238,29 +240,29 @@ class BlobPool:
         self.is_released = False
 
     async def register_data(self, data: bytes) -> int:
-        """Store these bytes."""
+        """Store `data` as a blob, and return its id."""
         blob_id = self._take_id()
         await self._outside.blocking(self._store, blob_id, data)
         return blob_id
 
     async def register_file(self, path: str, *, is_temporary: bool = False) -> int:
-        """Store a file's content; a temporary one is moved there, or gone after it was copied."""
+        """Store a file as a blob, and return its id. A temporary file is moved, or copied and deleted."""
         if self._outside.disk.kind(path) != "file":
-            raise BlobError(f"cannot make a blob of {path}: there is no such file")
+            raise BlobError(f"cannot register {path} as a blob: file does not exist")
         blob_id = self._take_id()
         await self._outside.blocking(self._move if is_temporary else self._copy, blob_id, path)
         return blob_id
 
     async def duplicate_data(self, blob_id: int) -> int:
-        """Another blob of the same content."""
+        """Register a new blob with the content of another, and return its id."""
         if self._outside.disk.kind(self._blobs.path(blob_id)) != "file":
-            raise BlobError(f"cannot duplicate blob {blob_id}: it is not there")
+            raise BlobError(f"cannot duplicate blob {blob_id}: blob does not exist")
         new_id = self._take_id()
         await self._outside.blocking(self._duplicate, new_id, blob_id)
         return new_id
 
     async def release(self) -> None:
-        """Delete what was registered and never named. Releasing twice is harmless."""
+        """Delete the registered blobs that no entry has named. Releasing twice has no effect."""
         self.is_released = True
         registered, self._registered = self._registered, []
         left = self._blobs.give_back(registered)
@@ -269,7 +271,7 @@ class BlobPool:
 
     def _take_id(self) -> int:
         if self.is_released:
-            raise BlobError("this pool has been released", hint="take another one from the datastore")
+            raise BlobError("blob pool has been released", hint="acquire another one from the datastore")
         blob_id = self._blobs.take_id(self)
         self._registered.append(blob_id)
         return blob_id

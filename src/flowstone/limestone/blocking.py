@@ -1,8 +1,8 @@
-"""The datastore for programs with threads and without an event loop: one thread per log channel, epochs from another.
+"""The datastore for programs with threads and without an event loop: one thread per log channel, another for epochs.
 
-Every call is that of `datastore.py` and `channel.py`, made in a loop in a thread of its own and waited for. What a
-channel can do alone stays in the caller's thread: to begin, to add, to write and to sync; going over to the loop and
-back costs more than that. Callbacks are called in the loop's thread: they must not call the store.
+Every call is that of `datastore.py` or `channel.py`, executed in an event loop in a thread of its own. What a channel
+can do alone runs in the thread of the caller: begin, add, write and sync, because switching to the loop and back would
+cost more than the work. Callbacks run in the thread of the loop, and must not call the store.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class _Calls:
         try:
             yield
         except LoopEnded:
-            raise WrongTime(f"the datastore {self._path} is shut down") from None
+            raise WrongTime(f"datastore {self._path} is shut down") from None
 
 
 class LogChannel:
-    """Made by `Datastore.create_channel`; used by one thread at a time."""
+    """Created by `Datastore.create_channel`; used by one thread at a time."""
 
     def __init__(self, channel: AsyncLogChannel, store: AsyncDatastore, calls: _Calls) -> None:
         self.id = channel.id
@@ -75,11 +75,11 @@ class LogChannel:
         self.truncate_storage = channel.truncate_storage
 
     def begin_session(self) -> None:
-        """What is added from now on belongs together, and to the current epoch."""
+        """Begin a session in the current epoch; all entries that follow belong to it."""
         self._channel.begin()
 
     def end_session(self) -> None:
-        """Return when the session is on disk here and on every replica that counts."""
+        """End the session; return when it is durable here and on the quorum."""
         self._channel.close_for_entries()
         try:
             self._write()
@@ -121,31 +121,31 @@ class LogChannel:
         return self._channel.finish()
 
     def abort_session(self) -> None:
-        """Take back what was added since the session began."""
+        """Discard the session and all its entries."""
         self._calls.run(self._channel.abort_session())
 
 
 class BlockingBlobPool:
-    """Registers blobs for entries to come; what no entry has named when it is released is deleted."""
+    """Registers blobs for future entries. Releasing the pool deletes the blobs that no entry has named."""
 
     def __init__(self, pool: BlobPool, calls: _Calls) -> None:
         self._pool = pool
         self._calls = calls
 
     def register_data(self, data: bytes) -> int:
-        """Store these bytes."""
+        """Store `data` as a blob, and return its id."""
         return self._calls.run(self._pool.register_data(data))
 
     def register_file(self, path: str, *, is_temporary: bool = False) -> int:
-        """Store a file's content; a temporary one is moved there, or gone after it was copied."""
+        """Store a file as a blob, and return its id. A temporary file is moved, or copied and deleted."""
         return self._calls.run(self._pool.register_file(path, is_temporary=is_temporary))
 
     def duplicate_data(self, blob_id: int) -> int:
-        """Another blob of the same content."""
+        """Register a new blob with the content of another, and return its id."""
         return self._calls.run(self._pool.duplicate_data(blob_id))
 
     def release(self) -> None:
-        """Delete what was registered and never named. Releasing twice is harmless."""
+        """Delete the registered blobs that no entry has named. Releasing twice has no effect."""
         self._calls.run(self._pool.release())
 
 
@@ -173,7 +173,7 @@ class _Handover:
 
 
 class Datastore:
-    """Make channels, then `ready`, then use them, then `shutdown`; or `with`, which ends with it.
+    """Create channels, then call `ready`, then use the channels, then call `shutdown`, or use `with`.
 
     `settings` is a Settings, or the path of a directory with the fields of Settings as keywords.
     """
@@ -184,22 +184,22 @@ class Datastore:
         if not isinstance(settings, Settings):
             settings = Settings(settings, **fields)
         elif fields:
-            raise TypeError("fields of settings are given with a path, not with Settings")
+            raise TypeError("settings fields require a path, not a Settings object")
         self._thread = LoopThread("flowstone-limestone")
         self._calls = _Calls(self._thread, settings.path)
         self._store = AsyncDatastore(outside or production(), settings, guard=self._thread.lock)
 
     @classmethod
     def from_environment(cls, path: str, environment: Mapping[str, str], **fields: Unpack[SettingsFields]) -> Datastore:
-        """A store as the original's variables want it, `os.environ` or another mapping."""
+        """Create a store from the original's variables in `os.environ` or another mapping."""
         return cls(Settings.from_environment(path, environment, **fields))
 
     def create_channel(self) -> LogChannel:
-        """Create a log channel. Only before `ready`. Raises LimestoneError if the limit of open files is too low."""
+        """Create a log channel. Only before `ready`. Raise LimestoneError if the limit of open files is too low."""
         return LogChannel(self._calls.run(self._store.create_channel()), self._store, self._calls)
 
     def ready(self) -> None:
-        """Recover what the directory holds, and let sessions begin once an epoch has been switched to."""
+        """Recover the directory. Sessions can begin after the first `switch_epoch`."""
         self._calls.run(self._store.ready())
 
     def restore(
@@ -210,14 +210,14 @@ class Datastore:
         keeps_source: bool = True,
         entries: Sequence[BackupEntry] | None = None,
     ) -> None:
-        """Make the directory what a backup holds; replicas are seeded from it. Before `ready` only.
+        """Replace the directory by a backup; replicas are seeded from it. Only before `ready`.
 
-        `replaces`: what was in the directory may go; else it must hold no entries."""
+        `replaces`: delete the content of the directory; otherwise it must hold no entries."""
         self._calls.run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
 
     @property
     def last_epoch(self) -> int:
-        """The largest epoch that recovery has found; the first one to switch to is larger."""
+        """The largest epoch that recovery found. The first epoch to switch to must be larger."""
         return self._store.last_epoch
 
     @property
@@ -226,51 +226,53 @@ class Datastore:
         return self._store.durable_epoch
 
     def switch_epoch(self, epoch: int) -> None:
-        """Sessions that begin from now on are of this epoch. What becomes durable by that is recorded first."""
+        """Begin an epoch: sessions that begin from now on belong to it. Return once the epochs that this makes durable
+        are recorded."""
         self._calls.run(self._store.switch_epoch(epoch))
 
     def add_persistent_callback(self, callback: Callback) -> None:
-        """Have `callback` called with each epoch that is durable, and all before it with it; some are skipped."""
+        """Call `callback` with each epoch that becomes durable. It covers all epochs before; some are skipped."""
         self._store.add_persistent_callback(callback)
 
     def add_write_epoch_callback(self, callback: Callback) -> None:
-        """Have `callback` called with each epoch that has been recorded, before it is told to be durable."""
+        """Call `callback` with each epoch that has been recorded, before it is reported durable."""
         self._store.add_write_epoch_callback(callback)
 
     def until_durable(self, epoch: int) -> None:
-        """Return when this epoch is durable. Somebody has to switch to a later one, and end its sessions."""
+        """Wait until this epoch is durable: a later epoch must begin, and the sessions of this one must end."""
         self._calls.run(self._store.until_durable(epoch))
 
     def snapshot(self) -> StoreSnapshot:
-        """The rows at the durable epoch, whatever is written later; to be read until the store is shut down."""
+        """Return the rows at the durable epoch, which later writes do not change; readable until the shutdown."""
         return self._calls.run(self._store.snapshot())
 
     def blob_pool(self) -> BlockingBlobPool:
-        """Where the blobs of entries to come are registered."""
+        """Return a pool that registers blobs for future entries."""
         return BlockingBlobPool(self._store.blob_pool(), self._calls)
 
     def blob_path(self, blob_id: int) -> str:
-        """The file of a blob; BlobError if there is none."""
+        """Return the path of a blob. Raise BlobError if there is no file."""
         return self._store.blob_path(blob_id)
 
     def generate_reference_tag(self, blob_id: int, transaction_id: int) -> int:
-        """What a client has to show for a blob: the same as long as the store is open, and nobody can make it up."""
+        """Return a number that authorises a client to read a blob. It is constant while the store is open, and cannot
+        be guessed."""
         return self._store.generate_reference_tag(blob_id, transaction_id)
 
     def compact(self) -> Compacted:
-        """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
+        """Compact all sessions up to the current epoch, once that epoch is durable.
 
-        Another thread has to switch to a later one meanwhile. Sessions go on, and nothing of it is told to replicas."""
+        Another thread must begin a later epoch meanwhile. Sessions go on, and replicas are not notified."""
         return self._calls.run(self._store.compact())
 
     def switch_available_boundary_version(self, version: WriteVersion) -> None:
-        """Nobody will read versions before this one: compaction may delete blobs that only those name."""
+        """Promise that no reader reads versions before this one: compaction may delete blobs that only these name."""
         self._store.switch_available_boundary_version(version)
 
     def begin_backup(self, *, rotates: bool = True) -> Backup:
-        """Files to copy, in their order; until the end of that is notified no blob is deleted.
+        """Return the files to copy, in order. No blob is deleted until the end of the backup is notified.
 
-        `rotates`: all files are put aside first; another thread has to switch to a later epoch meanwhile."""
+        `rotates`: rotate all files first; another thread must begin a later epoch meanwhile."""
         handover = _Handover(self._thread.lock)
         try:
             return self._calls.run(handover.give(partial(self._store.begin_backup, rotates=rotates)))
@@ -279,7 +281,7 @@ class Datastore:
             raise
 
     def status(self) -> Status:
-        """At any time."""
+        """Return the status, in any state."""
         return self._store.status()
 
     def shutdown(self) -> None:

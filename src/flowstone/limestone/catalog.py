@@ -1,7 +1,7 @@
-"""The compaction catalog: which files compaction made, and which log files it has made superfluous.
+"""The compaction catalog: which files are compacted, and which log files they replace.
 
-`parse` and `encode` are pure; reading and writing go through the Disk one is handed (reference: compaction catalog).
-Never looks whether the files that it names exist.
+`parse` and `encode` are pure; reading and writing use the Disk that is passed in
+(`docs/spec/limestone.md#compaction-catalog`). Never checks whether the listed files exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUMBER_MAX: Final = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Catalog:
-    """`compacted`: names and versions of compacted files. `detached`: log files whose content those have."""
+    """`compacted`: names and versions of compacted files. `detached`: log files whose content is in those."""
 
     compacted: tuple[tuple[str, int], ...] = ()
     detached: tuple[str, ...] = ()
@@ -32,10 +32,10 @@ class Catalog:
 
 
 def encode(catalog: Catalog) -> bytes:
-    """The text in the order of the real writer, both lists sorted."""
+    """Encode the catalog in the order of the original, both lists sorted."""
     every_name = [*(name for name, _ in catalog.compacted), *catalog.detached]
     if any(not name or name.split() != [name] for name in every_name):
-        raise LocalProtocolError("the name of a file in a catalog is one word")
+        raise LocalProtocolError("file name in catalog must be a single word")
     lines = [HEADER]
     lines += [f"COMPACTED_FILE {name} {version}" for name, version in sorted(catalog.compacted)]
     lines += [f"DETACHED_PWAL {name}" for name in sorted(catalog.detached)]
@@ -44,7 +44,7 @@ def encode(catalog: Catalog) -> bytes:
 
 
 def parse(data: bytes, path: str) -> Catalog:
-    """What these bytes say; `path` is for the messages only. Lines come in any order, blank ones are skipped."""
+    """Parse a catalog; `path` is for messages only. Lines may be in any order, and blank lines are skipped."""
     compacted: list[tuple[str, int]] = []
     detached: list[str] = []
     numbers: dict[str, int] = {}
@@ -53,9 +53,9 @@ def parse(data: bytes, path: str) -> Catalog:
         words = _words(line, path, offset)
         if index == 0:
             if line != HEADER.encode():
-                raise DamagedFile(path, 0, "it has no header of a catalog")
+                raise DamagedFile(path, 0, "catalog header is missing")
         elif words and is_ended:
-            raise DamagedFile(path, offset, "there is something behind its footer")
+            raise DamagedFile(path, offset, "unexpected content after the footer")
         elif line == FOOTER.encode():
             is_ended = True
         elif words[:1] == ["COMPACTED_FILE"] and len(words) == 3:
@@ -65,12 +65,12 @@ def parse(data: bytes, path: str) -> Catalog:
         elif words[:1] in (["MAX_EPOCH_ID"], ["MAX_BLOB_ID"]) and len(words) == 2:
             numbers[words[0]] = _number(words[1], path, offset)
         elif words:
-            raise DamagedFile(path, offset, f"line {line[:40]!r} is none of a catalog")
+            raise DamagedFile(path, offset, f"unknown line {line[:40]!r}")
         offset += len(line) + 1
     if not is_ended:
-        raise DamagedFile(path, len(data), "it has no footer")
+        raise DamagedFile(path, len(data), "footer is missing")
     if "MAX_EPOCH_ID" not in numbers:
-        raise DamagedFile(path, len(data), "it has no line MAX_EPOCH_ID")
+        raise DamagedFile(path, len(data), "MAX_EPOCH_ID is missing")
     compacted_files, detached_files = tuple(sorted(compacted)), tuple(sorted(detached))
     return Catalog(compacted_files, detached_files, numbers["MAX_EPOCH_ID"], numbers.get("MAX_BLOB_ID", 0))
 
@@ -79,17 +79,17 @@ def _words(line: bytes, path: str, offset: int) -> list[str]:
     try:
         return line.decode().split()
     except UnicodeDecodeError:
-        raise DamagedFile(path, offset, "it is no text") from None
+        raise DamagedFile(path, offset, "line is not UTF-8") from None
 
 
 def _number(text: str, path: str, offset: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= NUMBER_MAX):
-        raise DamagedFile(path, offset, f"{text[:40]!r} is no number of 64 bits")
+        raise DamagedFile(path, offset, f"{text[:40]!r} is not a 64-bit number")
     return int(text)
 
 
 def read(disk: Disk, directory: str) -> Catalog | None:
-    """What the catalog says, or the one before it where it cannot be read; None where there is neither."""
+    """Return the catalog, or the previous one if it cannot be read; None if neither exists."""
     return read_or_back(disk, f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}", parse)
 
 
@@ -107,7 +107,7 @@ def write(disk: Disk, directory: str, catalog: Catalog) -> None:
 
 
 def settle(disk: Disk, directory: str) -> None:
-    """Restore the main file from `.back` if it is missing or unreadable; delete the temporary file of a cut write.
+    """Restore the main file from `.back` if it is missing or unreadable; delete the temporary file of a torn write.
 
     The original leaves such a directory if it dies between renaming the main file and writing a new one. The caller
     holds the lock of the directory. If neither file can be read, both stay, and `read` raises DamagedFile."""

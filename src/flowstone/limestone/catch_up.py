@@ -1,11 +1,11 @@
-"""What a replica lacks, from the files of a running master: where it can resume, and the sessions that follow.
+"""Catch-up of a replica from the files of a running master: where it can resume, and the sessions that follow.
 
-A replica that has followed this master resumes behind its durable epoch; any other, or one so far behind that only the
-compacted file has what it lacks, is seeded: with the compacted file, then with every log file. Both need no copy of the
-directory and hold one window of one file in memory. What ends while they read goes to the replica as to any other:
-whichever comes first, write versions decide.
+A replica that has followed this master resumes after its durable epoch. Any other is seeded, as is one that needs
+entries that only the compacted file has: with the compacted file, then with every log file. Neither needs a copy of the
+directory; both hold one window of one file in memory. Sessions that end meanwhile are sent as usual; the order does not
+matter, because write versions decide.
 
-Reads through the Disk one is handed, in a worker where it is much; never sends, and never changes a file.
+Reads through the Disk that is passed in, in a worker if it is much; never sends, and never changes a file.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str
         if input_files(disk, directory, listed) == found:
             return files
         files.close()
-    raise LimestoneError(f"the log files of {directory} are renamed all the time")
+    raise LimestoneError(f"log files of {directory} keep changing")
 
 
 def _opened(
@@ -239,7 +239,7 @@ def _runs(log: LogFile) -> Iterator[tuple[int, int, bytes]]:
             yield kind, epoch, data[start:stop]
         at += stop
     if at < log.size and kind == _BEGIN:
-        raise DamagedFile(log.file.path, at, "a session that counts is not whole")
+        raise DamagedFile(log.file.path, at, "durable session is incomplete")
 
 
 def _merged(log: LogFile, above: int) -> Iterator[tuple[int, bytes]]:

@@ -1,12 +1,12 @@
-"""A log channel: sessions of entries, encoded once by whoever adds them, written and synced when they end.
+"""A log channel: sessions of entries, encoded as they are added, written and synced when they end.
 
-`add_*` are plain calls that touch nothing but the channel's buffer, so a thread of its own may make them; when it is
-full they append it to the log file. Of beginning and ending the steps that wait for nobody are plain calls, too, and
-what they share with the store is guarded: `blocking.py` takes them in the caller's thread, the rest belongs to the loop
-that the store lives in. Nothing of a session is sent before its end. A session that is taken back is cut off the file:
-nobody has seen it.
+`add_*` only touch the buffer of the channel, and append it to the log file when it is full, so a thread of its own may
+call them. The non-blocking steps of beginning and ending a session are plain calls, too, and the state that they share
+with the store is guarded: `blocking.py` makes them in the thread of the caller; the rest belongs to the event loop of
+the store. Nothing of a session is sent before its end. An aborted session is cut off the file, before any reader has
+seen it.
 
-Relies on the store it belongs to for epochs and replicas (`ChannelHost`). One session at a time, and one caller.
+Relies on its store for epochs and replicas (`ChannelHost`). One session at a time, and one caller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flowstone.outside import File, Outside
 END_SIZE: Final = 10
 
 Parts = Callable[[], Iterable[bytes]]
-"""The entries of a session as they are on disk, without its markers, in parts of whole entries; may be called again."""
+"""Returns the entries of a session as on disk, without markers, in parts of whole entries; can be called again."""
 
 Version = WriteVersion | tuple[int, int]
 
@@ -46,7 +46,7 @@ _REMOVE_SIZE: Final = 29
 
 
 class ChannelHost(Protocol):
-    """What a channel asks of its store. `guard` is held while what several threads touch is half done."""
+    """The store, as far as a channel needs it. `guard` is held while shared state is inconsistent."""
 
     @property
     def guard(self) -> AbstractContextManager[Any]: ...
@@ -56,11 +56,11 @@ class ChannelHost(Protocol):
         ...
 
     def writing(self) -> AbstractContextManager[None]:
-        """`check`, and then keep the directory from being let go until the block has ended. In any thread."""
+        """Return a context that calls `check` and keeps the directory from being released. Thread-safe."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """A session is neither open nor closed: that ends the store."""
+        """Stop the store: a session is neither open nor closed."""
         ...
 
     def begin(self, channel: int) -> int: ...
@@ -68,28 +68,28 @@ class ChannelHost(Protocol):
     def abort(self, channel: int) -> Due: ...
 
     async def done(self, due: Due) -> None:
-        """Wait for what `finish` or `abort` has made due."""
+        """Wait for the work that `finish` or `abort` has made due."""
         ...
 
     def uses_blobs(self, blob_ids: AbstractSet[int]) -> None:
-        """A session names these, for the first time. Raises if one is not there."""
+        """Note that a session names these blobs for the first time. Raise BlobError if one does not exist."""
         ...
 
     def logs_blobs(self, blob_ids: AbstractSet[int]) -> None:
-        """The session that names these has ended."""
+        """Note that the session that names these blobs has ended."""
         ...
 
     async def takes_blobs_back(self, blob_ids: AbstractSet[int]) -> None:
-        """The session that names these is taken back."""
+        """Note that the session that names these blobs was aborted."""
         ...
 
     def replicated(self, channel: int, epoch: int, parts: Parts) -> Coroutine[Any, Any, None] | None:
-        """What is to be waited for until the replicas that count have a session; None where there are none."""
+        """Return a coroutine that waits until the quorum has a session; None if there are no replicas."""
         ...
 
 
 class AsyncLogChannel:
-    """Made by `create_channel` of a store. `id` is its number, and that of its file."""
+    """Created by `create_channel` of a store. `id` is its number, which is also in the name of its file."""
 
     def __init__(self, host: ChannelHost, outside: Outside, directory: str, number: int, spill: int) -> None:
         self.id = number
@@ -129,7 +129,7 @@ class AsyncLogChannel:
     # --- sessions ---
 
     async def begin_session(self) -> None:
-        """What is added from now on belongs together, and to the current epoch."""
+        """Begin a session in the current epoch; all entries that follow belong to it."""
         self.begin()
 
     def begin(self) -> None:
@@ -147,14 +147,14 @@ class AsyncLogChannel:
         self._is_open = True
 
     async def end_session(self) -> None:
-        """Return when the session is on disk here and on every replica that counts.
+        """End the session; return when it is durable here and on the quorum.
 
-        If that makes epochs durable, they are recorded and told of first. Who is cancelled stops waiting, no more."""
+        If that makes epochs durable, they are recorded and reported first. Cancelling the call only ends the wait."""
         self.close_for_entries()
         await self._shielded(self._end())
 
     async def abort_session(self) -> None:
-        """Take back what was added since the session began."""
+        """Discard the session and all its entries."""
         self.close_for_entries()
         await self._shielded(self._abort())
 
@@ -167,7 +167,7 @@ class AsyncLogChannel:
 
     def _wrong_time(self) -> WrongTime:
         if self._epoch is not None:
-            return WrongTime(f"the session of log channel {self.id} is just ending")
+            return WrongTime(f"session of log channel {self.id} is ending")
         return WrongTime(f"log channel {self.id} has no open session", hint="begin one first")
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
@@ -298,7 +298,7 @@ class AsyncLogChannel:
     # --- entries, in the caller's thread ---
 
     def add_entry(self, storage_id: int, key: bytes, value: bytes, version: Version, blobs: Sequence[int] = ()) -> None:
-        """Set a key to a value, which may name blobs of the pool."""
+        """Set a key to a value, which may name blobs of a pool."""
         if not self._is_open:
             raise self._wrong_time()
         if blobs:
@@ -317,12 +317,12 @@ class AsyncLogChannel:
             raise self._refused(at, error, storage_id, version, key, value) from None
         end = len(buffer)
         if end - at != _PUT_SIZE + key_size + value_size:
-            raise self._refused(at, TypeError("keys and values are bytes"), storage_id, version)
+            raise self._refused(at, TypeError("keys and values must be bytes"), storage_id, version)
         if end >= self._spill_size:
             self._spill()
 
     def remove_entry(self, storage_id: int, key: bytes, version: Version) -> None:
-        """Take a key away."""
+        """Remove a key."""
         if not self._is_open:
             raise self._wrong_time()
         buffer = self._buffer
@@ -335,20 +335,20 @@ class AsyncLogChannel:
         except BaseException as error:
             raise self._refused(at, error, storage_id, version, key) from None
         if len(buffer) - at != _REMOVE_SIZE + key_size:
-            raise self._refused(at, TypeError("keys are bytes"), storage_id, version)
+            raise self._refused(at, TypeError("keys must be bytes"), storage_id, version)
         if len(buffer) >= self._spill_size:
             self._spill()
 
     def add_storage(self, storage_id: int, version: Version) -> None:
-        """Tell of a new storage. It has no effect on what is stored."""
+        """Log a new storage. It has no effect on the stored rows."""
         self._add_of_storage(EntryType.ADD_STORAGE, storage_id, version)
 
     def remove_storage(self, storage_id: int, version: Version) -> None:
-        """Take all keys of a storage away that are older than this version."""
+        """Remove all keys of a storage that are older than this version."""
         self._add_of_storage(EntryType.REMOVE_STORAGE, storage_id, version)
 
     def truncate_storage(self, storage_id: int, version: Version) -> None:
-        """Take all keys of a storage away that are older than this version; the storage stays."""
+        """Remove all keys of a storage that are older than this version; the storage stays."""
         self._add_of_storage(EntryType.CLEAR_STORAGE, storage_id, version)
 
     @overload
@@ -360,7 +360,7 @@ class AsyncLogChannel:
     ) -> None: ...
 
     def add_entries(self, *arguments: Any) -> None:
-        """Many at once: entries of any type, or keys with values, whose minor versions count up from `version`."""
+        """Add many entries: of any type, or keys with values, whose minor versions count up from `version`."""
         if not self._is_open:
             raise self._wrong_time()
         if len(arguments) == 1:
@@ -400,7 +400,7 @@ class AsyncLogChannel:
         """Half of an entry must not stay. What is wrong with it, in words of who added it."""
         del self._buffer[at:]
         if isinstance(error, struct.error | TypeError | ValueError | LocalProtocolError):
-            return LocalProtocolError(_complaint(storage_id, version, *texts) or f"cannot write this entry: {error}")
+            return LocalProtocolError(_complaint(storage_id, version, *texts) or f"cannot encode entry: {error}")
         return error
 
     def _spill(self) -> None:
@@ -439,12 +439,12 @@ def _version(version: Version) -> WriteVersion:
 def _complaint(storage_id: object, version: object, *texts: object) -> str | None:
     """What an entry of these is refused for, if for anything that can be said in words."""
     if not _is_number(storage_id):
-        return f"a storage id is a number of 64 bits, not {storage_id!r:.50}"
+        return f"storage id must be a 64-bit number, not {storage_id!r:.50}"
     if not (isinstance(version, Sequence) and len(version) == 2 and all(map(_is_number, version))):
-        return f"a version is a pair of numbers of 64 bits, (major, minor), not {version!r:.50}"
+        return f"version must be a pair of 64-bit numbers (major, minor), not {version!r:.50}"
     for text in texts:
         if not isinstance(text, bytes | bytearray | memoryview):
-            return f"keys and values are bytes, not {type(text).__name__}"
+            return f"keys and values must be bytes, not {type(text).__name__}"
     return None
 
 

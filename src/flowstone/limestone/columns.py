@@ -1,8 +1,8 @@
-"""The state that entries add up to, as columns: per key the entry of the highest write version, by compiled loops.
+"""The state of a directory as columns: for each key the entry with the highest write version, found by compiled loops.
 
-Pure (reference: snapshot, which entry wins). Takes the tables of `entry_table.py`; of two entries with the same version
-the later one wins, and any entry of a log file wins over one of a compacted file. Values stay in their files: a winner
-is 64 bytes that say where it lies, and its key, so the memory that millions need is theirs, not that of their values.
+Pure (`docs/spec/limestone.md#winning-entry`). Takes the tables of `entry_table.py`. Of two entries with the same
+version the later one wins, and any entry of a log file wins over one of a compacted file. Values stay in their files: a
+winner takes 64 bytes, which include its location, plus its key, so memory use does not depend on the size of values.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Rows = NDArray[np.uint64]
 Slots = NDArray[np.uint64]
 Order = NDArray[np.int64]
 
-# Columns of a winner. AT and SIZE are of the whole entry in its file; ORIGIN is the number of that file and the type.
+# Columns of a winner. AT and SIZE locate the whole entry in its file; ORIGIN combines the file number and the type.
 STORAGE_ID, KEY_AT, KEY_SIZE, MAJOR, MINOR, AT, SIZE, ORIGIN = range(8)
 ROW_WORDS: Final = 8
 
 COMPACTED: Final = 0
-"""The number of the file to whose entries those of all others are newer."""
+"""File number of the compacted file. Entries of all other files are newer."""
 
 _BYTE: Final = np.uint64(0xFF)
 _TYPE_BITS: Final = np.uint64(8)
@@ -42,7 +42,7 @@ _BLOB: Final = int(EntryType.NORMAL_WITH_BLOB)
 _ROWS_FIRST: Final = 1 << 14
 _KEYS_FIRST: Final = 1 << 18
 _GROWTH: Final = 4
-"""Memory that is not used yet costs nothing but its address; moving what is there does."""
+"""Growth is generous: untouched memory costs only address space, but copying the content costs time."""
 
 SettleState = NDArray[np.uint64]
 _COUNT, _KEYS_END, _MAX_BLOB, _SEED = range(4)
@@ -56,7 +56,7 @@ def _mixed(value: np.uint64, more: np.uint64) -> np.uint64:
 
 @inlined
 def _short_word(buf: Bytes, at: int, count: int) -> np.uint64:
-    """The first bytes, less than eight, of a word."""
+    """Return a word of `count` bytes, fewer than eight."""
     value = np.uint64(0)
     for index in range(count):
         value |= word(byte(buf, at + index)) << word(8 * index)
@@ -65,7 +65,7 @@ def _short_word(buf: Bytes, at: int, count: int) -> np.uint64:
 
 @inlined
 def _tag(buf: Bytes, at: int, size: int, storage_id: np.uint64, seed: np.uint64) -> np.uint64:
-    """32 bits of a hash of storage and key. Without the seed nobody can make keys that have the same."""
+    """Return a 32-bit hash of storage and key. Without the seed, nobody can construct keys that collide."""
     value = _mixed(_mixed(_PRIME, seed), storage_id)
     end = at + size
     while end - at >= 8:
@@ -104,9 +104,10 @@ def settle(
     keys: Bytes,
     state: SettleState,
 ) -> int:
-    """Let those entries of the table, from `start` on, that are taken win or lose; the first that finds no room, or -1.
+    """Process the taken entries of the table from `start` on; return the first that found no room, or -1.
 
-    `state`: winners, bytes of keys, largest blob id, seed. A slot has a key's tag and one more than its row."""
+    `state`: number of winners, bytes of keys, largest blob id, seed. A slot combines the tag of a key and its row + 1.
+    """
     mask = word(slots.shape[0] - 1)
     count = number(state[_COUNT])
     keys_end = number(state[_KEYS_END])
@@ -167,7 +168,7 @@ def settle(
 
 @kernel
 def refill(old: Slots, new: Slots) -> None:
-    """Put what is in one table of slots into a larger one."""
+    """Copy the content of a slot table into a larger one."""
     mask = word(new.shape[0] - 1)
     for index in range(old.shape[0]):
         found = old[index]
@@ -180,7 +181,7 @@ def refill(old: Slots, new: Slots) -> None:
 
 @kernel
 def prefixes(rows: Rows, keys: Bytes, words: NDArray[np.uint64]) -> None:
-    """What decides the order of most: the storage id as it is on disk, then up to 16 bytes of the key."""
+    """Fill `words` with sort prefixes, which decide most comparisons: storage id as on disk, then 16 key bytes."""
     for row in range(rows.shape[0]):
         poke64(keys, 0, rows[row, STORAGE_ID])
         words[0, row] = big64(keys, 0)
@@ -198,9 +199,9 @@ def prefixes(rows: Rows, keys: Bytes, words: NDArray[np.uint64]) -> None:
 
 @kernel
 def order_by(words: NDArray[np.uint64], order: Order, other: Order, counts: Order) -> int:
-    """Bring the order into that of one word per row, those with the same word as they were: 1 if it ends in `other`.
+    """Sort the order stably by one word per row; return 1 if the result is in `other`.
 
-    Byte by byte, from the least significant on; one that all have in common is passed over."""
+    A radix sort from the least significant byte on. Bytes that all words have in common are skipped."""
     swapped = 0
     for shift in range(0, 64, 8):
         counts[:] = 0
@@ -227,7 +228,7 @@ def order_by(words: NDArray[np.uint64], order: Order, other: Order, counts: Orde
 
 @kernel
 def _is_after(rows: Rows, keys: Bytes, row: int, other: int) -> int:
-    """1 if the key of `row`, of the same storage, sorts behind that of `other`."""
+    """Return 1 if the key of `row` sorts after that of `other`, which is of the same storage."""
     at, size = number(rows[row, KEY_AT]), number(rows[row, KEY_SIZE])
     other_at, other_size = number(rows[other, KEY_AT]), number(rows[other, KEY_SIZE])
     shared = min(size, other_size)
@@ -244,7 +245,7 @@ def _is_after(rows: Rows, keys: Bytes, row: int, other: int) -> int:
 
 @kernel
 def _sift(rows: Rows, keys: Bytes, order: Order, first: int, root: int, end: int) -> None:
-    """Let `first + root` sink in the heap that ends before `first + end`."""
+    """Sift `first + root` down in the heap that ends before `first + end`."""
     while 2 * root + 1 < end:
         child = 2 * root + 1
         if child + 1 < end and _is_after(rows, keys, order[first + child + 1], order[first + child]):
@@ -259,7 +260,7 @@ def _sift(rows: Rows, keys: Bytes, order: Order, first: int, root: int, end: int
 
 @kernel
 def order_ties(rows: Rows, keys: Bytes, words: NDArray[np.uint64], order: Order) -> None:
-    """Order those that have the same prefixes by their whole keys."""
+    """Sort rows with equal prefixes by their whole keys."""
     count = order.shape[0]
     first = 0
     while first < count:
@@ -285,7 +286,7 @@ def order_ties(rows: Rows, keys: Bytes, words: NDArray[np.uint64], order: Order)
 
 @kernel
 def copy_spans(buf: Bytes, starts: Order, sizes: Order, out: Bytes, targets: Order) -> None:
-    """Copy spans of a buffer to their places."""
+    """Copy spans of a buffer to their targets."""
     for index in range(starts.shape[0]):
         copy(out, targets[index], buf, starts[index], sizes[index])
 
@@ -301,7 +302,7 @@ def zero_versions(out: Bytes, targets: Order, key_sizes: Order) -> None:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Winners that no clear has taken, in the order of snapshot files; `keys` has their keys, at KEY_AT."""
+    """Winners that no clear has removed, in the order of snapshot files. `keys` holds their keys, at KEY_AT."""
 
     rows: Rows
     keys: Bytes
@@ -312,7 +313,7 @@ class Sorted:
 
     @property
     def origins(self) -> Rows:
-        """The numbers of their files."""
+        """The file numbers of the winners."""
         return self.rows[:, ORIGIN] >> _TYPE_BITS
 
     @property
@@ -332,29 +333,29 @@ class Sorted:
 
 
 def _process_seed() -> int:
-    """64 bits that differ from process to process: Python hashes bytes with a secret, against the same attack."""
+    """Return 64 bits that differ between processes. Python seeds its hash of bytes against the same attack."""
     return hash(b"flowstone.limestone.columns") & 0xFFFFFFFFFFFFFFFF
 
 
 class Winners:
-    """Grows by `add`, table by table; `sorted` is the end of it. `seed` is of the hash, and changes no result."""
+    """Collects winners table by table with `add`; `sorted` ends that. `seed` is for the hash and affects no result."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.cleared: dict[int, WriteVersion] = {}
-        """Per storage, when it was last cleared or removed."""
+        """Per storage, the version of the last clear or removal."""
         self._slots = np.zeros(2 * _ROWS_FIRST, np.uint64)
         self._rows = np.empty((_ROWS_FIRST, ROW_WORDS), np.uint64)
         self._keys = np.empty(_KEYS_FIRST, np.uint8)
         seed = _process_seed() if seed is None else seed
-        self._state = np.array([0, 8, 0, seed], np.uint64)  # eight bytes before the keys to work in
+        self._state = np.array([0, 8, 0, seed], np.uint64)  # the first eight bytes of the keys are scratch space
 
     @property
     def max_blob_id(self) -> int:
-        """The largest id of any blob that any entry has named, so that none is given out again."""
+        """The largest blob id that any entry has named, so that no id is assigned twice."""
         return int(self._state[_MAX_BLOB])
 
     def add(self, buf: Bytes, base: int, origin: int, table: Table, takes: Bytes) -> None:
-        """The entries of a table, which is about `buf`, that are taken; `base` is where in its file that begins."""
+        """Add the taken entries of a table of `buf`, which begins at offset `base` of its file."""
         start = 0
         while True:
             start = settle(buf, base, origin, table, start, takes, self._slots, self._rows, self._keys, self._state)
@@ -387,13 +388,13 @@ class Winners:
             self.cleared[storage_id] = max(self.cleared.get(storage_id, version), version)
 
     def sorted(self) -> Sorted:
-        """The winners, in order. What they were found with is given back: nothing can be added any more."""
+        """Return the winners in order. The lookup table is freed, so nothing can be added afterwards."""
         rows, keys = self._rows[: int(self._state[_COUNT])], self._keys
         self._slots, self._rows = self._slots[:0], self._rows[:0]
         is_alive = self._is_alive(rows)
         rows = rows if is_alive.all() else rows[is_alive]
         if not len(rows):
-            return Sorted(rows, keys)  # a new directory does not wait for compilers
+            return Sorted(rows, keys)  # opening a new directory does not wait for the compiler
         words = np.empty((3, len(rows)), np.uint64)
         prefixes(rows, keys, words)
         order, other, counts = np.arange(len(rows)), np.empty(len(rows), np.int64), np.empty(256, np.int64)
@@ -404,7 +405,7 @@ class Winners:
         return Sorted(rows[order], keys)
 
     def _is_alive(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which of them are not older than the last clear of their storage."""
+        """Return a mask of the rows that are not older than the last clear of their storage."""
         if not self.cleared:
             return np.ones(len(rows), np.bool_)
         storages, places = np.unique(rows[:, STORAGE_ID], return_inverse=True)

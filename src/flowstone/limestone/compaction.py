@@ -1,12 +1,13 @@
-"""Compaction: the rows that log files add up to, as one file, so that the log files are needed no more.
+"""Compaction: write the rows of log files to one file, so that the log files are no longer needed.
 
-Through the Disk one is handed, and blocking (reference: compaction). `step` is what online and offline compaction
-share: a crash at any of its writes leaves a directory of the same rows, for us and for the original. What counts is
-said by `recovery.py`; here is what is put where, in which order. Nothing here is ever told to a replica.
+Uses the Disk that is passed in, and blocks (`docs/spec/limestone.md#compaction`). Online and offline compaction share
+`step`: a crash at any of its writes leaves a directory with the same rows, for Flowstone and for the original.
+`recovery.py` decides which entries count; this module decides what is written where, and in which order. Replicas are
+not notified.
 
-An entry of the compacted file is older than any entry of a log file. So all sessions up to one epoch go in together,
-and no log file that is read afterwards may hold one of them: sessions of later epochs that share a file with them are
-kept in a file of their own.
+An entry of the compacted file is older than any entry of a log file. Therefore all sessions up to one epoch are
+compacted together, and no log file that is read afterwards may contain one of them. Sessions of later epochs that share
+a file with them are copied to a file of their own.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from flowstone.limestone.snippets import Snippet, snippets
 from flowstone.outside import Disk
 
 TEMPORARY: Final = "compaction_temp"
-"""The directory where new files are made; the original leaves it behind, too."""
+"""The directory for new files. Like the original, Flowstone does not delete it."""
 
 _LISTED: Final = ((names.COMPACTED, COMPACTED_VERSION),)
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A wish to delete blobs with a compaction. Nobody reads older versions than the boundary.
+    """A request to delete blobs with a compaction. No reader reads versions older than `boundary`.
 
-    `held`: asked just before they are deleted, which must stay whatever the files say."""
+    `held` is called just before the deletion, and returns blobs to keep whatever the files say."""
 
     boundary: WriteVersion
     held: Callable[[], AbstractSet[int]]
@@ -43,12 +44,12 @@ class Collection:
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction did. `catalog` holds from now on; `inputs` are the log files that are superfluous now."""
+    """The result of a compaction. `catalog` is the new catalog; `inputs` are the log files that it replaced."""
 
     catalog: Catalog
     inputs: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    """New log files, of the sessions of later epochs that were in the inputs."""
+    """New log files with the sessions of later epochs that were in the inputs."""
     rows: int = 0
     collected: tuple[int, ...] = ()
     """Blobs that were deleted."""
@@ -56,7 +57,7 @@ class Compacted:
 
 @dataclass(frozen=True)
 class Written:
-    """What is in a compacted file. `max_blob_id`: the largest that any of its inputs has named."""
+    """The content of a compacted file. `max_blob_id`: the largest id that any input has named."""
 
     rows: int
     max_blob_id: int
@@ -64,11 +65,11 @@ class Written:
 
 
 Writer = Callable[[Disk, str, Sequence[str], int, str], Written]
-"""Makes a compacted file: of a directory, its compacted file and these log files, up to an epoch, at a new path."""
+"""Writes a compacted file to a new path, from the directory's compacted file and these log files, up to an epoch."""
 
 
 def write_here(disk: Disk, directory: str, inputs: Sequence[str], epoch: int, path: str) -> Written:
-    """The writer that works in this process. DamagedFile if an input has lost what was durable."""
+    """The writer that runs in this process. Raise DamagedFile if an input has lost durable entries."""
     found = recover(disk, directory, repairs=False, durable_epoch=epoch, files=inputs).snapshot
     with disk.create(path) as file:
         rows = found.write_compacted(file)
@@ -82,10 +83,11 @@ def write_here(disk: Disk, directory: str, inputs: Sequence[str], epoch: int, pa
 def compact_online(
     disk: Disk, directory: str, epoch: int, milliseconds: int, *, collection: Collection | None = None
 ) -> Compacted:
-    """Compact what was rotated: all sessions up to `epoch`, which are durable, are in files that no channel writes to.
+    """Compact the rotated log files: all sessions up to `epoch`, which is durable. No channel writes to these files.
 
-    Later sessions in those files are kept, open ones elsewhere untouched. The inputs stay until `remove_detached`.
-    LimestoneError if an active file still holds a session that is to be compacted; DamagedFile if one has lost some."""
+    Later sessions in those files are kept, and active files are not touched. The inputs stay until `remove_detached`.
+    Raise LimestoneError if an active file still contains a session to compact, and DamagedFile if an input has lost
+    one."""
     _check_active(disk, directory, epoch)
     settle(disk, directory)
     listed = catalog.read(disk, directory) or Catalog()
@@ -105,8 +107,8 @@ def compact_online(
 
 
 def settle(disk: Disk, directory: str) -> None:
-    """End a compaction that was cut short, ours or the original's: half-made files go, a file that was taken away while
-    its successor was not there yet comes back."""
+    """Complete an interrupted compaction, ours or the original's: delete unfinished files, and restore a file that was
+    moved away before its successor was in place."""
     temporary = f"{directory}/{TEMPORARY}"
     if disk.kind(temporary) == "directory":
         for name in disk.list_directory(temporary):
@@ -121,14 +123,15 @@ def settle(disk: Disk, directory: str) -> None:
 
 
 def detached_inputs(disk: Disk, directory: str, listed: Catalog) -> list[str]:
-    """The log files that no channel writes to, and no compaction has read yet."""
+    """Return the log files that no channel writes to and no compaction has read yet."""
     left_out = frozenset({names.COMPACTED, names.COMPACTED_PREVIOUS, *listed.detached})
     found = (name for name in disk.list_directory(directory) if names.is_detached(name) and name not in left_out)
     return [name for name in found if disk.kind(f"{directory}/{name}") == "file"]
 
 
 def _check_active(disk: Disk, directory: str, epoch: int) -> None:
-    """Epochs grow along a file, so its first session that may count has the smallest."""
+    """Raise LimestoneError if an active file has a session up to `epoch`. Epochs grow along a file, so the first
+    session that is not invalidated has the smallest."""
     for name in disk.list_directory(directory):
         path = f"{directory}/{name}"
         if not names.is_pwal(name) or names.is_detached(name) or disk.kind(path) != "file":
@@ -136,13 +139,14 @@ def _check_active(disk: Disk, directory: str, epoch: int) -> None:
         first = next(_epochs(disk, path), None)
         if first is not None and first <= epoch:
             raise LimestoneError(
-                f"cannot compact {directory} up to epoch {epoch}: {name} has a session of epoch {first}",
+                f"cannot compact {directory} up to epoch {epoch}: {name} contains a session of epoch {first}",
                 hint="rotate every log file first",
             )
 
 
 def _epochs(disk: Disk, path: str) -> Iterator[int]:
-    """Of the sessions of a file that are not marked. The first one may be long, and open: its head says enough."""
+    """Yield the epochs of the sessions that are not invalidated. The first is read from the head of the file, because
+    its session may be long and still open."""
     with disk.open(path) as file:
         head = file.read_at(0, MARKER_SIZE)
     token = decode(head)[0] if head else None
@@ -153,7 +157,7 @@ def _epochs(disk: Disk, path: str) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class _Survey:
-    """What a compaction must know of its inputs beside their rows."""
+    """What a compaction needs to know about its inputs besides their rows."""
 
     later: dict[str, list[Snippet]] = field(default_factory=dict)
     later_ids: set[int] = field(default_factory=set)
@@ -177,8 +181,8 @@ def _survey(disk: Disk, directory: str, inputs: Sequence[str], epoch: int) -> _S
 
 
 def _keep_later(disk: Disk, directory: str, later: dict[str, list[Snippet]], milliseconds: int) -> tuple[str, ...]:
-    """Copy the sessions of later epochs to files that stay log files. Until the catalog has put their first place
-    aside, they are there twice, which changes nothing."""
+    """Copy the sessions of later epochs to new log files. Until the catalog detaches their old files, these sessions
+    exist twice, which changes no result."""
     kept: list[str] = []
     disk.make_directory(f"{directory}/{TEMPORARY}")
     for name, found in later.items():
@@ -198,7 +202,7 @@ def _keep_later(disk: Disk, directory: str, later: dict[str, list[Snippet]], mil
 
 
 def step(disk: Disk, directory: str, listed: Catalog, inputs: Sequence[str], epoch: int) -> tuple[Catalog, Written]:
-    """Put the rows of the inputs, up to `epoch`, into the compacted file, and say so in the catalog."""
+    """Write the rows of the inputs, up to `epoch`, to the compacted file, and update the catalog."""
     made, written = prepare(disk, directory, inputs, epoch)
     return commit(disk, directory, listed, inputs, epoch, made, written), written
 
@@ -212,7 +216,7 @@ def prepare(
     write: Writer = write_here,
     temporary: str | None = None,
 ) -> tuple[str, Written]:
-    """Make the new compacted file, where it counts for nothing yet; its path, and what is in it."""
+    """Write the new compacted file to a temporary place; return its path and its content."""
     temporary = temporary or f"{directory}/{TEMPORARY}"
     disk.make_directory(temporary)
     made = f"{temporary}/{names.COMPACTED}"
@@ -223,9 +227,9 @@ def prepare(
 def commit(
     disk: Disk, directory: str, listed: Catalog, inputs: Sequence[str], epoch: int, made: str, written: Written
 ) -> Catalog:
-    """Put the new compacted file in its place, then the inputs aside; the catalog that says so."""
+    """Move the new compacted file into place, then detach the inputs; return the new catalog."""
     if listed.compacted != _LISTED:
-        # The original hides removed keys of a compacted file only where the catalog names one.
+        # The original hides removed keys of a compacted file only if the catalog names the file.
         catalog.write(disk, directory, replace(listed, compacted=_LISTED))
     disk.rename(made, f"{directory}/{names.COMPACTED}")
     disk.sync_directory(directory)
@@ -237,7 +241,7 @@ def commit(
 
 
 def remove_detached(disk: Disk, directory: str, listed: Catalog) -> Catalog:
-    """Delete the log files that a compaction has made superfluous; first the files, then their names in the catalog."""
+    """Delete the log files that a compaction has replaced: first the files, then their names in the catalog."""
     for name in listed.detached:
         copying.remove(disk, f"{directory}/{name}")
     disk.sync_directory(directory)

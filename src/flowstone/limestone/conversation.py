@@ -1,8 +1,8 @@
-"""One life of a master's conversation with a replica: a control channel, and a connection for each log channel.
+"""One connection of a master to a replica: a control channel, and a connection for each log channel.
 
-What is asked is answered in order, connection by connection. The first thing that goes wrong on any of them, be it an
-ERROR, an end or an answer to nothing, ends all of them: `lost` says what it was. Relies on the Network of its Outside.
-Never decides what to ask, and never comes back: that is for `replica_link.py`.
+Each connection answers its requests in order. The first failure on any of them, whether an ERROR, a closed connection
+or an unexpected answer, ends the conversation; `lost` holds the reason. Uses the Network of its Outside. Never decides
+what to send, and never reconnects: `replica_link.py` does.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from flowstone.outside.worker import by_worker
 
 CONNECT_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 20.0
-"""For an answer to what opens a conversation or a channel."""
+"""Timeout of the answer that opens a conversation or a channel."""
 
 PREPARE_SECONDS: Final = 600.0
-"""A replica reads its directory before it says that it is prepared."""
+"""Timeout of the answer to PREPARE: the replica reads its directory first."""
 
 OPENING_MAX: Final = 64
 """Maximum number of log channels that are opened at the same time. A replica limits the connections that have not
@@ -51,12 +51,12 @@ READ_SIZE: Final = 1 << 16
 ANSWER_SIZE_MAX: Final = 64 << 10
 
 UNACKNOWLEDGED_MAX: Final = 64 << 20
-"""Bytes of one log channel that wait for a replica which others do not wait for; beyond it, it is sent them from the
-log files, when it comes back."""
+"""Maximum number of unacknowledged bytes of one log channel. Beyond it the connection ends, and the replica gets the
+bytes from the log files after it has reconnected."""
 
 
 class ReplicaLost(LimestoneError):
-    """A replica is out of reach, or has refused. `is_final`: to try again would not help."""
+    """A replica is unreachable or has rejected a request. `is_final`: retrying would not help."""
 
     def __init__(self, endpoint: Endpoint, reason: str, *, hint: str | None = None, is_final: bool = False) -> None:
         super().__init__(f"replica {endpoint} is lost: {reason}", hint=hint)
@@ -65,20 +65,20 @@ class ReplicaLost(LimestoneError):
 
 
 class AuthenticationFailed(ReplicaLost):
-    """Master and replica do not have the same secret, or only one of them has one."""
+    """Master and replica have different secrets, or only one of them has a secret."""
 
     def __init__(self, endpoint: Endpoint, reason: str) -> None:
-        hint = "give both the same secret, or neither of them one"
+        hint = "configure the same secret on both, or on neither"
         super().__init__(endpoint, reason, hint=hint)
 
 
 class Refused(ReplicaLost):
-    """A replica of ours cannot do what it was asked, and says why."""
+    """A Flowstone replica cannot execute a request, and has sent the reason."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a replica is, and how it is spoken to."""
+    """The address of a replica, and the options of connections to it."""
 
     endpoint: Endpoint
     tls: Tls | None = None
@@ -99,7 +99,7 @@ class _Parser(Protocol):
 
 
 class Wire:
-    """One connection: what is written, and who waits for an answer to it."""
+    """One connection, and the callbacks that wait for its answers."""
 
     def __init__(self, stream: Stream, parser: _Parser, on_lost: Callable[[str], None]) -> None:
         self.stream = stream
@@ -110,7 +110,7 @@ class Wire:
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
     def ask(self, data: bytes, then: Callable[[Answer], None]) -> None:
-        """Send, and do something with the answer, which must come."""
+        """Send `data`, and call `then` with the answer."""
         self.expected.append(then)
         self.stream.write(data)
 
@@ -121,7 +121,7 @@ class Wire:
             async with asyncio.timeout(seconds):
                 return await waiting
         except TimeoutError:
-            reason = f"it gave no answer within {seconds:g} s"
+            reason = f"no answer within {seconds:g} s"
             self._on_lost(reason)
             raise
 
@@ -129,21 +129,21 @@ class Wire:
         try:
             while data := await self.stream.read(READ_SIZE):
                 self._received(data)
-            self._on_lost("it has closed the connection")
+            self._on_lost("connection closed by the replica")
         except OSError as error:
-            self._on_lost(f"the connection broke: {error.strerror or error}")
+            self._on_lost(f"connection failed: {error.strerror or error}")
         except BadMessage as error:
-            self._on_lost(f"it sent {error.message}")
+            self._on_lost(f"invalid message: {error.message}")
 
     def _received(self, data: bytes) -> None:
         self._parser.feed(data)
         while (message := self._parser.next_message()) is not None:
             if not self.expected:
-                raise BadMessage(f"{type(message).__name__}, which answers nothing")
+                raise BadMessage(f"unexpected {type(message).__name__}: no request is pending")
             self.expected.popleft()(message)
 
     async def close(self) -> None:
-        """Called by who does not wait for an answer any more; twice is harmless. It is closed even if nobody waits."""
+        """Close the connection, even if the caller is cancelled. Pending answers are dropped; twice is harmless."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
@@ -158,12 +158,12 @@ class Wire:
 
 
 class LogChannel:
-    """A log channel at the replica: sessions in order, each acknowledged in its turn."""
+    """A log channel at the replica. Sessions are sent and acknowledged in order."""
 
     def __init__(self, conversation: Conversation, channel_id: int) -> None:
         self.channel_id = channel_id
         self.unacknowledged = 0
-        """Bytes of sessions that wait, or are on their way."""
+        """Bytes of sessions that are queued or sent."""
         self._conversation = conversation
         self._waiting: deque[tuple[EndedSession, Callable[[], None]]] = deque()
         self._wire: Wire | None = None
@@ -188,12 +188,12 @@ class LogChannel:
             self._send_on()
 
     def send(self, session: EndedSession, then: Callable[[], None]) -> None:
-        """Send a session when its turn comes; `then` is called when the replica has it on disk."""
+        """Queue a session; `then` is called when the replica has acknowledged it as durable."""
         if self._conversation.lost.done():
             return
         self.unacknowledged += session.held
         if self.unacknowledged > UNACKNOWLEDGED_MAX:
-            self._conversation.end(f"it is more than {UNACKNOWLEDGED_MAX >> 20} MiB behind")
+            self._conversation.end(f"more than {UNACKNOWLEDGED_MAX >> 20} MiB unacknowledged")
         elif self._wire is not None and self._sending is None and session.kept is not None:
             self._wire.ask(session.kept, partial(self._answered, session, then))
         else:
@@ -206,7 +206,8 @@ class LogChannel:
             self._sending = asyncio.get_running_loop().create_task(self._send_waiting())
 
     async def _send_waiting(self) -> None:
-        """Piece by piece: what a file has is read by a worker, and no more than the replica takes."""
+        """Send queued sessions piece by piece. A worker reads pieces from files, no faster than the replica accepts
+        them."""
         wire, outside = self._wire, self._conversation.outside
         assert wire is not None
         try:
@@ -228,7 +229,7 @@ class LogChannel:
 
     def _answered(self, session: EndedSession, then: Callable[[], None], answer: Answer) -> None:
         if not isinstance(answer, Ack):
-            self._conversation.refused("the end of a session", answer)
+            self._conversation.refused("session end", answer)
             return
         self.unacknowledged -= session.held
         session.acknowledged.append(self._conversation)
@@ -245,13 +246,13 @@ class LogChannel:
 
 
 class Conversation:
-    """Begins with `begin`, or in the original's order with its log channels; over when `lost` is there."""
+    """Starts with `begin`, or with its log channels first, as in the original; ends when `lost` is set."""
 
     def __init__(self, outside: Outside, peer: Peer) -> None:
         self.outside = outside
         self.peer = peer
         self.token = b""
-        """The secret of a log channel's opening."""
+        """The secret that opens a log channel."""
         self.lost: asyncio.Future[ReplicaLost] = asyncio.get_running_loop().create_future()
         self.opening = asyncio.Semaphore(OPENING_MAX)
         """Held while a log channel is being opened."""
@@ -260,10 +261,10 @@ class Conversation:
         self._wires: list[Wire] = []
         self._channels: dict[int, LogChannel] = {}
 
-    # --- its end ---
+    # --- end ---
 
     def end(self, reason: str, *, is_final: bool = False) -> None:
-        """It is over; of several reasons the first counts."""
+        """End the conversation. If there are several reasons, the first counts."""
         self.end_by(ReplicaLost(self.peer.endpoint, reason, is_final=is_final))
 
     def end_by(self, error: ReplicaLost) -> None:
@@ -271,20 +272,20 @@ class Conversation:
             self.lost.set_result(error)
 
     def refused(self, what: str, answer: Answer) -> None:
-        """The replica has not acknowledged what it had to."""
+        """End the conversation because of an answer other than the expected acknowledgement."""
         endpoint = self.peer.endpoint
         if isinstance(answer, Error) and answer.code == ExtensionError.AUTHENTICATION_FAILED:
             self.end_by(AuthenticationFailed(endpoint, _said(answer)))
         elif isinstance(answer, Error) and answer.code == ExtensionError.REFUSED:
-            self.end_by(Refused(endpoint, f"to {what} it said {_said(answer)}"))
+            self.end_by(Refused(endpoint, f"{what} rejected: {_said(answer)}"))
         elif isinstance(answer, Error):
-            self.end(f"to {what} it said {_said(answer)}")
+            self.end(f"{what} rejected: {_said(answer)}")
         else:
-            self.end(f"to {what} it said {type(answer).__name__}")
+            self.end(f"unexpected answer to {what}: {type(answer).__name__}")
 
     async def close(self) -> None:
-        """Close the control channel first, then the others, without a word, as the original does."""
-        self.end("we have closed the connection")
+        """Close the control channel first, then the others, without a message, as the original does."""
+        self.end("connection closed by the master")
         for channel in self._channels.values():
             if not channel.opened.done():
                 channel.opened.cancel()
@@ -296,7 +297,7 @@ class Conversation:
     # --- opening ---
 
     async def connect(self, parser: _Parser) -> Wire:
-        """A new connection to the replica."""
+        """Open a new connection to the replica."""
         endpoint = self.peer.endpoint
         stream = await self.outside.network.connect(
             endpoint.host, endpoint.port, timeout=CONNECT_SECONDS, tls=self.peer.encryption, options=self.peer.options
@@ -306,10 +307,10 @@ class Conversation:
         return wire
 
     async def begin(self) -> bytes:
-        """Open the control channel: the session secret of the replica. ReplicaLost if it does not want us."""
+        """Open the control channel, and return the session secret of the replica. Raise ReplicaLost on rejection."""
         try:
             self._control = await self.connect(self._parser)
-        except FlowstoneError as error:  # TLS that we cannot set up will not be set up by itself
+        except FlowstoneError as error:  # a broken TLS configuration does not repair itself
             raise ReplicaLost(self.peer.endpoint, error.message, hint=error.hint, is_final=True) from error
         except OSError as error:
             raise ReplicaLost(self.peer.endpoint, _reason(error)) from error
@@ -319,7 +320,7 @@ class Conversation:
         return answer.session_secret
 
     async def exchange(self, frame: Frame) -> Answer:
-        """Say something that only a replica of ours understands; it must not answer by an ERROR."""
+        """Send an extension frame, and return the answer. Raise ReplicaLost if it is an ERROR."""
         assert self._control is not None
         self._parser.extended = True
         seconds = PREPARE_SECONDS if isinstance(frame, extensions.Prepare) else ANSWER_SECONDS
@@ -330,7 +331,7 @@ class Conversation:
         return answer
 
     async def asked(self, wire: Wire, data: bytes, seconds: float) -> Answer:
-        """The answer, or ReplicaLost as soon as there will be none."""
+        """Send `data`, and return the answer. Raise ReplicaLost as soon as the conversation ends."""
         asking = asyncio.get_running_loop().create_task(wire.answer(data, seconds))
         self.lost.add_done_callback(lambda _: asking.cancel())
         try:
@@ -348,24 +349,24 @@ class Conversation:
     # --- running ---
 
     def channel(self, channel_id: int) -> LogChannel:
-        """The log channel of this id, which begins to be opened when it is first asked for."""
+        """Return the log channel with this id; the first call starts to open it."""
         if channel_id not in self._channels:
             self._channels[channel_id] = LogChannel(self, channel_id)
         return self._channels[channel_id]
 
     async def close_channel(self, channel_id: int) -> None:
-        """A log channel whose sessions are all acknowledged, if it was ever opened."""
+        """Close a log channel whose sessions are all acknowledged, if it was ever opened."""
         if (channel := self._channels.pop(channel_id, None)) is not None:
             await channel.close()
 
     def group_commit(self, epoch: int, then: Callable[[], None], refused: Callable[[Answer], None]) -> None:
-        """`then` is called when the replica has recorded the epoch, `refused` with any other answer."""
+        """Send GROUP_COMMIT. Call `then` when the replica has recorded the epoch, `refused` on any other answer."""
         assert self._control is not None
         data = messages.encode(GroupCommit(epoch))
         self._control.ask(data, lambda answer: then() if isinstance(answer, Ack) else refused(answer))
 
     async def close_control(self) -> None:
-        """As the original after a group commit that was refused: the log channels go on."""
+        """Close the control channel only, as the original does after a rejected group commit; log channels go on."""
         if self._control is not None:
             control, self._control = self._control, None
             self._wires.remove(control)

@@ -1,7 +1,7 @@
-"""Whole copies of files: what blobs, backups and restores have in common.
+"""Copies of whole files, for blobs, backups and restores.
 
-Through the Disk one is handed, and blocking. A copy is durable when the call has returned, its name when its directory
-is synced, which is the caller's: one sync serves many copies.
+Uses the Disk that is passed in, and blocks. The content of a copy is durable when the call returns. Its name is durable
+once its directory is synced, which is left to the caller, because one sync serves many copies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PIECE_SIZE: Final = 1 << 20
 
 
 def write(disk: Disk, path: str, data: bytes) -> None:
-    """A file with this content; one that has the name is gone first, so that no other name of it changes."""
+    """Create a file with this content. An existing file is unlinked first, so that its other hard links keep theirs."""
     remove(disk, path)
     with disk.create(path) as file:
         file.append(data)
@@ -22,7 +22,7 @@ def write(disk: Disk, path: str, data: bytes) -> None:
 
 
 def copy(disk: Disk, old: str, new: str) -> None:
-    """The bytes that `old` has now, as a file of their own."""
+    """Copy the current content of `old` to a new file."""
     remove(disk, new)
     with disk.open(old) as source, disk.create(new) as target:
         copy_range(source, target, 0, source.size())
@@ -30,14 +30,14 @@ def copy(disk: Disk, old: str, new: str) -> None:
 
 
 def copy_range(source: File, target: File, start: int, end: int) -> None:
-    """Append these bytes of a file to another one; as many as there are."""
+    """Append the bytes from `start` to `end` of a file to another, as far as they exist."""
     while start < end and (data := source.read_at(start, min(PIECE_SIZE, end - start))):
         target.append(data)
         start += len(data)
 
 
 def link_or_copy(disk: Disk, old: str, new: str) -> None:
-    """For files that nobody changes any more: a second name where the file system has such, else a copy."""
+    """Make a hard link if the file system supports it, otherwise a copy. Only for files that no longer change."""
     remove(disk, new)
     try:
         disk.link(old, new)
@@ -46,7 +46,7 @@ def link_or_copy(disk: Disk, old: str, new: str) -> None:
 
 
 def move(disk: Disk, old: str, new: str) -> None:
-    """Another name for a file, in another file system if need be: then by a copy."""
+    """Rename a file; across file systems, copy and delete it."""
     try:
         disk.rename(old, new)
     except OSError:

@@ -1,9 +1,9 @@
-"""The rows of a data directory: in key order, in parts, by key, of a range of keys; lazily, from the files they are in.
+"""The rows of a data directory: all in key order, in partitions, by key or by key range, read lazily from its files.
 
-Through the Disk one is handed, and blocking. Which entries these are, `columns.py` has found out. Kept in memory are 64
-bytes and the key of each row; entries are read by windows of GATHER_SIZE, by as many passes over the files as there are
-windows. A directory that is opened for writing has them once more, in order, in `data/snapshot`: from there one pass
-suffices, and log files may be moved or removed meanwhile.
+Uses the Disk that is passed in, and blocks. `columns.py` has determined the rows. Memory holds 64 bytes and the key of
+each row. Entries are read in windows of GATHER_SIZE, with one pass over the files per window. A directory that is
+opened for writing has a sorted copy of them in `data/snapshot`: one pass over it suffices, and log files may be moved
+or removed meanwhile.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from flowstone.limestone.errors import DamagedFile
 from flowstone.outside import Disk, File
 
 GATHER_SIZE: Final = 64 << 20
-"""Of entries that are brought into order at once; one that is longer comes alone."""
+"""Bytes of entries that are sorted at once. A longer entry is read alone."""
 
 READ_SIZE: Final = 4 << 20
-"""What is read of a file at once, for that."""
+"""Bytes that are read from a file at once for that."""
 
 BEGIN: Final = encode(Marker(EntryType.MARKER_BEGIN, 0))
 _STORAGE: Final = struct.Struct("<Q")
 
 
 def sort_key(storage_id: int, key: bytes) -> bytes:
-    """The order of snapshots, compacted files and cursors: the storage id as it is on disk, then the key."""
+    """Return the key that snapshots, compacted files and cursors are sorted by: storage id as on disk, then key."""
     return _STORAGE.pack(storage_id) + key
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that rows are in: opened for each reading, unless it is held open."""
+    """A file with rows. It is opened for each read, unless it is held open."""
 
     disk: Disk | None
     path: str
     held: File | None = None
 
     def opened(self) -> AbstractContextManager[File]:
-        """For one reading."""
+        """Open the file for one read."""
         if self.held is not None:
             return nullcontext(self.held)
         assert self.disk is not None
         return self.disk.open(self.path)
 
     def opened_for_long(self) -> Source:
-        """The same file, whatever becomes of its name, until `close`."""
+        """Return the same file held open until `close`, so that it survives a rename or deletion."""
         if self.disk is None or self.held is not None:
             return self
         return replace(self, held=self.disk.open(self.path))
@@ -68,14 +68,14 @@ class Source:
 
 
 NO_SOURCE: Final = Source(None, "")
-"""In the place of a compacted file that is not there: no row is in it."""
+"""Stands for a missing compacted file. It contains no row."""
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Entries one behind the other, as in a file: `data`, and where in it each of `rows` begins.
+    """Consecutive entries as in a file: `data`, and the offset in it of each of `rows`.
 
-    `data` holds until the next one is asked for."""
+    `data` is valid until the next object is requested."""
 
     data: Bytes
     rows: Rows
@@ -83,7 +83,7 @@ class Gathered:
 
 
 def gather(sources: Sequence[Source], rows: Rows, window: int = GATHER_SIZE) -> Iterator[Gathered]:
-    """The entries of the rows, in their order. DamagedFile if a file has become shorter than it was."""
+    """Yield the entries of the rows, in order. Raise DamagedFile if a file has become shorter."""
     sizes = rows[:, columns.SIZE].astype(np.int64)
     ends = np.cumsum(sizes)
     first, space = 0, np.empty(0, np.uint8)
@@ -107,7 +107,7 @@ def gather(sources: Sequence[Source], rows: Rows, window: int = GATHER_SIZE) -> 
 
 
 def _gather_from(file: File, starts: Order, sizes: Order, out: Bytes, targets: Order) -> None:
-    """Read the file once, from its begin to its end, skipping what is not wanted."""
+    """Read the file once from start to end, skipping bytes that are not needed."""
     if (np.diff(starts) < 0).any():
         order = np.argsort(starts)
         starts, sizes, targets = starts[order], sizes[order], targets[order]
@@ -119,14 +119,14 @@ def _gather_from(file: File, starts: Order, sizes: Order, out: Bytes, targets: O
         size = int(ends[last - 1]) - at
         data = file.read_at(at, size)
         if len(data) < size:
-            raise DamagedFile(file.path, at + len(data), "it was longer when it was looked at first")
+            raise DamagedFile(file.path, at + len(data), "file has become shorter since it was opened")
         part = slice(first, last)
         columns.copy_spans(np.frombuffer(data, np.uint8), starts[part] - at, sizes[part], out, targets[part])
         first = last
 
 
 class StoreSnapshot:
-    """The state of a directory at one durable epoch. Any thread may read it, several at a time."""
+    """The state of a directory at one durable epoch. Thread-safe."""
 
     def __init__(
         self,
@@ -138,9 +138,9 @@ class StoreSnapshot:
         is_in_order: bool = False,
     ) -> None:
         self.cleared = cleared
-        """Per storage, when it was last cleared or removed, as far as the log files say."""
+        """Per storage, the version of the last clear or removal in the log files."""
         self.max_blob_id = max_blob_id
-        """The largest id of any blob that any entry has named, so that none is given out again."""
+        """The largest blob id that any entry has named, so that no id is assigned twice."""
         self._sources = sources
         self._window = READ_SIZE if is_in_order else GATHER_SIZE
         self._winners = winners
@@ -150,27 +150,27 @@ class StoreSnapshot:
         return len(self._puts.rows)
 
     def cursor(self) -> Iterator[Entry]:
-        """All rows in key order."""
+        """Return an iterator over all rows in key order."""
         return self._entries(self._puts.rows)
 
     def rows(self) -> list[Entry]:
-        """All rows at once."""
+        """Return all rows in key order."""
         return list(self.cursor())
 
     def partitioned_cursors(self, count: int) -> list[Iterator[Entry]]:
-        """The rows in `count` parts of about the same length, one behind the other in key order."""
+        """Return `count` iterators over consecutive key ranges with about the same number of rows."""
         bounds = [len(self) * part // count for part in range(count + 1)]
         return [self._entries(self._puts.rows[start:end]) for start, end in pairwise(bounds)]
 
     def find(self, storage_id: int, key: bytes) -> Entry | None:
-        """The row of this key."""
+        """Return the row of this key, or None."""
         place = self._place(sort_key(storage_id, key))
         if place == len(self) or self._sort_key(place) != sort_key(storage_id, key):
             return None
         return next(self._entries(self._puts.rows[place : place + 1]))
 
     def scan(self, storage_id: int, begin: bytes = b"", end: bytes | None = None) -> Iterator[Entry]:
-        """The rows of a storage from key `begin` on, up to and without `end`, in key order."""
+        """Return an iterator over the rows of a storage with `begin` <= key < `end`, in key order."""
         first = self._place(sort_key(storage_id, begin))
         if end is not None:
             last = self._place(sort_key(storage_id, end))
@@ -179,22 +179,22 @@ class StoreSnapshot:
         return self._entries(self._puts.rows[first:last])
 
     def gathered(self) -> Iterator[Gathered]:
-        """All rows in key order, as bytes of a log file."""
+        """Yield all rows in key order, encoded as in a log file."""
         return gather(self._sources, self._puts.rows, self._window)
 
     def blob_ids(self) -> set[int]:
-        """The blobs of all rows."""
+        """Return the blobs of all rows."""
         with_blobs = self._puts.rows[self._puts.has_blobs]
         return {blob_id for entry in self._entries(with_blobs) for blob_id in entry.blob_ids}
 
     def changes(self, *, with_removes: bool) -> list[Entry]:
-        """What a snapshot file holds: what log files have decided, in key order.
+        """Return the content of a snapshot file: the winning entries of the log files, in key order.
 
-        Removes are for a directory with a compacted file, whose copy of the key they hide."""
+        A directory with a compacted file needs `with_removes`: removes hide the keys of the compacted file."""
         return list(self._entries(self._changes(with_removes)))
 
     def write_compacted(self, file: File) -> int:
-        """The rows as a compacted file, of versions that every log file's entry is newer than; how many they are."""
+        """Write the rows as a compacted file, with versions older than any log entry; return the number of rows."""
         file.append(BEGIN)
         for part in gather(self._sources, self._puts.rows, self._window):
             columns.zero_versions(part.data, part.targets, part.rows[:, columns.KEY_SIZE].astype(np.int64))
@@ -202,15 +202,15 @@ class StoreSnapshot:
         return len(self)
 
     def write_snapshot(self, file: File, *, with_removes: bool) -> None:
-        """The content of `data/snapshot`: see `changes`."""
+        """Write the content of `data/snapshot`; see `changes`."""
         file.append(BEGIN)
         for part in gather(self._sources, self._changes(with_removes), self._window):
             file.append(part.data.data)
 
     def stored(self, disk: Disk, directory: str, *, with_removes: bool) -> StoreSnapshot:
-        """Write `data/snapshot`, and read from there. The files that are read then are held open until `close`.
+        """Write `data/snapshot`, and return a snapshot that reads from it. It holds its files open until `close`.
 
-        This one has held files, too, or it reads by names that may change: it is not to be read any more."""
+        Do not read from this object afterwards: its files are closed, or their names may change."""
         path = f"{directory}/{names.SNAPSHOT}"
         disk.make_directory(path.rpartition("/")[0])
         if disk.kind(path) is not None:
@@ -231,7 +231,7 @@ class StoreSnapshot:
         return StoreSnapshot((compacted, source), moved, self.cleared, self.max_blob_id, is_in_order=True)
 
     def close(self) -> None:
-        """Let go of the files that are held open; no row can be read any more."""
+        """Close the files that are held open. No row can be read afterwards."""
         for source in self._sources:
             source.close()
 
@@ -250,5 +250,5 @@ class StoreSnapshot:
         return sort_key(self._storage_id(place), self._puts.key(place))
 
     def _place(self, wanted: bytes) -> int:
-        """Of the first row whose key is not smaller."""
+        """Return the index of the first row whose key is not smaller."""
         return bisect_left(range(len(self)), wanted, key=self._sort_key)

@@ -1,8 +1,9 @@
-"""The datastore: a directory, its log channels, and the epochs that make what they write durable.
+"""The datastore: a directory, its log channels, and the epochs that make their sessions durable.
 
-Async, on the Outside it is handed; `blocking.py` is the same for threads. The rules are in `epochs.py`, files in
-`directory.py` and `channel.py`, replicas behind `propagation.py`. An error of the disk, or of replicas that were not to
-be lost, ends it: nothing more is written, nothing more is reported durable, and every call but `shutdown` says why.
+Asynchronous, on the Outside that is passed in; `blocking.py` is the same for threads. The rules are in `epochs.py`,
+files in `directory.py` and `channel.py`, replicas in `propagation.py`. An error of the disk, or the loss of replicas
+that are required, stops the store: nothing more is written or reported durable, and every call except `shutdown` raises
+the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Callback = Callable[[int], object]
 
 
 class State(Enum):
-    """From top to bottom, and never back."""
+    """States of a store, in this order; none is entered again."""
 
     NEW = "new"
     READY = "ready"
@@ -50,7 +51,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Status:
-    """What a store can say of itself. `informed_epoch` is the one that callbacks were last told."""
+    """The status of a store. `informed_epoch` is the last epoch that callbacks were called with."""
 
     state: State
     instance_uuid: str | None
@@ -63,9 +64,9 @@ class Status:
 
 
 class AsyncDatastore:
-    """Make channels, then `ready`, then use them, then `shutdown`; or `async with`, which ends with it.
+    """Create channels, then call `ready`, then use the channels, then call `shutdown`, or use `async with`.
 
-    All calls are made in one loop. What is called at the wrong time raises WrongTime and changes nothing.
+    All calls are made in one event loop. A call at the wrong time raises WrongTime and changes nothing.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class AsyncDatastore:
     ) -> None:
         self.settings = settings
         self.guard = nullcontext() if guard is None else guard
-        """Held while the rules are asked, where several threads do. It can be taken twice by one."""
+        """Held while the epoch rules are used, if several threads do. Reentrant."""
         self._writers = Writers(self.guard, self.check)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outside, self._workers = with_workers(outside, self._refusal)
@@ -93,9 +94,9 @@ class AsyncDatastore:
         self._recording: asyncio.Task[None] | None = None
         self._told = 0
         self._rotations: list[Rotation] = []
-        """That wait for an epoch behind their border."""
+        """Rotations that wait for an epoch after their border."""
         self._open_rotations: list[Rotation] = []
-        """That somebody waits for."""
+        """Rotations that a caller waits for."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._upkeep: Upkeep | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -103,7 +104,7 @@ class AsyncDatastore:
     # --- life ---
 
     async def create_channel(self) -> AsyncLogChannel:
-        """Create a log channel. Only before `ready`. Raises LimestoneError if the limit of open files is too low."""
+        """Create a log channel. Only before `ready`. Raise LimestoneError if the limit of open files is too low."""
         async with self._opening:
             self._check_new("create_channel")
             directory = await self._opened()
@@ -122,9 +123,9 @@ class AsyncDatastore:
         descriptors.check(self._outside.disk, channels, per_channel)
 
     async def ready(self) -> None:
-        """Recover what the directory holds, and let sessions begin once an epoch has been switched to.
+        """Recover the directory. Sessions can begin after the first `switch_epoch`.
 
-        What cannot be recovered, or replicas that cannot be begun with, leave a store that has failed."""
+        If the recovery fails, or required replicas are unavailable, the store has failed."""
         async with self._opening:
             self._check_new("ready")
             self._loop = asyncio.get_running_loop()
@@ -163,10 +164,10 @@ class AsyncDatastore:
         keeps_source: bool = True,
         entries: Sequence[BackupEntry] | None = None,
     ) -> None:
-        """Make the directory what a backup holds; replicas are seeded from it. Before `ready` only.
+        """Replace the directory by a backup; replicas are seeded from it. Only before `ready`.
 
-        `replaces`: what was in the directory may go; else it must hold no entries. `entries` name the files of the
-        backup where they are not to be found by their names."""
+        `replaces`: delete the content of the directory; otherwise it must hold no entries. `entries` name the files of
+        the backup explicitly."""
         async with self._opening:
             self._check_new("restore")
             if self._directory is not None:
@@ -223,7 +224,7 @@ class AsyncDatastore:
                 self._directory = await DataDirectory.open(self._outside, self.settings.path)
             except OSError as error:
                 reason = f"cannot open the data directory {self.settings.path}: {error.strerror or error}"
-                raise LimestoneError(reason, hint="it is made if need be, where that is allowed") from error
+                raise LimestoneError(reason, hint="check its path and permissions; a missing one is created") from error
             if self.settings.replicas and self._propagation is None:
                 self._propagation = Propagation(self._outside, self.settings, self)
         return self._directory
@@ -232,7 +233,7 @@ class AsyncDatastore:
 
     @property
     def last_epoch(self) -> int:
-        """The largest epoch that recovery has found; the first one to switch to is larger."""
+        """The largest epoch that recovery found. The first epoch to switch to must be larger."""
         self.check()
         return self._rules.floor
 
@@ -242,7 +243,8 @@ class AsyncDatastore:
         return self._rules.durable
 
     async def switch_epoch(self, epoch: int) -> None:
-        """Sessions that begin from now on are of this epoch. What becomes durable by that is recorded first."""
+        """Begin an epoch: sessions that begin from now on belong to it. Return once the epochs that this makes durable
+        are recorded."""
         with self.guard:
             self.check()
             due = self._rules.switch(epoch)
@@ -257,17 +259,18 @@ class AsyncDatastore:
         await self.done(due)
 
     def add_persistent_callback(self, callback: Callback) -> None:
-        """Have `callback` called with each epoch that is durable, and all before it with it; some are skipped.
+        """Call `callback` with each epoch that becomes durable. It covers all epochs before; some are skipped.
 
-        In the store's loop: it must not wait for the store. Its errors are the loop's exception handler's."""
+        It runs in the event loop of the store and must not wait for the store. Its errors go to the exception handler
+        of the loop."""
         self._persistent.append(callback)
 
     def add_write_epoch_callback(self, callback: Callback) -> None:
-        """Have `callback` called with each epoch that has been recorded, before it is told to be durable."""
+        """Call `callback` with each epoch that has been recorded, before it is reported durable."""
         self._write_epoch.append(callback)
 
     async def until_durable(self, epoch: int) -> None:
-        """Return when this epoch is durable. Somebody has to switch to a later one, and end its sessions."""
+        """Wait until this epoch is durable: a later epoch must begin, and the sessions of this one must end."""
         self.check()
         if epoch <= self._rules.informed:
             return
@@ -344,7 +347,7 @@ class AsyncDatastore:
                 callback(epoch)
             except Exception as error:
                 asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"a callback of epoch {epoch} failed", "exception": error}
+                    {"message": f"callback of epoch {epoch} failed", "exception": error}
                 )
 
     # --- what it holds ---
@@ -371,36 +374,37 @@ class AsyncDatastore:
             return self._snapshot[1]
 
     def blob_pool(self) -> BlobPool:
-        """Where the blobs of entries to come are registered."""
+        """Return a pool that registers blobs for future entries."""
         self.check()
         assert self._blobs is not None
         return self._blobs.pool()
 
     def blob_path(self, blob_id: int) -> str:
-        """The file of a blob; BlobError if there is none."""
+        """Return the path of a blob. Raise BlobError if there is no file."""
         self.check()
         assert self._blobs is not None
         return self._blobs.found_path(blob_id)
 
     def generate_reference_tag(self, blob_id: int, transaction_id: int) -> int:
-        """What a client has to show for a blob: the same as long as the store is open, and nobody can make it up."""
+        """Return a number that authorises a client to read a blob. It is constant while the store is open, and cannot
+        be guessed."""
         self.check()
         assert self._blobs is not None
         return self._blobs.reference_tag(blob_id, transaction_id)
 
     async def compact(self) -> Compacted:
-        """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
+        """Compact all sessions up to the current epoch, once that epoch is durable.
 
-        Somebody has to switch to a later one meanwhile. Sessions go on, and nothing of it is told to replicas."""
+        A later epoch must begin meanwhile. Sessions go on, and replicas are not notified."""
         self.check()
         assert self._upkeep is not None
         return await self._upkeep.compact()
 
     async def begin_backup(self, *, rotates: bool = True) -> Backup:
-        """Files to copy, in their order; until the end of that is notified no blob is deleted.
+        """Return the files to copy, in order. No blob is deleted until the end of the backup is notified.
 
-        `rotates`: all files are put aside first, so that none of them changes; somebody has to switch to a later epoch
-        meanwhile. Without, they are listed as they are, and what is written while they are copied may be in them."""
+        `rotates`: rotate all files first, so that none of them changes; a later epoch must begin meanwhile. Otherwise
+        the active files are listed, and the copy may contain what is written meanwhile."""
         self.check()
         assert self._directory is not None
         assert self._upkeep is not None
@@ -422,15 +426,15 @@ class AsyncDatastore:
         await self.rotate()
 
     def switch_available_boundary_version(self, version: WriteVersion) -> None:
-        """Nobody will read versions before this one: compaction may delete blobs that only those name."""
+        """Promise that no reader reads versions before this one: compaction may delete blobs that only these name."""
         self.check()
         assert self._upkeep is not None
         self._upkeep.boundary = WriteVersion(*version)
 
     async def rotate(self) -> Rotated:
-        """Put all log files aside, at the border of the current epoch: somebody has to switch to a later one.
+        """Rotate all log files at the border of the current epoch: a later epoch must begin.
 
-        Without anything to put aside it returns at once, with the durable epoch."""
+        If there is nothing to rotate, return at once, with the durable epoch."""
         self.check()
         assert self._directory is not None
         rotation = Rotation(self._outside, self._directory.path, self._channels, self._rules.switched)
@@ -447,36 +451,36 @@ class AsyncDatastore:
 
     @property
     def path(self) -> str:
-        """Its directory."""
+        """The directory of the store."""
         assert self._directory is not None
         return self._directory.path
 
     @property
     def instance_uuid(self) -> str:
-        """Which directory this is, wherever it lies."""
+        """The identity of the directory, wherever it is."""
         assert self._directory is not None
         return self._directory.instance_uuid
 
     def finished_sizes(self) -> dict[str, int]:
-        """By name of a file that a channel has open, how many of its bytes are sessions that have ended. Any thread."""
+        """Return the bytes of ended sessions by name of each file that a channel has open. Thread-safe."""
         with self.guard:
             return {channel.name: channel.finished_size for channel in self._channels if channel.has_file}
 
     def begin(self, channel: int) -> int:
-        """The epoch of a session that begins on this channel."""
+        """Begin a session on this channel, and return its epoch."""
         return self._rules.begin(channel)
 
     def check(self) -> None:
-        """Raise unless the store is ready and sound."""
+        """Raise unless the store is ready and has not failed."""
         if self._state is not State.READY:
             raise self._refusal() from self._failure
 
     def writing(self) -> AbstractContextManager[None]:
-        """Around whatever a channel writes: it is waited for before the directory is let go. From any thread."""
+        """Return a context for writes of a channel: the directory is not released before it ends. Thread-safe."""
         return self._writers.writing()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more is written or reported; the first error is the one that is told. From any thread."""
+        """Stop the store: nothing more is written or reported. The first error is the reported one. Thread-safe."""
         with self.guard:
             if self._state not in (State.NEW, State.READY):
                 return
@@ -487,37 +491,37 @@ class AsyncDatastore:
             self._loop.call_soon_threadsafe(self._give_up, self._refusal())
 
     def uses_blobs(self, blob_ids: AbstractSet[int]) -> None:
-        """These are named by a session. From the thread of a channel."""
+        """Note that a session names these blobs. Called in the thread of a channel."""
         assert self._blobs is not None
         self._blobs.use(blob_ids)
 
     def logs_blobs(self, blob_ids: AbstractSet[int]) -> None:
-        """The session that names these has ended. From the thread of a channel."""
+        """Note that the session that names these blobs has ended. Called in the thread of a channel."""
         assert self._blobs is not None
         self._blobs.log(blob_ids)
 
     async def takes_blobs_back(self, blob_ids: AbstractSet[int]) -> None:
-        """The session that names these is taken back."""
+        """Note that the session that names these blobs was aborted."""
         assert self._blobs is not None
         if left := self._blobs.take_back(blob_ids):
             await self._outside.blocking(blobs.delete, self._outside.disk, self.path, left)
 
     def replicated(self, channel: int, epoch: int, parts: Parts) -> Coroutine[Any, Any, None] | None:
-        """What is to be waited for until a session is on the replicas that count; None where there are none."""
+        """Return a coroutine that waits until the quorum has a session; None if there are no replicas."""
         return None if self._propagation is None else self._propagation.end_session(channel, epoch, parts)
 
     def finish(self, channel: int) -> Due:
-        """The session of a channel is on disk, here and there."""
+        """Note that the session of a channel is durable, here and on the quorum."""
         return self._rules.finish(channel)
 
     def abort(self, channel: int) -> Due:
-        """Nothing of the session of a channel is left."""
+        """Note that the session of a channel was aborted and left nothing."""
         return self._rules.abort(channel)
 
     # --- what it can say ---
 
     def status(self) -> Status:
-        """At any time."""
+        """Return the status, in any state."""
         return Status(
             self._state,
             self._directory.instance_uuid if self._directory else None,
@@ -531,15 +535,15 @@ class AsyncDatastore:
 
     def _check_new(self, what: str) -> None:
         if self._state is State.READY:
-            raise WrongTime(f"{what}() comes too late: the datastore {self.settings.path} is ready")
+            raise WrongTime(f"cannot call {what}(): datastore {self.settings.path} is already ready")
         if self._state is not State.NEW:
             self.check()
 
     def _refusal(self) -> LimestoneError:
-        name = f"the datastore {self.settings.path}"
+        name = f"datastore {self.settings.path}"
         if self._state is State.FAILED:
             return DatastoreFailed(
-                f"{name} has stopped: {self._failure}", hint="see to the cause, shut it down and open it again"
+                f"{name} has stopped: {self._failure}", hint="fix the cause, shut it down and open it again"
             )
         if self._state is State.CLOSED:
             return WrongTime(f"{name} is shut down")

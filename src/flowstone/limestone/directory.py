@@ -1,7 +1,8 @@
-"""A data directory in somebody's hands: locked, its manifest settled, made or migrated, its epoch file ready to write.
+"""An open data directory: locked, its manifest created or migrated, its epoch file ready for writing.
 
-On the Outside one is handed, every step in a worker (reference: manifest and lock, data directory). What the files say
-is for `recovery.py`; what is written to the log files, for channels. Only who holds one of these changes a directory.
+Uses the Outside that is passed in; every step runs in a worker (`docs/spec/limestone.md#manifest-and-lock`,
+`docs/spec/limestone.md#data-directory`). `recovery.py` reads the files, and channels write the log files. Only the
+holder of a DataDirectory changes the directory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flowstone.outside.worker import by_worker
 
 
 class DataDirectory:
-    """Held from `open` to `release`. `manifest` is that of the current formats, whatever was found."""
+    """Held from `open` to `release`. `manifest` has the current formats, whatever was found."""
 
     def __init__(self, outside: Outside, path: str, manifest: Manifest, epochs: EpochWriter, lock: Lock) -> None:
         self.path = path
@@ -32,16 +33,17 @@ class DataDirectory:
 
     @classmethod
     async def open(cls, outside: Outside, path: str, *, create: bool = True) -> DataDirectory:
-        """Take the directory; `create` makes one where nothing is. AlreadyLocked if somebody else has it.
+        """Lock the directory; `create` makes a new one if the path is empty. Raise AlreadyLocked if it is in use.
 
-        One of an older format becomes one of ours: its manifest, and its log files, to which nothing is appended."""
+        A directory of an older format is migrated: its manifest is rewritten, and its log files are rotated, because
+        nothing may be appended to them."""
         fresh_uuid = str(outside.random.uuid())
         milliseconds = int(outside.clock.wall() * 1000)
         opening = _Opening(outside.disk, path.rstrip("/") or "/", fresh_uuid, milliseconds)
         try:
             found, epochs, lock = await by_worker(outside, opening.run, create)
         except asyncio.CancelledError:
-            opening.release()  # the caller never gets the lock that the worker has taken
+            opening.release()  # the caller never receives the lock that the worker has taken
             raise
         return cls(outside, opening.path, found, epochs, lock)
 
@@ -51,28 +53,29 @@ class DataDirectory:
         return self.manifest.instance_uuid
 
     async def promote(self) -> None:
-        """It is a store from now on, even if it has been a replica's; then it is one that nobody resumes or follows."""
+        """Make the directory a store, even if a replica wrote it. It then gets a new identity, so that no peer resumes
+        from it or follows it."""
         self.manifest, self.epochs = await by_worker(self._outside, self._promote)
 
     def _promote(self) -> tuple[Manifest, EpochWriter]:
         disk = self._outside.disk
         if replica_seeding.read(disk, self.path).follows is not None:
-            # Whoever knows it by its name knows it from a time when it was a store with other epochs.
+            # Peers that know its identity know it from a time when it was a store with other epochs.
             offline.rename_instance(self._outside, self.path)
         replica_seeding.promote(disk, self.path)
         return manifest.read(disk, self.path) or self.manifest, EpochWriter.open(disk, self.path)
 
     async def recover(self) -> Recovered:
-        """What the directory holds; what does not count is marked or cut off. DamagedFile if something is lost."""
+        """Read the directory; invalidate or cut off what does not count. Raise DamagedFile if durable data is lost."""
         return await by_worker(self._outside, recover, self._outside.disk, self.path)
 
     def release(self) -> None:
-        """Let go; twice is harmless."""
+        """Release the lock; twice is harmless."""
         self._lock.release()
 
 
 class _Opening:
-    """The steps of `open`, in a worker."""
+    """The steps of `open`, which run in a worker."""
 
     def __init__(self, disk: Disk, path: str, fresh_uuid: str, milliseconds: int) -> None:
         self.path = path
@@ -90,13 +93,13 @@ class _Opening:
         if disk.kind(path) is None and create:
             self._make_directory()
         if disk.kind(path) != "directory":
-            raise LimestoneError(f"{path} is no directory")
+            raise LimestoneError(f"{path} is not a directory")
         lock = self._lock = self._locked(create)
         try:
             manifest.settle(disk, path)
             self._write_first(create)
             with disk.append_to(f"{path}/{names.MANIFEST}") as file:
-                # Of a maker that was killed it may be in the kernel's memory only.
+                # If its creator was killed, the content may not be on disk yet.
                 file.sync()
             return self._migrated(), self._epochs(), lock
         except BaseException:
@@ -117,14 +120,14 @@ class _Opening:
             return manifest.lock(disk, path)
         except FileNotFoundError:
             if not create:
-                raise LimestoneError(f"{path} is no data directory: it has no {names.MANIFEST}") from None
+                raise LimestoneError(f"{path} is not a data directory: {names.MANIFEST} is missing") from None
         manifest.refuse_files(disk, path)
         with suppress(FileExistsError):
             disk.create(f"{path}/{names.MANIFEST}").close()
         return manifest.lock(disk, path)
 
     def _write_first(self, create: bool) -> None:
-        """Of a directory that we have just made, or whose maker died in it."""
+        """Write the manifest of a directory that was just created, or whose creator was killed while creating it."""
         disk, path = self._disk, self.path
         try:
             manifest.read(disk, path)
@@ -135,7 +138,7 @@ class _Opening:
             disk.sync_directory(path)
 
     def _is_unborn(self) -> bool:
-        """Whether the manifest is all there is."""
+        """Return True if the manifest is the only file."""
         found = [name for name in self._disk.list_directory(self.path) if self._kind(name) == "file"]
         return found == [names.MANIFEST]
 
@@ -146,18 +149,18 @@ class _Opening:
         disk, path = self._disk, self.path
         found = manifest.read(disk, path)
         if found is None:
-            raise LimestoneError(f"the manifest of {path} was taken away while it was opened", hint="try again")
+            raise LimestoneError(f"manifest of {path} was removed while it was being opened", hint="try again")
         if found.is_current:
             return found
         if not found.has_end_markers:
-            # First, so that after a crash it is done again.
+            # Before the manifest, so that it is repeated after a crash.
             self._detach()
         ours = found.migrated(self._fresh_uuid)
         manifest.migrate(disk, path, ours)
         return ours
 
     def _detach(self) -> None:
-        """Put every log file aside that something is in: its sessions have no end markers, ours do."""
+        """Rotate every log file with content: sessions of the old format have no end markers, new ones do."""
         disk, path = self._disk, self.path
         for name in disk.list_directory(path):
             if names.is_pwal(name) and not names.is_detached(name) and disk.size(f"{path}/{name}"):
@@ -177,7 +180,7 @@ def _parent(path: str) -> str:
 
 
 def free_name(disk: Disk, directory: str, name: str, milliseconds: int) -> str:
-    """The first name that nothing has, of those that `name` may get when it is put aside at this moment."""
+    """Return the first unused name that `name` may get when it is rotated at this time."""
     number = 0
     while disk.kind(f"{directory}/{(found := names.rotated(name, milliseconds, number))}") is not None:
         number += 1

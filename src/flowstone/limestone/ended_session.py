@@ -1,7 +1,7 @@
-"""A session that has ended, as it goes to replicas: from the bytes of its log file to those of the wire.
+"""A session that has ended, in the form in which it is sent to replicas.
 
-Made once for all replicas where it is small, piece by piece for each where it is not, so that neither a long session
-nor the blobs that it names are ever in memory whole. Reads blobs through the Disk one is handed; never sends.
+A small session is encoded once for all replicas, a large one piece by piece for each, so that neither a long session
+nor its blobs are ever in memory as a whole. Reads blobs through the Disk that is passed in; never sends.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from flowstone.limestone.transcode import BlobContent, wire_parts
 from flowstone.outside import Disk
 
 KEPT_MAX: Final = 4 << 20
-"""Bytes on the wire up to which a session is made once and kept until its channel's next one has ended."""
+"""Maximum size on the wire of a session that is encoded once and kept until the next session of its channel has ended.
+"""
 
 BLOB_KEPT_MAX: Final = 1 << 20
-"""A blob that is longer is read by a worker, when its turn comes."""
+"""Maximum size of a blob that is encoded with its session. A worker reads longer ones when they are sent."""
 
 PIECE_SIZE: Final = 1 << 20
 """Bytes of a blob that are read and sent at once."""
@@ -29,7 +30,7 @@ COST: Final = 2048
 """Bytes of memory that a session needs besides its messages: objects, closures and queue entries, as measured."""
 
 Parts = Callable[[], Iterable[bytes | memoryview]]
-"""The entries of a session as they are in a log file, without markers, in parts of whole entries; may be called again.
+"""Returns the entries of a session as in a log file, without markers, in parts of whole entries; can be called again.
 """
 
 _ENDS: Final = SessionFlags.END | SessionFlags.FLUSH
@@ -37,10 +38,10 @@ _ENDS: Final = SessionFlags.END | SessionFlags.FLUSH
 
 @dataclass(frozen=True)
 class WireForm:
-    """How sessions are sent. `directory` is where the blobs are that they name.
+    """How sessions are sent. `directory` is the directory of their blobs.
 
-    `compatible`: a message for every call, as the original. `has_stale_end`: as its asynchronous session close, the
-    end says the epoch of the channel's session before (reference: the epoch field of LOG_ENTRIES)."""
+    `compatible`: send a message for every call, as the original does. `has_stale_end`: as in its asynchronous session
+    close, the end message has the epoch of the channel's previous session (`docs/spec/limestone.md#epoch-field`)."""
 
     disk: Disk
     directory: str
@@ -64,7 +65,7 @@ class WireForm:
             while at < size:
                 data = file.read_at(at, min(PIECE_SIZE, size - at))
                 if not data:
-                    raise LimestoneError(f"{path} became shorter while it was sent: it had {size} bytes, and has {at}")
+                    raise LimestoneError(f"blob {path} was truncated while it was sent: {at} of {size} bytes left")
                 at += len(data)
                 yield data
 
@@ -77,7 +78,7 @@ class WireForm:
     def pieces(
         self, epoch: int, parts: Iterable[bytes | memoryview], epoch_before: int, *, only_small_blobs: bool = False
     ) -> Iterator[bytes]:
-        """What is sent for a session of these parts, in order."""
+        """Yield the encoding of a session with these parts, in order."""
         open_blob = self._open_small_blob if only_small_blobs else self.open_blob
         part: bytes | memoryview = b""
         is_first, is_stale = True, self.compatible and self.has_stale_end
@@ -100,7 +101,8 @@ class _TooLarge(Exception):
 
 
 class EndedSession:
-    """`acknowledged` are the conversations in which it was: what a replica had before it was lost does not count."""
+    """A session to send. `acknowledged` are the conversations in which it was acknowledged: a replica that reconnects
+    must acknowledge it again."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class EndedSession:
         self._parts: Parts | None = parts
         self._epoch_before = epoch_before
         self.kept = self._whole(parts)
-        """All that is sent for it; None where that is too much to keep."""
+        """The whole encoding; None if it is too large to keep."""
         if self.kept is not None:
             self._parts = None  # a second copy of the entries
 
@@ -142,7 +144,7 @@ class EndedSession:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def pieces(self) -> Iterator[bytes]:
-        """What is sent, in order; LimestoneError where it can no longer be had. It may read files."""
+        """Yield the encoding in order; may read files. Raise LimestoneError if they can no longer be read."""
         if self.kept is not None:
             yield self.kept
             return
@@ -150,4 +152,4 @@ class EndedSession:
         try:
             yield from self._form.pieces(self.epoch, self._parts(), self._epoch_before)
         except OSError as error:
-            raise LimestoneError(f"a session of log channel {self.channel_id} cannot be read back: {error}") from error
+            raise LimestoneError(f"cannot read back session of log channel {self.channel_id}: {error}") from error

@@ -1,6 +1,6 @@
-"""Where a replica is reached, or listens: `tcp://host:port` as the original writes it, `tls://host:port` encrypted.
+"""Addresses of replicas: `tcp://host:port` as in the original, or `tls://host:port` with encryption.
 
-Pure text. An IPv6 address stands in brackets. Never resolves a name.
+Pure text. An IPv6 address is written in brackets. Never resolves a name.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Final
 
 from flowstone.errors import FlowstoneError
 
-FORMS: Final = "write it as tcp://host:port or tls://host:port, an IPv6 address in brackets"
+FORMS: Final = "use tcp://host:port or tls://host:port, with an IPv6 address in brackets"
 
 _FORM: Final = re.compile(r"(tcp|tls)://(?:\[([0-9a-fA-F:.]+(?:%\w+)?)\]|([^:/\s\[\]@?#]+)):(\d{1,5})", re.ASCII)
 
 
 class EndpointError(FlowstoneError):
-    """The text is no endpoint."""
+    """The text is not an endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A host and a port. `is_encrypted`: nothing is said there before a TLS handshake."""
+    """A host and a port. `is_encrypted`: a TLS handshake comes first."""
 
     host: str
     port: int
@@ -30,15 +30,15 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """What `text` names; EndpointError where it names none. Port 0 is one for listening."""
+        """Parse an endpoint. Raise EndpointError if it is invalid. Port 0 is valid for listening."""
         found = _FORM.fullmatch(text.strip())
         if found is None or int(found[4]) > 65535:
-            raise EndpointError(f"{text.strip()[:100]!r} is no endpoint", hint=FORMS)
+            raise EndpointError(f"invalid endpoint {text.strip()[:100]!r}", hint=FORMS)
         return cls(found[2] or found[3], int(found[4]), found[1] == "tls")
 
     @property
     def address(self) -> str:
-        """Host and port alone, for messages and logs."""
+        """Host and port, for messages and logs."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:

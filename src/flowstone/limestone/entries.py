@@ -1,8 +1,9 @@
-"""The entries of log files: what a `pwal_*`, epoch, snapshot or compacted file is made of, to bytes and back.
+"""Encoding of the entries of `pwal_*`, epoch, snapshot and compacted files.
 
-Pure functions over bytes (reference: log entries on disk). All persistent formats share this encoding; before format 6
-a session had no end marker, which concerns only those who follow snippets. A length is compared with the bytes that are
-there before anything of that length is made. Never decides what an entry in its place means: that is `recovery.py`.
+Pure functions over bytes (`docs/spec/limestone.md#log-entries-on-disk`). All persistent formats share this encoding.
+Before format 6 sessions had no end marker, which matters only to code that follows snippets. A length is checked
+against the available bytes before memory is allocated for it. Never decides what an entry means in its place:
+`scan.py` does.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from flowstone.errors import LocalProtocolError
 from flowstone.limestone.errors import DamagedFile
 
 LENGTH_MAX: Final = (1 << 32) - 1
-"""Of a key, of a value, and of a list of blobs."""
+"""Maximum length of a key, of a value, and of a list of blobs."""
 
 WINDOW_SIZE: Final = 1 << 20
-"""What `walk` reads at once; an entry that is longer is read whole."""
+"""Bytes that `walk` reads at once. A longer entry is read as a whole."""
 
 NO_CRC: Final = 1
-"""The only kind of checksum that an end marker was ever written with: none."""
+"""The checksum type of end markers: none. No other type was ever written."""
 
 
 class EntryType(IntEnum):
@@ -52,14 +53,14 @@ MARKER_TYPES: Final = frozenset(
 
 
 class WriteVersion(NamedTuple):
-    """When an entry was written; compared by major, then minor. Minor's top bit marks long transactions."""
+    """The version of an entry, ordered by major, then minor. The top bit of minor marks long transactions."""
 
     major: int
     minor: int
 
 
 class Entry(NamedTuple):
-    """A change of one key, or of a storage. Keys, values and blobs are empty where the type has none."""
+    """A change of one key or of a storage. Key, value and blobs are empty if the type has none."""
 
     type: EntryType
     storage_id: int
@@ -83,11 +84,11 @@ class Torn(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """A byte that begins no entry. Nothing behind it can be read: entries have no frame."""
+    """A byte that begins no entry. Nothing after it can be read, because entries have no frames."""
 
     byte: int
     zeros: bool = False
-    """It and all bytes behind it are 0: a length that reached the disk before what it should hold."""
+    """True if this byte and all after it are 0: the file size reached the disk before the content."""
 
 
 Token = Entry | Marker | Torn | Unknown
@@ -102,12 +103,12 @@ _COUNT = struct.Struct("<I")
 _LENGTHS = struct.Struct("<II")
 
 MARKER_SIZE: Final = _MARKER.size
-"""Of all markers but that of an end, which has a byte more."""
+"""Size of all markers except the end marker, which has one byte more."""
 
 _NORMAL_SIZE: Final = _NORMAL.size + _VERSION.size
 _REMOVE_SIZE: Final = _REMOVE.size + _VERSION.size
 
-# Plain numbers: enumerations hash and compare in Python, and this is in the way of every entry.
+# Plain integers: enumerations hash and compare in Python code, which would slow down every entry.
 _TYPES: Final = {type.value: type for type in EntryType}
 _NORMAL_BYTE: Final = EntryType.NORMAL.value
 _REMOVE_BYTE: Final = EntryType.REMOVE.value
@@ -124,7 +125,7 @@ _SIZES: Final = {
 
 
 def put(storage_id: int, key: bytes, value: bytes, version: WriteVersion, blob_ids: tuple[int, ...] = ()) -> Entry:
-    """The entry that sets a key: a plain one where there are no blobs, as the real program writes it."""
+    """Return an entry that sets a key. Without blobs it is a NORMAL entry, as in the original."""
     kind = EntryType.NORMAL_WITH_BLOB if blob_ids else EntryType.NORMAL
     return Entry(kind, storage_id, version, key, value, blob_ids)
 
@@ -134,11 +135,11 @@ def remove(storage_id: int, key: bytes, version: WriteVersion) -> Entry:
 
 
 def encode(token: Entry | Marker) -> bytes:
-    """The bytes of an entry or marker; LocalProtocolError if its numbers or lengths do not fit the format."""
+    """Encode an entry or marker. Raise LocalProtocolError if its numbers or lengths do not fit the format."""
     try:
         return _encode(token)
     except struct.error as error:
-        raise LocalProtocolError(f"cannot write entry {token.type.name}: {error}") from None
+        raise LocalProtocolError(f"cannot encode entry {token.type.name}: {error}") from None
 
 
 def _encode(token: Entry | Marker) -> bytes:
@@ -146,7 +147,7 @@ def _encode(token: Entry | Marker) -> bytes:
         if token.type is EntryType.MARKER_END:
             return _END.pack(token.type, token.epoch, NO_CRC)
         if token.type not in MARKER_TYPES:
-            raise LocalProtocolError(f"{token.type.name} is no marker")
+            raise LocalProtocolError(f"{token.type.name} is not a marker")
         return _MARKER.pack(token.type, token.epoch)
     kind, storage_id, version, key, value, blob_ids = token
     if kind is EntryType.NORMAL:
@@ -164,9 +165,9 @@ def _encode(token: Entry | Marker) -> bytes:
 
 
 def extent(data: bytes, offset: int) -> int:
-    """How many bytes the entry at `offset` takes, as far as `data` tells; 0 if its first byte begins none.
+    """Return the size of the entry at `offset`, as far as `data` tells; 0 if its first byte begins no entry.
 
-    Never more than it takes, and exact when that many are there. So a reader fetches that many, and asks again.
+    The result is a lower bound, and exact once `data` has that many bytes. A reader fetches that many and calls again.
     """
     byte = data[offset]
     if byte in _SIZES:
@@ -187,7 +188,7 @@ def extent(data: bytes, offset: int) -> int:
 
 
 def decode(data: bytes, offset: int = 0) -> tuple[Token, int]:
-    """The entry at `offset`, and where it ends. Torn and Unknown end where they begin."""
+    """Return the entry at `offset` and its end offset. Torn and Unknown end where they begin."""
     size = extent(data, offset)
     byte = data[offset]
     end = offset + size
@@ -218,9 +219,9 @@ def decode(data: bytes, offset: int = 0) -> tuple[Token, int]:
 
 
 def walk(read_at: Callable[[int, int], bytes], size: int, *, start: int = 0) -> Iterator[tuple[int, Token]]:
-    """Each entry of `size` bytes with its offset, read in windows. Torn or Unknown, if any, comes last.
+    """Yield each entry of `size` bytes with its offset, reading in windows. Torn or Unknown, if any, comes last.
 
-    `read_at(offset, size)` is as that of a File. What an entry says of its length is asked for only if the file has it.
+    `read_at(offset, size)` is that of a File. The length of an entry is requested only if the file is that long.
     """
     base, offset, data = start, 0, b""
     while base + offset < size:
@@ -230,7 +231,7 @@ def walk(read_at: Callable[[int, int], bytes], size: int, *, start: int = 0) -> 
             base, offset = base + offset, 0
             data = read_at(base, min(max(needed, WINDOW_SIZE), left))
             if len(data) < needed:
-                size = base + len(data)  # it was cut meanwhile
+                size = base + len(data)  # the file was truncated meanwhile
             continue
         token, end = decode(data, offset)
         if isinstance(token, Unknown):
@@ -242,7 +243,7 @@ def walk(read_at: Callable[[int, int], bytes], size: int, *, start: int = 0) -> 
 
 
 def only_zeros(read_at: Callable[[int, int], bytes], offset: int, size: int) -> bool:
-    """Whether all bytes from `offset` on are 0."""
+    """Return True if all bytes from `offset` on are 0."""
     while offset < size:
         data = read_at(offset, min(WINDOW_SIZE, size - offset))
         if not data or data.count(0) != len(data):
@@ -252,12 +253,12 @@ def only_zeros(read_at: Callable[[int, int], bytes], offset: int, size: int) -> 
 
 
 def decode_all(data: bytes, path: str) -> list[Entry | Marker]:
-    """Every entry of a file that must be whole, such as a snapshot or a compacted file."""
+    """Return every entry of a file that must be complete, such as a snapshot or a compacted file."""
     found: list[Entry | Marker] = []
     for offset, token in walk(lambda at, size: data[at : at + size], len(data)):
         if isinstance(token, Torn):
-            raise DamagedFile(path, offset, f"it ends inside an entry {token.type.name}")
+            raise DamagedFile(path, offset, f"file ends inside an entry {token.type.name}")
         if isinstance(token, Unknown):
-            raise DamagedFile(path, offset, f"no entry begins with byte {token.byte:#04x}")
+            raise DamagedFile(path, offset, f"invalid entry type {token.byte:#04x}")
         found.append(token)
     return found

@@ -1,8 +1,8 @@
-"""Entries of a log file as a table of numbers, by a compiled walk: where each is, and what it says but keys and values.
+"""The entries of a log file as a table of numbers, made by a compiled loop: offsets and fields, without the bytes.
 
-For those that read millions: recovery, compaction, Spark. One pass over a buffer; it accepts whole entries only and
-stops at the first thing that is anything else. What that thing is, `entries.decode` says, and what an entry in its
-place means, `scan.py`.
+For readers of millions of entries: recovery, compaction, Spark. A walk is one pass over a buffer; it accepts whole
+entries only and stops at anything else. `entries.decode` tells what it stopped at, and `scan.py` what an entry means in
+its place.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from flowstone.limestone.entries import Entry, EntryType, Torn, Unknown, WriteVe
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.uint64]
 
-# Rows of the table, a column for each entry; offsets are into the walked buffer. A marker has its epoch as MAJOR.
+# Rows of the table, with one column per entry. Offsets are into the walked buffer. MAJOR of a marker is its epoch.
 AT, END, TYPE, STORAGE_ID, KEY_AT, KEY_END, VALUE_AT, VALUE_END, MAJOR, MINOR, BLOB_COUNT = range(11)
 TABLE_ROWS = 11
 
 FULL, NEED, OTHER = 0, 1, 2
-"""Why a walk stopped: no room in the table; the buffer ends, or the entry goes on behind it; no entry is here."""
+"""Why a walk stopped: the table is full; the buffer ends, possibly inside an entry; the next byte begins no entry."""
 
 WINDOW_SIZE: Final = 4 << 20
-"""What `tables` reads at once; an entry that is longer is read whole."""
+"""Bytes that `tables` reads at once. A longer entry is read as a whole."""
 
 COLUMNS: Final = 1 << 15
-"""Of the tables that it gives; more entries of a window come in another."""
+"""Maximum number of entries in a table; further entries of a window come in another table."""
 
 _TYPES: Final = {kind.value: kind for kind in EntryType}
 _LOW = np.uint64(0xFFFFFFFF)
@@ -41,13 +41,13 @@ _HIGH = np.uint64(32)
 
 @inlined
 def _sizes(pair: np.uint64) -> tuple[int, int]:
-    """The two 4-byte numbers of a word."""
+    """Return the two 4-byte numbers of a word."""
     return number(pair & _LOW), number(pair >> _HIGH)
 
 
 @kernel
 def walk_table(buf: Bytes, at: int, table: Table, count: int) -> tuple[int, int, int]:
-    """Fill the table from column `count` on with the entries from `at` on: its new count, where it stopped, and why."""
+    """Fill the table from column `count` on with the entries from `at` on; return the new count, the end and why."""
     limit = buf.shape[0]
     while count < table.shape[1]:
         if at >= limit:
@@ -57,7 +57,7 @@ def walk_table(buf: Bytes, at: int, table: Table, count: int) -> tuple[int, int,
         key_at = key_end = value_at = value_end = end = at
         blobs = 0
         if kind == 1 or kind == 10 or kind == 5:
-            # The shortest of them has 29 bytes, so two lengths can be looked at when it has begun in earnest.
+            # The shortest of these has 29 bytes, so both lengths can be read before their presence is known.
             if left < 29:
                 return count, at, NEED
             key_size, value_size = _sizes(little64(buf, at + 1))
@@ -70,7 +70,7 @@ def walk_table(buf: Bytes, at: int, table: Table, count: int) -> tuple[int, int,
             if kind == 10:
                 if end + 4 > limit:
                     return count, at, NEED
-                # Of the eight bytes before the blobs the upper half is their count; at least 33 bytes stand before.
+                # The upper half of the word before the blob ids is their count; at least 33 bytes precede it.
                 _, blobs = _sizes(little64(buf, end - 4))
                 end += 4 + 8 * blobs
             if end > limit:
@@ -108,7 +108,7 @@ def walk_table(buf: Bytes, at: int, table: Table, count: int) -> tuple[int, int,
 
 
 class Part(NamedTuple):
-    """Consecutive entries of a file: a buffer, where in the file that begins, and the table of the entries in it."""
+    """Consecutive entries of a file: a buffer, its offset in the file, and the table of its entries."""
 
     buf: Bytes
     base: int
@@ -116,20 +116,20 @@ class Part(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """What is behind the last whole entry of a file, and where."""
+    """What follows the last whole entry of a file, and its offset."""
 
     offset: int
     token: Torn | Unknown
 
 
 def tables(read_at: Callable[[int, int], bytes], size: int) -> Iterator[Part | Tail]:
-    """All entries of `size` bytes, as `entries.walk` reads them. A table holds until the next one is asked for."""
+    """Yield all entries of `size` bytes, as `entries.walk` does. A table is valid until the next one is requested."""
     table = np.empty((TABLE_ROWS, COLUMNS), np.uint64)
     base, wanted = 0, WINDOW_SIZE
     while base < size:
         data = read_at(base, min(wanted, size - base))
         if len(data) < min(wanted, size - base):
-            size = base + len(data)  # it was cut meanwhile
+            size = base + len(data)  # the file was truncated meanwhile
         buf = np.frombuffer(data, np.uint8)
         at, status = 0, FULL
         while status == FULL:
@@ -150,7 +150,7 @@ def tables(read_at: Callable[[int, int], bytes], size: int) -> Iterator[Part | T
 
 
 def entries_of(data: bytes) -> Iterator[Entry]:
-    """The entries that bytes are made of, with no markers among them, one by one; each is whole."""
+    """Yield the entries of `data`, which consists of whole entries without markers."""
     table = np.empty((TABLE_ROWS, COLUMNS), np.uint64)
     buf, at = np.frombuffer(data, np.uint8), 0
     while at < len(data):

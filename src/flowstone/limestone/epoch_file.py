@@ -1,8 +1,8 @@
-"""The epoch file: which epoch is durable, record by record.
+"""The epoch file, a list of records of durable epochs.
 
-`parse` is pure; reading and writing go through the Disk one is handed, and block (reference: epoch file). The largest
-record counts, not the last. A torn record at the end was never reported to anybody, so it is no damage: unlike the
-original, which cannot open such a directory, we cut it off. Never decides when an epoch is durable.
+`parse` is pure; reading and writing use the Disk that is passed in, and block (`docs/spec/limestone.md#epoch-file`).
+The largest record counts, not the last. A torn record at the end was never reported as durable, so it is not damage:
+the original cannot open such a directory, Flowstone cuts the record off. Never decides when an epoch is durable.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from flowstone.outside import Disk
 
 RECORD_SIZE: Final = 9
 REPLACED_EVERY: Final = 100
-"""Every so many writes of a process the file is replaced by one of a single record."""
+"""Number of writes of a process after which the file is replaced by one with a single record."""
 
 _RECORD: Final = struct.Struct("<BQ")
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """What an epoch file says.
+    """The content of an epoch file.
 
-    `durable`: the largest epoch of its sound records. `sound_size`: where those end, and an appender goes on.
-    `is_torn`: behind them is the rest of a write that was cut short. `is_damaged`: behind them is something else, and
-    `salvaged` is the largest epoch among whatever records there still look like one.
+    `durable`: the largest epoch of its sound records. `sound_size`: their end offset, where a writer appends.
+    `is_torn`: they are followed by the rest of an incomplete write. `is_damaged`: they are followed by something else;
+    `salvaged` is the largest epoch of all bytes that still look like a record.
     """
 
     durable: int
@@ -45,7 +45,7 @@ def record(epoch: int) -> bytes:
 
 
 def parse(data: bytes) -> Epochs:
-    """What these bytes of an epoch file say; any bytes say something."""
+    """Parse the bytes of an epoch file; never fails."""
     durable = sound_size = 0
     for offset in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE):
         kind, epoch = _RECORD.unpack_from(data, offset)
@@ -61,13 +61,13 @@ def parse(data: bytes) -> Epochs:
 
 
 def records(rest: bytes) -> list[int]:
-    """The epochs of what looks like a record and stands where records stand, in a piece that begins with one."""
+    """Return the epochs of the records at multiples of the record size; other bytes are skipped."""
     whole = rest[: len(rest) // RECORD_SIZE * RECORD_SIZE]
     return [epoch for kind, epoch in _RECORD.iter_unpack(whole) if kind == EntryType.MARKER_DURABLE]
 
 
 def read(disk: Disk, directory: str) -> Epochs:
-    """What the epoch file says; where it is empty or missing, all that were put aside. DamagedFile if it is."""
+    """Read the epoch file; if it is empty or missing, read the rotated ones. Raise DamagedFile if it is damaged."""
     found = _read(disk, f"{directory}/{names.EPOCH}")
     if found.sound_size:
         return found
@@ -82,14 +82,14 @@ def _read(disk: Disk, path: str) -> Epochs:
         raise DamagedFile(
             path,
             found.sound_size,
-            "no record of an epoch is there",
-            hint=f"repair the directory: the sound records say epoch {found.durable}, all of them {found.salvaged}",
+            "invalid epoch record",
+            hint=f"repair the directory: largest epoch is {found.durable} in sound records, {found.salvaged} in all",
         )
     return found
 
 
 class EpochWriter:
-    """Writes durable epochs, each survives a loss of power when `write` has returned. One per directory."""
+    """Writes durable epochs; each survives a power failure once `write` has returned. One per directory."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -99,9 +99,9 @@ class EpochWriter:
 
     @classmethod
     def open(cls, disk: Disk, directory: str) -> EpochWriter:
-        """A writer behind the last sound record; what a crash left behind that is removed. The file is made if missing.
+        """Open the file for appending after the last sound record; remove a torn record, create a missing file.
 
-        DamagedFile if there is more wrong with it than that."""
+        Raise DamagedFile if the file is damaged otherwise."""
         writer = cls(disk, directory)
         if disk.kind(f"{directory}/{names.EPOCH_TEMPORARY}") == "file":
             disk.unlink(f"{directory}/{names.EPOCH_TEMPORARY}")
@@ -111,7 +111,7 @@ class EpochWriter:
         with disk.append_to(writer._path) as file:
             if found.is_torn:
                 file.truncate(found.sound_size)
-            # What a killed process has written may be in the kernel's memory only, and all behind this relies on it.
+            # What a killed process wrote may not be on disk yet, and everything from here on relies on it.
             file.sync()
         disk.sync_directory(directory)
         return writer

@@ -1,6 +1,6 @@
-"""What can be wrong with a Limestone data directory, its files and its peers.
+"""Errors of Limestone data directories, their files and their peers.
 
-Every error names the file or the message, where in it, and where there is one the way out.
+Every error names the file or message, the offset in it, and a remedy if there is one.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from flowstone.errors import FlowstoneError, LocalProtocolError, RemoteProtocolE
 
 
 class LimestoneError(FlowstoneError):
-    """Something about a Limestone data directory."""
+    """An error of a Limestone data directory, datastore or replica."""
 
 
 class DamagedFile(LimestoneError, RemoteProtocolError):
-    """A file holds bytes that its format forbids, from `offset` on."""
+    """A file contains bytes, at `offset`, that its format does not allow."""
 
     def __init__(self, path: str, offset: int, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"{path} is damaged at byte {offset}: {reason}", hint=hint)
@@ -23,18 +23,18 @@ class DamagedFile(LimestoneError, RemoteProtocolError):
 
 
 class UnsupportedFormat(LimestoneError, RemoteProtocolError):
-    """A data directory of a format that we do not know, or of none."""
+    """A data directory has an unknown format, or none."""
 
 
 class BadMessage(LimestoneError, RemoteProtocolError):
-    """A peer sent what the replication protocol forbids; its connection is closed."""
+    """A peer sent a message that violates the replication protocol; its connection is closed."""
 
 
 class WrongTime(LimestoneError, LocalProtocolError):
-    """A datastore or a log channel was asked for what it cannot do now. Nothing has been changed."""
+    """A call to a datastore or log channel is not allowed in its current state. Nothing has changed."""
 
 
 class DatastoreFailed(LimestoneError):
-    """A datastore could not write, sync or replicate, and does nothing more. What was reported durable is durable.
+    """A datastore could not write, sync or replicate, and has stopped. Epochs that were reported durable are durable.
 
-    Opened anew, it holds every epoch that was reported, and nothing of an epoch that was not recorded."""
+    Reopened, it contains every epoch that was reported durable, and nothing of epochs that were not recorded."""

@@ -1,9 +1,9 @@
-"""What our master and our replica say to each other beyond the protocol: who they are, where they stand, what is asked.
+"""Extensions of the replication protocol between a Flowstone master and a Flowstone replica.
 
-Pure. Spoken on the control channel only, and only when the replica's SESSION_BEGIN_ACK has offered it, so no real peer
-ever sees it. A frame is a type from 0x40 on, a length of at most FRAME_SIZE_MAX, and a JSON object: HELLO, HELLO_ACK,
-PREPARE. Fields that are not known are passed over. Proofs and tokens are never shown by repr or in an error.
-Never decides when a frame may come: that is for master and replica.
+Pure. They are used on the control channel only, and only if the replica's SESSION_BEGIN_ACK has offered them, so the
+original never sees them. A frame is a type of 0x40 or more, a length of at most FRAME_SIZE_MAX, and a JSON object:
+HELLO, HELLO_ACK or PREPARE. Unknown fields are ignored. Proofs and tokens never appear in a repr or an error. Never
+decides when a frame is allowed: master and replica do.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from flowstone.limestone.lineage import FORMER_MAX
 from flowstone.limestone.messages import Message, MessageParser, MessageType
 
 OFFER: Final = b"flowstone/1"
-"""How the session secret of an ack begins whose sender knows these frames; a space and its nonce in hex follow."""
+"""Prefix of the session secret in an ack whose sender supports these frames. A space and its nonce in hex follow."""
 
 FRAME_SIZE_MAX: Final = 64 << 10
-"""Of the JSON of one frame. No honest one has a hundredth of it."""
+"""Maximum size of the JSON of one frame. A valid frame needs less than a hundredth of it."""
 
 CONTROL_MESSAGE_SIZE_MAX: Final = 64 << 10
-"""Of any message on a control channel, none of which carries data."""
+"""Maximum size of any message on a control channel; none of them carries data."""
 
 NONCE_SIZE: Final = 32
 TOKEN_SIZE: Final = 32
@@ -38,7 +38,7 @@ PROOF_SIZE: Final = hashlib.sha256().digest_size
 EPOCH_MAX: Final = (1 << 64) - 1
 
 SEED_CHANNEL_MAX: Final = 9_999
-"""The id of the first log channel that brings what a replica lacks; each further one has the next lower."""
+"""The id of the first log channel that is used for catch-up; each further channel has the next lower id."""
 
 _HEAD: Final = struct.Struct(">BI")
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
@@ -47,7 +47,7 @@ _OFFER: Final = re.compile(rb"flowstone/1 ([0-9a-f]{%d})" % (2 * NONCE_SIZE))
 
 
 class FrameType(IntEnum):
-    """The first byte of a frame; the protocol's own messages have smaller ones."""
+    """The first byte of a frame. Messages of the protocol have smaller ones."""
 
     HELLO = 0x40
     HELLO_ACK = 0x41
@@ -55,29 +55,29 @@ class FrameType(IntEnum):
 
 
 class ExtensionError(IntEnum):
-    """Codes of ERROR that only our replica uses."""
+    """Codes of ERROR that only a Flowstone replica uses."""
 
     AUTHENTICATION_FAILED = 200
     REFUSED = 201
-    """What was asked for cannot be done: the message says why."""
+    """The request cannot be executed; the message says why."""
 
 
 class Action(Enum):
-    """What a replica is to be prepared for."""
+    """What a replica prepares for."""
 
     RESUME = "resume"
-    """All of epochs above the one that is named is invalidated, and the epoch file set back if it says more."""
+    """Sessions of later epochs than the given one are invalidated, and the epoch file is set back if necessary."""
 
     SEED = "seed"
-    """What is there is put aside, until the first group commit after it is durable."""
+    """The existing data is put aside until the first group commit of the new data is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """From the master: who it is and where it stands.
+    """From the master: its identity and its state.
 
-    `horizon`: the largest epoch of which only a compacted file still has the entries; 0 where there is none. `proof`
-    is None where the master has no shared secret. `formerly`: who it has been, whose data it may replace by its own.
+    `horizon`: the largest epoch whose entries are in a compacted file only; 0 if there is none. `proof` is None if the
+    master has no shared secret. `formerly`: its former identities; it may replace the data of these.
     """
 
     instance: str
@@ -90,9 +90,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloAck:
-    """From the replica. `follows`: the master whose epochs it holds, None if it has never had one.
+    """From the replica. `follows`: the master whose epochs it holds; None if it has never had one.
 
-    `token` is for the secret of LOG_CHANNEL_CREATE, so that no channel is opened but by this master."""
+    `token` is the secret for LOG_CHANNEL_CREATE, so that only this master opens channels."""
 
     instance: str
     follows: str | None
@@ -103,7 +103,7 @@ class HelloAck:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """From the master; answered by ACK."""
+    """From the master; the answer is ACK."""
 
     action: Action
     epoch: int
@@ -113,49 +113,49 @@ Frame = Hello | HelloAck | Prepare
 
 
 def offer(nonce: bytes) -> bytes:
-    """The session secret by which a replica says that it knows these frames."""
+    """Return the session secret by which a replica offers these frames."""
     return b"%s %s" % (OFFER, _checked(nonce, NONCE_SIZE).hex().encode())
 
 
 def offered_nonce(session_secret: bytes) -> bytes | None:
-    """The nonce of a replica that offers the frames, None for any other; BadMessage for an offer without a nonce."""
+    """Return the nonce of a replica that offers the frames, or None. Raise BadMessage for an offer without a nonce."""
     if not session_secret.startswith(OFFER):
         return None
     found = _OFFER.fullmatch(session_secret)
     if found is None:
-        raise BadMessage("a session secret that offers flowstone/1 without a nonce")
+        raise BadMessage("session secret offers flowstone/1 without a nonce")
     return bytes.fromhex(found[1].decode())
 
 
 def master_proof(secret: bytes, master_nonce: bytes, replica_nonce: bytes) -> bytes:
-    """What only a master that has the shared secret can say in HELLO."""
+    """Return the proof in HELLO that the master has the shared secret."""
     return _proof(secret, b"master", master_nonce, replica_nonce)
 
 
 def replica_proof(secret: bytes, master_nonce: bytes, replica_nonce: bytes) -> bytes:
-    """What only a replica that has the shared secret can say in HELLO_ACK."""
+    """Return the proof in HELLO_ACK that the replica has the shared secret."""
     return _proof(secret, b"replica", master_nonce, replica_nonce)
 
 
 def _proof(secret: bytes, role: bytes, master_nonce: bytes, replica_nonce: bytes) -> bytes:
-    # Nonces have one length, so no two conversations give the same bytes.
+    # Nonces have a fixed length, so different conversations never yield the same bytes.
     text = b"".join((role, _checked(master_nonce, NONCE_SIZE), _checked(replica_nonce, NONCE_SIZE)))
     return hmac.digest(secret, text, "sha256")
 
 
 def is_proven(expected: bytes, given: bytes | None) -> bool:
-    """Whether a proof, or a token, is the right one, in a time that does not tell how far it is."""
+    """Compare a proof or token in constant time."""
     return given is not None and hmac.compare_digest(expected, given)
 
 
 def _checked(value: bytes, size: int) -> bytes:
     if len(value) != size:
-        raise LocalProtocolError(f"a nonce, token or proof of {len(value)} bytes; it must have {size}")
+        raise LocalProtocolError(f"nonce, token or proof has {len(value)} bytes; {size} are required")
     return value
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of a frame."""
+    """Encode a frame."""
     kind, fields = _fields(frame)
     body = json.dumps(fields, separators=(",", ":")).encode()
     return _HEAD.pack(kind, len(body)) + body
@@ -180,17 +180,17 @@ def _hex(proof: bytes | None) -> str | None:
 
 
 def decode(kind: int, body: bytes) -> Frame:
-    """The frame of this type and JSON; BadMessage where it is none."""
+    """Decode a frame from its type and JSON. Raise BadMessage if it is invalid."""
     try:
         frame_type = FrameType(kind)
     except ValueError:
-        raise BadMessage(f"no message has type {kind:#04x}") from None
+        raise BadMessage(f"unknown message type {kind:#04x}") from None
     try:
         fields = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise BadMessage(f"{frame_type.name} without JSON") from None
+        raise BadMessage(f"{frame_type.name}: body is not JSON") from None
     if not isinstance(fields, dict):
-        raise BadMessage(f"{frame_type.name} without a JSON object")
+        raise BadMessage(f"{frame_type.name}: body is not a JSON object")
     take = _Fields(frame_type, fields)
     match frame_type:
         case FrameType.HELLO:
@@ -209,33 +209,33 @@ def decode(kind: int, body: bytes) -> Frame:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """The fields of a frame, each checked. An error names the field, never what it holds."""
+    """Checks the fields of a frame. An error names the field, never its value."""
 
     frame: FrameType
     fields: Mapping[str, Any]
 
     def _bad(self, name: str, wanted: str) -> BadMessage:
-        return BadMessage(f"{self.frame.name} whose {name} is {wanted}")
+        return BadMessage(f"{self.frame.name}: {name} is {wanted}")
 
     def uuid(self, name: str) -> str:
         value = self.fields.get(name)
         if not isinstance(value, str) or not _UUID.fullmatch(value):
-            raise self._bad(name, "no UUID")
+            raise self._bad(name, "not a UUID")
         return value.lower()
 
     def uuids(self, name: str) -> tuple[str, ...]:
-        """A list of a few; none where the field is not there."""
+        """Return a short list of UUIDs; empty if the field is missing."""
         values = self.fields.get(name, [])
         if not isinstance(values, list) or len(values) > FORMER_MAX:
-            raise self._bad(name, "no short list")
+            raise self._bad(name, f"not a list of at most {FORMER_MAX} values")
         if not all(isinstance(value, str) and _UUID.fullmatch(value) for value in values):
-            raise self._bad(name, "no list of UUIDs")
+            raise self._bad(name, "not a list of UUIDs")
         return tuple(value.lower() for value in values)
 
     def epoch(self, name: str) -> int:
         value = self.fields.get(name)
         if type(value) is not int or not 0 <= value <= EPOCH_MAX:
-            raise self._bad(name, "no epoch")
+            raise self._bad(name, "not an epoch")
         return value
 
     def action(self, name: str) -> Action:
@@ -243,7 +243,7 @@ class _Fields:
         try:
             return Action(value if isinstance(value, str) else "")
         except ValueError:
-            raise self._bad(name, "none that we know") from None
+            raise self._bad(name, "unknown") from None
 
     def secret(self, name: str, size: int) -> bytes:
         value = self.fields.get(name)
@@ -256,10 +256,10 @@ class _Fields:
 
 
 class ControlParser:
-    """As MessageParser, for a control channel: messages of the protocol and, when `extended`, frames.
+    """Like MessageParser, for a control channel: messages of the protocol and, if `extended`, frames.
 
-    Whoever has offered the frames, or was offered them, sets `extended`; before that a frame is as unknown as it is to
-    a real peer. BadMessage ends the parser: drop the connection.
+    The side that has offered the frames, or was offered them, sets `extended`. Before that a frame is an unknown
+    message, as it is to the original. After a BadMessage, close the connection.
     """
 
     def __init__(self, *, extended: bool = False) -> None:
@@ -281,8 +281,8 @@ class ControlParser:
             if self.extended and first >= FrameType.HELLO:
                 return self._frame()
             if first == MessageType.LOG_ENTRIES:
-                raise BadMessage("entries on a control channel")
-        # Byte by byte, since a frame may stand behind any message: they are short, and there are few.
+                raise BadMessage("LOG_ENTRIES on a control channel")
+        # Byte by byte, because a frame may follow any message. Control messages are short and rare.
         while self._at < len(self._data):
             self._parser.feed(bytes(self._data[self._at : self._at + 1]))
             self._at += 1
@@ -297,7 +297,7 @@ class ControlParser:
             return None
         kind, size = _HEAD.unpack_from(self._data, self._at)
         if size > FRAME_SIZE_MAX:
-            raise BadMessage(f"a frame of {size} bytes; {FRAME_SIZE_MAX} are the limit")
+            raise BadMessage(f"frame of {size} bytes exceeds the limit of {FRAME_SIZE_MAX}")
         if body_at + size > len(self._data):
             return None
         self._at = body_at + size

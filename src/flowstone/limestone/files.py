@@ -1,6 +1,6 @@
-"""Small files, read whole and replaced in the orders that a crash may cut anywhere.
+"""Small files: read as a whole, and replaced so that a crash at any point leaves a usable file.
 
-Through the Disk one is handed. What is in them is for `manifest.py`, `epoch_file.py` and `catalog.py` to say.
+Uses the Disk that is passed in. `manifest.py`, `epoch_file.py` and `catalog.py` define the content.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def read_whole(disk: Disk, path: str) -> bytes | None:
     with file:
         size = file.size()
         if size > SMALL_FILE_MAX:
-            raise DamagedFile(path, SMALL_FILE_MAX, f"it has {size} bytes, far more than any writer puts there")
+            raise DamagedFile(path, SMALL_FILE_MAX, f"file has {size} bytes, far more than any writer produces")
         return file.read_at(0, size)
 
 
 def read_or_back(disk: Disk, path: str, back: str, parse: Callable[[bytes, str], T]) -> T | None:
-    """What a file says, or the one kept beside it where it cannot be read; None where there is neither."""
+    """Parse a file, or its backup copy if the file cannot be read; return None if neither exists."""
     data, damage = read_whole(disk, path), None
     if data is not None:
         try:
@@ -49,7 +49,7 @@ def read_or_back(disk: Disk, path: str, back: str, parse: Callable[[bytes, str],
 
 
 def write_whole(disk: Disk, path: str, data: bytes) -> None:
-    """Give a file this content, durably and in place: a lock on it stays, a crash may leave it empty or torn."""
+    """Write a file durably in place. A lock on it survives, and a crash may leave it empty or torn."""
     exists = disk.kind(path) == "file"
     with disk.append_to(path) if exists else disk.create(path) as file:
         if exists:
@@ -59,7 +59,7 @@ def write_whole(disk: Disk, path: str, data: bytes) -> None:
 
 
 def replace(disk: Disk, directory: str, name: str, temporary: str, data: bytes) -> None:
-    """Give a file this content by rename: whoever looks finds the old one or the new one, whole."""
+    """Replace a file durably by rename: a reader finds the old or the new content, never a part."""
     write_whole(disk, f"{directory}/{temporary}", data)
     disk.rename(f"{directory}/{temporary}", f"{directory}/{name}")
     disk.sync_directory(directory)

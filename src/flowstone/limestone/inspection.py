@@ -1,7 +1,8 @@
-"""What is in a data directory and what is wrong with it, file by file, without changing anything.
+"""Inspection of a data directory, file by file, without changing anything.
 
-Through the Disk one is handed, and blocking (reference: tglogutil, inspect). Looks at every log file, those too that a
-compaction has replaced, as the original does. The verdicts are `scan.py`'s; here they become one status.
+Uses the Disk that is passed in, and blocks (`docs/spec/limestone.md#tools`). Like the original, it reads every log
+file, even those that a compaction has replaced. `scan.py` returns the verdicts; this module derives one status from
+them.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from flowstone.limestone.scan import INSPECT, RECOVERY, Changes, Finding, Mode, 
 from flowstone.outside import Disk
 
 Tell = Callable[[int, str], None]
-"""Told how many bytes of which file were read."""
+"""Called with the number of bytes read, and the name of the file."""
 
 
 class Status(Enum):
-    """What can be done about a directory, in the words of tglogutil."""
+    """What can be done about a directory, in the terms of tglogutil."""
 
     OK = "OK"
     AUTO_REPAIRABLE = "auto-repairable"
@@ -39,7 +40,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class LogFile:
-    """One log file. `counts`: of entries that count, by type; `sessions`: all begin markers, marked ones included."""
+    """One log file. `counts`: entries that count, by type. `sessions`: all begin markers, even invalidated ones."""
 
     name: str
     size: int
@@ -50,7 +51,7 @@ class LogFile:
     sessions: int
     counts: dict[EntryType, int]
     is_superfluous: bool
-    """A compaction has replaced it; it is not read at start."""
+    """A compaction has replaced the file; it is not read at start."""
 
     @property
     def is_detached(self) -> bool:
@@ -59,9 +60,9 @@ class LogFile:
 
 @dataclass(frozen=True)
 class EpochFile:
-    """What the epoch file says. `durable_epoch`: what is durable by all that we know, None where nothing tells.
+    """The content of the epoch file. `durable_epoch`: the durable epoch by all evidence; None if it is unknown.
 
-    `problem`: what is wrong with it, if anything."""
+    `problem`: what is wrong with the file, or None."""
 
     epochs: Epochs
     durable_epoch: int | None
@@ -70,7 +71,8 @@ class EpochFile:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A directory as it is. `missing_blobs`: named by rows, and not there. `durable_epoch`: None if nothing tells."""
+    """The state of a directory. `missing_blobs`: blobs that rows name but do not exist. `durable_epoch`: or None if it
+    is unknown."""
 
     manifest: Manifest
     epoch_file: EpochFile
@@ -83,7 +85,7 @@ class Inspection:
 
     @property
     def max_epoch(self) -> int:
-        """The largest that is durable or in any marker."""
+        """The largest epoch that is durable or in any marker."""
         return max(self.durable_epoch or 0, *(file.max_epoch for file in self.files), 0)
 
     @property
@@ -106,7 +108,7 @@ class Inspection:
 def inspect(
     disk: Disk, directory: str, manifest: Manifest, *, epoch: int | None = None, tell: Tell | None = None
 ) -> Inspection:
-    """Look at a directory that is held. `epoch` is taken for the durable one, instead of what the epoch file says."""
+    """Inspect a locked directory. `epoch` replaces the durable epoch of the epoch file."""
     listed, catalog_problem = _catalog(disk, directory)
     epochs = look_at_epoch_file(disk, directory, listed)
     durable = epochs.durable_epoch if epoch is None else epoch
@@ -134,7 +136,7 @@ def look_at(
     is_detached: bool | None = None,
     tell: Tell | None = None,
 ) -> LogFile:
-    """What is in a log file, and what a mode finds wrong with it. `is_detached`: as if it were, or were not."""
+    """Scan a log file in a mode, and return what was found. `is_detached` overrides what its name says."""
     detached = names.is_detached(name) if is_detached is None else is_detached
     scan = Scan((), durable_epoch, mode, is_detached=detached)
     counts: Counter[EntryType] = Counter()
@@ -175,25 +177,25 @@ _BEGINS = np.array([EntryType.MARKER_BEGIN, EntryType.MARKER_INVALIDATED_BEGIN],
 
 
 def look_at_epoch_file(disk: Disk, directory: str, listed: Catalog) -> EpochFile:
-    """The durable epoch, as far as it can be known.
+    """Return the durable epoch, as far as it can be determined.
 
-    Where there is damage a record counts that still stands where records stand, unless it says what cannot be: every
-    durable epoch has had a session, in a log file or in one that was compacted. What was compacted was durable. A file
-    without a record is that of a first epoch; where there were more, it has lost some."""
+    In a damaged file, a record at a record boundary counts unless its epoch is impossible: every durable epoch had a
+    session, in a log file or in a compacted one. Compacted epochs were durable. A file without a record is normal in
+    the first epoch; if there were more epochs, records are lost."""
     path = f"{directory}/{names.EPOCH}"
     data = read_whole(disk, path) or b""
     found = epoch_file.parse(data)
     if not found.is_damaged:
-        problem = f"its last {len(data) - found.sound_size} bytes are no record" if found.is_torn else None
+        problem = f"the last {len(data) - found.sound_size} bytes are not a record" if found.is_torn else None
         durable = found.durable if found.sound_size else epoch_file.read(disk, directory).durable
         if durable or (not listed.max_epoch_id and _epoch_count(disk, directory) < 2):
             return EpochFile(found, durable, problem)
-        return EpochFile(found, listed.max_epoch_id or None, "it records no epoch, and there were several")
+        return EpochFile(found, listed.max_epoch_id or None, "no epoch is recorded, but there were several")
     appeared = max((_largest_epoch(disk, directory, name) for name in log_files(disk, directory)), default=0)
     largest = max(appeared, listed.max_epoch_id)
     known = [epoch for epoch in epoch_file.records(data) if epoch <= largest]
     known += [listed.max_epoch_id] if listed.max_epoch_id else []
-    return EpochFile(found, max(known, default=None), f"no record of an epoch is at byte {found.sound_size}")
+    return EpochFile(found, max(known, default=None), f"invalid epoch record at byte {found.sound_size}")
 
 
 def _largest_epoch(disk: Disk, directory: str, name: str) -> int:
@@ -201,7 +203,7 @@ def _largest_epoch(disk: Disk, directory: str, name: str) -> int:
 
 
 def _epoch_count(disk: Disk, directory: str) -> int:
-    """How many epochs have sessions that are not marked."""
+    """Return the number of epochs with sessions that are not invalidated."""
     found = np.empty(0, np.uint64)
     for name in log_files(disk, directory):
         with disk.open(f"{directory}/{name}") as file:
@@ -222,7 +224,7 @@ def _catalog(disk: Disk, directory: str) -> tuple[Catalog, str | None]:
 def _missing_blobs(
     disk: Disk, directory: str, durable: int | None, files: tuple[LogFile, ...], stored: frozenset[int]
 ) -> tuple[int, ...]:
-    """Only where rows name blobs at all, and can be read."""
+    """Return the ids of missing blobs; none if no row names blobs or the rows cannot be read."""
     if durable is None or not any(EntryType.NORMAL_WITH_BLOB in file.counts for file in files):
         return ()
     try:

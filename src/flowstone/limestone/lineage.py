@@ -1,9 +1,9 @@
-"""The identities that a data directory has had before the one in its manifest.
+"""The former identities of a data directory.
 
-A directory gets another one when it can no longer be told from its files which of its epochs a replica may have:
-after offline compaction, when it is restored, and when the directory of a replica becomes a store. Its replicas are
-seeded then; this small file lets them know that it is not somebody else who wants to. Through the Disk one is handed,
-by who holds the directory. The real programs pass over files that they do not know.
+A directory gets a new identity when its files no longer tell which of its epochs a replica may have: after offline
+compaction, after a restore, and when a replica's directory becomes a store. Its replicas are then seeded; this small
+file proves to them that the master is not a stranger. Uses the Disk that is passed in; the caller holds the lock of the
+directory. The original ignores files that it does not know.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from flowstone.outside import Disk
 FILE: Final = "flowstone-lineage.json"
 TEMPORARY: Final = FILE + ".tmp"
 FORMER_MAX: Final = 32
-"""Older ones are forgotten: a replica that has been away for so long is told to take the data by hand."""
+"""Older identities are dropped. A replica that has been away for longer must be seeded by hand."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 def read(disk: Disk, directory: str) -> tuple[str, ...]:
-    """The former identities, the latest first; none where the file cannot be read, for nothing depends on it."""
+    """Return the former identities, latest first; none if the file cannot be read, because nothing depends on it."""
     data = files.read_whole(disk, f"{directory}/{FILE}")
     try:
         found = json.loads(data or b"{}").get("formerly", [])
@@ -35,7 +35,7 @@ def read(disk: Disk, directory: str) -> tuple[str, ...]:
 
 
 def add(disk: Disk, directory: str, former: Iterable[str | None]) -> None:
-    """Remember these, durably, before the manifest has another one."""
+    """Add former identities durably. Call it before the manifest gets a new one."""
     known = read(disk, directory)
     new = [each.lower() for each in former if each is not None]
     found = tuple(dict.fromkeys((*new, *known)))[:FORMER_MAX]

@@ -1,7 +1,7 @@
-"""The entries of a data directory as they stand in its files, each with its session's epoch and whether it counts.
+"""The entries of a data directory as they are in its files, each with the epoch of its session and whether it counts.
 
-Through the Disk one is handed, and blocking. For those that want to see all there is, one by one; what a directory adds
-up to is for `recovery.py`. A directory that is being written to can be read, too: what is not whole yet is its end.
+Uses the Disk that is passed in, and blocks. For tools that show every entry; `recovery.py` determines the resulting
+rows. A directory that is being written can be read, too: an incomplete entry is then the end of its file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flowstone.outside import Disk
 
 
 class Listed(NamedTuple):
-    """A token of a file. `epoch`: of the session it is in, or its own. `is_durable`: it counts, or its epoch does."""
+    """A token of a file. `epoch`: that of its session, or its own. `is_durable`: it counts, or its epoch is durable."""
 
     file: str
     offset: int
@@ -25,13 +25,13 @@ class Listed(NamedTuple):
 
 
 def files(disk: Disk, directory: str) -> list[str]:
-    """The log files of a directory, the compacted one among them, by name."""
+    """Return the names of the log files of a directory, including the compacted one, sorted."""
     found = (name for name in disk.list_directory(directory) if names.is_pwal(name))
     return [name for name in found if disk.kind(f"{directory}/{name}") == "file"]
 
 
 def listing(disk: Disk, directory: str, name: str, durable_epoch: int) -> Iterator[Listed]:
-    """All tokens of one file in their order; Torn or Unknown, if any, comes last."""
+    """Yield all tokens of one file in order; Torn or Unknown, if any, comes last."""
     epoch: int | None = None
     is_durable = False
     with disk.open(f"{directory}/{name}") as file:

@@ -1,7 +1,7 @@
-"""The manifest: which formats a data directory is written in, and its identity. It is the lock file, too.
+"""The manifest: the formats and the identity of a data directory. It is also the lock file.
 
-`parse` and `encode` are pure; what is done to the file goes through the Disk one is handed, and in place, because a
-lock is on the file and not on its name (reference: manifest and lock). Never compares identities: no peer does.
+`parse` and `encode` are pure. Changes go through the Disk that is passed in, and in place, because the lock is on the
+file and not on its name (`docs/spec/limestone.md#manifest-and-lock`). Never compares identities: no peer does.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from flowstone.limestone.files import read_or_back, read_whole, write_whole
 from flowstone.outside import Disk, Lock
 
 FORMAT_VERSION: Final = "1.1"
-"""Of the manifest itself; 1.0 had no instance_uuid."""
+"""Version of the manifest itself; 1.0 had no instance_uuid."""
 
 PERSISTENT_FORMAT_VERSION: Final = 7
 END_MARKERS_SINCE: Final = 6
-"""The persistent format from which on a session has an end marker."""
+"""The first persistent format with end markers of sessions."""
 
 ATTEMPTS_MAX: Final = 10
-"""How often a manifest is looked for that others rename."""
+"""Number of attempts to lock a manifest that other processes rename."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says. `instance_uuid` is None in those of format 1.0."""
+    """The content of a manifest. `instance_uuid` is None in format 1.0."""
 
     instance_uuid: str | None
     persistent_format_version: int = PERSISTENT_FORMAT_VERSION
@@ -43,16 +43,16 @@ class Manifest:
 
     @property
     def has_end_markers(self) -> bool:
-        """Whether a session without an end marker is one that never ended."""
+        """True if a session without an end marker never ended."""
         return self.persistent_format_version >= END_MARKERS_SINCE
 
     def migrated(self, fresh_uuid: str) -> Manifest:
-        """The same directory in the current formats; `fresh_uuid` is for one that has none yet."""
+        """Return the manifest in the current formats; `fresh_uuid` is used if it has no identity yet."""
         return Manifest(self.instance_uuid or fresh_uuid)
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes as the real program writes them: compact, keys sorted, no newline."""
+    """Encode the manifest as the original does: compact, keys sorted, no newline."""
     fields: dict[str, Any] = {
         "format_version": manifest.format_version,
         "persistent_format_version": manifest.persistent_format_version,
@@ -63,24 +63,26 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def parse(data: bytes, path: str) -> Manifest:
-    """What these bytes say; `path` is for the messages only."""
+    """Parse a manifest; `path` is for messages only."""
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError):
-        raise DamagedFile(path, 0, "it is no JSON") from None
+        raise DamagedFile(path, 0, "content is not JSON") from None
     if not isinstance(fields, dict):
-        raise DamagedFile(path, 0, "it is no JSON object")
+        raise DamagedFile(path, 0, "content is not a JSON object")
     version, persistent = fields.get("format_version"), fields.get("persistent_format_version")
     uuid = fields.get("instance_uuid")
     if version not in ("1.0", FORMAT_VERSION):
-        raise UnsupportedFormat(f"{path}: format_version {_short(version)} is not supported", hint="1.0 and 1.1 are")
+        raise UnsupportedFormat(
+            f"{path}: format_version {_short(version)} is not supported", hint="supported versions are 1.0 and 1.1"
+        )
     if type(persistent) is not int or not 1 <= persistent <= PERSISTENT_FORMAT_VERSION:
         raise UnsupportedFormat(
             f"{path}: persistent_format_version {_short(persistent)} is not supported",
-            hint=f"1 to {PERSISTENT_FORMAT_VERSION} are",
+            hint=f"supported versions are 1 to {PERSISTENT_FORMAT_VERSION}",
         )
     if version == FORMAT_VERSION and not (isinstance(uuid, str) and _UUID.fullmatch(uuid)):
-        raise DamagedFile(path, 0, f"instance_uuid {_short(uuid)} is no UUID")
+        raise DamagedFile(path, 0, f"instance_uuid {_short(uuid)} is not a UUID")
     return Manifest(uuid if version == FORMAT_VERSION else None, persistent, version)
 
 
@@ -89,7 +91,7 @@ def _short(value: object) -> str:
 
 
 def create(disk: Disk, directory: str, instance_uuid: str) -> Manifest:
-    """Make the manifest of a new directory, which may hold directories but no files."""
+    """Create the manifest of a new directory, which may contain directories but no files."""
     refuse_files(disk, directory)
     manifest = Manifest(instance_uuid)
     write_whole(disk, f"{directory}/{names.MANIFEST}", encode(manifest))
@@ -98,25 +100,25 @@ def create(disk: Disk, directory: str, instance_uuid: str) -> Manifest:
 
 
 def refuse_files(disk: Disk, directory: str) -> None:
-    """A data directory is made of nothing but directories."""
+    """Raise LimestoneError if the directory contains a file: a new data directory must not."""
     for name in disk.list_directory(directory):
         if disk.kind(f"{directory}/{name}") == "file":
             raise LimestoneError(
-                f"cannot make a data directory of {directory}: it holds {name}, and no manifest",
-                hint="choose an empty directory, or put its limestone-manifest.json back",
+                f"cannot create a data directory in {directory}: it contains {name}, but no manifest",
+                hint="choose an empty directory, or restore its limestone-manifest.json",
             )
 
 
 def read(disk: Disk, directory: str) -> Manifest | None:
-    """What the manifest says, or its copy where a migration was cut short; None where there is neither."""
+    """Read the manifest, or its copy if a migration was interrupted; return None if neither exists."""
     return read_or_back(disk, f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}", parse)
 
 
 def lock(disk: Disk, directory: str) -> Lock:
-    """Take the directory: AlreadyLocked if somebody has it, FileNotFoundError if it has no manifest.
+    """Lock the directory. Raise AlreadyLocked if it is in use, FileNotFoundError if it has no manifest.
 
-    It is the file that is locked, by whatever name: where a migration was cut short that may be the copy. Who had it
-    before may have given it another name between our two steps, and let go: then it is looked for again."""
+    The lock is on the file, not on its name; after an interrupted migration that may be the copy. If the previous owner
+    renamed the file and released the lock between our two steps, the file is looked up again."""
     path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
     for _ in range(ATTEMPTS_MAX):
         place = back if disk.kind(path) is None and disk.kind(back) == "file" else path
@@ -129,13 +131,14 @@ def lock(disk: Disk, directory: str) -> Lock:
         if held.is_at(place) and (place == path or disk.kind(path) is None):
             return held
         held.release()
-    raise LimestoneError(f"the manifest of {directory} is replaced all the time", hint="see who else uses it")
+    raise LimestoneError(f"manifest of {directory} keeps changing", hint="check which other processes use it")
 
 
 def settle(disk: Disk, directory: str) -> None:
-    """End a migration that was cut short: a copy replaces a manifest that cannot be read, and is gone after that.
+    """Complete an interrupted migration: the copy replaces an unreadable manifest, and is then deleted.
 
-    Only while the lock is held, which stays on the manifest: else a migration that goes on would be taken for one."""
+    Call it only while holding the lock, which stays on the manifest; otherwise a running migration would look
+    interrupted."""
     path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
     kept = read_whole(disk, back)
     if kept is None:
@@ -155,7 +158,7 @@ def settle(disk: Disk, directory: str) -> None:
 
 
 def migrate(disk: Disk, directory: str, manifest: Manifest) -> None:
-    """Put a manifest in the place of an older one. At every moment one of the two files can be read."""
+    """Replace an older manifest. At every moment one of the two files can be read."""
     path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
     write_whole(disk, back, encode(manifest))
     disk.sync_directory(directory)

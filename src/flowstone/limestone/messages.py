@@ -1,9 +1,9 @@
-"""The messages of Limestone's replication, protocol version 2, to bytes and back.
+"""Encoding of the messages of Limestone's replication protocol, version 2.
 
-Pure, and without state but the bytes that have not made a message yet (reference: wire protocol). There is no frame: a
-message is known by its type alone, so after one that cannot be read nothing can be, and the connection is closed. No
-length is believed: what it promises counts against `size_max` before a byte of it is waited for, and memory is taken
-only for bytes that came. Never knows which message may come when: that is for master and replica.
+Pure; the only state is the bytes of an incomplete message (`docs/spec/limestone.md#wire-protocol`). Messages have no
+frames: only the type tells the length, so after an invalid message the connection must be closed. No length is trusted:
+it counts against `size_max` before its bytes are awaited, and memory is allocated only for bytes that have arrived.
+Never knows which message is allowed when: master and replica do.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from flowstone.limestone.errors import BadMessage
 
 PROTOCOL_VERSION: Final = 2
 MESSAGE_SIZE_MAX: Final = 1 << 30
-"""Of one message, blobs included, as we take it. The original takes what memory there is."""
+"""Default maximum size of one message, blobs included. The original is limited only by its memory."""
 
 ENTRY_SIZE_MIN: Final = 37
 PLACEHOLDER_SECRET: Final = b"server_.get_session_secret()"
-"""What every real replica says in SESSION_BEGIN_ACK: a placeholder that was left in the program."""
+"""The secret in SESSION_BEGIN_ACK of every original replica: a placeholder left in its source."""
 
 
 class MessageType(IntEnum):
-    """The first byte of a message. 0x02 is reserved, and closes a connection like any unknown one."""
+    """The first byte of a message. 0x02 is reserved, and closes a connection like any unknown type."""
 
     SESSION_BEGIN = 0x01
     GROUP_COMMIT = 0x03
@@ -42,7 +42,7 @@ class MessageType(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Why a replica refuses."""
+    """Codes of ERROR that the protocol defines."""
 
     UNEXPECTED_TYPE = 1
     CONTROL_CHANNEL_EXISTS = 10
@@ -59,15 +59,15 @@ class ErrorCode(IntEnum):
 
 
 class SessionFlags(IntFlag):
-    """What a LOG_ENTRIES does besides carrying entries: begin before them, end or flush after them."""
+    """What a LOG_ENTRIES does besides carrying entries: begin the session before them, end or flush it after them."""
 
     NONE = 0
     BEGIN = 0x01
     END = 0x02
     FLUSH = 0x04
     GONE = 0x80
-    """An extension for catch-up between two of ours: the empty blobs of this message were deleted at the master, or an
-    earlier message has made them files. The original ignores the bit, and is never sent it."""
+    """An extension for catch-up between Flowstone peers: the empty blobs of this message were deleted at the master, or
+    an earlier message has stored them. It is never sent to the original, which ignores the bit."""
 
 
 class Blob(NamedTuple):
@@ -78,7 +78,7 @@ class Blob(NamedTuple):
 
 
 class WireEntry(NamedTuple):
-    """An entry as it travels: every field whatever its type, and blobs with their content."""
+    """An entry on the wire: every type has all fields, and blobs include their content."""
 
     type: int
     storage_id: int
@@ -88,9 +88,9 @@ class WireEntry(NamedTuple):
     blobs: tuple[Blob, ...] = ()
 
     def logged(self) -> Entry | None:
-        """The entry that a replica writes to its log, as the real one does; None for types from the future.
+        """Return the entry that a replica writes to its log, as the original does; None for unknown larger types.
 
-        BadMessage for a marker: the flags of a message are what begins and ends a session."""
+        Raise BadMessage for a marker: sessions are begun and ended by the flags of a message."""
         if self.type == EntryType.NORMAL:
             return put(self.storage_id, self.key, self.value, self.version)
         if self.type == EntryType.NORMAL_WITH_BLOB:
@@ -102,18 +102,18 @@ class WireEntry(NamedTuple):
             return Entry(EntryType(self.type), self.storage_id, self.version)
         if self.type > max(EntryType):
             return None
-        raise BadMessage(f"an entry of type {self.type} in LOG_ENTRIES: markers are not sent")
+        raise BadMessage(f"entry of type {self.type} in LOG_ENTRIES: markers must not be sent")
 
 
 def wire_entry(entry: Entry, blobs: tuple[Blob, ...] = ()) -> WireEntry:
-    """How a master sends an entry; `blobs` are those that it names, in that order."""
+    """Return the wire form of an entry; `blobs` are those that it names, in order."""
     if entry.blob_ids != tuple(blob.blob_id for blob in blobs):
-        raise LocalProtocolError(f"an entry with blobs {entry.blob_ids} was given others to send")
+        raise LocalProtocolError(f"entry names blobs {entry.blob_ids}, but other blobs were passed")
     return WireEntry(entry.type, entry.storage_id, entry.key, entry.value, entry.version, blobs)
 
 
 class SessionBegin(NamedTuple):
-    """Opens the control channel. Real masters leave all but the version empty."""
+    """Opens the control channel. The original leaves all fields except the version empty."""
 
     protocol_version: int = PROTOCOL_VERSION
     configuration_id: bytes = b""
@@ -126,7 +126,7 @@ class SessionBeginAck(NamedTuple):
 
 
 class GroupCommit(NamedTuple):
-    """The epoch has become durable at the master, or will when the replica says so."""
+    """The epoch has become durable at the master, or will as soon as the replica acknowledges it."""
 
     epoch: int
 
@@ -146,7 +146,7 @@ class LogChannelCreate(NamedTuple):
 
 
 class LogEntries(NamedTuple):
-    """Entries of a session. The flags stand behind the entries, so none may be written before all have come."""
+    """Entries of a session. The flags follow the entries, so no entry may be written before all have arrived."""
 
     epoch: int
     entries: tuple[WireEntry, ...] = ()
@@ -193,7 +193,7 @@ _BLOB_HEAD: Final = struct.Struct(">QI")
 _SUCCESS: Final = 0
 _FAILURE: Final = 1
 
-# The bodies that are not LOG_ENTRIES: numbers, then at most one string. In SESSION_BEGIN a number stands behind it.
+# Bodies of messages other than LOG_ENTRIES: numbers, then at most one string. In SESSION_BEGIN a number follows it.
 _BODIES: Final = {
     MessageType.SESSION_BEGIN: (struct.Struct(">BQ"), True, 8),
     MessageType.GROUP_COMMIT: (struct.Struct(">Q"), False, 0),
@@ -208,11 +208,11 @@ _BODIES: Final = {
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message; LocalProtocolError if its numbers or lengths do not fit the protocol."""
+    """Encode a message. Raise LocalProtocolError if its numbers or lengths do not fit the protocol."""
     try:
         return _encode(message)
     except struct.error as error:
-        raise LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from None
+        raise LocalProtocolError(f"cannot encode {type(message).__name__}: {error}") from None
 
 
 def _encode(message: Message) -> bytes:
@@ -246,7 +246,7 @@ def _fields(kind: MessageType, numbers: tuple[int, ...], text: bytes | None = No
 
 
 def encode_entries(epoch: int, encoded: Iterable[bytes], count: int, flags: int) -> bytes:
-    """A LOG_ENTRIES of `count` entries that are encoded already."""
+    """Return a LOG_ENTRIES of `count` encoded entries."""
     head = _ENTRIES_HEAD.pack(MessageType.LOG_ENTRIES, epoch, count)
     return b"".join((head, *encoded, struct.pack(">B", flags)))
 
@@ -271,17 +271,17 @@ def encode_blob_head(blob_id: int, size: int) -> bytes:
 
 
 class Starved(Exception):
-    """The message goes on behind the bytes that are there."""
+    """The buffer ends inside a message."""
 
 
 Entries = TypeVar("Entries")
 
 
 class Parser(Generic[Entries]):
-    """Bytes of one direction of a connection in, messages out: `feed`, then `next_message` until that is None.
+    """Takes the bytes of one direction of a connection, returns messages: `feed`, then `next_message` until None.
 
-    BadMessage from `next_message`, which comes after all messages before it, ends the parser: drop the connection.
-    What becomes of a LOG_ENTRIES is for `_log_entries` to say, which is called again when it was starved.
+    `next_message` raises BadMessage after it has returned all messages before the invalid one; close the connection
+    then. Subclasses implement `_log_entries`, which is called again after it was starved.
     """
 
     def __init__(self, *, size_max: int = MESSAGE_SIZE_MAX) -> None:
@@ -290,19 +290,19 @@ class Parser(Generic[Entries]):
         self._fed: list[bytes] = []
         self._at = 0
         self._wanted = 1
-        """Bytes from `_at` on without which nothing new can be said: no look before they are there."""
+        """Number of bytes from `_at` on without which parsing makes no progress."""
         self._available = 0
         self._head: tuple[int, int] | None = None
-        """Epoch and number of entries of a LOG_ENTRIES that has not come to its end; `_at` is behind what was read."""
+        """Epoch and number of entries of an incomplete LOG_ENTRIES; `_at` is the end of the part that was read."""
         self._size = 0
-        """Of the part of that message that has been read."""
+        """Size of that part."""
         self._unfinished: tuple[WireEntry, int] | None = None
-        """An entry of it that has been read up to its blobs, and how many it has; `_come` are those that were read."""
+        """An entry of it that was read up to its blobs, and the number of blobs; `_come` are those that were read."""
         self._come: list[Blob] = []
 
     @property
     def is_between_messages(self) -> bool:
-        """Whether a connection that ends now has cut no message."""
+        """True if the connection could end now without cutting a message."""
         return self._available == 0 and self._head is None
 
     def feed(self, data: bytes) -> None:
@@ -325,12 +325,13 @@ class Parser(Generic[Entries]):
         return message
 
     def _forget(self) -> None:
-        """Drop the bytes that were read: a connection that goes idle must not keep its last message."""
+        """Drop the bytes that were read, so that an idle connection does not hold its last message."""
         if self._at:
             self._data, self._at = self._data[self._at :], 0
 
     def _require(self, at: int, size: int) -> int:
-        """Where these bytes end, which must be there; a message that would be too long because of them is refused."""
+        """Return the end offset of these bytes. Raise Starved if they have not arrived, BadMessage if the message
+        would be too long."""
         end = at + size
         self._check_size(end)
         if end > len(self._data):
@@ -340,7 +341,7 @@ class Parser(Generic[Entries]):
 
     def _check_size(self, end: int) -> None:
         if self._size + end - self._at > self._size_max:
-            raise BadMessage(f"a message of more than {self._size_max} bytes")
+            raise BadMessage(f"message exceeds the limit of {self._size_max} bytes")
 
     def _taken(self, end: int) -> None:
         self._available -= end - self._at
@@ -350,17 +351,17 @@ class Parser(Generic[Entries]):
         try:
             kind = MessageType(self._data[self._at])
         except ValueError:
-            raise BadMessage(f"no message has type {self._data[self._at]:#04x}") from None
+            raise BadMessage(f"unknown message type {self._data[self._at]:#04x}") from None
         self._size = 0
         if kind is MessageType.LOG_ENTRIES:
             end = self._require(self._at, _ENTRIES_HEAD.size)
             _, epoch, count = _ENTRIES_HEAD.unpack_from(self._data, self._at)
             if _ENTRIES_HEAD.size + count * ENTRY_SIZE_MIN > self._size_max:
-                raise BadMessage(f"{count} entries in one message, which may have {self._size_max} bytes")
+                raise BadMessage(f"{count} entries in a message exceed the limit of {self._size_max} bytes")
             self._head, self._size = (epoch, count), _ENTRIES_HEAD.size
             self._taken(end)
             return self._log_entries()
-        numbers, has_text, behind = _BODIES[kind]
+        numbers, has_text, tail_size = _BODIES[kind]
         at = self._at + 1
         end = self._require(at, numbers.size)
         fields, text = numbers.unpack_from(self._data, at), b""
@@ -368,7 +369,7 @@ class Parser(Generic[Entries]):
             text_at = self._require(end, _LENGTH.size)
             end = self._require(text_at, _LENGTH.unpack_from(self._data, end)[0])
             text = self._data[text_at:end]
-        tail_at, end = end, self._require(end, behind)
+        tail_at, end = end, self._require(end, tail_size)
         message = _decoded(kind, fields, text, self._data[tail_at:end])
         self._taken(end)
         return message
@@ -377,7 +378,7 @@ class Parser(Generic[Entries]):
         raise NotImplementedError
 
     def _flags(self) -> int:
-        """The last byte of a LOG_ENTRIES, which ends with it."""
+        """Read the last byte of a LOG_ENTRIES."""
         end = self._require(self._at, 1)
         flags = self._data[end - 1]
         self._taken(end)
@@ -385,12 +386,12 @@ class Parser(Generic[Entries]):
         return flags
 
     def _read_to(self, end: int) -> None:
-        """What is before this has been read, and is not looked at again."""
+        """Note that everything before `end` has been read."""
         self._size += end - self._at
         self._taken(end)
 
     def _entry(self) -> WireEntry:
-        """The next entry. Where it is starved among its blobs, it goes on with the one that is missing."""
+        """Return the next entry. If it was starved among its blobs, resume with the missing one."""
         if self._unfinished is None:
             entry, blob_count, end = self._entry_without_blobs()
             self._require(end, blob_count * _BLOB_HEAD.size)
@@ -418,7 +419,7 @@ class Parser(Generic[Entries]):
         return content_at, *_BLOB_HEAD.unpack_from(self._data, self._at)
 
     def _entry_without_blobs(self) -> tuple[WireEntry, int, int]:
-        """With how many blobs it has, and where they begin."""
+        """Return the next entry, the number of its blobs, and the offset of the first."""
         data, require = self._data, self._require
         key_at = require(self._at, _ENTRY_HEAD.size)
         kind, storage_id, key_size = _ENTRY_HEAD.unpack_from(data, self._at)
@@ -432,7 +433,7 @@ class Parser(Generic[Entries]):
 
 
 class MessageParser(Parser[LogEntries]):
-    """All messages as they are, entry by entry."""
+    """Returns all messages decoded, entry by entry."""
 
     def __init__(self, *, size_max: int = MESSAGE_SIZE_MAX) -> None:
         super().__init__(size_max=size_max)

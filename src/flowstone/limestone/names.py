@@ -1,6 +1,6 @@
-"""The names in a data directory: which file is what, and where a blob lies.
+"""The names of files in a data directory.
 
-Pure text (reference: data directory). Never looks whether a file is there.
+Pure text (`docs/spec/limestone.md#data-directory`). Never checks whether a file exists.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ SNAPSHOT: Final = "data/snapshot"
 
 PWAL_PREFIX: Final = "pwal_"
 CHANNELS_MAX: Final = 10_000
-"""Log channels of one directory: four digits in the name of a file, and the real replica's limit."""
+"""Maximum number of log channels of a directory: file names have four digits, and the original replica has this limit.
+"""
 
 _PWAL_LENGTH: Final = len("pwal_0000")
 _BLOB: Final = re.compile(r"([0-9a-f]{16})\.blob", re.ASCII)
 
 
 def pwal(number: int) -> str:
-    """The active log file of a channel."""
+    """Return the name of the active log file of a channel."""
     return f"{PWAL_PREFIX}{number:04d}"
 
 
 def is_pwal(name: str) -> bool:
-    """Whether the real program takes a file for a log, the compacted one and rotated ones included."""
+    """Return True if the original treats a file as a log file, including the compacted one and rotated ones."""
     return name.startswith(PWAL_PREFIX)
 
 
 def is_detached(name: str) -> bool:
-    """Whether no channel writes to this log file any more."""
+    """Return True if no channel writes to this log file any more."""
     return is_pwal(name) and len(name) > _PWAL_LENGTH
 
 
 def rotated(name: str, milliseconds: int, number: int) -> str:
-    """What `pwal_0000` or `epoch` is called when it is put aside; `number` is 0, a free one, or the epoch."""
+    """Return the name of a rotated `pwal_0000` or `epoch`; `number` is 0, an unused number, or the epoch."""
     return f"{name}.{milliseconds:014d}.{number}"
 
 
 def is_epoch_file(name: str) -> bool:
-    """The epoch file, or one that was put aside."""
+    """Return True for the epoch file and for rotated ones."""
     return name == EPOCH or name.startswith(EPOCH + ".")
 
 
@@ -57,11 +58,11 @@ def blob_directory(blob_id: int) -> str:
 
 
 def blob(blob_id: int) -> str:
-    """The path of a blob, from the data directory."""
+    """Return the path of a blob, relative to the data directory."""
     return f"{blob_directory(blob_id)}/{blob_id:016x}.blob"
 
 
 def blob_id(name: str) -> int | None:
-    """The blob that a file of this name holds, without its directory; None if it is no name of a blob."""
+    """Return the id in the file name of a blob, without its directory; None if it is not such a name."""
     found = _BLOB.fullmatch(name)
     return int(found[1], 16) if found else None

@@ -1,7 +1,7 @@
-"""A data directory in the hands of a tool: locked, its manifest understood, and put aside before it is changed.
+"""A data directory used by a tool: locked, its manifest read, and backed up before it is changed.
 
-Through the Outside one is handed, and blocking. Unlike `directory.py`, which makes a directory fit for a datastore,
-this takes one as it is, damage included, and changes nothing of it but on request.
+Uses the Outside that is passed in, and blocks. Unlike `directory.py`, which prepares a directory for a datastore, this
+module takes a directory as it is, even damaged, and changes it only on request.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 @contextmanager
 def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Manifest]:
-    """The directory, locked against us and the real programs, while the block runs; AlreadyLocked if one has it.
+    """Lock the directory against Flowstone and the original while the block runs. Raise AlreadyLocked if it is in use.
 
-    `only_looks`: then one on a read-only file system, where nobody can have it open, goes without the lock."""
+    `only_looks`: read without the lock on a read-only file system, where no other process can write."""
     if disk.kind(directory) != "directory":
-        raise LimestoneError(f"{directory}: there is no such directory")
+        raise LimestoneError(f"{directory}: no such directory")
     lock: AbstractContextManager[object] = nullcontext()
     try:
         lock = manifest.lock(disk, directory)
@@ -47,35 +47,35 @@ def held(disk: Disk, directory: str, *, only_looks: bool = False) -> Iterator[Ma
             raise no_directory(directory)
         if replica_seeding.has_data_aside(disk, directory):
             raise LimestoneError(
-                f"the data of {directory} is in {directory}/{replica_seeding.ASIDE}: a master was sending it anew",
-                hint="start the replica, or open a store there: that puts it back",
+                f"data of {directory} is in {directory}/{replica_seeding.ASIDE}: a seeding did not complete",
+                hint="start the replica or open a store there to restore the data",
             )
         yield found
 
 
 def no_directory(directory: str) -> LimestoneError:
-    """What to say of another directory."""
+    """Return the error for a directory that is not a data directory."""
     return LimestoneError(
-        f"{directory} is no data directory: it has no {names.MANIFEST}",
-        hint="name the directory that holds it, which is log_location in tsurugi.ini",
+        f"{directory} is not a data directory: {names.MANIFEST} is missing",
+        hint="name the directory that contains it (log_location in tsurugi.ini)",
     )
 
 
 def migrate(outside: Outside, directory: str, found: Manifest) -> None:
-    """Give a directory of an older format a manifest of ours. Its log files must have been put aside, or be gone."""
+    """Migrate the manifest of a directory of an older format. Its log files must have been rotated or deleted."""
     if not found.is_current:
         manifest.migrate(outside.disk, directory, found.migrated(str(outside.random.uuid())))
 
 
 def rename_instance(outside: Outside, directory: str) -> None:
-    """Give a directory a manifest of ours with another identity, for one that has lost what others know it by."""
+    """Give a directory a new identity, if what its peers know about it no longer holds."""
     found = manifest.read(outside.disk, directory)
     lineage.add(outside.disk, directory, [found.instance_uuid if found is not None else None])
     manifest.migrate(outside.disk, directory, Manifest(str(outside.random.uuid())))
 
 
 def beside(outside: Outside, directory: str, kind: str) -> str:
-    """A path beside a directory that nothing has: `<directory>.<kind>_XXXXXX`, as the real tools name them."""
+    """Return an unused path beside a directory: `<directory>.<kind>_XXXXXX`, as the original tools name them."""
     while True:
         letters = (_LETTERS[outside.random.randrange(len(_LETTERS))] for _ in range(_SUFFIX_LENGTH))
         path = f"{directory}.{kind}_{''.join(letters)}"
@@ -86,10 +86,10 @@ def beside(outside: Outside, directory: str, kind: str) -> str:
 def put_aside(
     outside: Outside, directory: str, changed: AbstractSet[str], tell: Callable[[int, str], None] | None = None
 ) -> str:
-    """A copy of a directory beside it, made durably; its path. Files that are not going to change are shared with it.
+    """Make a durable copy beside a directory, and return its path. Files that will not change are hard links.
 
-    `changed`: the names of log files that are; an empty one may be, it is what a channel goes on with. The manifest
-    comes last: without one a directory is none, so that a copy that was cut short is not mistaken for a whole one."""
+    `changed`: names of log files that will change. Empty log files are copied, because channels append to them. The
+    manifest comes last: an interrupted copy without a manifest is not mistaken for a data directory."""
     disk = outside.disk
     target = beside(outside, directory, "backup")
     disk.make_directory(target)

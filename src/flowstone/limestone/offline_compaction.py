@@ -1,8 +1,8 @@
-"""Compaction of a directory that no program runs on: afterwards its compacted file is all of its log.
+"""Compaction of a directory that no program uses: afterwards the compacted file is the whole log.
 
-Through the Outside one is handed, and blocking (reference: compaction, tglogutil). Unlike the original it works in
-place, under the lock and safe at every write, keeps the blobs that its rows name and the largest id that was given out,
-and names the compacted file in the catalog, without which the original would bring removed keys back.
+Uses the Outside that is passed in, and blocks (`docs/spec/limestone.md#offline-compaction`). Unlike the original, it
+works in place, under the lock, and is safe at every write. It keeps the blobs that rows name and the largest blob id,
+and names the compacted file in the catalog; otherwise the original would bring removed keys back.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _ROW_TYPES: Final = (EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a compaction is going to read: all sessions up to `epoch` of these log files, and the compacted file."""
+    """What a compaction will read: the compacted file, and all sessions up to `epoch` of these log files."""
 
     epoch: int
     inputs: tuple[str, ...]
     superfluous: tuple[str, ...]
-    """Log files that an earlier compaction has replaced; they go, too."""
+    """Log files that an earlier compaction has replaced; they are deleted, too."""
     bytes_before: int
     has_work: bool = True
-    """False: the compacted file is all of the log already, and the epoch is the durable one."""
+    """False if the compacted file is already the whole log, and the epoch is the durable one."""
 
 
 @dataclass(frozen=True)
 class OfflineCompacted:
-    """What it did. `backup`: the path of the directory as it was, None where none was wished for."""
+    """The result of a compaction. `backup`: the path of the backup; None if none was requested."""
 
     plan: Plan
     catalog: Catalog
@@ -57,12 +57,12 @@ class OfflineCompacted:
 def refuse_link(disk: Disk, directory: str) -> None:
     if disk.is_link(directory.rstrip("/")):
         raise LimestoneError(
-            f"{directory} is a symbolic link, and what is compacted must not be one", hint="name what it leads to"
+            f"{directory} is a symbolic link, which cannot be compacted", hint="name the target of the link"
         )
 
 
 def plan(disk: Disk, directory: str, epoch: int | None = None) -> Plan:
-    """Look at a directory that is held. DamagedFile if its epoch file or catalog cannot be read."""
+    """Plan the compaction of a locked directory. Raise DamagedFile if its epoch file or catalog cannot be read."""
     wanted = epoch_file.read(disk, directory).durable if epoch is None else epoch
     listed = catalog.read(disk, directory) or Catalog()
     inputs = input_files(disk, directory, listed)
@@ -70,7 +70,7 @@ def plan(disk: Disk, directory: str, epoch: int | None = None) -> Plan:
     superfluous = tuple(name for name in found if name in listed.detached)
     sizes = {name: disk.size(f"{directory}/{name}") for name in found}
     has_work = (
-        any(sizes[name] for name in inputs)  # an empty one is what a channel goes on with
+        any(sizes[name] for name in inputs)  # channels append to empty ones
         or bool(superfluous)
         or not _is_settled(disk, directory, listed)
         or (epoch is not None and not _is_durable(disk, directory, epoch))
@@ -86,7 +86,7 @@ def _is_durable(disk: Disk, directory: str, epoch: int) -> bool:
 
 
 def _is_settled(disk: Disk, directory: str, listed: Catalog) -> bool:
-    """Whether a compaction has come to its end here, by us: the original does not name its file in the catalog."""
+    """Return True if a compaction by Flowstone has completed: the original does not name its file in the catalog."""
     present = disk.list_directory(directory)
     found = manifest.read(disk, directory)
     return (
@@ -100,7 +100,8 @@ def _is_settled(disk: Disk, directory: str, listed: Catalog) -> bool:
 
 
 def check(disk: Disk, directory: str, planned: Plan) -> int:
-    """Read all that is to be compacted, and change nothing; how many rows there are. DamagedFile as the compaction."""
+    """Read all inputs without changing anything, and return the number of rows. Raise DamagedFile as the compaction
+    would."""
     return len(recover(disk, directory, repairs=False, durable_epoch=planned.epoch, files=planned.inputs).snapshot)
 
 
@@ -112,7 +113,7 @@ def compact_offline(
     keeps_backup: bool = True,
     write: Writer = write_here,
 ) -> OfflineCompacted:
-    """Compact a directory that nobody uses; AlreadyLocked if somebody does."""
+    """Compact a directory that no program uses. Raise AlreadyLocked if one does."""
     refuse_link(outside.disk, directory)
     with offline.held(outside.disk, directory):
         planned = plan(outside.disk, directory, epoch)
@@ -129,9 +130,9 @@ def execute(
     temporary: str | None = None,
     tell: Tell = lambda what: None,
 ) -> OfflineCompacted:
-    """Do what was planned, in a directory that is held since. A crash at any moment leaves the same rows.
+    """Execute a plan in a directory that has been locked since. A crash at any point leaves the same rows.
 
-    Where there is nothing to do, all of it stays as it is: whoever follows it need not begin anew."""
+    If there is nothing to do, nothing changes, not even the identity, so replicas need not be seeded again."""
     disk = outside.disk
     if not planned.has_work:
         tell("reading")
@@ -146,10 +147,10 @@ def execute(
         tell("making a backup")
         backup = offline.put_aside(outside, directory, frozenset())
     tell("putting the new file in place")
-    # With the log files goes what tells epochs that never became durable from those that did: others must see that.
+    # Without the log files, nobody can tell which epochs never became durable. The new identity shows that to peers.
     offline.rename_instance(outside, directory)
     if not _is_durable(disk, directory, planned.epoch):
-        replica_seeding.promote(disk, directory)  # what somebody takes for durable is not what a master has sent
+        replica_seeding.promote(disk, directory)  # an epoch set by the operator differs from what the master sent
     listed = catalog.read(disk, directory) or Catalog()
     new = commit(disk, directory, listed, planned.inputs, planned.epoch, made, written)
     replace_file(disk, directory, names.EPOCH, names.EPOCH_TEMPORARY, epoch_file.record(planned.epoch))
@@ -165,7 +166,7 @@ def execute(
 
 
 def _count(disk: Disk, directory: str) -> int:
-    """The rows of the compacted file. DamagedFile if it is not whole."""
+    """Return the number of rows of the compacted file. Raise DamagedFile if it is incomplete."""
     rows = 0
 
     def add(part: Part, takes: Bytes) -> None:
@@ -177,7 +178,7 @@ def _count(disk: Disk, directory: str) -> int:
 
 
 def _beside_its_place(disk: Disk, directory: str, made: str) -> str:
-    """A file that was made elsewhere, where a rename can put it in its place."""
+    """Move a file that was written elsewhere to where a rename can put it in place; return its path."""
     path = f"{directory}/{TEMPORARY}/{names.COMPACTED}"
     if made != path:
         disk.make_directory(f"{directory}/{TEMPORARY}")

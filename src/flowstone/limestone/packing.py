@@ -1,6 +1,6 @@
-"""Many keys with their values as the entries of a log file, by a compiled kernel.
+"""Encoding of many keys and values as log entries, by a compiled kernel.
 
-Pure. For `add_entries`: what `entries.encode` does for one, for thousands at a time.
+Pure. Used by `add_entries`: does for thousands of entries at a time what `entries.encode` does for one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowstone.kernels.wide import Bytes, copy, number, poke, poke64, word
 from flowstone.limestone.entries import LENGTH_MAX, WriteVersion
 
 PUT_SIZE: Final = 33
-"""Of an entry with neither key nor value."""
+"""Size of an entry without key and value."""
 
 _ID_MAX: Final = (1 << 64) - 1
 _HALF = np.uint64(32)
@@ -29,9 +29,9 @@ Sizes = NDArray[np.int64]
 def pack_puts(
     out: Bytes, keys: Bytes, key_sizes: Sizes, values: Bytes, value_sizes: Sizes, ids: NDArray[np.uint64]
 ) -> int:
-    """Write one entry for each key and value, which stand one behind the other; `ids`: storage, major, first minor.
+    """Encode one entry for each key and value, which are concatenated; `ids`: storage, major, first minor version.
 
-    The caller has made `out` as long as all of them need, and no size is larger than 4 bytes can say."""
+    The caller sizes `out` for all entries. Every size must fit in 4 bytes."""
     at = key_at = value_at = 0
     for index in range(key_sizes.shape[0]):
         key_size, value_size = number(key_sizes[index]), number(value_sizes[index])
@@ -50,16 +50,16 @@ def pack_puts(
 def packed_puts(
     storage_id: int, keys: Sequence[bytes], values: Sequence[bytes], version: WriteVersion, part_size: int
 ) -> Iterator[memoryview]:
-    """The bytes of the entries that set these keys, in parts of whole entries of about `part_size`.
+    """Return the encoded entries that set these keys, in parts of whole entries of about `part_size` bytes.
 
-    The minor version of each is one more than that of the one before. LocalProtocolError, before the first part, if
-    something does not fit the format."""
+    The minor version increases by one with each entry. Raise LocalProtocolError, before the first part, if a value does
+    not fit the format."""
     count = len(keys)
     if len(values) != count:
-        raise LocalProtocolError(f"there are {count} keys, but {len(values)} values")
+        raise LocalProtocolError(f"numbers of keys and values differ: {count} keys, {len(values)} values")
     largest = max(version.minor + count - 1, version.major, storage_id)
     if largest > _ID_MAX or min(version.minor, version.major, storage_id) < 0:
-        raise LocalProtocolError("storage ids and versions are numbers of 64 bits")
+        raise LocalProtocolError("storage id or version is not a 64-bit number")
     key_bytes, key_sizes = _joined(keys)
     value_bytes, value_sizes = _joined(values)
     ids = (storage_id, version.major, version.minor)
@@ -70,7 +70,7 @@ def packed_puts(
 
 
 def compile_kernels() -> None:
-    """Load what `packed_puts` runs, or compile it: seconds that nobody should spend in a session."""
+    """Load or compile the kernels of `packed_puts`, so that no session waits seconds for the compiler."""
     for part in packed_puts(0, [b"k"], [b"v"], WriteVersion(0, 0), 1 << 10):
         assert len(part) == PUT_SIZE + 2
 
@@ -79,12 +79,12 @@ def _joined(texts: Sequence[bytes]) -> tuple[Bytes, Sizes]:
     try:
         joined = b"".join(texts)
     except TypeError as error:
-        raise LocalProtocolError(f"keys and values are bytes: {error}") from None
+        raise LocalProtocolError(f"keys and values must be bytes: {error}") from None
     sizes = np.fromiter(map(len, texts), np.int64, len(texts))
     if int(sizes.sum()) != len(joined):
-        raise LocalProtocolError("keys and values are bytes")
+        raise LocalProtocolError("keys and values must be bytes")
     if len(joined) > LENGTH_MAX and int(sizes.max()) > LENGTH_MAX:
-        raise LocalProtocolError(f"a key or value has at most {LENGTH_MAX} bytes")
+        raise LocalProtocolError(f"key or value exceeds the limit of {LENGTH_MAX} bytes")
     return np.frombuffer(joined, np.uint8), sizes
 
 
@@ -104,11 +104,11 @@ def _parts(
     ends = np.cumsum(key_sizes + value_sizes + PUT_SIZE)
     first = key_at = value_at = done = 0
     while first < len(ends):
-        behind = max(int(np.searchsorted(ends, done + part_size)), first) + 1
-        behind = min(behind, len(ends))
-        size, part = int(ends[behind - 1]) - done, slice(first, behind)
+        end = max(int(np.searchsorted(ends, done + part_size)), first) + 1
+        end = min(end, len(ends))
+        size, part = int(ends[end - 1]) - done, slice(first, end)
         part_ids = (storage_id, major, minor + first)
         yield _packed(size, keys[key_at:], key_sizes[part], values[value_at:], value_sizes[part], part_ids)
         key_at += int(key_sizes[part].sum())
         value_at += int(value_sizes[part].sum())
-        first, done = behind, done + size
+        first, done = end, done + size

@@ -1,9 +1,9 @@
-"""A master's side of replication: every session that ends and every epoch goes to the replicas, and the quorum decides.
+"""Replication on the master: ended sessions and epochs are sent to the replicas, and the quorum decides.
 
-`end_session` and `group_commit` return when as many replicas have it on disk as must. Where there are fewer, the policy
-says what happens: "block" waits for as long as anybody can come back, "degrade" goes on with those that are there,
-"fail" raises. A replica that is lost never takes the master with it. One replica's affairs are in `replica_link.py`;
-the local log file and epoch file are the datastore's.
+`end_session` and `group_commit` return when the quorum has made the data durable. If too few replicas are available,
+the policy decides: "block" waits as long as one can return, "degrade" continues with the available ones, "fail" raises.
+A lost replica never stops the master otherwise. `replica_link.py` handles one replica; the datastore writes the local
+log files and epoch file.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from flowstone.outside import Outside, SocketOptions
 from flowstone.outside.worker import by_worker
 
 _WITHOUT: Final = {
-    "block": "sessions wait until it is there (on_lost is block)",
-    "degrade": "sessions go on without it (on_lost is degrade)",
-    "fail": "sessions fail until it is there (on_lost is fail)",
+    "block": "sessions wait for it (on_lost is block)",
+    "degrade": "sessions continue without it (on_lost is degrade)",
+    "fail": "sessions fail until it returns (on_lost is fail)",
 }
-_WITHOUT_ANY: Final = "sessions fail from now on: it is not reached for again"
+_WITHOUT_ANY: Final = "sessions fail from now on: the master does not reconnect to it"
 
 
 class QuorumLost(LimestoneError):
-    """Fewer replicas than the quorum have what must be replicated, and nobody is waited for, or nobody can come."""
+    """Too few replicas acknowledged a session or an epoch, and the policy is not to wait, or no replica can return."""
 
 
 @dataclass(frozen=True)
 class PropagationStatus:
-    """What an operator asks. `degraded`: fewer replicas have everything than the quorum."""
+    """The status of replication. `degraded`: fewer replicas than the quorum are up to date."""
 
     quorum: int
     live: int
@@ -58,7 +58,7 @@ class _Waiter:
 
 
 class Propagation:
-    """`store` is asked for what a replica lacks. Channels are opened before or after `start`."""
+    """The replicas of a store. `store` provides what a replica lacks. Channels are opened before or after `start`."""
 
     def __init__(self, outside: Outside, settings: Settings, store: Store) -> None:
         self.channels: list[int] = []
@@ -85,8 +85,8 @@ class Propagation:
     # --- life ---
 
     async def open_channel(self, channel_id: int) -> None:
-        """There is another log channel. In the original's order its connections are made now: QuorumLost if they
-        cannot be, and that matters."""
+        """Add a log channel. In the original's order its connections are made now; raise QuorumLost if that fails and
+        the policy requires them."""
         self.channels.append(channel_id)
         for link in self._links:
             if self._form.compatible and not self._is_running:
@@ -101,13 +101,13 @@ class Propagation:
             await link.connect_channel(channel_id)
         except LimestoneError as error:
             if self._settings.on_lost != "degrade":
-                raise self._quorum_lost(f"log channel {channel_id} cannot be opened") from error
+                raise self._quorum_lost(f"cannot open log channel {channel_id}") from error
 
     async def start(self, last_epoch: int) -> None:
-        """Reach for the replicas until the quorum is there, once for each; what they lack is sent after that.
+        """Connect to the replicas until the quorum is reached, once each; what they lack is sent afterwards.
 
-        QuorumLost where the policy is to fail and they cannot be reached; AuthenticationFailed where one of them was
-        not given our secret, unless we go on without it."""
+        Raise QuorumLost if the policy is to fail and they are unreachable, AuthenticationFailed if one of them does not
+        have our secret and is required."""
         self.recorded = self.begun_with = last_epoch
         self._is_running = True
         for link in self._links:
@@ -123,26 +123,26 @@ class Propagation:
                 raise link.error
         has_hope = self._settings.on_lost != "fail" and self._has_hope(_anything)
         if self._count_reached() < self._settings.needed and not has_hope:
-            raise self._quorum_lost("the store cannot start")
+            raise self._quorum_lost("cannot start the store")
 
     def _count_reached(self) -> int:
         return sum(link.is_receiving for link in self._links)
 
     async def close(self) -> None:
-        """Say goodbye as the original does, without a word; who still waits is told that it was in vain."""
+        """Close all connections without a message, as the original does; pending calls raise QuorumLost."""
         self._is_running = False
         for waiter in self._waiters:
             if not waiter.done.done():
-                waiter.done.set_exception(self._quorum_lost(f"{waiter.what} was waited for when the store was closed"))
+                waiter.done.set_exception(self._quorum_lost(f"store closed while {waiter.what} was pending"))
         await asyncio.gather(*(link.close() for link in self._links))
 
     # --- work ---
 
     async def end_session(self, channel_id: int, epoch: int, parts: Parts) -> None:
-        """Returns when the quorum has the session on disk.
+        """Return when the quorum has made the session durable.
 
-        `parts` gives the entries of the session as they are in the log file, without markers, in whole entries, each
-        time it is called; it must be able to until the channel's next session begins."""
+        `parts` returns the entries of the session as in the log file, without markers, in parts of whole entries. It
+        must be callable until the next session of the channel begins."""
         before = self._recent.get(channel_id)
         session = EndedSession(self._form, channel_id, epoch, parts, 0 if before is None else before.epoch)
         if before is not None:
@@ -150,10 +150,10 @@ class Propagation:
         self._recent[channel_id] = session
         for link in self._links:
             link.send(session)
-        await self._wait(_Waiter(f"a session of epoch {epoch}", lambda link: link.has(session)))
+        await self._wait(_Waiter(f"session of epoch {epoch}", lambda link: link.has(session)))
 
     async def group_commit(self, epoch: int) -> None:
-        """Returns when the quorum has recorded the epoch. All its sessions have ended."""
+        """Return when the quorum has recorded the epoch. All its sessions must have ended."""
         self.recorded = max(self.recorded, epoch)
         for link in self._links:
             link.commit()
@@ -196,25 +196,25 @@ class Propagation:
         elif on_lost == "fail":
             reached = sum(link.is_receiving and waiter.can(link) for link in self._links)
             if reached < needed:
-                waiter.done.set_exception(self._quorum_lost(f"{waiter.what} cannot be replicated"))
+                waiter.done.set_exception(self._quorum_lost(f"cannot replicate {waiter.what}"))
         elif on_lost == "block" and not self._has_hope(waiter.can):
-            waiter.done.set_exception(self._quorum_lost(f"{waiter.what} will never be replicated"))
+            waiter.done.set_exception(self._quorum_lost(f"cannot replicate {waiter.what}: no replica can return"))
 
     def _has_hope(self, can: Callable[[ReplicaLink], bool]) -> bool:
         return sum(not link.is_hopeless and can(link) for link in self._links) >= self._settings.needed
 
     def _quorum_lost(self, what: str) -> QuorumLost:
         reasons = "; ".join(str(link.error) for link in self._links if link.error is not None)
-        hint = 'bring the replicas back, or give on_lost="degrade" to go on without them'
+        hint = 'bring the replicas back, or set on_lost="degrade" to continue without them'
         needed = self._settings.needed
-        return QuorumLost(f"{what}: {needed} of {len(self._links)} replicas must have it. {reasons}", hint=hint)
+        return QuorumLost(f"{what}: {needed} of {len(self._links)} replicas must acknowledge it. {reasons}", hint=hint)
 
     # --- for the links ---
 
     def without(self, link: ReplicaLink) -> str:
         needed, on_lost = self._settings.needed, self._settings.on_lost
         if sum(other.is_receiving for other in self._links if other is not link) >= needed:
-            return f"the others are as many as must have every session ({needed})"
+            return f"the quorum of {needed} is available without it"
         return _WITHOUT_ANY if link.is_hopeless and on_lost == "block" else _WITHOUT[on_lost]
 
     def recent_sessions(self) -> list[EndedSession]:

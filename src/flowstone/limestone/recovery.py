@@ -1,8 +1,8 @@
-"""A data directory as it is found: its durable epoch, the files that count, what is wrong with them, its snapshot.
+"""Recovery of a data directory: its durable epoch, the files that count, their damage, and its snapshot.
 
-Through the Disk one is handed, and blocking; the rules are in `scan.py` and `columns.py` (reference: ready()).
-Nothing here changes a directory but `apply`, which is asked for by name: `recover` with `repairs=False` only looks.
-Never takes the lock: whoever changes a directory holds it.
+Uses the Disk that is passed in, and blocks. The rules are in `scan.py` and `columns.py`
+(`docs/spec/limestone.md#opening-a-directory`). Only `apply` changes a directory: `recover` calls it unless
+`repairs=False`. Never takes the lock: the caller holds it if the directory is changed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from flowstone.outside import Disk
 INVALIDATED = bytes((EntryType.MARKER_INVALIDATED_BEGIN,))
 
 ATTEMPTS_MAX: Final = 10
-"""How often the files of a directory that is in use are opened anew because they were put aside meanwhile."""
+"""Number of attempts to open the files of a directory that is in use, if they are rotated meanwhile."""
 
 FinishedSizes = Callable[[], Mapping[str, int]]
 Add = Callable[[Part, Bytes], None]
-"""Takes a part of a file, and which of its entries count."""
+"""Takes a part of a file, and a mask of its entries that count."""
 
 
 @dataclass(frozen=True)
 class FileReport:
-    """What was found in one log file, and what it needs."""
+    """The findings in one log file, and the changes that it needs."""
 
     name: str
     verdict: Verdict
@@ -47,7 +47,8 @@ class FileReport:
 
 @dataclass(frozen=True)
 class Recovered:
-    """A directory's content. `last_epoch`: durable, or seen in any marker: no new session may have a smaller one."""
+    """The content of a directory. `last_epoch`: the largest epoch that is durable or in any marker; new sessions must
+    not have a smaller one."""
 
     durable_epoch: int
     last_epoch: int
@@ -61,7 +62,7 @@ class Recovered:
 
 
 def input_files(disk: Disk, directory: str, listed: Catalog) -> list[str]:
-    """The names of log files that are read at start: all but the compacted one and those that it has replaced."""
+    """Return the names of the log files that are read at start: all except the compacted one and those it replaced."""
     left_out = frozenset({names.COMPACTED, names.COMPACTED_PREVIOUS, *listed.detached})
     found = (name for name in disk.list_directory(directory) if names.is_pwal(name) and name not in left_out)
     return [name for name in found if disk.kind(f"{directory}/{name}") == "file"]
@@ -69,7 +70,7 @@ def input_files(disk: Disk, directory: str, listed: Catalog) -> list[str]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is read of a directory: the compacted file, if any, and log files, of which `sizes` may say how much."""
+    """The files to read: the compacted file, if any, and log files. `sizes` limits the bytes of a log file."""
 
     listed: Catalog
     compacted: Source | None
@@ -78,7 +79,7 @@ class Inputs:
 
     @property
     def sources(self) -> list[Source]:
-        """By their numbers as origins of winners."""
+        """All sources; the index of a source is its number as the origin of winners."""
         return [self.compacted or NO_SOURCE, *self.logs.values()]
 
     def close(self) -> None:
@@ -87,7 +88,7 @@ class Inputs:
 
 
 def inputs_of(disk: Disk, directory: str, files: Sequence[str] | None = None) -> Inputs:
-    """By their names, which nobody changes meanwhile."""
+    """Return the inputs of a directory by name. No name may change meanwhile."""
     listed = catalog.read(disk, directory) or Catalog()
     compacted = compacted_path(disk, directory)
     found = input_files(disk, directory, listed) if files is None else files
@@ -96,9 +97,9 @@ def inputs_of(disk: Disk, directory: str, files: Sequence[str] | None = None) ->
 
 
 def live_inputs_of(disk: Disk, directory: str, finished_sizes: FinishedSizes) -> Inputs:
-    """Of a directory whose channels write to their files, put them aside and compact them meanwhile.
+    """Open the inputs of a directory whose channels write, rotate and compact files meanwhile.
 
-    What was opened is what the names meant if they are still the same afterwards."""
+    The opened files are consistent if the names are unchanged afterwards."""
     for _ in range(ATTEMPTS_MAX):
         found = inputs_of(disk, directory)
         held: list[Source] = []
@@ -116,11 +117,11 @@ def live_inputs_of(disk: Disk, directory: str, finished_sizes: FinishedSizes) ->
             pass
         for source in held:
             source.close()
-    raise LimestoneError(f"{directory}: its files change faster than they can be opened", hint="try again")
+    raise LimestoneError(f"{directory}: files change faster than they can be opened", hint="try again")
 
 
 def read_file(source: Source, name: str, size: int | None, durable_epoch: int, mode: Mode, add: Add) -> FileReport:
-    """Hand over what counts in the first `size` bytes of a log file."""
+    """Pass the entries that count in the first `size` bytes of a log file to `add`."""
     scan = Scan((), durable_epoch, mode, is_detached=names.is_detached(name))
     with source.opened() as file:
         whole = file.size()
@@ -137,20 +138,21 @@ def read_file(source: Source, name: str, size: int | None, durable_epoch: int, m
 
 
 def compacted_path(disk: Disk, directory: str) -> str | None:
-    """The compacted file, if there is one.
+    """Return the path of the compacted file, or None.
 
-    The one before it counts where compaction was cut short between taking that away and putting the new one there."""
+    The previous one counts if a compaction was interrupted after removing it and before moving the new one into place.
+    """
     paths = [f"{directory}/{name}" for name in (names.COMPACTED, names.COMPACTED_PREVIOUS)]
     return next((path for path in paths if disk.kind(path) == "file"), None)
 
 
 def read_compacted(source: Source, add: Add) -> None:
-    """Hand over the entries of the compacted file. DamagedFile if it is not whole."""
+    """Pass the entries of the compacted file to `add`. Raise DamagedFile if it is incomplete."""
     with source.opened() as file:
         for part in tables(file.read_at, file.size()):
             if isinstance(part, Tail):
-                what = "it ends inside an entry" if isinstance(part.token, Torn) else "there is no entry"
-                hint = "restore it from a backup: nothing else has its rows"
+                what = "file ends inside an entry" if isinstance(part.token, Torn) else "invalid entry"
+                hint = "restore it from a backup: no other file has its rows"
                 raise DamagedFile(source.path, part.offset, what, hint=hint)
             add(part, np.ones(part.table.shape[1], np.uint8))
 
@@ -174,10 +176,10 @@ def recover(
     durable_epoch: int | None = None,
     files: Sequence[str] | None = None,
 ) -> Recovered:
-    """Read a directory, whose manifest has been seen to. What does not count is marked or cut off where `repairs`.
+    """Read a directory whose manifest has been checked. If `repairs`, invalidate or cut off what does not count.
 
-    `durable_epoch`: instead of that of the epoch file. `files`: log files to read instead of those that are read at
-    start. DamagedFile if one has lost what was durable, or holds what the mode does not forgive; then nothing changes.
+    `durable_epoch` replaces that of the epoch file. `files` replaces the log files that are read at start. Raise
+    DamagedFile if a file has lost durable entries or has damage that the mode does not allow; then nothing changes.
     """
     if durable_epoch is None:
         durable_epoch = epoch_file.read(disk, directory).durable
@@ -189,15 +191,15 @@ def recover(
 
 
 def _sync(disk: Disk, path: str) -> None:
-    """What a killed process wrote, marks among it, may be in the kernel's memory only: from here on it is relied on."""
+    """Sync a file. What a killed process wrote may not be on disk yet, and everything from here on relies on it."""
     with disk.append_to(path) as file:
         file.sync()
 
 
 def recover_live(disk: Disk, directory: str, durable_epoch: int, finished_sizes: FinishedSizes) -> Recovered:
-    """Read a directory that its store writes to meanwhile, and change nothing. Its snapshot holds files open.
+    """Read a directory that its store is writing to, without changing it. The snapshot holds its files open.
 
-    `finished_sizes`: what of each active log file are whole sessions, when it is asked. Later bytes may be taken back.
+    `finished_sizes` returns the size of the complete sessions of each active log file. Later bytes may be withdrawn.
     """
     inputs = live_inputs_of(disk, directory, finished_sizes)
     try:

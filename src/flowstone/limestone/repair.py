@@ -1,9 +1,9 @@
-"""Repair of a data directory: what never became durable is marked or cut off, and its epoch file made readable again.
+"""Repair of a data directory: invalidate or cut off what never became durable, and make the epoch file readable again.
 
-Through the Outside one is handed, and blocking (reference: recovery, repair rules, tglogutil). First a plan, which is
-all that a dry run needs, then its execution. As in the original every log file that something is in is put aside, the
-healthy ones too, so that nobody appends to what was repaired. Unlike it, this repairs a torn or damaged epoch file,
-changes nothing where something durable is lost, and keeps what was.
+Uses the Outside that is passed in, and blocks (`docs/spec/limestone.md#repair`). A repair is a plan, which is all that
+a dry run needs, and its execution. As in the original, every log file with content is rotated, even a healthy one, so
+that nothing is appended to a repaired file. Unlike the original, it repairs a torn or damaged epoch file, changes
+nothing if durable entries are lost, and makes a backup.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEGIN: Final = bytes((EntryType.MARKER_BEGIN,))
 
 
 class Status(Enum):
-    """What came of it, in the words of tglogutil."""
+    """The result of a repair, in the terms of tglogutil."""
 
     OK = "OK"
     REPAIRED = "repaired"
@@ -36,9 +36,9 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a repair is going to do. `durable_epoch`: sessions of later ones are marked; None if nothing tells it.
+    """What a repair will do. `durable_epoch`: sessions of later epochs are invalidated; None if it is unknown.
 
-    `renames`: log files to put aside, and their names then. `files` are listed by the names they have now."""
+    `renames`: log files to rotate, and their new names. `files` have their current names."""
 
     durable_epoch: int | None
     epoch_file: EpochFile
@@ -69,8 +69,8 @@ def plan(
     cuts: bool = False,
     tell: Tell | None = None,
 ) -> Plan:
-    """Look at a directory that is held. `epoch` is taken for the durable one; `cuts`: broken tails are cut off instead
-    of being marked. DamagedFile if the catalog cannot be read: then nobody knows which log files count."""
+    """Plan the repair of a locked directory. `epoch` replaces the durable epoch. `cuts`: cut broken tails off instead
+    of invalidating them. Raise DamagedFile if the catalog cannot be read: then it is unknown which log files count."""
     listed = catalog.read(disk, directory) or Catalog()
     epochs = look_at_epoch_file(disk, directory, listed)
     durable = epochs.durable_epoch if epoch is None else epoch
@@ -89,8 +89,10 @@ def plan(
 
 
 def _without_made_up_epochs(disk: Disk, directory: str, file: LogFile) -> LogFile:
-    """The original marks a byte that begins no entry, and so makes a begin marker of it and of what follows: the next
-    start would take that for an epoch, and read on behind it. Where there is enough of it for that, we cut."""
+    """Cut a file at a damaged byte that the plan would mark.
+
+    The original marks a byte that begins no entry, which turns it and the following bytes into a begin marker. The next
+    start would read an epoch from it, and go on after it. If there are enough bytes for a marker, cut instead."""
     if not file.changes.marks:
         return file
     last = file.changes.marks[-1]
@@ -105,9 +107,9 @@ def _without_made_up_epochs(disk: Disk, directory: str, file: LogFile) -> LogFil
 def execute(
     outside: Outside, directory: str, manifest: Manifest, planned: Plan, *, keeps_backup: bool = True
 ) -> str | None:
-    """Do what was planned, in a directory that is held since; where the backup is, if one was made.
+    """Execute a plan in a directory that has been locked since; return the path of the backup, if one was made.
 
-    After a crash at any moment it can be planned and done again."""
+    After a crash at any point, the repair can be planned and executed again."""
     disk = outside.disk
     if not planned.changes_anything:
         return None
@@ -115,7 +117,7 @@ def execute(
     changed = frozenset(file.name for file in planned.files if file.changes)
     backup = offline.put_aside(outside, directory, changed) if keeps_backup else None
     if planned.durable_epoch != planned.epoch_file.durable_epoch:
-        replica_seeding.promote(disk, directory)  # what somebody takes for durable is not what a master has sent
+        replica_seeding.promote(disk, directory)  # an epoch set by the operator differs from what the master sent
     renamed = dict(planned.renames)
     for old, new in planned.renames:
         disk.rename(f"{directory}/{old}", f"{directory}/{new}")

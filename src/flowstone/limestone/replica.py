@@ -1,12 +1,13 @@
-"""A replica: writes the sessions of a master to disk before it acknowledges them, and keeps committed epochs.
+"""A replica: makes the sessions of a master durable before it acknowledges them, and records committed epochs.
 
-Serves one master after another, the original or ours, on the Outside that it is handed. Each connection has a task.
-Whatever a peer sends, at worst that connection is closed, with the protocol's ERROR where there is one (reference:
-acceptance and failure table): a peer that has not shown the shared secret, where there is one, makes it write nothing.
+Serves one master at a time, the original or Flowstone, on the Outside that is passed in. Each connection has a task.
+Whatever a peer sends, at worst its connection is closed, with the protocol's ERROR if there is one
+(`docs/spec/limestone.md#replica-acceptance`). If there is a shared secret, nothing is written for a peer that has not
+proved it.
 
 `compatible`: files and answers are the original's, byte for byte. Otherwise the markers in the log files carry the
-epochs of the sessions, so that the directory can be recovered after a crash at any moment, and masters of ours are told
-by the session secret that they may say who they are, resume and seed (`extensions.py`).
+epochs of the sessions, so that the directory can be recovered after a crash at any point, and the session secret offers
+Flowstone masters to identify themselves, resume and seed (`extensions.py`).
 """
 
 from __future__ import annotations
@@ -36,25 +37,26 @@ from flowstone.outside import Client, Listener, Outside, Tls
 from flowstone.outside.network import DEFAULT_OPTIONS, SocketOptions
 
 UNOPENED_MAX: Final = 256
-"""Connections that have not said what they are, or shown the secret; for one more, that goes which is idle longest."""
+"""Maximum number of connections that have not opened a channel or proved the secret; one more closes the one that has
+been idle longest."""
 
-_OTHER_ADDRESS: Final = "give --listen an address of this machine, or a name that it knows"
+_OTHER_ADDRESS: Final = "set --listen to an address or a name of this machine"
 _NOT_TO_BE_HAD: Final = {
     errno.EADDRINUSE: (
-        "somebody listens there already",
-        "choose another port, or stop who has it (see ss -ltnp)",
+        "address already in use",
+        "choose another port, or stop the process that uses it (see ss -ltnp)",
     ),
     errno.EADDRNOTAVAIL: ("this machine does not have that address", _OTHER_ADDRESS),
-    errno.EACCES: ("that port is not for everybody", "choose one above 1023"),
+    errno.EACCES: ("permission denied", "choose a port above 1023"),
 }
-"""What the system says about an address, and the way out."""
+"""Reasons and hints for errors of the system."""
 
 OnEvent = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """Where a replica stands. `master`: who has the control channel, or opened the first log channel."""
+    """The status of a replica. `master`: the peer that has the control channel, or opened the first log channel."""
 
     directory: str
     endpoint: str
@@ -68,11 +70,11 @@ class ReplicaStatus:
 
 
 class CannotListen(LimestoneError):
-    """The address is taken, or is none of this machine."""
+    """The address is in use, or is not an address of this machine."""
 
 
 class Replica:
-    """`start`, then it serves until `stop`. `endpoint` has the port that was chosen where 0 was asked for."""
+    """Call `start`; it serves until `stop`. `endpoint` has the chosen port if port 0 was requested."""
 
     def __init__(
         self,
@@ -89,14 +91,14 @@ class Replica:
         on_event: OnEvent = lambda event: None,
     ) -> None:
         if compatible and secret is not None:
-            raise LimestoneError("the original knows no secret", hint="leave out compatible, or the secret")
+            raise LimestoneError("compatible mode does not support a secret", hint="unset compatible, or the secret")
         self.endpoint = endpoint
-        self.outside, self._workers = with_workers(outside, lambda: LimestoneError(f"the replica of {path} is stopped"))
+        self.outside, self._workers = with_workers(outside, lambda: LimestoneError(f"replica of {path} is stopped"))
         self.compatible = compatible
         self.secret = secret.encode() if secret is not None else None
         self.message_size_max = message_size_max
         self.may_reseed = reseed
-        """Whether a master may replace the data of another one: once, and until that is durable."""
+        """True if a master may replace the data of another one: once, and until that is durable."""
         self.tell = on_event
         self.directory: ReplicaDirectory
         self._watching: asyncio.Task[None]
@@ -118,9 +120,9 @@ class Replica:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> None:
-        """Listen, take the directory, put right what a crash left in it, and let masters in.
+        """Listen, lock the directory, recover it after a crash, and accept masters.
 
-        CannotListen, and nothing is made on the disk, where the address is not to be had."""
+        Raise CannotListen, with nothing created on the disk, if the address is not available."""
         listener = await self._listen()
         try:
             self.directory = await self._take_directory()
@@ -226,7 +228,7 @@ class Replica:
         return True
 
     def heard(self, connection: Connection) -> None:
-        """It has said all that it can say before it is let in, or not."""
+        """Note that a connection has sent all it can before it is admitted or rejected."""
         self._idle.pop(connection, None)
 
     async def _serve(self, connection: Connection) -> None:
@@ -260,7 +262,7 @@ class Replica:
             async with asyncio.timeout(OPENING_SECONDS):
                 opened = await connection.opener()
         except TimeoutError:
-            raise BadMessage(f"no channel was opened within {OPENING_SECONDS:g} s") from None
+            raise BadMessage(f"no channel opened within {OPENING_SECONDS:g} s") from None
         if opened is None:
             return
         message, rest = opened
@@ -272,14 +274,14 @@ class Replica:
             await ControlConversation(self, connection).run(message, rest)
 
     def opened(self, connection: Connection) -> None:
-        """It has said what it is, and shown the secret where there is one."""
+        """Note that a connection has opened a channel, and proved the secret if there is one."""
         self._unopened.pop(connection, None)
         self._idle.pop(connection, None)
 
     # --- masters ---
 
     async def admit_control(self, connection: Connection, instance: str | None = None) -> Master:
-        """The master that this is the control channel of. `instance`: it has proved to have the secret."""
+        """Return the master of this control channel. `instance`: the identity, if the secret was proved."""
         async with self._gate:
             current = self._master
             is_same = current is not None and instance is not None and current.instance == instance
@@ -294,7 +296,7 @@ class Replica:
             return master
 
     async def admit_channel(self, connection: Connection, message: LogChannelCreate) -> tuple[Master, int]:
-        """The master that this is a log channel of, and the number of its file."""
+        """Return the master of this log channel, and the number of its file."""
         async with self._gate:
             current = self._master
             if current is not None and current.is_over:
@@ -302,9 +304,9 @@ class Replica:
             current = self._master
             token = current.token if current is not None else None
             if token is None and self.secret is not None:
-                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "this replica asks for a shared secret")
+                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "this replica requires a shared secret")
             if token is not None and not extensions.is_proven(token, message.secret):
-                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "not the token of the master that is connected")
+                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "token does not belong to the connected master")
             channel_id = message.channel_id
             if channel_id >= CHANNELS_MAX:
                 raise Refusal(ErrorCode.TOO_MANY_LOG_CHANNELS, "Too many log channels: cannot assign more")
@@ -348,9 +350,9 @@ class Replica:
     # --- epochs and files ---
 
     async def compact(self) -> int:
-        """Put the rows of all that is durable into the compacted file, while masters go on. How many files went in.
+        """Compact all durable sessions while masters go on, and return the number of compacted files.
 
-        Those files are listed as detached in the catalog, and stay until somebody deletes them."""
+        The catalog lists those files as detached; they stay until they are deleted manually."""
         done = await self.directory.compact()
         if done.inputs:
             self.tell(events.Compacted(done.catalog.max_epoch_id, len(done.inputs)))
@@ -369,10 +371,10 @@ class Replica:
             self.outside.disk.unlink(wish)
             await self.compact()
         except (OSError, LimestoneError) as error:
-            self.tell(events.Failed(f"not compacted: {error}"))
+            self.tell(events.Failed(f"compaction failed: {error}"))
 
     async def record(self, epoch: int) -> None:
-        """The record of an epoch is on disk on return."""
+        """Record an epoch; the record is durable on return."""
         directory = self.directory
         directory.promise(epoch)
         async with self._recording:
@@ -388,7 +390,7 @@ class Replica:
         try:
             await self.directory.discard()
         except OSError as error:
-            self.tell(events.Failed(f"what was put aside could not be deleted: {error}"))
+            self.tell(events.Failed(f"cannot delete the old data that was put aside: {error}"))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

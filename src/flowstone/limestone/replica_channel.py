@@ -1,15 +1,15 @@
-"""The log file of one channel of a replica: sessions in, whole ones on disk, nothing left of those that never ended.
+"""The log file of one channel of a replica: whole sessions are made durable, and nothing is left of unfinished ones.
 
-Through the Disk one is handed. `begin`, `add` and `end` only collect; `flush` and `abandon` block, so a worker runs
-them, and nobody touches the channel meanwhile. A crash at any moment leaves a file that the original's own rules take:
+Uses the Disk that is passed in. `begin`, `add` and `end` only collect; `flush` and `abandon` block, so they run in a
+worker, and nothing else uses the channel meanwhile. A crash at any point leaves a file that the original can read:
 
-* A begin marker is written by itself: nothing follows it before it is whole, so an epoch is never read from half of it.
-* A session of an epoch that is durable already could not be told from a damaged one if it were cut short. It is written
-  as an invalidated one, synced, and made valid by one byte. `hide` does that to sessions whose epoch is about to become
-  durable before their end.
+* A begin marker is written separately. Nothing follows it before it is complete, so an epoch is never read from a torn
+  marker.
+* An interrupted session of a durable epoch would look like damage. Such a session is written as invalidated, synced,
+  and made valid by one byte. `hide` does that to sessions whose epoch is about to become durable before their end.
 
-`compatible`: markers of epoch 0, as the original's replica writes them; then neither holds. Never knows connections or
-what is durable: that is for `replica.py`.
+`compatible`: markers have epoch 0, as those of the original's replica; then neither holds. Never knows connections or
+the durable epoch: `replica.py` does.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class ReplicaChannel:
         self.session = Session(epoch, offset, is_hidden, marker)
 
     def add(self, entries: bytes) -> None:
-        """Entries in the form of the file, markers not among them."""
+        """Add entries in the form of the file, without markers."""
         assert self.session is not None
         self._writes.add(entries)
 
     def end(self) -> None:
-        """With its epoch of the begin message, whatever the message says that ends it."""
+        """End the session with the epoch of its begin message, whatever epoch the end message has."""
         assert self.session is not None
         epoch = 0 if self._compatible else self.session.epoch
         self._writes.add(encode(Marker(EntryType.MARKER_END, epoch)))
@@ -133,9 +133,9 @@ class ReplicaChannel:
             session.is_hidden = True
 
     def flush(self, sync: bool) -> list[Session]:
-        """Put everything into the file. With `sync`, the sessions that have ended and now survive a loss of power.
+        """Write everything to the file. With `sync`, return the ended sessions, which are durable now.
 
-        OSError: what was not flushed before is lost, and gone from the file where that could be done."""
+        On OSError, what was not flushed before is lost, and removed from the file if possible."""
         try:
             self._write()
             if not sync:
@@ -158,13 +158,13 @@ class ReplicaChannel:
             raise
 
     def abandon(self) -> None:
-        """Take away what has begun and not ended, or was never flushed."""
+        """Remove the sessions that have not ended or were never flushed."""
         self.session, self.ended, self._writes = None, [], _Writes()
         if self._file is not None and self._size > self._whole_size:
             self._cut(self._whole_size)
 
     def close(self) -> None:
-        """Let go of the file, whose name may change now. Nothing may be open or unflushed."""
+        """Close the file, which may be renamed then. No session may be open or unflushed."""
         assert self.session is None
         if self._file is not None:
             self._file.close()

@@ -2,16 +2,16 @@
 
 Pure: events of the log channels of one master go in, the facts that a GROUP_COMMIT depends on come out. The original's
 master sends a GROUP_COMMIT while sessions of that epoch are open, and waits for the answer before it ends them
-(reference: STORED and PROPAGATED). With the answer it reports the epoch to its clients, so the record must be on disk
-by then, as it is on the original's replica. The replica cannot wait for a session that has not ended; it hides the
-session instead, which then does not count before its end (`replica_channel.py`).
+(`docs/spec/limestone.md#stored-and-propagated`). With the answer it reports the epoch to its clients, so the record
+must be on disk by then, as it is on the original's replica. The replica cannot wait for a session that has not ended;
+it hides the session instead, so that it does not count before its end (`replica_channel.py`).
 """
 
 from __future__ import annotations
 
 
 class Commits:
-    """Channels by their ids. A channel has at most one open session, and any number that are being synced."""
+    """Sessions by channel id. A channel has at most one open session, and any number that are being synced."""
 
     def __init__(self) -> None:
         self.lost: int | None = None
@@ -21,7 +21,7 @@ class Commits:
 
     @property
     def is_idle(self) -> bool:
-        """No session is on its way."""
+        """True if no session is open or being synced."""
         return not self._open and not self._syncing
 
     def begun(self, channel: int, epoch: int) -> None:
@@ -31,11 +31,11 @@ class Commits:
         self._syncing.setdefault(channel, []).append(self._open.pop(channel))
 
     def synced(self, channel: int) -> None:
-        """All of this channel that have ended are on disk."""
+        """Note that all ended sessions of this channel are durable."""
         self._syncing.pop(channel, None)
 
     def dropped(self, channel: int) -> None:
-        """Nothing more will come of this channel, nor be written of what has come."""
+        """Note that this channel is closed: its open and unsynced sessions are lost."""
         epochs = self._syncing.pop(channel, [])
         if channel in self._open:
             epochs.append(self._open.pop(channel))

@@ -1,7 +1,7 @@
-"""One connection to a replica, from its first byte on: what it says it is, and what comes after that.
+"""One connection to a replica: the message that opens it, and the bytes that follow.
 
-On the Client one is handed, which calls it as things happen; who serves the connection awaits `read`. Whoever has not
-said what they are gets little memory and little time. Never decides what a message means: that is for `replica.py`.
+Uses the Client that is passed in, which calls it on events; the task that serves the connection awaits `read`. A peer
+that has not opened a channel gets little memory and little time. Never interprets other messages: `replica.py` does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STRING_AT: Final = 14
 
 
 class Refusal(LimestoneError):
-    """The peer is told why by an ERROR of this code, and the connection is closed."""
+    """A rejection: an ERROR of this code is sent to the peer, and the connection is closed."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class Connection:
     # --- called by who serves it ---
 
     async def read(self) -> bytes:
-        """All that has come; b"" when nothing more will."""
+        """Return all bytes that have arrived; b"" if the connection has ended."""
         while not self._chunks:
             if self.is_closed:
                 return b""
@@ -101,9 +101,10 @@ class Connection:
         return data
 
     async def opener(self) -> tuple[SessionBegin | LogChannelCreate, bytes] | None:
-        """The first message, and what came behind it; None if the peer went away.
+        """Return the first message, and the bytes after it; None if the peer disconnected.
 
-        Refusal for a message that opens no channel, as soon as its type is known; BadMessage for none at all."""
+        Raise Refusal for a message that opens no channel, as soon as its type is known; BadMessage for an unknown type.
+        """
         data = b""
         while piece := await self.read():
             data += piece
@@ -111,12 +112,12 @@ class Connection:
             if kind not in (MessageType.SESSION_BEGIN, MessageType.LOG_CHANNEL_CREATE):
                 if kind in tuple(MessageType):
                     raise Refusal(ErrorCode.UNEXPECTED_TYPE, "Unexpected message type")
-                raise BadMessage(f"no message has type {kind:#04x}")
+                raise BadMessage(f"unknown message type {kind:#04x}")
             if len(data) >= _STRING_AT:
                 behind = 8 if kind == MessageType.SESSION_BEGIN else 0
                 size = _STRING_AT + int.from_bytes(data[_STRING_AT - 4 : _STRING_AT]) + behind
                 if size > OPENER_SIZE_MAX:
-                    raise BadMessage(f"{size} bytes to open a channel; {OPENER_SIZE_MAX} are the limit")
+                    raise BadMessage(f"opening message of {size} bytes exceeds the limit of {OPENER_SIZE_MAX}")
                 if len(data) >= size:
                     return _opener(data[:size]), data[size:]
         return None
@@ -129,12 +130,12 @@ class Connection:
         self._client.close()
 
     def abort(self) -> None:
-        """Close at once; who serves the connection reads no more of it."""
+        """Close at once; unread bytes are dropped."""
         self._chunks, self._size = [], 0
         self._client.abort()
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Tell why, and wait until the peer has had time to read it, or is gone; then it can be closed."""
+        """Send the reason, and wait until the peer has had time to read it, or is gone; then it can be closed."""
         self.write(encode(Error(refusal.code, refusal.message)))
         size = 0
         try:

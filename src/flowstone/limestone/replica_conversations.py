@@ -1,8 +1,8 @@
-"""What comes over the channels of a replica, message by message, and what is answered.
+"""The messages of a replica's channels, and the answers to them.
 
-A conversation serves one connection that has said what it is, on behalf of the Replica, which admits it and is told of
-all that concerns others, too (reference: acceptance and failure table). Never accepts, never keeps a master waiting for
-another but while the directory changes under both.
+A conversation serves one connection that has opened a channel, on behalf of the Replica, which admits it and is
+notified of everything that concerns other connections (`docs/spec/limestone.md#replica-acceptance`). Never accepts
+connections, and never makes one master wait for another except while the directory changes for both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ENDS: Final = SessionFlags.END | SessionFlags.FLUSH
 
 
 class ControlConversation:
-    """What comes over the control channel, message by message."""
+    """Serves the control channel."""
 
     def __init__(self, replica: Replica, connection: Connection) -> None:
         self._replica = replica
@@ -86,7 +86,7 @@ class ControlConversation:
         except TimeoutError:
             message = None
         if not isinstance(message, Hello):
-            raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "this replica asks for a shared secret")
+            raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "this replica requires a shared secret")
         await self._hello(message)
 
     async def _handle(self, message: Message | Frame) -> None:
@@ -103,7 +103,7 @@ class ControlConversation:
             case Prepare():
                 await self._prepare(message)
             case _:
-                raise BadMessage(f"{type(message).__name__} on the control channel")
+                raise BadMessage(f"unexpected {type(message).__name__} on the control channel")
 
     async def _group_commit(self, epoch: int) -> None:
         replica, master = self._replica, self._master
@@ -130,7 +130,7 @@ class ControlConversation:
             master.changed.clear()
             await master.changed.wait()
         if commits.has_lost(epoch):
-            text = f"epoch {epoch} is not whole here: a session of epoch {commits.lost} was cut short"
+            text = f"epoch {epoch} is incomplete: a session of epoch {commits.lost} was interrupted"
             raise Refusal(ExtensionError.REFUSED, text)
         await self._replica.record(epoch)
 
@@ -138,7 +138,7 @@ class ControlConversation:
         replica, secret, proof = self._replica, self._replica.secret, None
         if secret is not None:
             if not extensions.is_proven(extensions.master_proof(secret, hello.nonce, self._nonce), hello.proof):
-                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "the shared secret is another one")
+                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "shared secrets differ")
             proof = extensions.replica_proof(secret, hello.nonce, self._nonce)
             replica.heard(self._connection)
             if self._master is None:
@@ -146,7 +146,7 @@ class ControlConversation:
         master = self._master
         assert master is not None
         if master.instance is not None or master.used:
-            raise Refusal(ExtensionError.REFUSED, "HELLO comes first, and once")
+            raise Refusal(ExtensionError.REFUSED, "HELLO must be the first message, and sent once")
         token = replica.outside.random.bytes(extensions.TOKEN_SIZE)
         master.instance, master.token = hello.instance, token
         master.claims = frozenset((hello.instance, *hello.formerly))
@@ -159,7 +159,7 @@ class ControlConversation:
         replica, master = self._replica, self._master
         assert master is not None
         if master.instance is None or not master.commits.is_idle:
-            raise Refusal(ExtensionError.REFUSED, "PREPARE comes after HELLO, and before any session")
+            raise Refusal(ExtensionError.REFUSED, "PREPARE must follow HELLO and precede any session")
         directory = replica.directory
         master.is_preparing = True
         try:
@@ -182,11 +182,11 @@ class ControlConversation:
         if self._replica.may_reseed or not directory.is_of_none(master.claims):
             return
         whose = directory.state.follows
-        holder = f"instance {whose}" if whose is not None else "a master that did not say who it is, or its own"
+        holder = f"instance {whose}" if whose is not None else "a master without an identity, or its own"
         raise Refusal(
             ExtensionError.REFUSED,
-            f"this replica holds epochs up to {directory.durable_epoch} of another database ({holder}), and you are "
-            f"{master.instance}: is the endpoint right? Started with --reseed it lets its data be replaced",
+            f"this replica holds epochs up to {directory.durable_epoch} of another database ({holder}), not of "
+            f"{master.instance}; check the endpoint, or start the replica with --reseed to replace its data",
         )
 
     def _leave(self) -> None:
@@ -197,7 +197,7 @@ class ControlConversation:
 
 
 class LogConversation:
-    """What comes over a log channel, message by message."""
+    """Serves a log channel."""
 
     def __init__(self, replica: Replica, connection: Connection) -> None:
         self._replica = replica
@@ -210,7 +210,7 @@ class LogConversation:
 
     async def run(self, opener: LogChannelCreate, rest: bytes) -> None:
         if opener.connection_type != 1:
-            raise BadMessage(f"a log channel of connection_type {opener.connection_type}")
+            raise BadMessage(f"log channel with connection_type {opener.connection_type}")
         self._master, number = await self._replica.admit_channel(self._connection, opener)
         self._id = opener.channel_id
         self._channel = self._replica.directory.channel(number)
@@ -245,7 +245,7 @@ class LogConversation:
         except BadMessage as error:
             # The original would not understand; one of ours can say it to its operator, and tries again.
             ours = self._master.instance is not None
-            problem = Refusal(ExtensionError.REFUSED, f"it cannot be read: {error.message}") if ours else error
+            problem = Refusal(ExtensionError.REFUSED, f"invalid message: {error.message}") if ours else error
         except (Refusal, OSError) as error:
             problem = error
         await self._sync()
@@ -261,7 +261,7 @@ class LogConversation:
             code = ErrorCode.RDMA_WRONG_CHANNEL
             self._connection.write(encode(Error(code, "Invalid handler resources for RDMA_INIT")))
         elif not isinstance(message, SessionBegin):
-            raise BadMessage(f"{type(message).__name__} on a log channel")
+            raise BadMessage(f"unexpected {type(message).__name__} on a log channel")
 
     async def _entries(self, message: DiskEntries) -> None:
         channel = self._channel
@@ -269,7 +269,7 @@ class LogConversation:
             await self._begin(message.epoch)
         elif channel.session is None:
             if message.disk or message.blobs or message.flags & ENDS:
-                raise Refusal(ErrorCode.LOG_CHANNEL_CONFUSED, f"log channel {self._id}: outside of a session")
+                raise Refusal(ErrorCode.LOG_CHANNEL_CONFUSED, f"log channel {self._id}: no session is open")
             return
         if message.blobs:
             are_gone = self._master.instance is not None and bool(message.flags & SessionFlags.GONE)
@@ -286,7 +286,7 @@ class LogConversation:
     async def _receive(self, part: BlobPart) -> None:
         """Write a piece of a blob to a temporary file: the flags, which may begin a session, come after the blobs."""
         if self._master.is_preparing:
-            raise Refusal(ExtensionError.REFUSED, "a session begins before the answer to PREPARE")
+            raise Refusal(ExtensionError.REFUSED, "session began before the answer to PREPARE")
         if not self._is_receiving:
             self._received.append(await self._replica.directory.receive(part.blob_id))
         append = partial(self._received[-1].append, is_last=part.is_last)
@@ -300,10 +300,10 @@ class LogConversation:
     async def _begin(self, epoch: int) -> None:
         master, directory = self._master, self._replica.directory
         if self._channel.session is not None:
-            text = f"log channel {self._id}: a session begins in another of epoch {self._channel.session.epoch}"
+            text = f"log channel {self._id}: a session of epoch {self._channel.session.epoch} is already open"
             raise Refusal(ErrorCode.LOG_CHANNEL_CONFUSED, text)
         if master.is_preparing:
-            raise Refusal(ExtensionError.REFUSED, "a session begins before the answer to PREPARE")
+            raise Refusal(ExtensionError.REFUSED, "session began before the answer to PREPARE")
         master.commits.begun(self._id, epoch)  # first: if anything fails from here on, the epoch is not whole
         if directory.state.follows != master.instance and not directory.is_seeding:
             await directory.follow(master.instance)

@@ -1,9 +1,9 @@
-"""The data directory of a replica: durable epochs, blobs and log files, from master to master.
+"""The data directory of a replica: durable epochs, blobs and log files, across masters.
 
-On the Outside one is handed; what blocks is done in a worker. At its opening, whatever a crash left is put right, and
-blobs that no row has are deleted; while it is open no blob is. Between two masters nothing has to be read: what was
-written since is known. Called by `replica.py`, one call at a time per channel, one at a time of the others.
-Never talks to anybody.
+Uses the Outside that is passed in; blocking work runs in a worker. Opening it repairs what a crash left, and deletes
+blobs that no session names; while it is open, no blob is deleted. Between two masters the files need not be read again,
+because everything written since is known. `replica.py` makes one call at a time per channel, and one at a time of the
+others. Never communicates with a peer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BLOB_TEMPORARY: Final = re.compile(r"[0-9a-f]{16}\.blob(\.\d+)?\.tmp", re.ASCII
 """Temporary files of blobs that are being received; after a crash they are garbage."""
 
 REMEMBERED_MAX: Final = 100_000
-"""Sessions beyond the durable epoch whose places are remembered; if there are more, they are looked for."""
+"""Number of sessions after the durable epoch whose offsets are remembered. If there are more, the files are scanned."""
 
 HIDING_MAX: Final = 4
 """Channels whose files `hide_unfinished` syncs at the same time. Each takes a worker thread; a machine with one core
@@ -46,7 +46,7 @@ has five of them, so at least one is left for other work."""
 
 
 class CannotSetBack(LimestoneError):
-    """The directory has compacted what it should forget."""
+    """The directory has compacted epochs that it should forget."""
 
 
 class ReplicaDirectory:
@@ -57,11 +57,11 @@ class ReplicaDirectory:
         self.instance_uuid = data.instance_uuid
         self.durable_epoch = 0
         self.promised_epoch = 0
-        """The durable one, or that which is being written: sessions up to it count as soon as they are there."""
+        """The durable epoch, or the one that is being recorded: sessions up to it count as soon as they are written."""
         self.compatible = compatible
         self.state = State()
         self.was_restored = False
-        """Old data came back at the opening, because the seeding that should replace it never ended."""
+        """True if old data was restored on opening, because the seeding that should replace it did not complete."""
         self._outside = outside
         self._disk = outside.disk
         self._data = data
@@ -78,7 +78,7 @@ class ReplicaDirectory:
         self._blob_directories: set[str] = set()
         """Directories of blobs that are known to be durable; extended under the lock above."""
         self._has_to_look = False
-        """More than `_beyond` may have to be taken away."""
+        """True if more than `_beyond` may have to be withdrawn."""
 
     @classmethod
     async def open(cls, outside: Outside, path: str, *, compatible: bool = False) -> ReplicaDirectory:
@@ -92,7 +92,7 @@ class ReplicaDirectory:
         return directory
 
     async def close(self) -> None:
-        """Let go, when what is being moved or compacted is in its place."""
+        """Close the files and release the lock, once a running move or compaction has completed."""
         async with self._moving:
             for channel in self._channels.values():
                 channel.close()
@@ -101,14 +101,14 @@ class ReplicaDirectory:
     # --- log files ---
 
     def channel(self, number: int) -> ReplicaChannel:
-        """The log file of this number. Its sessions must have ended before another connection gets it."""
+        """Return the log file of this number. Its sessions must have ended before another connection gets it."""
         if number not in self._channels:
             name = names.pwal(number)
             self._channels[number] = ReplicaChannel(self._disk, self.path, name, compatible=self.compatible)
         return self._channels[number]
 
     def written(self, channel: ReplicaChannel, sessions: Iterable[Session]) -> None:
-        """These have ended and are on disk."""
+        """Note that these sessions have ended and are on disk."""
         if self.compatible:
             return
         beyond = [session for session in sessions if session.epoch > self.durable_epoch]
@@ -117,7 +117,7 @@ class ReplicaDirectory:
             self._beyond, self._has_to_look = {}, True
 
     def look_again(self) -> None:
-        """Something could not be written: what there is has to be looked at before the next master is served."""
+        """Note that a write has failed: scan the files before the next master is served."""
         self._has_to_look = True
 
     async def receive(self, blob_id: int) -> ReceivedBlob:
@@ -129,7 +129,7 @@ class ReplicaDirectory:
     async def store(
         self, stored: Sequence[Blob], received: Iterable[ReceivedBlob] = (), *, are_gone: bool = False
     ) -> None:
-        """Blobs are files, and survive a loss of power, before an entry names them. One that is there is replaced.
+        """Write blobs durably, before an entry names them. An existing file is replaced.
 
         `received` are the files of blobs that arrived piece by piece, in order. `are_gone`: empty blobs were deleted at
         the master; an existing file stays, because a row that is about to be withdrawn may refer to it. Blobs that are
@@ -163,7 +163,7 @@ class ReplicaDirectory:
     # --- epochs ---
 
     def promise(self, epoch: int) -> None:
-        """`commit` of this epoch follows."""
+        """Announce that `commit` of this epoch follows."""
         self.promised_epoch = max(self.promised_epoch, epoch)
 
     async def hide_unfinished(self, epoch: int) -> None:
@@ -194,9 +194,8 @@ class ReplicaDirectory:
         self._beyond = {name: found for name, found in left.items() if found}
 
     async def settle(self) -> int:
-        """Before another master: what never became durable is withdrawn, and old data is back if a seeding did not end.
-
-        How many sessions were withdrawn."""
+        """Prepare for another master: withdraw what never became durable, and restore old data after an incomplete
+        seeding. Return the number of withdrawn sessions."""
         assert all(channel.session is None for channel in self._channels.values())
         async with self._moving:
             withdrawn = sum(map(len, self._beyond.values()))
@@ -206,7 +205,7 @@ class ReplicaDirectory:
             elif withdrawn:
                 await self._outside.blocking(self._withdraw)
             self._beyond, self._has_to_look = {}, False
-        if self.compatible:  # whose process serves one master, and counts the writes of that
+        if self.compatible:  # the original's process serves one master, and counts the writes of that one
             self._epochs = EpochWriter(self._disk, self.path)
         self.promised_epoch = self.durable_epoch
         return withdrawn
@@ -216,7 +215,7 @@ class ReplicaDirectory:
             self._disk.overwrite(f"{self.path}/{name}", INVALIDATED, *(session.offset for session in sessions))
 
     async def set_back(self, epoch: int) -> None:
-        """Forget all epochs beyond this one, durable ones too. `settle` has been called."""
+        """Forget all epochs after this one, even durable ones. Call `settle` first."""
         if epoch < self.durable_epoch:
             async with self._moving:
                 self._close_channels()
@@ -227,32 +226,32 @@ class ReplicaDirectory:
         listed = catalog.read(self._disk, self.path)
         if listed is not None and listed.compacted and listed.max_epoch_id > epoch:
             raise CannotSetBack(
-                f"epoch {epoch} is asked for, but {self.path} is compacted up to epoch {listed.max_epoch_id}",
-                hint="seed this replica anew",
+                f"cannot go back to epoch {epoch}: {self.path} is compacted up to epoch {listed.max_epoch_id}",
+                hint="seed this replica again",
             )
-        # First the epoch file: after a crash in the middle of this, recovery marks what is not marked yet.
+        # The epoch file first: after a crash, recovery invalidates the sessions that are not invalidated yet.
         files.replace(self._disk, self.path, names.EPOCH, names.EPOCH_TEMPORARY, record(epoch))
         self.durable_epoch = recover(self._disk, self.path).durable_epoch
 
     # --- compaction ---
 
     async def compact(self) -> Compacted:
-        """Put the rows of all that is durable now into the compacted file. Sessions may go on meanwhile; blobs stay.
+        """Compact all sessions that are durable now. Other sessions may go on meanwhile, and blobs stay.
 
-        Nothing is told to anybody: a replica's compaction is its own, as a master's is."""
+        Peers are not notified: like a master's, a replica's compaction is local."""
         if self.compatible:
-            raise LimestoneError("a compatible replica does not compact while it runs", hint="stop it first")
+            raise LimestoneError("cannot compact a running replica in compatible mode", hint="stop it first")
         async with self._moving:
             epoch = self.durable_epoch
             if epoch == 0:
                 return Compacted(Catalog())
             milliseconds = int(self._outside.clock.wall() * 1000)
-            self._has_to_look = True  # sessions beyond the epoch change their places
+            self._has_to_look = True  # sessions after the epoch move to other files
             await self._rotate(milliseconds)
             return await self._outside.blocking(compact_online, self._disk, self.path, epoch, milliseconds)
 
     async def _rotate(self, milliseconds: int) -> None:
-        """Put every log file aside, each when no session is open in it."""
+        """Rotate every log file, each when no session is open in it."""
         for name in self._disk.list_directory(self.path):
             path = f"{self.path}/{name}"
             if _NUMBERED.fullmatch(name) and self._disk.kind(path) == "file" and self._disk.size(path):
@@ -266,7 +265,7 @@ class ReplicaDirectory:
     # --- masters ---
 
     async def follow(self, instance: str | None) -> None:
-        """The data is of this master from now on; None for one that does not say who it is."""
+        """Record that the data is of this master from now on; None for one that does not identify itself."""
         async with self._naming:
             if self.state.follows != instance:
                 state = State(instance, self.state.phase)
@@ -274,7 +273,7 @@ class ReplicaDirectory:
                 self.state = state
 
     async def put_aside(self, instance: str) -> None:
-        """Make room for all data of a master; the old data comes back unless `commit` is called. `settle` has been."""
+        """Make room for the data of a master; old data is restored unless `commit` is called. Call `settle` first."""
         async with self._moving:
             self._close_channels()
             self._seeded_by = instance
@@ -284,7 +283,7 @@ class ReplicaDirectory:
         self.durable_epoch = self.promised_epoch = 0
 
     def is_of_none(self, claims: AbstractSet[str]) -> bool:
-        """Whether there is something durable here, and not of any of these instances."""
+        """Return True if the directory has durable data of none of these instances."""
         return self.durable_epoch > 0 and (self.state.follows or self.instance_uuid) not in claims
 
     @property
@@ -293,16 +292,16 @@ class ReplicaDirectory:
 
     @property
     def has_discarded(self) -> bool:
-        """Whether `discard` has something to do."""
+        """True if `discard` has something to do."""
         return self.state.phase is Phase.DISCARDING
 
     async def discard(self) -> None:
-        """Delete old data, once new data is durable."""
+        """Delete old data that was put aside, once new data is durable."""
         async with self._moving:
             if self.has_discarded:
                 self.state = await self._outside.blocking(seeding.discard, self._disk, self.path, self.state)
 
-    # --- at the opening ---
+    # --- opening ---
 
     def _start(self, collects: bool) -> None:
         self.state, self.was_restored = seeding.bring_back(self._disk, self.path)
@@ -324,7 +323,7 @@ class ReplicaDirectory:
                     raise
 
     def _close_channels(self) -> None:
-        """The files change under them."""
+        """Close all channels, because their files are about to change."""
         for channel in self._channels.values():
             channel.close()
         self._beyond = {}
@@ -341,7 +340,8 @@ def _delete_temporaries(disk: Disk, directory: str) -> None:
 
 
 def _collect_blobs(disk: Disk, directory: str, found: Recovered) -> None:
-    """Those that no session names, durable or replaced by a later one: a master may set us back to any that is here."""
+    """Delete blobs that no session names, not even one that a later session has overwritten: a master may set the
+    replica back to any epoch in the files."""
     if not blobs.stored_ids(disk, directory):
         return
     named: set[int] = set()
@@ -354,10 +354,10 @@ def _collect_blobs(disk: Disk, directory: str, found: Recovered) -> None:
 
 
 def _cut_unacknowledged(disk: Disk, path: str) -> bool:
-    """Cut off a session of epoch 0 that ends inside an entry; whether there was one.
+    """Cut off a session of epoch 0 that ends inside an entry; return True if there was one.
 
-    The original's replica, and ours when it is compatible, writes that epoch into its markers, so that its sessions
-    count at once. One that was cut short was never acknowledged; but no reader can know that, and holds it for damage.
+    The original's replica, and ours in compatible mode, writes epoch 0 into its markers, so that its sessions count at
+    once. An incomplete session was never acknowledged, but other readers cannot know that and report damage.
     """
     if not names.is_pwal(path.rpartition("/")[2]):
         return False

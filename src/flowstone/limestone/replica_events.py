@@ -1,6 +1,6 @@
-"""What a replica tells whoever watches it, one message per event; as JSON each is an object with its kind in `event`.
+"""Events of a replica. As JSON, each is an object with its kind in `event`.
 
-`docs/reference/limestone.md` tells the fields.
+`docs/reference/limestone.md` describes the fields.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
-    """`str` of one is a sentence for a person."""
+    """An event; `str` returns a sentence for a log."""
 
 
 class Listening(Event, frozen=True):
-    """The directory is ours and sound, and masters are let in."""
+    """The directory is open and sound, and the replica accepts masters."""
 
     directory: str
     endpoint: str
@@ -23,7 +23,7 @@ class Listening(Event, frozen=True):
 
     def __str__(self) -> str:
         manner = ", compatible with the original" if self.compatible else ""
-        return f"replica in {self.directory}, at epoch {self.durable_epoch}, listening at {self.endpoint}{manner}"
+        return f"replica in {self.directory} listens at {self.endpoint}, durable epoch {self.durable_epoch}{manner}"
 
 
 class Connected(Event, frozen=True):
@@ -36,7 +36,7 @@ class Connected(Event, frozen=True):
 
 
 class Identified(Event, frozen=True):
-    """A master of ours has said who it is; the original never does."""
+    """A Flowstone master has identified itself; the original never does."""
 
     peer: str
     instance_uuid: str
@@ -47,52 +47,52 @@ class Identified(Event, frozen=True):
 
 
 class Disconnected(Event, frozen=True):
-    """A master session has ended. `durable_epoch`: what it has brought that stays."""
+    """The session of a master has ended. `durable_epoch`: the durable epoch of the replica."""
 
     peer: str
     durable_epoch: int
 
     def __str__(self) -> str:
-        return f"master {self.peer} is gone; epoch {self.durable_epoch} is durable"
+        return f"master {self.peer} disconnected, durable epoch {self.durable_epoch}"
 
 
 class Resumed(Event, frozen=True):
-    """A master goes on behind this epoch."""
+    """A master resumes after this epoch."""
 
     instance_uuid: str
     epoch: int
 
     def __str__(self) -> str:
-        return f"following {self.instance_uuid} from epoch {self.epoch} on"
+        return f"following {self.instance_uuid} after epoch {self.epoch}"
 
 
 class Seeding(Event, frozen=True):
-    """A master sends all it has; what was here is put aside until that is durable."""
+    """A master sends all its data; the old data is put aside until the new data is durable."""
 
     instance_uuid: str
     epoch: int
 
     def __str__(self) -> str:
-        return f"taking the data of {self.instance_uuid} at epoch {self.epoch}; what was here is put aside"
+        return f"seeding from {self.instance_uuid} up to epoch {self.epoch}; old data put aside"
 
 
 class Seeded(Event, frozen=True):
-    """What was put aside is deleted."""
+    """A seeding has completed, and the old data has been deleted."""
 
     instance_uuid: str
     epoch: int
 
     def __str__(self) -> str:
-        return f"the data of {self.instance_uuid} is here up to epoch {self.epoch}"
+        return f"seeded from {self.instance_uuid} up to epoch {self.epoch}"
 
 
 class Restored(Event, frozen=True):
-    """What was put aside for a seeding that never came to its end is back."""
+    """The old data has been restored, because a seeding did not complete."""
 
     durable_epoch: int
 
     def __str__(self) -> str:
-        return f"a seeding never came to its end: what was here before is back, at epoch {self.durable_epoch}"
+        return f"seeding did not complete: old data restored, durable epoch {self.durable_epoch}"
 
 
 class Withdrawn(Event, frozen=True):
@@ -102,11 +102,11 @@ class Withdrawn(Event, frozen=True):
     durable_epoch: int
 
     def __str__(self) -> str:
-        return f"{self.sessions} session(s) beyond epoch {self.durable_epoch} were withdrawn: they never became durable"
+        return f"{self.sessions} session(s) after epoch {self.durable_epoch} withdrawn: they never became durable"
 
 
 class Refused(Event, frozen=True):
-    """A connection was closed because of what came over it, or because of what could not be done about that."""
+    """A connection was closed because of a message, or because its request could not be executed."""
 
     peer: str
     code: int | None
@@ -114,7 +114,7 @@ class Refused(Event, frozen=True):
 
     def __str__(self) -> str:
         code = f"error {self.code}: " if self.code is not None else ""
-        return f"connection of {self.peer} closed: {code}{self.reason}"
+        return f"connection from {self.peer} closed: {code}{self.reason}"
 
 
 class Compacted(Event, frozen=True):
@@ -124,11 +124,11 @@ class Compacted(Event, frozen=True):
     files: int
 
     def __str__(self) -> str:
-        return f"{self.files} log file(s) compacted, up to epoch {self.epoch}"
+        return f"{self.files} log file(s) compacted up to epoch {self.epoch}"
 
 
 class Failed(Event, frozen=True):
-    """Something that nobody waits for could not be done. What is durable is not touched by it."""
+    """A background operation has failed. Durable data is not affected."""
 
     reason: str
 

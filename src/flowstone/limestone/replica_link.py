@@ -1,9 +1,9 @@
-"""One replica through all its lives: reached, brought up to where the master is, fed, lost, and reached again.
+"""The link of a master to one replica: connect, catch up, replicate, and reconnect after a loss.
 
-A life is a `Conversation`. It counts towards the quorum when it has all that the master has: a replica of ours is told
-where to resume, or is seeded, while live sessions already go to it; a real one is taken as it is, once, and never
-again after it was lost, for it cannot be told anything. Relies on `catch_up.py` for what a replica lacks. Never decides
-what becomes of an epoch without it: that is for `propagation.py`.
+Each connection is a `Conversation`. A replica counts towards the quorum once it has everything that the master has. A
+Flowstone replica resumes or is seeded, while it already receives live sessions. The original's replica is taken as it
+is, once, and never again after a loss, because it cannot be told where to resume. Relies on `catch_up.py` for what a
+replica lacks. Never decides what happens to an epoch without the replica: `propagation.py` does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LinkState(Enum):
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """What an operator asks of one replica. `is_ours`: it can be resumed and seeded. `error`: why it is not live."""
+    """The status of one replica. `is_ours`: it can resume and be seeded. `error`: why it is not live."""
 
     endpoint: str
     state: str
@@ -227,10 +227,10 @@ class ReplicaLink:
             return error
         except (OSError, FlowstoneError) as error:
             # Of our own files: the replica is not to blame, but cannot be brought up to us.
-            return ReplicaLost(self._peer.endpoint, f"it cannot be sent what it lacks: {error}")
+            return ReplicaLost(self._peer.endpoint, f"catch-up failed: {error}")
         except Exception as error:
             # Ours, and not foreseen. A link that is not even lost would be waited for without end.
-            what = f"the link to replica {self._peer.endpoint} failed"
+            what = f"link to replica {self._peer.endpoint} failed"
             asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
             return ReplicaLost(self._peer.endpoint, f"{type(error).__name__}: {error}")
 
@@ -238,7 +238,7 @@ class ReplicaLink:
         self.state = state
         if state is LinkState.LIVE:
             tell = LOG.info if self._told is None else LOG.warning
-            tell("replica %s has all that we have", self._peer.endpoint)
+            tell("replica %s is up to date", self._peer.endpoint)
             self._told = None
         elif state in (LinkState.LOST, LinkState.GONE):
             self._tell_lost()
@@ -271,7 +271,7 @@ class ReplicaLink:
                     await asyncio.shield(lost)
             waited = self._outside.clock.monotonic() - self._oldest_unacknowledged()
             if self._is_ours and waited > SILENCE_SECONDS:
-                self._conversation.end(f"it has not acknowledged a session or an epoch for {waited:.0f} s")
+                self._conversation.end(f"no session or epoch acknowledged for {waited:.0f} s")
         return lost.result()
 
     def _oldest_unacknowledged(self) -> float:
@@ -316,16 +316,16 @@ class ReplicaLink:
             self._must_seed = prepared.action is Action.RESUME
             raise
         if not isinstance(answer, Ack):
-            raise ReplicaLost(self._peer.endpoint, f"to PREPARE it said {type(answer).__name__}")
+            raise ReplicaLost(self._peer.endpoint, f"unexpected answer to PREPARE: {type(answer).__name__}")
         self._must_seed = False
 
     async def _join_as_the_original(self, conversation: Conversation) -> None:
         endpoint = self._peer.endpoint
         if self._secret is not None:
-            raise AuthenticationFailed(endpoint, "it cannot prove that it has the secret")
+            raise AuthenticationFailed(endpoint, "it did not prove the shared secret")
         if self._all.has_history:
             hint = "restart the master, and the replica on a copy of its directory"
-            reason = "it cannot be sent what it has missed"
+            reason = "missed sessions cannot be sent to an original replica"
             raise ReplicaLost(endpoint, reason, hint=hint, is_final=True)
         for channel_id in self._all.channels:  # in order: it numbers its files by it
             await self._open_channel(conversation, channel_id)
@@ -346,11 +346,11 @@ class ReplicaLink:
         hello = Hello(store.instance_uuid, store.durable_epoch, horizon, nonce, proof, formerly)
         ack = await conversation.exchange(hello)
         if not isinstance(ack, HelloAck):
-            raise ReplicaLost(endpoint, f"to HELLO it said {type(ack).__name__}")
+            raise ReplicaLost(endpoint, f"unexpected answer to HELLO: {type(ack).__name__}")
         if secret is not None and not extensions.is_proven(
             extensions.replica_proof(secret, nonce, replica_nonce), ack.proof
         ):
-            raise AuthenticationFailed(endpoint, "it cannot prove that it has the secret")
+            raise AuthenticationFailed(endpoint, "it did not prove the shared secret")
         conversation.token = ack.token
         return ack
 
@@ -364,7 +364,7 @@ class ReplicaLink:
         files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes, self._all.begun_with)
         try:
             if prepared.action is Action.RESUME and files.horizon > prepared.epoch:
-                raise ReplicaLost(self._peer.endpoint, "compaction has taken what it lacks while it was prepared")
+                raise ReplicaLost(self._peer.endpoint, "sessions that it lacks were compacted while it prepared")
             await self._send_files(conversation, files.sessions(prepared))
         finally:
             files.close()
@@ -414,7 +414,7 @@ class ReplicaLink:
                 if not conversation.lost.done():
                     await self._next_acknowledged
         except TimeoutError:
-            conversation.end(f"it has not acknowledged a session for {SILENCE_SECONDS:.0f} s")
+            conversation.end(f"no session acknowledged for {SILENCE_SECONDS:.0f} s")
         if conversation.lost.done():
             raise conversation.lost.result()
 

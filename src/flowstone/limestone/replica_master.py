@@ -1,6 +1,6 @@
-"""One master as a replica sees it: its connections, who it says it is, and what of its epochs is on its way.
+"""One master as a replica sees it: its connections, its identity, and its sessions that are not durable yet.
 
-State, kept by `replica.py` and `replica_conversations.py` from the first connection of a master to its last.
+State that `replica.py` and `replica_conversations.py` keep from the first connection of a master to its last.
 """
 
 from __future__ import annotations

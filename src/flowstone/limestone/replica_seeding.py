@@ -1,9 +1,9 @@
-"""Whose data a replica holds, and where its old data is while a master sends it all anew.
+"""Which master a replica's data belongs to, and where the old data is while a master seeds the replica.
 
-Through the Disk one is handed, and blocking. Old data is moved into a directory of its own, file by file, and moved
-back if the new data never became durable: a small file says how far that is, and is replaced by rename, so a crash
-between any two steps is put right by `bring_back` at the next start. Only who holds the lock of the directory calls
-these.
+Uses the Disk that is passed in, and blocks. Old data is moved to a directory of its own, file by file, and moved back
+if the new data never becomes durable. A small file records the phase and is replaced by rename, so `bring_back`
+completes or reverts a seeding at the next start, wherever a crash interrupted it. The caller holds the lock of the
+directory.
 
     SETTLED --put_aside--> MOVING ----> SEEDING --keep--> DISCARDING --discard--> SETTLED
                              ^-- bring_back -'
@@ -26,28 +26,28 @@ from flowstone.outside import Disk
 FILE: Final = "flowstone-replica.json"
 TEMPORARY: Final = FILE + ".tmp"
 ASIDE: Final = "put_aside"
-"""A directory in the data directory; the original looks into none that it does not know."""
+"""A directory in the data directory; the original ignores directories that it does not know."""
 
 _KEPT: Final = frozenset({names.MANIFEST, names.MANIFEST_BACK, FILE, TEMPORARY, lineage.FILE, lineage.TEMPORARY})
 
 
 class Phase(Enum):
-    """How far the replacement of old data is."""
+    """The progress of replacing old data."""
 
     SETTLED = "settled"
     MOVING = "moving"
     """Old data is in both places; there is no new data."""
 
     SEEDING = "seeding"
-    """Old data is aside, new data is coming."""
+    """Old data is put aside, new data is arriving."""
 
     DISCARDING = "discarding"
-    """New data is durable; what is aside is not needed."""
+    """New data is durable; the data put aside is no longer needed."""
 
 
 @dataclass(frozen=True)
 class State:
-    """`follows`: the instance of the master whose epochs the directory holds, None if unknown."""
+    """`follows`: the identity of the master whose epochs the directory holds; None if unknown."""
 
     follows: str | None = None
     phase: Phase = Phase.SETTLED
@@ -62,9 +62,9 @@ def read(disk: Disk, directory: str) -> State:
         fields = json.loads(data)
         follows, phase = fields["follows"], Phase(fields["phase"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise DamagedFile(path, 0, "it does not say whose data this is") from None
+        raise DamagedFile(path, 0, "file does not name the master of this data") from None
     if follows is not None and not isinstance(follows, str):
-        raise DamagedFile(path, 0, "it does not say whose data this is")
+        raise DamagedFile(path, 0, "file does not name the master of this data")
     return State(follows, phase)
 
 
@@ -74,7 +74,7 @@ def write(disk: Disk, directory: str, state: State) -> None:
 
 
 def put_aside(disk: Disk, directory: str) -> State:
-    """Move all data away; the directory is then one without any."""
+    """Move all data aside, and leave an empty directory."""
     state = read(disk, directory)
     assert state.phase is Phase.SETTLED
     delete_aside(disk, directory)
@@ -88,14 +88,14 @@ def put_aside(disk: Disk, directory: str) -> State:
 
 
 def keep(disk: Disk, directory: str, follows: str) -> State:
-    """The new data, of this master, is durable: there is no way back."""
+    """Record that the new data of this master is durable; the old data can no longer be restored."""
     state = State(follows, Phase.DISCARDING)
     write(disk, directory, state)
     return state
 
 
 def discard(disk: Disk, directory: str, state: State) -> State:
-    """Delete what is aside."""
+    """Delete the data that was put aside."""
     assert state.phase is Phase.DISCARDING
     delete_aside(disk, directory)
     state = replace(state, phase=Phase.SETTLED)
@@ -104,17 +104,17 @@ def discard(disk: Disk, directory: str, state: State) -> State:
 
 
 def delete_aside(disk: Disk, directory: str) -> None:
-    """Nobody needs what is aside: it must not come back among other data."""
+    """Delete data that was put aside, so that it cannot be mixed with other data later."""
     _delete(disk, f"{directory}/{ASIDE}")
 
 
 def has_data_aside(disk: Disk, directory: str) -> bool:
-    """Whether the data of the directory is what is aside, and not what is in its place."""
+    """Return True if the data put aside is the current data of the directory."""
     return read(disk, directory).phase in (Phase.MOVING, Phase.SEEDING)
 
 
 def bring_back(disk: Disk, directory: str) -> tuple[State, bool]:
-    """End whatever a crash, or a master that went away, has left half done; True if old data is back."""
+    """Complete or revert what a crash or a lost master interrupted; return True if old data was restored."""
     state = read(disk, directory)
     if state.phase is Phase.DISCARDING:
         return discard(disk, directory, state), False
@@ -131,10 +131,10 @@ def bring_back(disk: Disk, directory: str) -> tuple[State, bool]:
 
 
 def promote(disk: Disk, directory: str) -> bool:
-    """The directory is a store of its own from now on, and writes epochs that its master does not have.
+    """Make the directory a store of its own, which writes epochs that its master does not have.
 
-    Nobody resumes it after that, as if it still followed; whom it followed is in its lineage. True if old data is back
-    because it was being seeded."""
+    It no longer follows its master, so it is not resumed as a replica; the master is recorded in its lineage. Return
+    True if old data was restored because it was being seeded."""
     state, was_restored = bring_back(disk, directory)
     if state.follows is not None:
         lineage.add(disk, directory, [state.follows])
@@ -143,7 +143,7 @@ def promote(disk: Disk, directory: str) -> bool:
 
 
 def _content(disk: Disk, root: str) -> dict[str, list[str]]:
-    """Names of files by the directory they are in, from `root`: log, epoch file, catalog and blobs."""
+    """Return the names of log files, epoch file, catalog and blobs, by their directory relative to `root`."""
     if disk.kind(root) != "directory":
         return {}
     found = {"": [name for name in disk.list_directory(root) if name not in _KEPT and _is_file(disk, root, name)]}

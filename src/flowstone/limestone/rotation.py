@@ -1,11 +1,11 @@
-"""Putting log files aside at the border between two epochs, so that what they hold can be compacted or backed up.
+"""Rotation of log files at the border between two epochs, so that their content can be compacted or backed up.
 
-A rotation begins in some epoch. When a later one has been switched to, every channel without a session puts its file
-aside at once, and every other one when its session ends. So the files that were put aside hold sessions up to the epoch
-of the border, the new ones later sessions only, and nobody has waited. The original renames files under open sessions,
-and loses them (reference: online compaction loses data).
+A rotation begins in some epoch. As soon as a later epoch begins, every channel without a session renames its file at
+once, and every other channel when its session ends. The renamed files contain sessions up to the epoch of the border,
+the new files only later sessions, and no channel has waited. The original renames files under open sessions, and loses
+these sessions (`docs/spec/limestone.md#original-defects`).
 
-Relies on channels to say when no session is open. Durable when `finished` has returned.
+Relies on channels to report when no session is open. The renames are durable when `finished` returns.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from flowstone.outside import Outside
 
 @dataclass(frozen=True)
 class Rotated:
-    """Files that were put aside; all sessions up to `epoch` are in files that no channel writes to."""
+    """Files that were rotated. All sessions up to `epoch` are in files that no channel writes to."""
 
     names: tuple[str, ...]
     epoch: int
 
 
 class Rotation:
-    """One rotation of a store's files. `border` is the epoch that it began in."""
+    """One rotation of the files of a store. `border` is the epoch in which it began."""
 
     def __init__(self, outside: Outside, directory: str, channels: Sequence[AsyncLogChannel], border: int) -> None:
         self.border = border
@@ -41,16 +41,16 @@ class Rotation:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def has_work(self) -> bool:
-        """Whether there is anything in any log file that could be put aside."""
+        """Return True if any log file has content to rotate."""
         disk = self._outside.disk
         return any(disk.size(f"{self._directory}/{name}") for name in self._active())
 
     def switched(self) -> None:
-        """An epoch behind the border has begun. Whoever calls lets no session begin before this returns."""
+        """Rotate: an epoch after the border has begun. The caller lets no session begin before this returns."""
         owned = [channel.name for channel in self._channels]
         for name in self._active():
             if name not in owned and self._outside.disk.size(f"{self._directory}/{name}"):
-                # Of a channel that a process before us had.
+                # The file of a channel that an earlier process had.
                 new = self._free_name(name)
                 self._outside.disk.rename(f"{self._directory}/{name}", f"{self._directory}/{new}")
                 self._names.append(new)
@@ -60,13 +60,13 @@ class Rotation:
             self._done.set_result(None)
 
     async def finished(self) -> Rotated:
-        """Wait until every channel has put its file aside, durably."""
+        """Wait until every channel has rotated its file, durably."""
         await asyncio.shield(self._done)
         await self._outside.blocking(self._outside.disk.sync_directory, self._directory)
         return Rotated(tuple(self._names), self.border)
 
     def give_up(self, error: BaseException) -> None:
-        """It will never be finished."""
+        """Fail the rotation with `error`."""
         if not self._done.done():
             self._done.set_exception(error)
             self._done.exception()
@@ -87,7 +87,7 @@ class Rotation:
         ]
 
     def _free_name(self, name: str) -> str:
-        """With 0 at its end, as the original has it."""
+        """Return an unused name that ends in 0, as in the original."""
         milliseconds = int(self._outside.clock.wall() * 1000)
         while self._outside.disk.kind(f"{self._directory}/{names.rotated(name, milliseconds, 0)}") is not None:
             milliseconds += 1

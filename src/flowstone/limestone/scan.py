@@ -1,10 +1,10 @@
-"""What of a log file counts: its snippets against the durable epoch, torn and damaged tails, and what to do about them.
+"""Which entries of a log file count: its snippets against the durable epoch, torn and damaged tails, and their repair.
 
-Pure: tokens of `entries.walk` in, or tables of `entry_table.py`, entries that count out, and a verdict with the changes
-that the file needs (reference: recovery, torn tails, repair rules). Never touches a file: `recovery.py` does.
+Pure: takes tokens of `entries.walk` or tables of `entry_table.py`, returns the entries that count, and a verdict with
+the changes that the file needs (`docs/spec/limestone.md#recovery`). Never touches a file: `recovery.py` does.
 
-A snippet is a begin marker with what follows it, up to its end marker, the next begin or the end of the file. It counts
-if its epoch is durable. One whose epoch is not is marked, so that it still does not count when later epochs are.
+A snippet is a begin marker with what follows it, up to its end marker, the next begin marker or the end of the file. It
+counts if its epoch is durable. Otherwise it is invalidated, so that it does not count when later epochs are durable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flowstone.limestone.entry_table import Table
 
 
 class Verdict(IntEnum):
-    """What is wrong with a file, as the real program numbers it: the worst finding is the largest."""
+    """What is wrong with a file, with the numbers of the original: the largest is the worst."""
 
     OK = 0
     REPAIRED = 0x01
@@ -37,17 +37,17 @@ class Verdict(IntEnum):
 
     @property
     def is_repairable(self) -> bool:
-        """Nothing durable is lost: whatever is wrong can be marked or cut."""
+        """True if nothing durable is lost: the damage can be invalidated or cut off."""
         return self < Verdict.CORRUPTED_DURABLE
 
     @property
     def is_clean(self) -> bool:
-        """The file can be used, and appended to, when the changes are made."""
+        """True if the file can be used and appended to after the changes."""
         return self <= Verdict.REPAIRED
 
 
 class Policy(Enum):
-    """What is done about a snippet that must not count."""
+    """What to do about a snippet that must not count."""
 
     REPORT = "report"
     MARK = "mark"
@@ -56,11 +56,11 @@ class Policy(Enum):
 
 @dataclass(frozen=True)
 class Mode:
-    """A way of reading. The first four are the real program's, byte for byte; `RECOVERY` is ours.
+    """A way of reading. The first four do exactly what the original does; `RECOVERY` is Flowstone's.
 
-    `nondurable`: a snippet of an epoch that is not durable. `torn`: the file ends inside an entry.
-    `damaged`: an unknown byte. `stops`: at the first thing that may not be where it is.
-    `forgives`: the rest of a write that power cut short is cut off, where it cannot have been durable.
+    `nondurable`: policy for a snippet of an epoch that is not durable. `torn`: for a file that ends inside an entry.
+    `damaged`: for an unknown byte. `stops`: stop at the first unexpected entry.
+    `forgives`: cut off the rest of a write that a power failure interrupted, if it cannot have been durable.
     """
 
     nondurable: Policy
@@ -75,12 +75,12 @@ INSPECT: Final = Mode(Policy.REPORT, Policy.REPORT, Policy.REPORT)
 REPAIR: Final = Mode(Policy.MARK, Policy.MARK, Policy.MARK)
 REPAIR_CUT: Final = Mode(Policy.MARK, Policy.CUT, Policy.CUT)
 RECOVERY: Final = Mode(Policy.MARK, Policy.CUT, Policy.REPORT, stops=True, forgives=True)
-"""Ours at start: a session that a crash cut short needs no tool. Bytes that no crash explains are left to one."""
+"""The mode at start: an incomplete session after a crash is repaired without a tool; other damage is left to one."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a healthy file has not."""
+    """Something that a healthy file does not have."""
 
     verdict: Verdict
     offset: int
@@ -89,7 +89,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a file needs: bytes to overwrite with MARKER_INVALIDATED_BEGIN, then the size to cut it to, if any."""
+    """What a file needs: offsets to overwrite with MARKER_INVALIDATED_BEGIN, then the size to truncate it to."""
 
     marks: tuple[int, ...] = ()
     cut: int | None = None
@@ -106,7 +106,7 @@ _NONE: Final = np.uint64(0)
 
 @kernel
 def follow(table: Table, start: int, takes: Bytes, base: int, durable: np.uint64, state: NDArray[np.uint64]) -> int:
-    """Go through the table from `start` on, as long as all is as it is in a healthy file; where that ends, or -1.
+    """Scan the table from `start` on while it looks like a healthy file; return the first other column, or -1.
 
     `takes[i]` becomes 1 if entry i counts. `state` is that of a Scan."""
     for index in range(start, takes.shape[0]):
@@ -134,16 +134,16 @@ def follow(table: Table, start: int, takes: Bytes, base: int, durable: np.uint64
 
 
 class Scan:
-    """One pass over a log file: iterate once for the entries that count, or `take` its parts; then ask what was found.
+    """One pass over a log file: iterate once over the entries that count, or `take` its parts; then read the results.
 
-    `is_detached`: nobody appends to the file, so a broken tail that is marked is harmless there.
+    `is_detached`: no channel appends to the file, so an invalidated broken tail is harmless.
     """
 
     def __init__(
         self, tokens: Iterable[tuple[int, Token]], durable_epoch: int, mode: Mode, *, is_detached: bool = False
     ) -> None:
         self.max_epoch = 0
-        """The largest epoch of any begin marker, marked ones included."""
+        """The largest epoch of any begin marker, even an invalidated one."""
         self.findings: list[Finding] = []
         self.counted = 0
         self._tokens = tokens
@@ -184,9 +184,9 @@ class Scan:
                 self.take_end(offset, token)
 
     def take_table(self, table: Table, takes: Bytes, base: int) -> bool:
-        """The next part of the file, as many columns as `takes`, which says then which of them are entries that count.
+        """Scan the next part of the file, and set `takes` for those of its columns that count.
 
-        `base` is where the buffer of the table begins in the file. Whether the scan goes on behind it."""
+        `base` is the offset in the file of the table's buffer. Return True if the scan continues after it."""
         at = 0
         while True:
             at = self._follow(table, at, takes, base)
@@ -212,19 +212,19 @@ class Scan:
         return at
 
     def take_end(self, offset: int, token: Torn | Unknown) -> None:
-        """What is behind the last whole entry, if anything is."""
+        """Process what follows the last whole entry, if anything does."""
         if isinstance(token, Torn):
             self._torn(offset, token)
         else:
             self._unknown(offset, token)
 
     def _entry_outside(self, offset: int, kind: EntryType) -> bool:
-        """Whether the scan goes on behind it."""
+        """Report an entry outside of a session. Return True if the scan continues after it."""
         self._find(Verdict.UNEXPECTED, offset, f"{kind.name} outside of a session")
         return not self._mode.stops
 
     def _marker(self, offset: int, marker: Marker) -> bool:
-        """Whether the scan goes on behind it."""
+        """Process a marker. Return True if the scan continues after it."""
         if marker.type is EntryType.MARKER_BEGIN:
             self._begin(offset, marker.epoch)
             if marker.epoch > self._durable_epoch:
@@ -248,7 +248,7 @@ class Scan:
         self._epoch, self._head = epoch, offset
 
     def _nondurable(self, offset: int) -> None:
-        what = f"a session of epoch {self._epoch}, but only {self._durable_epoch} is durable"
+        what = f"session of epoch {self._epoch} is not durable: durable epoch is {self._durable_epoch}"
         if self._mode.nondurable is Policy.REPORT:
             self._find(Verdict.NONDURABLE, offset, what)
             return
@@ -257,10 +257,10 @@ class Scan:
         self._find(Verdict.REPAIRED, offset, what)
 
     def _torn(self, offset: int, torn: Torn) -> None:
-        what = f"the file ends inside an entry {torn.type.name}"
+        what = f"file ends inside an entry {torn.type.name}"
         is_durable = self._is_open and self._epoch <= self._durable_epoch
         if torn.type is EntryType.MARKER_INVALIDATED_BEGIN:
-            # The original lets it be, and appends to it; what is appended would be lost in it.
+            # The original accepts it and appends to it; the appended session would be lost.
             if self._mode.forgives:
                 self._broken_at(offset, offset, what, Policy.CUT)
         elif torn.type is EntryType.MARKER_BEGIN:
@@ -276,11 +276,11 @@ class Scan:
             self._broken_at(self._head, offset, what, self._mode.torn)
 
     def _unknown(self, offset: int, unknown: Unknown) -> None:
-        what = f"no entry begins with byte {unknown.byte:#04x}"
+        what = f"invalid entry type {unknown.byte:#04x}"
         policy, is_durable = self._mode.damaged, self._is_valid
         if self._mode.forgives:
-            # Of a durable session every byte was synced: zeros to the end are of a later one. A begin marker that is
-            # followed by nothing else may itself be half zeros, whatever epoch it seems to say.
+            # Every byte of a durable session was synced, so zeros up to the end are of a later one. A begin marker
+            # with only zeros after it may be half zeros itself, whatever epoch it seems to have.
             is_durable = self._is_valid and (self._has_entries or not unknown.zeros)
             if unknown.zeros or (self._is_open and not is_durable):
                 policy = Policy.CUT
@@ -292,7 +292,7 @@ class Scan:
             self._broken_at(self._head, offset, what, policy)
 
     def _broken_at(self, head: int, offset: int, what: str, policy: Policy) -> None:
-        """The tail from `head` on must not count; that was seen at `offset`."""
+        """Report that the tail from `head` on must not count; the damage is at `offset`."""
         if policy is Policy.CUT:
             self._cut = head
             self._find(Verdict.REPAIRED, offset, what)

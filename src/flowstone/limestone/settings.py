@@ -1,7 +1,7 @@
-"""How a datastore is run: where its directory is, which replicas it has, and what becomes of an epoch without them.
+"""The settings of a datastore: its directory, its replicas, and what happens if replicas are lost.
 
-Pure. The environment comes as a mapping from whoever may read it; its variables are the original's (reference:
-environment variables). Never connects, never opens.
+Pure. The caller passes the environment as a mapping; its variables are those of the original
+(`docs/spec/limestone.md#environment-variables`). Never connects, never opens a file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ASYNC_SESSION_CLOSE: Final = "REPLICATION_ASYNC_SESSION_CLOSE"
 ASYNC_GROUP_COMMIT: Final = "REPLICATION_ASYNC_GROUP_COMMIT"
 RDMA_SLOTS: Final = "REPLICATION_RDMA_SLOTS"
 SECRET: Final = "FLOWSTONE_LIMESTONE_SECRET"
-"""Ours: the original has none. A replica of ours asks for the same one."""
+"""Specific to Flowstone: the original has no secret. A Flowstone replica requires the same one."""
 
 SPILL: Final = 1 << 20
-"""Bytes of a session that a channel keeps in memory before it puts them into its file."""
+"""Bytes of a session that a channel buffers before it writes them to its file."""
 
 
 class SettingsFields(TypedDict, total=False):
@@ -51,13 +51,13 @@ class SettingsFields(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """`replicas` that the log goes to, and `quorum`, how many of them must acknowledge (None: all).
+    """`replicas` receive the log; `quorum` of them must acknowledge (None: all).
 
-    `on_lost` says what happens when there are fewer: "block" waits for them, "degrade" goes on with those that are
-    there, "fail" raises and stops the store. `group_commit` is the order of the epoch file here and on the replicas.
-    `compatible`: every byte that is sent is what the original sends; no replica is reconnected or seeded.
-    `session_close` says which of the original's two forms that takes. `secret` is shared with the replicas. `no_delay`
-    and the buffers are what their sockets are given: TCP_NODELAY, and sizes in bytes.
+    `on_lost` says what happens if fewer are available: "block" waits for them, "degrade" continues with the available
+    ones, "fail" raises and stops the store. `group_commit` is the order of the epoch records here and on the replicas.
+    `compatible`: send exactly the bytes that the original sends; no replica is reconnected or seeded. `session_close`
+    selects one of the original's two forms of that. `secret` is shared with the replicas. `no_delay`, `send_buffer` and
+    `receive_buffer` are socket options: TCP_NODELAY, and sizes in bytes.
     """
 
     path: str
@@ -79,26 +79,30 @@ class Settings:
             text: object = getattr(self, name)
             if not (isinstance(text, str) and text) and not (name == "secret" and text is None):
                 kind = "empty" if text == "" else f"of type {type(text).__name__}"
-                raise LocalProtocolError(f"the {name} of a datastore cannot be {kind}", hint="it is a text")
+                raise LocalProtocolError(f"{name} of a datastore cannot be {kind}", hint="pass a string")
         for name, choices in (("on_lost", OnLost), ("group_commit", GroupCommit), ("session_close", SessionClose)):
             if getattr(self, name) not in get_args(choices):
-                raise _refused(name, getattr(self, name), f"one of {', '.join(get_args(choices))}")
+                raise _refused(name, getattr(self, name), f"use one of {', '.join(get_args(choices))}")
         if self.quorum is not None and not 0 <= self.quorum <= len(self.replicas):
-            raise _refused("quorum", self.quorum, f"from 0 to {len(self.replicas)}, as many as there are replicas")
+            raise _refused("quorum", self.quorum, f"use 0 to {len(self.replicas)}, the number of replicas")
         if len(set(self.replicas)) < len(self.replicas):
-            raise LocalProtocolError("one of the replicas is named twice")
+            raise LocalProtocolError("duplicate replica", hint="name each replica once")
         if self.compatible and len(self.replicas) > 1:
-            raise LocalProtocolError("the original has one replica", hint="leave out compatible, or the others")
+            raise LocalProtocolError(
+                "compatible mode supports one replica only", hint="unset compatible, or name one replica"
+            )
         if self.compatible and self.secret is not None:
-            raise LocalProtocolError("the original knows no secret", hint="leave out compatible, or the secret")
+            raise LocalProtocolError(
+                "compatible mode does not support a secret", hint="unset compatible, or the secret"
+            )
         for name in ("spill", "send_buffer", "receive_buffer"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise _refused(name, value, "1 or more")
+                raise _refused(name, value, "use 1 or more")
 
     @property
     def needed(self) -> int:
-        """How many replicas must acknowledge."""
+        """The number of replicas that must acknowledge."""
         return len(self.replicas) if self.quorum is None else self.quorum
 
     @classmethod
@@ -120,7 +124,7 @@ class Settings:
         if SECRET in environment and "secret" not in others:
             found["secret"] = environment[SECRET]
             if not found["secret"]:
-                raise LocalProtocolError(f"{SECRET} is empty", hint="unset it where there is no secret")
+                raise LocalProtocolError(f"{SECRET} is empty", hint="unset it if there is no secret")
         return cls(path, **(found | others))
 
 

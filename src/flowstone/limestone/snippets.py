@@ -1,7 +1,7 @@
-"""Where the sessions of a log file lie: a fast pass that hands out their bounds and their entries with blobs.
+"""The sessions of a log file: a fast pass that returns their offsets and their entries with blobs.
 
-By the compiled walk of `entry_table.py`, through the Disk one is handed. For those that copy sessions or count blobs in
-files of millions of entries. It ends where no entry begins; what that means, `scan.py` says.
+Uses the compiled walk of `entry_table.py` and the Disk that is passed in. For code that copies sessions or counts blobs
+in files of millions of entries. It stops where no entry begins; `scan.py` tells what that means.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _WANTED: Final = np.array(
 
 @dataclass(frozen=True)
 class Snippet:
-    """A session in a file, from its begin marker to where the next one begins or nothing can be read any more."""
+    """A session in a file, from its begin marker to the next one, or to the end of the readable part."""
 
     at: int
     end: int
     epoch: int
     is_marked: bool
-    """It does not count: its epoch never became durable."""
+    """True if the session is invalidated: its epoch never became durable."""
     with_blobs: tuple[Entry, ...]
 
 
 def snippets(disk: Disk, path: str) -> Iterator[Snippet]:
-    """The sessions of a log file in their order; entries outside of one are left out."""
+    """Yield the sessions of a log file in order; entries outside of a session are skipped."""
     with disk.open(path) as file:
         begin: Marker | None = None
         at = 0
@@ -60,7 +60,7 @@ def _snippet(begin: Marker, at: int, end: int, found: list[Entry]) -> Snippet:
 
 
 def _walk(file: File) -> Iterator[tuple[int, Marker | Entry | None]]:
-    """Offset and token of what is wanted; None where the readable part ends."""
+    """Yield offset and token of markers and entries with blobs; None at the end of the readable part."""
     end = 0
     for part in tables(file.read_at, file.size()):
         if isinstance(part, Tail):

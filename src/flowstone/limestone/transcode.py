@@ -1,9 +1,8 @@
-"""Entries from the form of log files to that of the wire and back, many at once, by compiled loops.
+"""Conversion of entries between the form of log files and that of the wire, many at once, by compiled loops.
 
-A master has encoded its entries for its own log; what it sends is made from those bytes, and a replica makes the bytes
-of its log from what it gets. No object per entry on the way. Byte for byte what `messages.py` and `entries.py` do one
-by one: entries with blobs, whose content is in files, go through them. Pure, but for the content of blobs that a caller
-hands over.
+A master converts the entries that it has encoded for its own log, and a replica converts them back for its log, without
+an object per entry. The result is byte for byte that of `messages.py` and `entries.py`, which handle entries with
+blobs, whose content is in files. Pure, except for the content of blobs that a caller passes in.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from flowstone.limestone.messages import (
 )
 
 HEAD_SIZE: Final = 13
-"""Of a LOG_ENTRIES before its entries; behind them stand its flags, one byte."""
+"""Size of a LOG_ENTRIES before its entries. One byte of flags follows them."""
 
 SCRATCH_SIZE: Final = 1 << 20
-"""What a reader keeps to work in; for longer input it takes memory as it needs it."""
+"""Size of a reader's scratch buffer; longer input uses memory of its own."""
 
 BLOB_WHOLE_MAX: Final = 1 << 20
 """Bytes of blobs that a reader returns with one message. Blobs beyond this sum are returned piece by piece."""
@@ -52,7 +51,7 @@ _TYPE_ENTRIES: Final = int(MessageType.LOG_ENTRIES)
 _BEGIN: Final = int(SessionFlags.BEGIN)
 _ENDS: Final = int(SessionFlags.END | SessionFlags.FLUSH)
 _MARKERS: Final = 0b1011101
-"""Bit n: type n is no entry but a marker, and must not travel."""
+"""Bit n: type n is a marker and must not be sent."""
 
 _LOW: Final = np.uint64(0xFFFFFFFF)
 _HIGH: Final = np.uint64(32)
@@ -61,13 +60,13 @@ _ONE_BIG: Final = np.uint64(1 << 56)
 _HEAD: Final = struct.Struct(">BQI")
 
 DONE, STARVED, SINGLE, OTHER = range(4)
-"""Why a loop stopped: nothing is left; an entry goes on behind the buffer, or behind what its message may have; one
-that is read by itself, because it has blobs or should not be there; bytes that are no entry."""
+"""Why a loop stopped: no input is left; an entry exceeds the buffer or the rest of its message; an entry must be
+handled alone, because it has blobs or is not allowed; the next byte begins no entry."""
 
 
 @inlined
 def _put_head_of_one(out: Bytes, to: int, epoch: np.uint64) -> int:
-    """The head of a LOG_ENTRIES with one entry. The epoch's bytes are in the order of the wire already."""
+    """Write the head of a LOG_ENTRIES with one entry. `epoch` is already in wire byte order."""
     poke(out, to, _TYPE_ENTRIES)
     poke64(out, to + 5, _ONE_BIG)
     poke64(out, to + 1, epoch)
@@ -76,9 +75,9 @@ def _put_head_of_one(out: Bytes, to: int, epoch: np.uint64) -> int:
 
 @kernel
 def to_wire(buf: Bytes, at: int, out: Bytes, to: int, epoch: np.uint64, alone: int) -> tuple[int, int, int, int]:
-    """Entries of a log file, from `at` on, as they travel, to `to` on: where both stopped, how many, and why.
+    """Convert log entries from `at` on to wire form at `to`; return both end offsets, the count, and why it stopped.
 
-    Where `alone`, each in a LOG_ENTRIES of its own. An entry takes at most 26 bytes more than in the file."""
+    If `alone`, each entry gets a LOG_ENTRIES of its own. An entry grows by at most 26 bytes."""
     limit = buf.shape[0]
     count = 0
     while at < limit:
@@ -107,7 +106,7 @@ def to_wire(buf: Bytes, at: int, out: Bytes, to: int, epoch: np.uint64, alone: i
             to = _put_head_of_one(out, to, epoch)
         poke(out, to, kind)
         poke64(out, to + 1, big64(buf, storage_at))
-        # A length is written as a word whose other half what follows it overwrites.
+        # A length is written as a whole word; the next write overwrites its other half.
         poke64(out, to + 9, word(big32(buf, at + 1)) if key_size else np.uint64(0))
         to = copy(out, to + 13, buf, storage_at + 8, key_size)
         poke64(out, to, word(big32(buf, at + 5)) if value_size else np.uint64(0))
@@ -125,9 +124,9 @@ def to_wire(buf: Bytes, at: int, out: Bytes, to: int, epoch: np.uint64, alone: i
 
 @inlined
 def _log_entry(buf: Bytes, at: int, size_max: int, out: Bytes, to: int) -> tuple[int, int, int, int]:
-    """The entry of a message at `at` in the form of a log file: where both end, whether it is logged, and what it is.
+    """Convert the wire entry at `at` to log form; return both end offsets, whether it is logged, and a status.
 
-    `size_max` is of the rest of the message. STARVED: how many bytes it has at least comes instead of its end."""
+    `size_max` is that of the rest of the message. If STARVED, a lower bound of its size replaces its end."""
     left = buf.shape[0] - at
     size = 13
     key_size = value_size = 0
@@ -169,10 +168,10 @@ def _log_entry(buf: Bytes, at: int, size_max: int, out: Bytes, to: int) -> tuple
 
 @kernel
 def log_entries(buf: Bytes, at: int, count: int, size_max: int, out: Bytes) -> tuple[int, int, int, int, int, int]:
-    """Up to `count` entries of a message: where it stopped, bytes of `out`, entries read, of these logged, why it
-    stopped, and if STARVED how many bytes there must be.
+    """Convert up to `count` entries of a message; return the end offset, bytes of `out`, entries read, entries logged,
+    why it stopped, and if STARVED the number of bytes needed.
 
-    `out` has as many bytes as there are from `at` on: no entry is longer in a log."""
+    `out` has as many bytes as follow `at`: no entry is longer in a log."""
     to = logged = done = 0
     start = at
     while done < count:
@@ -187,9 +186,10 @@ def log_entries(buf: Bytes, at: int, count: int, size_max: int, out: Bytes) -> t
 
 @kernel
 def log_messages(buf: Bytes, at: int, size_max: int, out: Bytes) -> tuple[int, int, int, int]:
-    """As many LOG_ENTRIES as are whole, plain, and add up to one: where it stopped, bytes of `out`, logged, flags.
+    """Convert complete LOG_ENTRIES without blobs that add up to one; return the end offset, bytes of `out`, entries
+    logged, and flags.
 
-    Those of one epoch do, until one ends or flushes the session or begins another. The others are left alone."""
+    Messages of one epoch add up, until one ends or flushes the session or begins another. The rest is not touched."""
     limit = buf.shape[0]
     start = at
     to = logged = flags = 0
@@ -240,15 +240,15 @@ def wire_parts(
     compatible: bool = False,
     open_blob: OpenBlob | None = None,
 ) -> Iterator[bytes]:
-    """What is sent for whole entries of a log file, which have no markers among them: pieces, to be sent in order.
+    """Yield what is sent for whole log entries without markers: pieces, to be sent in order.
 
-    One LOG_ENTRIES that begins and ends the session as asked; `compatible`: as the original, one to begin, one for each
-    entry, one to end. An entry with blobs always has a message of its own, in as many pieces as its blobs have; each
-    piece is read only after the previous one was consumed.
-    LocalProtocolError if there is anything else in `disk`, or a blob that no message can hold.
+    This is one LOG_ENTRIES that begins and ends the session as requested. `compatible`: as in the original, one message
+    to begin, one for each entry, one to end. An entry with blobs always has a message of its own, in as many pieces as
+    its blobs have; each piece is read only after the previous one was consumed.
+    Raise LocalProtocolError if `disk` has anything else, or a blob is too large for a message.
     """
     if not 0 <= epoch < 1 << 64:
-        raise LocalProtocolError(f"epoch {epoch} does not fit 64 bits")
+        raise LocalProtocolError(f"epoch {epoch} is not a 64-bit number")
     flags, ends = _BEGIN if begin else 0, _ENDS if end else 0
     messages = _messages(bytes(disk), epoch, compatible, open_blob)
     if compatible:
@@ -282,7 +282,7 @@ def wire_parts(
 
 
 def _messages(disk: bytes, epoch: int, alone: bool, open_blob: OpenBlob | None) -> Iterator[Bytes | _BlobMessage]:
-    """LOG_ENTRIES without flags, at least one byte each; where `alone`, as many as there are entries in each array."""
+    """Yield LOG_ENTRIES without flags, of at least one byte each; if `alone`, an array holds one message per entry."""
     buf, at = np.frombuffer(disk, np.uint8), 0
     big_epoch = np.uint64(int.from_bytes(epoch.to_bytes(8), "little"))
     while at < buf.size:
@@ -299,13 +299,13 @@ def _messages(disk: bytes, epoch: int, alone: bool, open_blob: OpenBlob | None) 
             entry, at = _blob_entry(disk, at)
             yield from _blob_messages(entry, epoch, open_blob)
         elif status != DONE:
-            raise LocalProtocolError(f"byte {at} of {buf.size} to be sent does not begin a whole entry")
+            raise LocalProtocolError(f"no whole entry at byte {at} of {buf.size}")
 
 
 def _blob_entry(disk: bytes, at: int) -> tuple[Entry, int]:
     entry, end = decode(disk, at)
     if not isinstance(entry, Entry):
-        raise LocalProtocolError(f"byte {at} of {len(disk)} to be sent does not begin a whole entry")
+        raise LocalProtocolError(f"no whole entry at byte {at} of {len(disk)}")
     return entry, end
 
 
@@ -316,7 +316,7 @@ def _blob_messages(entry: Entry, epoch: int, open_blob: OpenBlob | None) -> Iter
     the files of blobs that are really empty."""
     blob_ids = entry.blob_ids
     if blob_ids and open_blob is None:
-        raise LocalProtocolError(f"an entry has blobs {blob_ids}, but no content was given for them")
+        raise LocalProtocolError(f"entry names blobs {blob_ids}, but their content was not passed")
     contents = [open_blob(blob_id) for blob_id in blob_ids if open_blob is not None]
     empty = [blob_id for blob_id, content in zip(blob_ids, contents, strict=True) if content and not content.size]
     if None in contents and empty:
@@ -347,7 +347,7 @@ class _BlobMessage:
                 for blob_id, content in zip(blob_ids, self._contents, strict=True)
             ]
         except struct.error as error:
-            raise LocalProtocolError(f"an entry with blobs {blob_ids} cannot be sent: {error}") from None
+            raise LocalProtocolError(f"cannot encode entry with blobs {blob_ids}: {error}") from None
         for blob_head, content in zip(heads, self._contents, strict=True):
             held += blob_head
             for piece in content.pieces if content else ():
@@ -359,10 +359,10 @@ class _BlobMessage:
 
 @dataclass(frozen=True, slots=True)
 class DiskEntries:
-    """One LOG_ENTRIES, or several that add up to it: the bytes for the log, without markers.
+    """One LOG_ENTRIES, or several that add up to one: the bytes for the log, without markers.
 
-    `flags` say what a replica does besides: begin the session before these, end or flush it after them, once. `count`
-    is of entries in `disk`. Blobs have to be files before an entry that names them is in the log.
+    `flags` say what a replica does besides: begin the session before the entries, end or flush it after them, once.
+    `count` is the number of entries in `disk`. Blobs must be files before an entry that names them is in the log.
     """
 
     epoch: int
@@ -386,17 +386,17 @@ class _Streams(Exception):
 
 
 class WireReader(Parser[DiskEntries | BlobPart]):
-    """The inbound side of a log channel: `feed` bytes, get what to write.
+    """The receiving side of a log channel: `feed` bytes, and get what to write.
 
-    Accepts what `MessageParser` does, if no entry is a marker. It needs memory for the entries of one message,
-    for BLOB_WHOLE_MAX bytes of its blobs, and for the bytes that are fed at once.
+    Accepts what `MessageParser` accepts, except markers. It needs memory for the entries of one message, for
+    BLOB_WHOLE_MAX bytes of its blobs, and for the bytes that are fed at once.
     """
 
     def __init__(self, size_max: int = MESSAGE_SIZE_MAX, scratch: Bytes | None = None) -> None:
         """`scratch`: a buffer that several readers of one thread may share; it is used only during a call."""
         super().__init__(size_max=size_max)
         self._scratch = np.empty(SCRATCH_SIZE, np.uint8) if scratch is None else scratch
-        # Of the message that has not come to its end: what goes to the log, of how many entries; how many were read.
+        # Of the incomplete message: bytes for the log, number of entries in them, number of entries read.
         self._parts: list[bytes] = []
         self._logged = self._done = 0
         self._blobs: list[Blob] = []
@@ -412,7 +412,7 @@ class WireReader(Parser[DiskEntries | BlobPart]):
         return self._available + (0 if self._head is None else self._size - self._streamed)
 
     def feed(self, data: bytes) -> Iterator[DiskEntries | BlobPart | Message]:  # type: ignore[override]
-        """What these bytes complete. BadMessage, after all that came before it: drop the connection."""
+        """Yield what these bytes complete. Raise BadMessage after all complete messages: close the connection."""
         super().feed(data)
         return iter(self.next_message, None)
 
@@ -446,7 +446,7 @@ class WireReader(Parser[DiskEntries | BlobPart]):
         return entries
 
     def _read_entries(self, count: int) -> None:
-        """As many as there are up to the first with blobs, which is read, too."""
+        """Read entries up to and including the first with blobs."""
         if self._unfinished is not None:
             self._read_single()
             return
@@ -493,7 +493,7 @@ class WireReader(Parser[DiskEntries | BlobPart]):
         try:
             logged = entry.logged()
         except BadMessage as error:
-            self._refused = self._refused or error  # by its message, which is read to its end first
+            self._refused = self._refused or error  # raised after the rest of the message was read
             return
         if logged is not None:
             self._parts.append(encode(logged))
@@ -501,7 +501,7 @@ class WireReader(Parser[DiskEntries | BlobPart]):
 
 
 def compile_kernels() -> None:
-    """Load what both directions run, or compile it: seconds that nobody should spend in a session."""
+    """Load or compile the kernels of both directions, so that no session waits seconds for the compiler."""
     wire = b"".join(wire_parts(encode(put(0, b"k", b"v", WriteVersion(0, 0))), 0, begin=True, end=True))
     for pieces in ((wire,), (wire[:HEAD_SIZE], wire[HEAD_SIZE:])):
         reader = WireReader()

@@ -1,7 +1,7 @@
-"""What keeps a running datastore small: compaction when it is asked for, with the blobs that nobody can see any more.
+"""Compaction of a running datastore, with the deletion of blobs that no reader can see any more.
 
-Asked for by a call, or by a file `ctrl/start_compaction`, as the original's scripts do. `compaction.py` does the work,
-in a worker; here is what must be put aside and durable before. Nothing of it is told to replicas.
+It is requested by a call, or by a file `ctrl/start_compaction`, as scripts of the original do. `compaction.py` does the
+work in a worker; this module rotates the files and waits for durability first. Replicas are not notified.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from flowstone.limestone.rotation import Rotated
 from flowstone.outside import Outside
 
 CONTROL: Final = "ctrl"
-"""The directory where whoever has no other way in leaves a wish."""
+"""The directory for requests of programs that cannot call the datastore."""
 
 START_COMPACTION: Final = f"{CONTROL}/start_compaction"
 LOOK_SECONDS: Final = 1.0
 
 
 class Rotating(Protocol):
-    """What is asked of a store."""
+    """The store, as far as compaction needs it."""
 
     async def rotate(self) -> Rotated: ...
     async def until_durable(self, epoch: int) -> None: ...
 
 
 class Upkeep:
-    """Of one store that is ready, until `close`. `boundary`: nobody will read versions before it any more."""
+    """Compaction of one store from `ready` to `close`. `boundary`: no reader reads versions before it."""
 
     def __init__(self, outside: Outside, directory: str, blobs: Blobs, store: Rotating) -> None:
         self.boundary: WriteVersion | None = None
@@ -52,13 +52,13 @@ class Upkeep:
         self._watching = asyncio.ensure_future(self._watch())
 
     async def compact(self) -> Compacted:
-        """Put the rows of all sessions up to the current epoch into the compacted file, when that epoch is durable.
+        """Compact all sessions up to the current epoch, once that epoch is durable.
 
-        Somebody has to switch to a later epoch meanwhile. Log files whose rows are there then are listed as detached,
-        and stay. A cancelled call returns at once; a worker that has started runs to its end, and no other
-        compaction begins before that."""
+        The caller must have a later epoch begun meanwhile. The compacted log files are listed as detached, and stay. A
+        cancelled call returns at once; a worker that has started runs to its end, and no other compaction begins before
+        that."""
         if self._is_compacting:
-            raise WrongTime(f"a compaction of {self._directory} is running", hint="try again when it has ended")
+            raise WrongTime(f"compaction of {self._directory} is running", hint="try again when it has ended")
         self._refuse_in_backup()
         with ExitStack() as guards:
             guards.enter_context(self._alone())
@@ -79,7 +79,7 @@ class Upkeep:
     def _refuse_in_backup(self) -> None:
         """Raise WrongTime if a backup is open: a newer catalog, copied with an older list of files, would lose rows."""
         if self.open_backups:
-            raise WrongTime(f"a backup of {self._directory} is open", hint="notify its end first")
+            raise WrongTime(f"backup of {self._directory} is open", hint="call notify_end_backup first")
 
     async def _compact_guarded(self, epoch: int, guards: ExitStack) -> Compacted:
         """Run as a task of its own: the guards are held until the worker ends, even if the caller is cancelled."""
@@ -106,13 +106,13 @@ class Upkeep:
                     disk.unlink(path)
                     await self.compact()
             except Exception as error:
-                # The log goes on without it; the wish may be left again.
+                # The store continues without it, and the request can be repeated.
                 asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"the compaction of {self._directory} failed", "exception": error}
+                    {"message": f"compaction of {self._directory} failed", "exception": error}
                 )
 
     async def close(self) -> None:
-        """Look for no more wishes. A compaction that is running runs to its end first."""
+        """Stop watching for requests. A running compaction runs to its end first."""
         self._watching.cancel()
         for work in (self._watching, self._work):
             if work is not None:

@@ -1,7 +1,7 @@
-"""Who is writing to the log files of a store right now, in whatever thread: the directory is not let go before.
+"""The writes to the log files of a store that are in progress, in any thread: the directory is released after them.
 
-Relies on the guard that the store's threads share. A store that is no longer open lets nobody in; so when it waits for
-those who are inside, nobody comes after them.
+Relies on the guard that the threads of the store share. A store that is no longer open starts no writes, so it can wait
+for those in progress.
 """
 
 from __future__ import annotations

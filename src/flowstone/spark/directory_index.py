@@ -140,7 +140,7 @@ class DirectoryRuns:
                 if unknown and (still := unknown & _undefined(slab, opened.verdicts)):
                     raise UnknownSpace(
                         f"{log.path}: cannot tell whether rows of space {min(still)} are settled: "
-                        "it is not defined here",
+                        "the log does not define it",
                         hint="put the snapshot beside the log",
                     )
                 opened.at = chunk.end

@@ -2,7 +2,7 @@
 
 Keys are shared out by a hash, and each task reads everything, but keeps only its own. Jobs that have a session shuffle
 instead (`limestone_fold.py`). Per key the entry of the highest write version counts, unless its storage was cleared
-later (reference: which entry wins).
+later (`docs/spec/limestone.md#winning-entry`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Entries of a Limestone log file in chunks of numbers, each with the session that it stands in.
 
 The compiled walk of `limestone/entry_table.py` over windows of a file, and what markers say of the entries behind them,
-by whole arrays (reference: recovery, scanner). Never decides what is durable: who walks compares epochs. Stops where
-no whole entry is; whether that is a tail that is still being written or damage, `stopped` helps to tell.
+by whole arrays (`docs/spec/limestone.md#scanner`). Never decides what is durable: who walks compares epochs. Stops
+where no whole entry is; whether that is a tail that is still being written or damage, `stopped` helps to tell.
 """
 
 from __future__ import annotations

@@ -107,6 +107,6 @@ async def test_a_real_replica_that_dies_is_told_of_by_policy(tmp_path: Path) -> 
         channel.add_entry(1, b"k", b"v", (1, 1))
         await channel.end_session()
         await channel.begin_session()
-    with pytest.raises(LimestoneError, match="1 of 1 replicas must have it"):
+    with pytest.raises(LimestoneError, match="1 of 1 replicas must acknowledge it"):
         await channel.end_session()
     await store.shutdown()
