@@ -10,14 +10,15 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-LINES_MAX: Final = 600
+CITATION: Final = re.compile(r"(?<![\w/])(docs/[\w/-]+\.md)(?:#([\w-]+))?")
+FOREIGN_CITATION: Final = re.compile(r"(?i)reference,? (sections? )?\d|reference of \d|\(reference:|\bseed 00\d")
 
 # Modules without a test module of their own name, each with the reason.
 TESTED_ELSEWHERE: Final[dict[str, str]] = {
@@ -328,11 +329,25 @@ def a_docstring_on_the_door(module: Module) -> Iterator[Finding]:
         yield 1, "has no docstring"
 
 
-@rule(in_src)
-def no_module_too_long(module: Module) -> Iterator[Finding]:
-    lines = module.text.count("\n")
-    if lines > LINES_MAX:
-        yield LINES_MAX, f"has {lines} lines, more than {LINES_MAX}: find the second thing that lives in it"
+@cache
+def headings(page: str) -> frozenset[str]:
+    """Return the anchors of a page of the documentation, as mkdocs makes them."""
+    text = re.sub(r"(?ms)^```.*?^```", "", (ROOT / page).read_text())
+    found = re.findall(r"(?m)^#+ +(.+?) *$", text)
+    return frozenset(re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", each).strip().lower()) for each in found)
+
+
+@rule(everywhere)
+def citations_resolve(module: Module) -> Iterator[Finding]:
+    """A docstring or comment that cites a page names one of the repository, and a heading that it has."""
+    for number, line in enumerate(module.text.splitlines(), 1):
+        for page, anchor in CITATION.findall(line):
+            if not (ROOT / page).is_file():
+                yield number, f"cites {page}, which does not exist"
+            elif anchor and anchor not in headings(page):
+                yield number, f"cites {page}#{anchor}, which is no heading of that page"
+        if match := FOREIGN_CITATION.search(line):
+            yield number, f"cites {match[0]!r}, which the repository does not have; cite a heading of docs/spec/"
 
 
 @rule(everywhere)
@@ -473,7 +488,12 @@ BAD: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         (NODE, "class A:\n def f(self):\n  self.z: set[int] = set()\n def g(self):\n  for x in self.z: pass"),
     ),
     "a_docstring_on_the_door": (("tests/test_example.py", "import pytest"),),
-    "no_module_too_long": ((CLI, "x = 1\n" * (LINES_MAX + 1)),),
+    "citations_resolve": (
+        (CLI, "# docs/spec/" + "nothing.md"),
+        (CLI, "# docs/spec/" + "files.md#no-such-heading"),
+        (CLI, "# refer" + "ence section 14.5"),
+        (CLI, "# (refer" + "ence: epoch file)"),
+    ),
     "nothing_unfinished": ((CLI, "# TO" + "DO: later"), (CLI, "x = 1  # FIX" + "ME")),
     "no_path_of_one_machine": ((CLI, "x = '/" + "home/someone'"), (CLI, "# see /" + "work/x")),
     "no_code_from_data": (

@@ -1,4 +1,4 @@
-"""Files of Tarantool read without our own code: names, text headers, blocks, rows (reference: files).
+"""Files of Tarantool read without our own code: names, text headers, blocks, rows (docs/spec/files.md).
 
 Raises `Unreadable` where a real server of 2.11 or 3.8 stops; a torn tail is where a file ends.
 """

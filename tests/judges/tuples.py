@@ -1,4 +1,4 @@
-"""Spaces in memory for the judge: tuples by their keys, and what statements do to them (reference: statements)."""
+"""Spaces in memory for the judge: tuples by their keys, and the effect of statements (docs/spec/files.md#dml-bodies)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The damage that the real tools were shown, and what they said: a clean file of epochs 4 and 5, and what was appended.
 
-Durable is epoch 5 (reference: observed matrix). For the tools; what a scan makes of it is in `test_scan.py`."""
+The durable epoch is 5 (docs/spec/limestone.md#damage-matrix). The tests of the tools use it; `test_scan.py` has what a
+scan makes of it.
+"""
 
 from __future__ import annotations
 

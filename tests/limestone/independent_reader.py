@@ -30,7 +30,7 @@ _REMOVE: Final = struct.Struct("<IQ")
 _VERSION: Final = struct.Struct("<QQ")
 
 OK, REPAIRED, NONDURABLE, BROKEN_MARKED, BROKEN, CORRUPTED, UNEXPECTED = 0, 1, 0x40, 0x11, 0x41, 0x42, 0x81
-"""Severities of what a scan finds (reference: scanner)."""
+"""Severities of what a scan finds (docs/spec/limestone.md#scanner)."""
 
 Files = Mapping[str, bytes]
 Version = tuple[int, int]

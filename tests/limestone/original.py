@@ -1,6 +1,6 @@
 """What the real program would show of a directory: its rules of start and cursor, as plainly as they can be said.
 
-Only for directories that it opens (reference: ready(), snapshot, cursor). Blob ids are shown with the rows.
+Only for directories that it opens (docs/spec/limestone.md#snapshot). Blob ids are shown with the rows.
 """
 
 from __future__ import annotations

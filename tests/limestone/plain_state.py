@@ -1,7 +1,8 @@
 """The state that entries add up to, in a plain way: what the compiled one is compared with.
 
-Per key the entry of the highest write version, unless its storage was cleared later (reference: snapshot, which entry
-wins, cursor). Takes entries that count, in any order; of two with the same version the later one wins.
+Per key the entry of the highest write version, unless its storage was cleared later
+(docs/spec/limestone.md#winning-entry). Takes entries that count, in any order; of two entries with the same version the
+later one wins.
 """
 
 from __future__ import annotations

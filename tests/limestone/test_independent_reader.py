@@ -28,7 +28,7 @@ OPENS = {
     "short marked begin marker",
     "marked snippet, then a good one",
 }
-"""Of the known damage, what the original was seen to open (reference: observed matrix)."""
+"""Of the known damage, what the original was seen to open (docs/spec/limestone.md#damage-matrix)."""
 
 
 def test_reader_imports_nothing_of_ours() -> None:

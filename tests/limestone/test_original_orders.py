@@ -1,7 +1,7 @@
 """A replica under the message orders of the original's master: what it acknowledges survives its death.
 
 The original sends the GROUP_COMMIT of an epoch while sessions of it are open, and waits for the answer before it ends
-them (reference: STORED and PROPAGATED). Its own replica records such an epoch at once, and so does ours.
+them (docs/spec/limestone.md#stored-and-propagated). Its own replica records such an epoch at once, and so does ours.
 """
 
 from __future__ import annotations

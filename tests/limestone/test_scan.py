@@ -71,7 +71,7 @@ def tabled(data: bytes, scan: Scan) -> Iterator[Token]:
 
 
 class Case(NamedTuple):
-    """What is appended to a clean file, and what the real program says then (reference: observed matrix).
+    """What is appended to a clean file, and what the real program says then (docs/spec/limestone.md#damage-matrix).
 
     `startup`: whether it starts. `inspect`: its exit code. `repair` and `cut`: whether it changes the file or says
     unrepairable. `extra`: how many of the appended entries count. `ours`: whether we start by ourselves."""

@@ -1,6 +1,6 @@
 """The defects of the real program that its reference lists, each with a test that shows that ours has it not.
 
-In the order of the list (reference: upstream defects worth knowing before imitating).
+In the order of the list (docs/spec/limestone.md#original-defects).
 """
 
 from __future__ import annotations
