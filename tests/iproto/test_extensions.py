@@ -167,7 +167,7 @@ def test_a_datetime_of_the_standard_library_is_written_with_its_offset(moment: d
 
 
 def test_a_datetime_without_a_timezone_is_refused_with_advice() -> None:
-    with pytest.raises(LocalProtocolError, match="datetime 2024-02-29 00:00:00 has no timezone; give it one"):
+    with pytest.raises(LocalProtocolError, match="datetime 2024-02-29 00:00:00 has no timezone; add a timezone"):
         pack([datetime.datetime(2024, 2, 29)])  # noqa: DTZ001
 
 

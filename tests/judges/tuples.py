@@ -1,4 +1,4 @@
-"""Spaces in memory for the judge: tuples by their keys, and the effect of statements (docs/spec/files.md#dml-bodies)."""
+"""Spaces in memory for the judge: tuples by key, and the effect of statements (docs/spec/files.md#dml-bodies)."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_rows_come_back_out_of_a_block(rows: list[bytes]) -> None:
 def test_a_block_that_no_reader_accepts_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block, "BLOCK_SIZE_MAX", 1000)
     assert limits.BLOCK_SIZE_MAX > 1000
-    with pytest.raises(BlockTooLarge, match="block at byte 77 holds 1001 bytes, at most 1000"):
+    with pytest.raises(BlockTooLarge, match="block at byte 77 holds 1001 bytes: at most 1000"):
         encode_block([b"x" * 1001], COMPRESSOR, "a.xlog", 77)
 
 

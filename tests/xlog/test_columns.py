@@ -383,7 +383,7 @@ WRONG = {
 @pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, values in WRONG.items() for value in values])
 def test_a_value_of_another_type_is_an_error_that_names_row_and_field(kind: str, value: bytes) -> None:
     for options in (ColumnOptions(), ColumnOptions(decimal_scale=3)):
-        with pytest.raises(ColumnError, match=rf"row 7 of replica 1, space 512: field 'f' is no {kind}"):
+        with pytest.raises(ColumnError, match=rf"row 7 of replica 1, space 512: field 'f' is not of type {kind}"):
             typed(Column("f", kind), value, options)
 
 
@@ -461,7 +461,7 @@ def test_a_null_where_the_snapshot_declares_none_is_an_error() -> None:
 
 def test_a_tuple_that_is_no_array_is_an_error_that_names_the_row() -> None:
     slab = slab_of([Row(INSERT, 1, lsn=9, body=body({0x10: b"\x05", 0x21: b"\xa1x"})).encode()])
-    with pytest.raises(ColumnError, match=r"some.xlog: row 9 of replica 1, space 5: its tuple or key is not an array"):
+    with pytest.raises(ColumnError, match=r"some.xlog: row 9 of replica 1, space 5: tuple or key is not an array"):
         TypedDecoder([Column("a", "any")]).batch(slab, all_rows(slab))
 
 
@@ -492,14 +492,14 @@ def test_a_type_of_a_newer_server_is_its_number() -> None:
 def test_a_header_number_that_no_server_writes_is_an_error(key: int, name: str) -> None:
     header = b"\x83\x00\x02\x03\x05" + bytes((key,)) + b"\xce\x80\x00\x00\x00"
     slab = slab_of([header + b"\x80"])
-    with pytest.raises(ColumnError, match=f"row 5 of replica .*: its {name} is 214748364[89]"):
+    with pytest.raises(ColumnError, match=f"row 5 of replica .*: {name} 214748364[89] is above 2147483647"):
         generic_batch(slab, all_rows(slab))
 
 
 @pytest.mark.parametrize("timestamp", [math.nan, math.inf, -math.inf, 1e300, 1e13])
 def test_a_time_that_fits_no_timestamp_is_an_error(timestamp: float) -> None:
     slab = slab_of([b"\x83\x00\x02\x03\x05\x04\xcb" + struct.pack(">d", timestamp) + b"\x80"])
-    with pytest.raises(ColumnError, match=r"row 5 of replica 0: its time of .* fits no timestamp"):
+    with pytest.raises(ColumnError, match=r"row 5 of replica 0: timestamp of .* s is out of range"):
         generic_batch(slab, all_rows(slab))
 
 

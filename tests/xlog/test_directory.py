@@ -135,18 +135,18 @@ def test_local_rows_count_unless_the_position_is_another_instances(tmp_path: Pat
 
 def test_a_log_of_another_instance_is_refused_or_left_out(chain: Path) -> None:
     put(chain, {1: 40, 2: 5}, {1: 30, 2: 5}, uuid=OTHER)
-    with pytest.raises(ForeignFile, match=f"written by instance {OTHER}, the directory belongs to {UUID}"):
+    with pytest.raises(ForeignFile, match=f"written by instance {OTHER}, but the directory belongs to {UUID}"):
         names(chain, {1: 10})
     assert names(chain, {1: 10}, force=True) == [10, 20, 35]
 
 
 def test_a_name_that_contradicts_the_header_is_refused_or_left_out(chain: Path) -> None:
     (chain / "00000000000000000035.xlog").rename(chain / "00000000000000000036.xlog")
-    with pytest.raises(DamagedFile, match="name says signature 36, its vclock 35"):
+    with pytest.raises(DamagedFile, match="file name says signature 36, vclock 35"):
         names(chain, {1: 10})
     assert names(chain, {1: 10}, force=True) == [10, 20]
     (chain / "00000000000000000010.snap").rename(chain / "00000000000000000010.xlog")
-    with pytest.raises(DamagedFile, match="name says XLOG, its header SNAP"):
+    with pytest.raises(DamagedFile, match="file name says XLOG, header SNAP"):
         _ = scan(chain).logs[1].meta
 
 

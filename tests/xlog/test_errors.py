@@ -24,17 +24,17 @@ PATH = "data/00000000000000000010.xlog"
 FULL = OSError(errno.ENOSPC, "No space left on device")
 ERRORS = [
     (DamagedFile(PATH, 97, "no block starts here"), "damaged at byte 97: no block starts here"),
-    (NotALogFile(PATH, "it is empty"), "not a log file: it is empty"),
+    (NotALogFile(PATH, "the file is empty"), "not a log file: the file is empty"),
     (UnsupportedFormat(PATH, "0.14"), "format '0.14' is not supported"),
-    (BlockTooLarge(PATH, 97, 11, 10), "block at byte 97 holds 11 bytes, at most 10"),
-    (ForeignFile(PATH, "b", "a"), "written by instance b, the directory belongs to a"),
+    (BlockTooLarge(PATH, 97, 11, 10), "block at byte 97 holds 11 bytes: at most 10"),
+    (ForeignFile(PATH, "b", "a"), "written by instance b, but the directory belongs to a"),
     (
         LogGap(PATH, {2: 3, 1: 4}, {1: 9}, [(1, 5, 9)]),
         "between {1: 4, 2: 3} and {1: 9}: LSN 5..9 of",
     ),
-    (LsnUsedTwice(PATH, 1, 5, 6), "LSN 5 of replica 1 used twice, the log is at 6"),
+    (LsnUsedTwice(PATH, 1, 5, 6), "LSN 5 of replica 1 is used twice: the log is at 6"),
     (WriteFailed(PATH, 97, FULL, is_usable=True), "cannot write at byte 97: No space left on device"),
-    (WriteFailed(PATH, 97, FULL, is_usable=False), "reopen it"),
+    (WriteFailed(PATH, 97, FULL, is_usable=False), "reopen the file"),
 ]
 
 

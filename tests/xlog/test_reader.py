@@ -184,7 +184,7 @@ def test_damage_in_the_middle_is_an_error_that_names_file_and_offset() -> None:
     assert rows == BLOCKS[0]
     assert isinstance(error, DamagedFile)
     assert (error.path, error.offset) == ("some.xlog", OFFSETS[1])
-    assert error.what == "the block's checksum does not match"
+    assert error.what == "block checksum does not match"
 
 
 def test_a_damaged_last_block_before_the_marker_is_no_torn_tail() -> None:
@@ -193,9 +193,7 @@ def test_a_damaged_last_block_before_the_marker_is_no_torn_tail() -> None:
     assert isinstance(read(bytes(changed))[2], DamagedFile)
     rows, ending, error = read(bytes(changed[:-4]))
     assert (rows, error) == (ROWS[:-1], None)
-    assert ending == Ending(
-        EndingKind.TORN, OFFSETS[3], len(LOG) - 4 - OFFSETS[3], "the block's checksum does not match"
-    )
+    assert ending == Ending(EndingKind.TORN, OFFSETS[3], len(LOG) - 4 - OFFSETS[3], "block checksum does not match")
 
 
 def test_bytes_behind_the_end_marker_are_damage_and_skipped_with_force() -> None:

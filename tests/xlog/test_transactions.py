@@ -88,10 +88,10 @@ def test_rows_that_are_as_they_must_be_keep_their_bytes() -> None:
 @pytest.mark.parametrize(
     ("rows", "flags", "word"),
     [
-        ([], 0, "without rows"),
-        ([insert(0)], 0, "without an LSN"),
+        ([], 0, "has no rows"),
+        ([insert(0)], 0, "has no LSN"),
         ([insert(1)], 8, "unknown row flags"),
-        ([insert(1), Row(RequestType.RAFT_CONFIRM, replica_id=1, lsn=2)], 0, "RAFT_CONFIRM .* stand alone"),
+        ([insert(1), Row(RequestType.RAFT_CONFIRM, replica_id=1, lsn=2)], 0, "RAFT_CONFIRM .* cannot share"),
     ],
 )
 def test_what_no_server_would_write_is_refused(rows: Sequence[Row], flags: int, word: str) -> None:
@@ -127,10 +127,10 @@ def row_of(lsn: int, tsn: int, flags: int, type_: int = RequestType.INSERT, repl
     [
         ([row_of(1, 1, 0), row_of(2, 2, 0)], 2, "belongs to transaction 2, but transaction 1 has not ended"),
         ([row_of(1, 1, 0), row_of(2, 2, 1)], 2, "has not ended"),
-        ([row_of(1, 1, 0), row_of(2, 1, 1, RequestType.RAFT_CONFIRM)], 2, "RAFT_CONFIRM stands inside"),
-        ([row_of(1, 1, 0, RequestType.RAFT_PROMOTE)], 1, "RAFT_PROMOTE stands inside"),
-        ([row_of(3, 2, 0), row_of(4, 2, 1)], 3, "first global row of a transaction, whose TSN says 2"),
-        ([row_of(3, 2, 1)], 3, "TSN says 2"),
+        ([row_of(1, 1, 0), row_of(2, 1, 1, RequestType.RAFT_CONFIRM)], 2, "RAFT_CONFIRM is inside"),
+        ([row_of(1, 1, 0, RequestType.RAFT_PROMOTE)], 1, "RAFT_PROMOTE is inside"),
+        ([row_of(3, 2, 0), row_of(4, 2, 1)], 3, "first global row of a transaction with TSN 2"),
+        ([row_of(3, 2, 1)], 3, "with TSN 2"),
         ([row_of(1, 1, 1, replica_id=32)], 1, "replica id above 31"),
     ],
 )

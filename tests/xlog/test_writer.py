@@ -115,7 +115,7 @@ class TestLogWriter:
     def test_a_leftover_of_a_crash_is_replaced_and_a_log_never(self, tmp_path: Path) -> None:
         (tmp_path / "00000000000000000010.xlog.inprogress").write_bytes(b"XLO")
         LogWriter.create(DISK, str(tmp_path), XLOG).close()
-        with pytest.raises(XlogError, match="exists already"):
+        with pytest.raises(XlogError, match="already exists"):
             LogWriter.create(DISK, str(tmp_path), XLOG)
 
     def test_one_append_is_one_block_and_small_ones_are_plain(self, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ class TestLogWriter:
     def test_an_lsn_used_twice_is_refused_and_nothing_written(self, tmp_path: Path, lsn: int) -> None:
         with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
             before = log.size
-            with pytest.raises(LsnUsedTwice, match=f"LSN {lsn} of replica 1 used twice, the log is at 11"):
+            with pytest.raises(LsnUsedTwice, match=f"LSN {lsn} of replica 1 is used twice: the log is at 11"):
                 log.append([transaction(11), transaction(lsn)])
             assert (log.size, log.vclock) == (before, {1: 10})
             log.append([transaction(11)])
@@ -178,7 +178,7 @@ class TestLogWriter:
         log.append([transaction(11)])
         file: Any = log._file
         size, file.room = log.size, room
-        with pytest.raises(WriteFailed, match="No space left on device; it was cut back") as caught:
+        with pytest.raises(WriteFailed, match="No space left on device; the file was cut back") as caught:
             log.append([transaction(12), transaction(13, size=100)])
         assert caught.value.is_usable
         assert caught.value.errno == errno.ENOSPC
@@ -193,7 +193,7 @@ class TestLogWriter:
         log.append([transaction(11)])
         file: Any = log._file
         file.room = 25
-        with pytest.raises(WriteFailed, match="its end is unknown") as caught:
+        with pytest.raises(WriteFailed, match="the end of the file is unknown") as caught:
             log.append([transaction(12)])
         assert not caught.value.is_usable
         with pytest.raises(XlogError, match="failed before"):
@@ -245,7 +245,7 @@ class TestLogWriter:
     def test_only_logs_are_continued(self, tmp_path: Path) -> None:
         with SnapWriter(DISK, str(tmp_path), SNAP, 1.5) as snap:
             pass
-        with pytest.raises(XlogError, match="SNAP file cannot be appended to"):
+        with pytest.raises(XlogError, match="cannot append to a SNAP file"):
             LogWriter.reopen(DISK, snap.path)
         with pytest.raises(LocalProtocolError):
             LogWriter.create(DISK, str(tmp_path), SNAP)

@@ -1,4 +1,4 @@
-"""chap-sha1: proving a password without sending it (reference section 3).
+"""chap-sha1 authentication: prove knowledge of a password without sending it (`docs/spec/iproto.md#scramble`).
 
 A server stores `hash_of_hash`, never the password. Nothing here keeps, prints or logs a secret.
 """
@@ -15,18 +15,18 @@ SCRAMBLE_SIZE = 20
 
 
 def hash_of_hash(password: str) -> bytes:
-    """What a server stores of a password (base64 of it stands in `_user`)."""
+    """Return the hash that a server stores for `password`; `_user` holds it in base64."""
     return _sha1(_sha1(_bytes(password)))
 
 
 def scramble(password: str, salt: bytes) -> bytes:
-    """The answer to `salt` of someone who knows `password`."""
+    """Return the proof of `password` for the `salt` of the server's greeting."""
     once = _sha1(_bytes(password))
     return _xor(once, _sha1(salt[:SALT_SIZE_MIN] + _sha1(once)))
 
 
 def check(answer: bytes, stored: bytes, salt: bytes) -> bool:
-    """Whether `answer` comes from someone whose password has `stored` as its hash_of_hash."""
+    """Return True if `answer` proves the password whose `hash_of_hash` is `stored`."""
     if len(answer) != SCRAMBLE_SIZE:
         return False
     once = _xor(answer, _sha1(salt[:SALT_SIZE_MIN] + stored))
@@ -38,7 +38,7 @@ def _bytes(password: str) -> bytes:
 
 
 def _sha1(data: bytes) -> bytes:
-    # SHA-1 is what the protocol prescribes, not our choice of a hash.
+    # The protocol prescribes SHA-1.
     return hashlib.sha1(data, usedforsecurity=False).digest()
 
 

@@ -1,7 +1,7 @@
-"""Many rows for the log, and many replies, laid out by compiled passes over a table of requests.
+"""Compiled passes that encode many log rows and many replies from a table of requests.
 
-The bytes are those of `row.encode_header` and `replies.encode_data`; the tests hold them against each other. Output
-buffers are the caller's and large enough: `rows_bound` and `replies_bound` say how large.
+The bytes equal those of `row.encode_header` and `replies.encode_data`; tests compare them. The caller provides output
+buffers of at least the size that `rows_bound` and `replies_bound` return.
 """
 
 from __future__ import annotations

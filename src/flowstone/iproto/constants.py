@@ -1,6 +1,6 @@
-"""Numbers of the protocol, under the names Tarantool gives them.
+"""Numbers of the protocol, under Tarantool's own names.
 
-Checked against real servers 2.6.0, 2.11.9 and 3.8.0; a comment names the release where it matters.
+Checked against servers 2.6.0, 2.11.9 and 3.8.0; comments name the release where releases differ.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum, IntFlag
 
 
 class RequestType(IntEnum):
-    """Header key REQUEST_TYPE of requests and rows."""
+    """Values of the header key REQUEST_TYPE in requests and rows."""
 
     OK = 0
     SELECT = 1
@@ -27,7 +27,7 @@ class RequestType(IntEnum):
     PREPARE = 13
     BEGIN = 14
     COMMIT = 15
-    ROLLBACK = 16  # of a stream's transaction; the synchronous one is RAFT_ROLLBACK
+    ROLLBACK = 16  # of a stream's transaction; RAFT_ROLLBACK rolls back synchronous transactions
     INSERT_ARROW = 17
     RAFT = 30
     RAFT_PROMOTE = 31
@@ -48,7 +48,7 @@ class RequestType(IntEnum):
     UNWATCH = 75
     EVENT = 76
     WATCH_ONCE = 77
-    VY_INDEX_RUN_INFO = 100  # files of vinyl only
+    VY_INDEX_RUN_INFO = 100  # in vinyl files only
     VY_INDEX_PAGE_INFO = 101
     VY_RUN_ROW_INDEX = 102
     CHUNK = 128
@@ -59,12 +59,12 @@ _TYPE_NAMES = {kind.value: kind.name for kind in RequestType} | _LOG_NAMES
 
 
 def type_name(code: int) -> str:
-    """What people call a row's type: RAFT_CONFIRM is CONFIRM; an unknown type is its number."""
+    """Return the usual name of a row type: CONFIRM for RAFT_CONFIRM, the number for an unknown type."""
     return _TYPE_NAMES.get(code, str(code))
 
 
 TYPE_ERROR = 0x8000
-"""A response of this type or above is error number `type - TYPE_ERROR`."""
+"""Responses of this type or above are errors; the error code is `type - TYPE_ERROR`."""
 
 
 class Key(IntEnum):
@@ -151,7 +151,7 @@ class RaftKey(IntEnum):
 
 
 class BallotKey(IntEnum):
-    """Keys in a ballot, as servers since 2.6.1 mean them (2.6.0: 0x01 IS_RO, 0x04 IS_LOADING)."""
+    """Keys in a ballot, with their meaning since 2.6.1. In 2.6.0, 0x01 is IS_RO and 0x04 is IS_LOADING."""
 
     IS_RO_CFG = 0x01
     VCLOCK = 0x02
@@ -166,10 +166,10 @@ class BallotKey(IntEnum):
 
 
 class Flag(IntFlag):
-    """Row flags. All three stand on the last row of a transaction only; the latter two exist since 2.8.1."""
+    """Row flags, set only on the last row of a transaction. WAIT_SYNC and WAIT_ACK exist since 2.8.1."""
 
     COMMIT = 1
-    WAIT_SYNC = 2  # the transaction sat in the limbo
+    WAIT_SYNC = 2  # the transaction was in the limbo
     WAIT_ACK = 4  # the transaction itself is synchronous
 
 
@@ -195,4 +195,4 @@ GROUP_LOCAL = 1
 """GROUP_ID of rows that are never replicated."""
 
 VCLOCK_MAX = 32
-"""Replica ids are 0..31; 0 is the local component."""
+"""Number of vclock components: replica ids are 0 to 31, and component 0 counts local rows."""

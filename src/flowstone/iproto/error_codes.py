@@ -1,8 +1,8 @@
-"""Every error code of Tarantool, under its name without `ER_`, and what an operator can do about it.
+"""Error codes of Tarantool under their names without `ER_`, and hints for operators.
 
-The table runs from 0 to the newest code of 3.9; numbers are never given twice. Where a release renamed a
-code, the older name stands in the comment; "retired" codes are no longer sent by 3.x servers. `errors.py`
-makes a class of every line. Message texts are the servers' own business and come with the error.
+The table has all codes from 0 to the newest of 3.9; a number is never reused. A comment gives the older name of a
+renamed code; 3.x servers no longer send "retired" codes. `errors.py` makes one class per entry. Message texts are not
+here: a server sends them with the error.
 """
 
 from __future__ import annotations
@@ -383,10 +383,10 @@ HINTS: dict[int, str] = {
     291: "the instance was gone too long and its log files were collected: it must join again",
     303: "the log files needed are gone: the instance must join again",
 }
-"""Sentences for codes that operators meet in replication and replay, as errors of the server at the other end."""
+"""Hints for codes that operators meet in replication and replay, as errors received from another server."""
 
 HINT_OF_ORPHANS = "it waits for its own upstreams: box.info.replication of that peer shows which of them are missing"
-"""For error 7 of a server that is read-only for no option of its own."""
+"""Hint for error 7 of an orphan: no option makes it read-only."""
 
 HINT_OF_EXPELLED = "the server was expelled: rejoin it with `flowstone rebootstrap`, or stop it"
-"""For error 5 of a node that was expelled from its replica set."""
+"""Hint for error 5 of a node that was expelled from its replica set."""

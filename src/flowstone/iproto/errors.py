@@ -1,8 +1,8 @@
 """One exception class per Tarantool error code, made from the table in `error_codes.py`.
 
-`except TupleFound` reads as it should: each class is an attribute of this module, named as in Tarantool
-without `ER_` (`ER_TUPLE_FOUND` is `TupleFound`). `error_of` turns what a server sent into its exception, with a hint
-for the operator; an error that this process raises itself has none of the table's, which speak of another server.
+Each class is an attribute of this module, named as in Tarantool without `ER_` (`ER_TUPLE_FOUND` is `TupleFound`), for
+use in `except TupleFound`. `error_of` turns an error received from a server into its exception, with a hint for the
+operator. Errors that this process raises itself have no hint from the table, whose hints speak about another server.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from flowstone.iproto.extensions import ErrorStack
 class TarantoolError(FlowstoneError):
     """An error with a Tarantool code, received from a server or to be sent to a client.
 
-    `message` is the plain text that goes over the wire; `stack` is what a server told about the causes.
-    A code newer than the table is of this class itself.
+    `message` is the plain text sent over the wire; `stack` holds the causes that the server reported.
+    Errors with a code newer than the table are instances of this class itself.
     """
 
     code: int = 0
@@ -38,7 +38,7 @@ def _class_of(code: int, name: str) -> type[TarantoolError]:
 
 
 CLASSES: dict[int, type[TarantoolError]] = {code: _class_of(code, name) for code, name in NAMES.items()}
-"""Every class by its code."""
+"""All classes by their code."""
 
 _UNSUPPORTED, _READONLY, _XLOG_GAP = 5, 7, 219
 _ORPHAN = "it is an orphan"
@@ -54,9 +54,9 @@ def __getattr__(name: str) -> type[TarantoolError]:
 
 
 def error_of(code: int, message: str, stack: ErrorStack | None = None) -> TarantoolError:
-    """The exception for error `code` of another server, with the table's hint.
+    """Return the exception for error `code` received from another server, with the table's hint.
 
-    Codes that the table does not know give a plain TarantoolError.
+    A code that is not in the table gives a plain TarantoolError.
     """
     kind = CLASSES.get(code)
     message = message or "an error without a message"
@@ -68,11 +68,11 @@ def error_of(code: int, message: str, stack: ErrorStack | None = None) -> Tarant
 
 
 def _hint(code: int, message: str, stack: ErrorStack | None) -> str | None:
-    """By the code, where that tells enough."""
+    """Return the hint for an error: by its code or, if the code is ambiguous, by its message or class."""
     if code == _READONLY and _ORPHAN in message:
         return HINT_OF_ORPHANS
     if code == _UNSUPPORTED and _EXPELLED in message:
         return HINT_OF_EXPELLED
-    # 2.6 sends a gap in its logs with the code of an error in Lua; only its class tells.
+    # 2.6 reports a gap in its logs with the code of a Lua error; only the class identifies it.
     is_gap = stack is not None and bool(stack.errors) and stack.errors[0].type == "XlogGapError"
     return HINTS.get(_XLOG_GAP if is_gap else code)

@@ -1,8 +1,8 @@
-"""MessagePack extension types as values: decimal, uuid, datetime, interval, and any other code kept as it is.
+"""MessagePack extension types as values: decimal, uuid, datetime, interval, and raw bytes for any other code.
 
-Relies on the layouts of reference section 19 and writes the very bytes a real server writes. A payload that
-a real server would refuse is an error here. The error extension (3) holds MessagePack itself and is
-therefore put together in `msgpack.py`; only its classes live here.
+Relies on the layouts of `docs/spec/iproto.md#extension-types` and writes the same bytes as a real server. A payload
+that a real server rejects is an error here. The error extension (3) contains MessagePack, so `msgpack.py` encodes it;
+only its classes live here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flowstone.errors import LocalProtocolError, RemoteProtocolError
 
 
 class ExtensionType(IntEnum):
-    """Codes that Tarantool gives a meaning to. 5 is opaque outside Enterprise; 7, 8 are newer than 2.11."""
+    """Codes that Tarantool defines. 5 is opaque outside Enterprise; 7 and 8 are newer than 2.11."""
 
     DECIMAL = 1
     UUID = 2
@@ -35,33 +35,33 @@ class ExtensionType(IntEnum):
 
 
 class ExtensionError(RemoteProtocolError):
-    """The payload of an extension breaks the layout of its type."""
+    """The payload of an extension violates the layout of its type."""
 
 
 DECIMAL_DIGITS_MAX = 76
-"""What servers since 3.5 store; older ones refuse more than 38 themselves."""
+"""Digits that servers since 3.5 store; older servers reject more than 38 themselves."""
 
 DECIMAL_EXPONENT_MAX = 999_999
 """Largest adjusted exponent of a server's decimal."""
 
 DECIMAL_SCALE_PLAIN_MAX = 76
-"""Zeros that a decimal is filled up with in plain notation: no server stores a larger scale.
+"""Largest scale printed in plain notation: no server stores a larger one.
 
-Without a bound, five bytes of exponent would print as a megabyte.
+Without a limit, an exponent of five bytes would print as a megabyte of zeros.
 """
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MINUTE = datetime.timedelta(minutes=1)
 _SECONDS_MIN = -(2**31) * 86400 - 719163 * 86400
 _SECONDS_MAX = (2**31 - 1) * 86400 - 719163 * 86400
-_NANOSECONDS_END = 2_000_000_000  # leap seconds: a server accepts nsec up to twice a second
+_NANOSECONDS_END = 2_000_000_000  # leap seconds: servers accept nsec below two seconds
 _OFFSET_MIN, _OFFSET_MAX = -12 * 60, 14 * 60
 _ZONE_INDEX_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """An extension we give no meaning to, or with content that its type does not allow, kept byte for byte."""
+    """An extension of an unknown type, or with content that is invalid for its type, kept byte for byte."""
 
     code: int
     data: bytes
@@ -69,7 +69,7 @@ class Extension:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Datetime:
-    """A point in time to the nanosecond, with the zone it was written in (`tz_index`: Tarantool's table)."""
+    """A point in time with nanoseconds and a zone; `tz_index` is an index into Tarantool's table of zones."""
 
     seconds: int
     nsec: int = 0
@@ -78,21 +78,24 @@ class Datetime:
 
     @classmethod
     def from_datetime(cls, moment: datetime.datetime) -> Datetime:
-        """The same moment and offset from UTC, in whole minutes; a zone's name is lost.
+        """Return the same moment, with its offset from UTC in whole minutes; the name of the zone is lost.
 
-        LocalProtocolError for one without a timezone: nobody but its maker knows which moment it is.
+        Raise LocalProtocolError for a datetime without a timezone: the moment it stands for is unknown.
         """
         offset = moment.utcoffset()
         if offset is None:
             raise LocalProtocolError(
-                f"cannot be written as MessagePack: datetime {moment} has no timezone",
-                hint="give it one, as in datetime.now(timezone.utc) or moment.replace(tzinfo=timezone.utc)",
+                f"cannot encode as MessagePack: datetime {moment} has no timezone",
+                hint="add a timezone, as in datetime.now(timezone.utc) or moment.replace(tzinfo=timezone.utc)",
             )
         since = moment - _EPOCH
         return cls(since.days * 86400 + since.seconds, since.microseconds * 1000, round(offset / _MINUTE))
 
     def to_datetime(self) -> datetime.datetime:
-        """The standard library's form: microseconds, fixed offset; OverflowError outside years 1 to 9999."""
+        """Return a standard datetime in microseconds with a fixed offset.
+
+        Raise OverflowError outside the years 1 to 9999.
+        """
         zone = datetime.timezone(_MINUTE * self.tz_offset)
         moment = _EPOCH + datetime.timedelta(seconds=self.seconds, microseconds=self.nsec // 1000)
         return moment.astimezone(zone)
@@ -113,10 +116,10 @@ class Datetime:
 
 
 def _civil(days: int) -> tuple[int, int, int]:
-    """Year, month and day of a day counted from 1970-01-01, proleptic Gregorian, for any year.
+    """Return year, month and day of a day counted from 1970-01-01 (proleptic Gregorian), for any year.
 
-    The standard library's dates end at year 9999 while a server's run to 5879611. The Gregorian calendar
-    repeats every 400 years, so the day is moved into a range the library knows.
+    Dates of the standard library end at year 9999, those of a server at 5879611. The Gregorian calendar repeats every
+    400 years, so the day is moved into the range of the library.
     """
     cycles, rest = divmod(days, 146097)
     date = datetime.date(1970, 1, 1) + datetime.timedelta(days=rest)
@@ -125,7 +128,7 @@ def _civil(days: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A span of calendar time; each field is kept apart, as months and days have no fixed ratio."""
+    """A span of calendar time. Fields are separate because months and days have no fixed ratio."""
 
     year: int = 0
     month: int = 0
@@ -153,7 +156,7 @@ _ADJUST_MAX = 2
 
 @dataclass(frozen=True, slots=True)
 class ErrorRecord:
-    """One error of a stack: class name, place in the server's source, message, errno, code, named details."""
+    """One error of a stack: class name, location in the server's source, message, errno, code, named details."""
 
     type: str
     message: str
@@ -166,7 +169,7 @@ class ErrorRecord:
 
 @dataclass(frozen=True, slots=True)
 class ErrorStack:
-    """A server's error object: the newest error first, then what caused it."""
+    """A server's error object: the newest error, then its causes."""
 
     errors: tuple[ErrorRecord, ...]
 
@@ -175,12 +178,12 @@ class ErrorStack:
 
 
 def encode_decimal(value: Decimal) -> bytes:
-    """Scale as MessagePack integer, then packed BCD with the sign in the last nibble."""
+    """Encode the scale as a MessagePack integer, then the digits as packed BCD with the sign in the last nibble."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
-        raise LocalProtocolError(f"a decimal field cannot hold {value}")
+        raise LocalProtocolError(f"decimal fields cannot hold {value}")
     if len(digits) > DECIMAL_DIGITS_MAX or abs(exponent + len(digits) - 1) > DECIMAL_EXPONENT_MAX:
-        raise LocalProtocolError(f"a decimal of {len(digits)} digits, {DECIMAL_DIGITS_MAX} can be stored")
+        raise LocalProtocolError(f"decimal of {len(digits)} digits and scale {-exponent} is out of range")
     nibbles = "".join(map(str, digits)) + ("d" if sign else "c")
     scale: bytes = msgpack.packb(-exponent)
     return scale + bytes.fromhex(nibbles if len(nibbles) % 2 == 0 else "0" + nibbles)
@@ -191,14 +194,14 @@ def decode_decimal(data: bytes) -> Decimal:
     nibbles = data[at:].hex()
     digits, sign = nibbles[:-1].lstrip("0") or "0", nibbles[-1:]
     if not nibbles or sign not in "abcdef" or not digits.isdecimal():
-        raise ExtensionError(f"decimal {data.hex()} is no packed BCD number")
+        raise ExtensionError(f"decimal {data.hex()} is not a packed BCD number")
     if len(digits) > DECIMAL_DIGITS_MAX or abs(len(digits) - 1 - scale) > DECIMAL_EXPONENT_MAX:
         raise ExtensionError(f"decimal of {len(digits)} digits and scale {scale} is out of range")
     return Decimal((sign in "bd", tuple(map(int, digits)), -scale))
 
 
 def decimal_text(value: Decimal) -> str:
-    """In plain notation, as servers print it; in scientific notation where that would be mostly zeros."""
+    """Return plain notation, as servers print it, or scientific notation if plain would be mostly zeros."""
     exponent = value.as_tuple().exponent
     is_plain = isinstance(exponent, int) and abs(exponent) <= DECIMAL_SCALE_PLAIN_MAX
     return f"{value:f}" if is_plain else str(value)
@@ -207,7 +210,7 @@ def decimal_text(value: Decimal) -> str:
 def encode_datetime(value: Datetime) -> bytes:
     problem = _datetime_problem(value)
     if problem:
-        raise LocalProtocolError(f"a datetime field cannot hold {problem}")
+        raise LocalProtocolError(f"datetime fields cannot hold {problem}")
     seconds = struct.pack("<q", value.seconds)
     if not (value.nsec or value.tz_offset or value.tz_index):
         return seconds
@@ -220,10 +223,10 @@ def decode_datetime(data: bytes) -> Datetime:
     elif len(data) == 16:
         value = Datetime(*struct.unpack("<qihh", data))
     else:
-        raise ExtensionError(f"datetime of {len(data)} bytes, 8 or 16 are possible")
+        raise ExtensionError(f"datetime has {len(data)} bytes, expected 8 or 16")
     problem = _datetime_problem(value)
     if problem:
-        raise ExtensionError(f"datetime with {problem}")
+        raise ExtensionError(f"datetime out of range: {problem}")
     return value
 
 
@@ -244,7 +247,7 @@ def encode_interval(value: Interval) -> bytes:
     for number, amount in enumerate(value._values()):
         problem = _interval_problem(number, amount)
         if problem:
-            raise LocalProtocolError(f"an interval field cannot hold {problem}")
+            raise LocalProtocolError(f"interval fields cannot hold {problem}")
         if amount:
             parts.append(bytes((number,)) + msgpack.packb(amount))
     return bytes((len(parts),)) + b"".join(parts)
@@ -252,17 +255,17 @@ def encode_interval(value: Interval) -> bytes:
 
 def decode_interval(data: bytes) -> Interval:
     if not data:
-        raise ExtensionError("interval without a field count")
+        raise ExtensionError("interval has no field count")
     values = [0] * 9
     at = 1
     for _ in range(data[0]):
         if at >= len(data) or data[at] >= len(values):
-            raise ExtensionError(f"interval {data.hex()} has a broken field at byte {at}")
+            raise ExtensionError(f"interval {data.hex()} has an invalid field at byte {at}")
         number = data[at]
         values[number], at = _read_int(data, at + 1)
         problem = _interval_problem(number, values[number])
         if problem:
-            raise ExtensionError(f"interval with {problem}")
+            raise ExtensionError(f"interval out of range: {problem}")
     if at != len(data):
         raise ExtensionError(f"{len(data) - at} bytes follow the interval")
     return Interval(*values)
@@ -277,7 +280,7 @@ def _interval_problem(number: int, amount: int) -> str | None:
 
 def decode_uuid(data: bytes) -> uuid.UUID:
     if len(data) != 16:
-        raise ExtensionError(f"uuid of {len(data)} bytes, 16 are needed")
+        raise ExtensionError(f"uuid has {len(data)} bytes, expected 16")
     return uuid.UUID(bytes=data)
 
 
@@ -285,9 +288,9 @@ _INTEGERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: "
 
 
 def _read_int(data: bytes, at: int) -> tuple[int, int]:
-    """The MessagePack integer at `at`, and where it ends."""
+    """Return the MessagePack integer at `at` and its end offset."""
     if at >= len(data):
-        raise ExtensionError(f"extension payload {data.hex()} ends where a number should be")
+        raise ExtensionError(f"extension payload {data.hex()} ends where a number is expected")
     head = data[at]
     if head < 0x80:
         return head, at + 1

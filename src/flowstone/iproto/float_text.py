@@ -1,7 +1,7 @@
 """A kernel that writes a double as the shortest decimal text that reads back to the same double.
 
-The text is that of Python's `repr`, save that JSON has no NaN and no infinities: they become the strings "NaN",
-"Infinity" and "-Infinity". The method is Schubfach (Raffaello Giulietti, "The Schubfach way to render doubles").
+The text equals Python's `repr`, except that JSON has no NaN and no infinities: they become the strings "NaN",
+"Infinity" and "-Infinity". The algorithm is Schubfach (Raffaello Giulietti, "The Schubfach way to render doubles").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The 128 bytes that a server says first: its version, its UUID and the salt for authentication.
+"""The greeting: the 128 bytes that a server sends first, with its version, its UUID and the authentication salt.
 
-Layout: reference section 2.1. Which requests a peer understands follows from `version_id`.
+Layout: `docs/spec/iproto.md#greeting`. Which requests a peer understands follows from `version_id`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from flowstone.errors import LocalProtocolError, RemoteProtocolError
 
 GREETING_SIZE = 128
 SALT_SIZE_MIN = 20
-"""What chap-sha1 uses. Real servers send 32 bytes."""
+"""Bytes of salt that chap-sha1 uses. Real servers send 32."""
 
 _NUMBER = r"([0-9]{1,3})"
 _FIRST_LINE = re.compile(rf"Tarantool {_NUMBER}\.{_NUMBER}\.{_NUMBER}\S* \(([\w ]+)\)(?: ([0-9a-fA-F-]{{36}}))?")
 
 
 class GreetingError(RemoteProtocolError):
-    """What the peer said first is no greeting of a Tarantool server."""
+    """The first bytes of the peer are not the greeting of a Tarantool server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """`version` as three numbers; `uuid` is that of the instance, nil while it has none."""
+    """A decoded greeting. `uuid` is the UUID of the instance, nil while it has none."""
 
     version: tuple[int, int, int]
     uuid: uuid.UUID
@@ -45,31 +45,33 @@ class Greeting:
 
 
 def version_id(major: int, minor: int, patch: int) -> int:
-    """The number by which releases are compared, in greetings and in key SERVER_VERSION."""
+    """Return the number by which releases are compared; the key SERVER_VERSION holds it."""
     return major << 16 | minor << 8 | patch
 
 
 def decode_greeting(data: bytes) -> Greeting:
+    """Return the greeting in `data`. Raise GreetingError if a Tarantool server would not send it."""
     if len(data) != GREETING_SIZE or data[63:64] != b"\n" or data[127:128] != b"\n":
-        raise GreetingError("the peer is no Tarantool server", hint="check host and port")
+        raise GreetingError("peer is not a Tarantool server", hint="check host and port")
     first = data[:63].decode("ascii", "replace").rstrip(" \0")
     match = _FIRST_LINE.fullmatch(first)
     if match is None:
-        raise GreetingError(f"the peer calls itself {first[:40]!r}, not Tarantool", hint="check host and port")
+        raise GreetingError(f"peer identifies itself as {first[:40]!r}, not as Tarantool", hint="check host and port")
     major, minor, patch, protocol, instance = match.groups()
     if protocol != "Binary":
-        raise GreetingError(f"the peer speaks the {protocol} protocol", hint="use the port of box.cfg.listen")
+        raise GreetingError(f"peer speaks the {protocol} protocol", hint="use the port of box.cfg.listen")
     try:
         salt = base64.b64decode(data[64:127].rstrip(b" \0"), validate=True)
         instance_uuid = uuid.UUID(instance) if instance else uuid.UUID(int=0)
     except (binascii.Error, ValueError) as error:
-        raise GreetingError(f"the greeting is damaged: {error}") from error
+        raise GreetingError(f"malformed greeting: {error}") from error
     if len(salt) < SALT_SIZE_MIN:
-        raise GreetingError(f"the greeting has a salt of {len(salt)} bytes, {SALT_SIZE_MIN} are needed")
+        raise GreetingError(f"malformed greeting: salt of {len(salt)} bytes, at least {SALT_SIZE_MIN} are required")
     return Greeting((int(major), int(minor), int(patch)), instance_uuid, salt, protocol)
 
 
 def encode_greeting(greeting: Greeting) -> bytes:
+    """Return the 128 bytes of `greeting`."""
     first = f"Tarantool {greeting.version_text} ({greeting.protocol}) {greeting.uuid}".encode()
     second = base64.b64encode(greeting.salt)
     if len(first) > 63 or len(second) > 63 or len(greeting.salt) < SALT_SIZE_MIN:

@@ -1,6 +1,6 @@
 """Kernels that write whole numbers as decimal text, eight digits at a time.
 
-A writer may scribble over up to 8 bytes behind what it counts as written, so its caller keeps that much room.
+A writer may overwrite up to 8 bytes after the end offset that it returns; the caller reserves that much room.
 """
 
 from __future__ import annotations

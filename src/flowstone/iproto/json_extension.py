@@ -1,8 +1,8 @@
-"""Kernels that write binary data and Tarantool's extension types (reference, section 19) as JSON strings.
+"""Kernels that write binary data and extension types as JSON strings (`docs/spec/iproto.md#extension-types`).
 
-Each takes the payload's place in `buf`, already known to lie inside it, and returns the offset behind the text, or
-UNSUPPORTED where the plain formatter (`json_plain`) has to write the value: content that no server would have written,
-years that need more than four digits, types without a kernel.
+Each kernel takes a payload that lies inside `buf` and returns the end offset of the text. It returns UNSUPPORTED for
+values that only the plain formatter (`json_plain`) writes: content that no server writes, years of more than four
+digits, types without a kernel.
 """
 
 from __future__ import annotations

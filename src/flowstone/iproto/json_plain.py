@@ -1,8 +1,8 @@
-"""MessagePack values as JSON text in plain Python: the rules, and the values that have no kernel.
+"""MessagePack values as JSON text in plain Python: the model for the kernels, and the values that have no kernel.
 
-`json_text` says what the rules are; its kernels write the same text for all they support, and the tests hold them to
-it. Beyond them: intervals, errors (an object), containers as map keys, years of more than
-four digits; an extension of an unknown type, or with content that its type does not allow, keeps its bytes.
+`json_text` states the rules; its kernels write the same text for all values that they support, and tests compare the
+two. Only this module writes intervals, errors (as objects), containers as map keys and years of more than four digits.
+An extension of an unknown type, or with content that is invalid for its type, keeps its bytes.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _interval(payload: bytes) -> str:
 
 
 def _error(payload: bytes) -> str:
-    """The newest error of the stack: message, type and code (reference, section 2.4)."""
+    """The newest error of the stack: message, type and code (`docs/spec/iproto.md#error-bodies`)."""
     error = msgpack.unpackb(payload, raw=True, strict_map_key=False)[0][0]
     if type(error[5]) is not int:
         raise ValueError("not an error")

@@ -1,11 +1,11 @@
-"""Log rows as JSON lines, in the shape of `tarantoolctl cat --format=json`, at the speed of a kernel.
+"""Log rows as JSON lines, in the shape of `tarantoolctl cat --format=json`, written by kernels.
 
-A line is {"HEADER":{…},"BODY":{…}}. Header: lsn, commit, wait_sync, wait_ack, replica_id, group_id, type, tsn,
-timestamp, each where the row has it; `commit` and `tsn` only in transactions of several rows. Body: the row's keys by
-name in the order of the file, `space` behind `space_id` where the name is known. More than the original shows: names
-for the rows of synchronous replication and elections and for the fields of their bodies, row flags, whole timestamps.
-It relies on the scanner's table (`scan`) and on `json_text`; what a kernel leaves undone is done here in plain Python.
-It never looks at a schema: names of spaces come from the caller.
+A line is {"HEADER":{…},"BODY":{…}}. The header has lsn, commit, wait_sync, wait_ack, replica_id, group_id, type, tsn
+and timestamp, each if the row has it; `commit` and `tsn` only in transactions of several rows. The body has the keys of
+the row by name, in the order of the file, and `space` after `space_id` if the name is known. Unlike the original, a
+line names the rows of synchronous replication and elections and the fields of their bodies, and shows row flags and
+full timestamps. Relies on the table of `scan` and on `json_text`; values that the kernels do not support are written
+in plain Python. Never reads a schema: the caller passes the names of spaces.
 """
 
 from __future__ import annotations

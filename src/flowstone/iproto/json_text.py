@@ -1,10 +1,10 @@
-"""Kernels that turn MessagePack values into JSON text, and the column of such texts that Arrow wants.
+"""Kernels that write MessagePack values as JSON text, and the column of such texts for Arrow.
 
-Whole numbers are exact, also above 2^53; a double is the shortest text that reads back; a str is escaped as JSON asks,
-and a byte that is no UTF-8 becomes \\udcXX, as Python's "surrogateescape" would have it, so nothing is lost; bin is
-base64; a map key that is not a string becomes the string of its own text; decimal, uuid and datetime are strings.
-`json_plain` has the same rules in plain Python and knows the values that kernels leave to it. Nothing here trusts a
-length: every value is bounded by the `end` that the caller names, nesting by NESTING_MAX.
+Integers are exact, also above 2^53. A double is the shortest text that reads back to the same double. A str is escaped
+as JSON requires, and a byte that is not UTF-8 becomes \\udcXX, as in Python's "surrogateescape", so nothing is lost.
+bin is base64. A map key that is not a string becomes the string of its text. decimal, uuid and datetime are strings.
+`json_plain` has the same rules in plain Python and writes the values that kernels do not support. No length is
+trusted: every value is bounded by the caller's `end`, nesting by NESTING_MAX.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""MessagePack values to and from Python, the one codec for wire, files and commands.
+"""MessagePack values to and from Python: the one codec for wire, files and commands.
 
-Arrays are tuples, maps are dicts, extensions are the classes of `extensions.py`. A string that is not UTF-8
-survives as surrogates and is written back as it was; so does an extension with content that its type does not
-allow, as `Extension`: one odd value hides none of its neighbours. What a peer sends is bounded before anything is
-allocated for it, and whatever else is wrong with it is one error. MessagePack's own timestamp (code -1), which
-Tarantool never writes, comes out as `msgpack.Timestamp`.
+Arrays are tuples, maps are dicts, extensions are the classes of `extensions.py`. A string that is not UTF-8 decodes to
+surrogates and is written back unchanged. An extension with content that is invalid for its type decodes to
+`Extension`, so one odd value does not hide its neighbours. Sizes that a peer claims are checked before memory is
+allocated for them, and any malformed input raises MessagePackError. MessagePack's own timestamp (code -1), which
+Tarantool never writes, decodes to `msgpack.Timestamp`.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ from flowstone.iproto.scan import skip_value
 
 
 class MessagePackError(RemoteProtocolError):
-    """The bytes are not the MessagePack that was expected."""
+    """The bytes are not the expected MessagePack."""
 
 
 ERROR_DEPTH_MAX = 8
-"""Errors inside the details of errors. Each level is a call of the C decoder with 40 KiB of stack."""
+"""Depth of errors inside the details of errors. Each level is a call of the C decoder, with 40 KiB of stack."""
 
 SMALL = 512
-"""A value of so few bytes cannot claim more memory than is harmless."""
+"""Size up to which claimed lengths are not checked: so short a value cannot claim a harmful amount of memory."""
 
 
 def pack(value: Any) -> bytes:
-    """The MessagePack of `value`; LocalProtocolError for what MessagePack or Tarantool cannot hold.
+    """Return the MessagePack of `value`. Raise LocalProtocolError if MessagePack or Tarantool cannot represent it.
 
-    The standard library's datetimes with a timezone are written too; they come back as `Datetime`.
+    A standard datetime with a timezone is accepted; it decodes as `Datetime`.
     """
     try:
         data: bytes = msgpack.packb(value, default=_encode, unicode_errors="surrogateescape")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise LocalProtocolError(f"cannot be written as MessagePack: {error}") from error
+        raise LocalProtocolError(f"cannot encode as MessagePack: {error}") from error
     return data
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """The one value that `data` holds, exactly."""
+    """Return the one value in `data`. Raise MessagePackError if `data` is anything else."""
     return _unpack(data, 0, NESTING_MAX)
 
 
 def unpack_body(data: bytes | memoryview) -> dict[int, Any]:
-    """The map that `data` holds, as rows and packets have it; no bytes at all are an empty map."""
+    """Return the map in `data`, the body of a row or packet; no bytes are an empty map."""
     if not len(data):
         return {}
-    body = _unpack(data, 0, NESTING_MAX + 1)  # the limit is one of the values in it
+    body = _unpack(data, 0, NESTING_MAX + 1)  # the limit applies to the values in the map
     if type(body) is not dict:
         raise MessagePackError(f"body is {_name(body)}, not a map")
     for key in body:
@@ -95,9 +95,9 @@ def _unpack(data: bytes | memoryview, error_depth: int, nesting_max: int) -> Any
     except msgpack.ExtraData as error:
         raise MessagePackError(f"{len(error.extra)} bytes follow the value") from None
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise MessagePackError(f"broken MessagePack: {str(error) or type(error).__name__}") from error
+        raise MessagePackError(f"malformed MessagePack: {str(error) or type(error).__name__}") from error
     if len(data) > nesting_max and _is_too_deep(value, nesting_max):
-        raise MessagePackError(f"value nested deeper than {NESTING_MAX}")
+        raise MessagePackError(f"value is nested deeper than {NESTING_MAX} levels")
     return value
 
 
@@ -110,16 +110,16 @@ def _encode(value: object) -> msgpack.ExtType:
         value = Datetime.from_datetime(value)
     encoder = _ENCODERS.get(type(value))
     if isinstance(value, int):
-        raise OverflowError("an integer is outside of 64 bits, -2^63 to 2^64 - 1")
+        raise OverflowError("integer is outside the range of -2^63 to 2^64 - 1")
     if encoder is None:
-        raise TypeError(f"no MessagePack form for {type(value).__name__}")
+        raise TypeError(f"type {type(value).__name__} is not supported")
     code, data = encoder(value)
-    # ExtType's own constructor refuses the negative codes that MessagePack reserves; they must survive too.
+    # The constructor of ExtType rejects the negative codes that MessagePack reserves; they must survive too.
     return tuple.__new__(msgpack.ExtType, (code, data))
 
 
 def error_map(stack: ErrorStack) -> dict[int, Any]:
-    """The map of an error stack, in the order of real writers; payload of extension 3 and of key ERROR."""
+    """Return the map of an error stack, in the order of real servers: the payload of extension 3 and of key ERROR."""
     return {0: [_record_map(record) for record in stack.errors]}
 
 
@@ -143,25 +143,25 @@ _RECORD_KEYS: dict[int, tuple[str, type]] = {
 
 
 def error_stack(body: object) -> ErrorStack:
-    """The error stack that such a map describes. Keys of newer servers are ignored, as real clients do."""
+    """Return the error stack of a map as in `error_map`. Keys of newer servers are ignored, as in real clients."""
     stack = body.get(0) if isinstance(body, dict) else None
     if not isinstance(stack, tuple):
-        raise MessagePackError("error object without a stack of errors")
+        raise MessagePackError("error object has no error stack")
     return ErrorStack(tuple(_record(entry) for entry in stack))
 
 
 def _record(entry: object) -> ErrorRecord:
     if not isinstance(entry, dict):
-        raise MessagePackError(f"error in a stack is {_name(entry)}, not a map")
+        raise MessagePackError(f"entry of an error stack is {_name(entry)}, not a map")
     found: dict[str, Any] = {}
     for key, (name, kind) in _RECORD_KEYS.items():
         if key in entry:
             if type(entry[key]) is not kind:
-                raise MessagePackError(f"{name} of an error is {_name(entry[key])}")
+                raise MessagePackError(f"{name} of an error is {_name(entry[key])}, not {kind.__name__}")
             found[name] = entry[key]
     missing = [name for name in ("type", "message", "file") if name not in found]
     if missing:
-        raise MessagePackError(f"error in a stack without {missing[0]}")
+        raise MessagePackError(f"entry of an error stack has no {missing[0]}")
     return ErrorRecord(**found)
 
 
@@ -172,7 +172,7 @@ def _decode(error_depth: int, code: int, data: bytes) -> Any:
         if code == ExtensionType.ERROR and error_depth < ERROR_DEPTH_MAX:
             return error_stack(_unpack(data, error_depth + 1, NESTING_MAX))
     except RemoteProtocolError:
-        pass  # content that its type does not allow: kept as bytes, as in JSON
+        pass  # content is invalid for its type: keep the bytes, as in JSON
     return Extension(code, data)
 
 
@@ -194,13 +194,13 @@ _EXTENSION_HOOKS = tuple(partial(_decode, depth) for depth in range(ERROR_DEPTH_
 
 
 def _check(data: bytes | memoryview) -> None:
-    """The decoder allocates what an array's head claims, so a short packet could ask for gigabytes.
+    """Check that `data` holds everything that its lengths claim.
 
-    A value whose end is found by stepping over all it claims to hold has been honest about it.
+    The decoder allocates what the head of an array claims, so a short packet could claim gigabytes.
     """
     end = skip_value(np.frombuffer(data, np.uint8), 0, len(data))
     if end < 0:
-        raise MessagePackError("broken MessagePack: it ends too early, or has a byte that begins no value")
+        raise MessagePackError("malformed MessagePack: truncated, or an invalid type byte")
     if end < len(data):
         raise MessagePackError(f"{len(data) - end} bytes follow the value")
 

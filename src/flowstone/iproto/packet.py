@@ -1,7 +1,7 @@
 """Packets: a length, a header map and a body map; requests to send, responses to read.
 
-`split` cuts a buffer of received bytes into packets and never waits for one that is too large to accept.
-Rows of a replication stream are packets too; their headers are read by `row.py`.
+`split` cuts received bytes into packets and rejects a packet that is too large by its length, without waiting for it.
+Rows of a replication stream are packets too; `row.py` reads their headers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LENGTH_BYTES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 
 
 class PacketError(RemoteProtocolError):
-    """The bytes are not a packet, or one larger than we accept."""
+    """The bytes are not a packet, or the packet is larger than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One packet of a server. `body` stays MessagePack until somebody asks."""
+    """One packet from a server. `body` stays MessagePack until it is read."""
 
     type: int
     sync: int
@@ -40,13 +40,13 @@ class Response:
         return self.type >= TYPE_ERROR
 
     def values(self) -> dict[int, Any]:
-        """The decoded body of a success; an error packet is raised as the error that it is."""
+        """Return the decoded body of a success; raise the error of an error packet."""
         if self.is_error:
             raise self.error()
         return unpack_body(self.body)
 
     def error(self) -> TarantoolError:
-        """The error that an error packet carries, with the stack where the server sent a readable one."""
+        """Return the error of an error packet, with its stack if the server sent a readable one."""
         body = unpack_body(self.body)
         message = body.get(Key.ERROR_24)
         return error_of(self.type - TYPE_ERROR, message if isinstance(message, str) else "", _stack(body))
@@ -58,18 +58,18 @@ def _stack(body: dict[int, Any]) -> ErrorStack | None:
     try:
         return error_stack(body[Key.ERROR])
     except MessagePackError:
-        return None  # real clients fall back to code and message as well
+        return None  # fall back to code and message, as real clients do
 
 
 def frame(payload: bytes) -> bytes:
-    """`payload` (header and body) with the length that goes before it, in the fixed width of real senders."""
+    """Return `payload` (header and body) after its length, which has the fixed width of real senders."""
     if len(payload) > PACKET_SIZE_MAX:
-        raise LocalProtocolError(f"a packet of {len(payload)} bytes; at most {PACKET_SIZE_MAX} can be sent")
+        raise LocalProtocolError(f"packet of {len(payload)} bytes is too large: at most {PACKET_SIZE_MAX} can be sent")
     return b"\xce" + len(payload).to_bytes(4, "big") + payload
 
 
 def encode_request(type: int, sync: int, body: bytes = EMPTY_BODY, *, stream_id: int = 0) -> bytes:
-    """A whole request packet; `body` is a MessagePack map."""
+    """Return a request packet; `body` is a MessagePack map."""
     header: dict[int, int] = {Key.REQUEST_TYPE.value: type, Key.SYNC.value: sync}
     if stream_id:
         header[Key.STREAM_ID.value] = stream_id
@@ -77,10 +77,10 @@ def encode_request(type: int, sync: int, body: bytes = EMPTY_BODY, *, stream_id:
 
 
 def split(buffer: bytes | bytearray, *, size_max: int = PACKET_SIZE_MAX) -> tuple[list[bytes], int]:
-    """The whole packets in `buffer`, without their lengths, and where the unfinished rest begins.
+    """Return the whole packets in `buffer`, without their lengths, and the offset of the incomplete rest.
 
-    A claim above `size_max` is an error at once, before its bytes arrive. Packets in front of what is none are
-    given first; it is the error of the next call, which begins with it.
+    Raise PacketError if `buffer` starts with an invalid length, or with one above `size_max`, before the packet's bytes
+    arrive. If whole packets precede such a length, return them; the next call, which starts with the length, raises.
     """
     packets: list[bytes] = []
     at = 0
@@ -90,7 +90,7 @@ def split(buffer: bytes | bytearray, *, size_max: int = PACKET_SIZE_MAX) -> tupl
         if width is None:
             if packets:
                 break
-            raise PacketError(f"packet begins with byte 0x{head:02x}, which is no length")
+            raise PacketError(f"packet begins with byte 0x{head:02x}, which is not a length")
         start = at + 1 + width
         if start > len(buffer):
             break
@@ -98,7 +98,7 @@ def split(buffer: bytes | bytearray, *, size_max: int = PACKET_SIZE_MAX) -> tupl
         if not 0 < size <= size_max:
             if packets:
                 break
-            raise PacketError(f"packet claims {size} bytes, between 1 and {size_max} are accepted")
+            raise PacketError(f"packet claims {size} bytes: sizes from 1 to {size_max} are accepted")
         if start + size > len(buffer):
             break
         packets.append(bytes(buffer[start : start + size]))
@@ -107,19 +107,19 @@ def split(buffer: bytes | bytearray, *, size_max: int = PACKET_SIZE_MAX) -> tupl
 
 
 def decode_response(packet: bytes) -> Response:
-    """Header of a response; the body is checked to be well-formed only when it is asked for."""
+    """Decode the header of a response. The body is decoded and checked only when it is read."""
     unpacker = msgpack.Unpacker(strict_map_key=False, raw=True, max_buffer_size=len(packet), max_map_len=64)
     unpacker.feed(packet[:ROW_HEADER_SIZE_MAX])
     try:
         header = unpacker.unpack()
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise PacketError(f"response header is broken: {str(error) or type(error).__name__}") from error
+        raise PacketError(f"malformed response header: {str(error) or type(error).__name__}") from error
     if not isinstance(header, dict):
-        raise PacketError("response header is no map")
+        raise PacketError("response header is not a map")
     type_, sync, schema = (header.get(key, 0) for key in (Key.REQUEST_TYPE, Key.SYNC, Key.SCHEMA_VERSION))
     for value in (type_, sync, schema):
         if type(value) is not int or value < 0:
-            raise PacketError(f"response header holds {value!r} where a number should be")
+            raise PacketError(f"response header has {value!r} where a number is expected")
     if Key.REQUEST_TYPE not in header:
-        raise PacketError("response header without a type")
+        raise PacketError("response header has no request type")
     return Response(type_, sync, schema, packet[unpacker.tell() :])

@@ -1,8 +1,9 @@
-"""Replies of a server, byte for byte as the real one's network thread writes them (reference sections 2.2 to 2.4).
+"""Replies of a server, byte for byte as the network thread of a real server writes them.
 
+Layouts: `docs/spec/iproto.md#fixed-headers`, `docs/spec/iproto.md#responses`, `docs/spec/iproto.md#error-bodies`.
 Every reply begins with a header of fixed size, so that a batch can be laid out before its bodies are known. Servers
-since 2.10 write the schema version in eight bytes (`wide`), older ones in four; clients read both. What a reply
-means is decided elsewhere.
+since 2.10 write the schema version in eight bytes (`wide`), older ones in four; clients read both. Nothing here
+decides what to reply.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from flowstone.iproto.msgpack import error_map, pack
 from flowstone.iproto.packet import EMPTY_BODY, frame
 
 HEADER_SIZE = 28
-"""Length, type, sync and a schema version of four bytes."""
+"""Bytes of the length, type, sync and a schema version of four bytes."""
 
 HEADER_SIZE_WIDE = 32
 
@@ -41,11 +42,11 @@ _READ_ONLY = re.compile(
 )
 _FILE = "flowstone"
 _CLASSES = {2: "OutOfMemory", 32: "LuajitError", 115: "SystemError", 150: "CollationError", 219: "XlogGapError"}
-"""Classes of the codes that are not sent as ClientError; 42 carries fields of its own."""
+"""Classes of the codes that are not sent as ClientError, except 42, whose fields `error_record` adds."""
 
 
 def encode_reply(type: int, sync: int, schema_version: int, body: bytes, wide: bool = False) -> bytes:
-    """A reply with any body, a MessagePack map."""
+    """Return a reply with any body, a MessagePack map."""
     if wide:
         size = HEADER_SIZE_WIDE - 5 + len(body)
         return _HEADER_WIDE(0xCE, size, 0x8300, 0xCE, type, 0x01CF, sync, 0x05CF, schema_version) + body
@@ -55,17 +56,17 @@ def encode_reply(type: int, sync: int, schema_version: int, body: bytes, wide: b
 
 
 def encode_ok(sync: int, schema_version: int, body: bytes = EMPTY_BODY, wide: bool = False) -> bytes:
-    """A success with no data, or with a body other than plain data."""
+    """Return a success without data, or with a body other than plain data."""
     return encode_reply(0, sync, schema_version, body, wide)
 
 
 def encode_data(sync: int, schema_version: int, tuples: Sequence[bytes], wide: bool = False) -> bytes:
-    """A success with raw MessagePack values: the tuples of a statement, the results of a call."""
+    """Return a success with raw MessagePack values: the tuples of a statement, the results of a call."""
     return encode_data_parts(sync, schema_version, len(tuples), b"".join(tuples), wide)
 
 
 def encode_data_parts(sync: int, schema_version: int, count: int, data: bytes, wide: bool = False) -> bytes:
-    """The same for `count` values that are already one piece of bytes."""
+    """Like `encode_data`, for `count` values that are already joined in `data`."""
     if wide:
         size = HEADER_SIZE_WIDE + 2 + len(data)
         head = _DATA_HEAD_WIDE(0xCE, size, 0x8300, 0xCE, 0, 0x01CF, sync, 0x05CF, schema_version, 0x8130, 0xDD, count)
@@ -78,25 +79,25 @@ def encode_data_parts(sync: int, schema_version: int, count: int, data: bytes, w
 def encode_data_with_position(
     sync: int, schema_version: int, tuples: Sequence[bytes], position: bytes, wide: bool = True
 ) -> bytes:
-    """Tuples and the position behind the last of them, for the next page."""
+    """Return a success with tuples and the position after the last of them, where the next page begins."""
     head = b"\x82\x30\xdd" + len(tuples).to_bytes(4, "big")
     tail = bytes((Key.POSITION,)) + pack(position.decode("ascii"))
     return encode_reply(0, sync, schema_version, b"".join((head, *tuples, tail)), wide)
 
 
 def encode_error(sync: int, schema_version: int, error: TarantoolError, wide: bool = False) -> bytes:
-    """An error: its text for old clients, its stack for those that read it."""
+    """Return an error reply: the message for old clients, the error stack for newer ones."""
     stack = error.stack if error.stack is not None and error.stack.errors else ErrorStack((error_record(error),))
     body = pack({Key.ERROR_24.value: error.message, Key.ERROR.value: error_map(stack)})
     return encode_reply(TYPE_ERROR | error.code & (TYPE_ERROR - 1), sync, schema_version, body, wide)
 
 
 def error_record(error: TarantoolError) -> ErrorRecord:
-    """What an error looks like in a stack of errors, with the class that the real server gives it."""
+    """Return `error` as an entry of an error stack, with the class that a real server gives it."""
     kind, fields = _CLASSES.get(error.code, "ClientError"), {}
     denied = _ACCESS_DENIED.fullmatch(error.message) if error.code == 42 else None
     if denied is not None:
-        # 2.6 refuses an AccessDeniedError without these three.
+        # 2.6 rejects an AccessDeniedError without these three fields.
         access, object_type, object_name = denied.groups()
         kind = "AccessDeniedError"
         fields = {"object_type": object_type, "object_name": object_name, "access_type": access}
@@ -105,17 +106,17 @@ def error_record(error: TarantoolError) -> ErrorRecord:
     return ErrorRecord(kind, error.message, _FILE, 0, code=error.code, fields=fields)
 
 
-def _why_read_only(told: dict[str, str | None]) -> dict[str, Any]:
-    """What clients go by to find the instance that can be written to."""
-    reason = next(name for name in ("config", "orphan", "election", "synchro") if told[name] is not None)
+def _why_read_only(found: dict[str, str | None]) -> dict[str, Any]:
+    """Return the fields by which clients find the writable instance."""
+    reason = next(name for name in ("config", "orphan", "election", "synchro") if found[name] is not None)
     fields: dict[str, Any] = {
         "reason": reason,
-        "state": told["state"],
-        "queue_owner_id": told["queue_owner_id"],
-        "term": told["term"] or told["queue_term"],
-        "leader_id": told["leader_id"],
-        "leader_uuid": told["leader_uuid"],
-        "queue_owner_uuid": told["queue_owner_uuid"],
+        "state": found["state"],
+        "queue_owner_id": found["queue_owner_id"],
+        "term": found["term"] or found["queue_term"],
+        "leader_id": found["leader_id"],
+        "leader_uuid": found["leader_uuid"],
+        "queue_owner_uuid": found["queue_owner_uuid"],
     }
     return {name: _typed(name, value) for name, value in fields.items() if value is not None}
 
@@ -127,7 +128,7 @@ def _typed(name: str, value: str) -> str | int | UUID:
 
 
 def encode_event(sync: int, key: bytes, value: bytes | None) -> bytes:
-    """An EVENT: the MessagePack string `key` and its raw value, None where the key has none."""
+    """Return an EVENT with the MessagePack string `key` and its raw value; None if the key has no value."""
     header = pack({Key.REQUEST_TYPE.value: RequestType.EVENT.value, Key.SYNC.value: sync})
     body = bytes((0x81 if value is None else 0x82, Key.EVENT_KEY)) + key
     if value is not None:

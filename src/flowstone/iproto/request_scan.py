@@ -1,8 +1,8 @@
-"""The request scanner: all packets of a turn, from all connections, tabulated in one compiled pass.
+"""The request scanner: tabulates the packets of all connections of a turn in one compiled pass.
 
-`requests.py` decodes one request with all checks and errors; this finds, among many, those that need none of that: the
-plain statements that make up a heavy load. Whatever is unusual about a request makes it not simple, and it goes the
-other way. Nothing is copied: parts are offsets into the scanned buffer, each inside its packet.
+`requests.py` decodes one request with all checks and errors. The scanner finds the requests that need none of these:
+the plain statements that make up a heavy load. It marks any other request as not simple, and `requests.py` decodes it.
+Nothing is copied: the parts of a request are offsets into the scanned buffer, inside its packet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Requests of a client: one packet to its type, its numbers and its body fields, checked as the real server checks.
+"""Requests of clients: one packet decoded to type, header numbers and body fields, with the checks of a real server.
 
-Values stay MessagePack bytes; only their type is looked at, so that whoever asks for a field gets an array where an
-array must be. A packet that breaks a rule becomes a request with an `error` to answer it by: the sync is known all
-the same, and the connection goes on. Rows of a replication stream are read by `row.py`, batches by `request_scan.py`.
+Values stay MessagePack bytes; only their type is checked, so a field that must be an array is an array. A packet that
+violates a rule becomes a request with an `error`, the reply to it: the sync is known, and the connection stays open.
+`row.py` reads the rows of a replication stream, `request_scan.py` batches of requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEADS: dict[str, bytes] = {
     DOUBLE: b"\xcb",
     ANY: bytes(range(256)),
 }
-"""First bytes of each kind of value. An integer in the form of a signed one is no UINT, as in the real server."""
+"""First bytes of each kind of value. As in a real server, an integer in a signed encoding is not a UINT."""
 
 _KINDS_2_6: dict[int, str] = {
     **dict.fromkeys(range(0x20), UINT),
@@ -52,11 +52,11 @@ _KINDS: dict[int, str] = {
 }
 _DML_KEYS_2_6 = (0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x20, 0x21, 0x28, 0x2A)
 _HEADER_KEY_END_2_6 = 0x53
-"""2.6 refuses a header with a key from here on; newer servers skip what they do not know."""
+"""2.6 rejects a header with this key or a higher one; newer servers skip unknown keys."""
 
 
 def _table(kinds: dict[int, str]) -> dict[int, bytes]:
-    """By key, a byte per first byte of a value: 1 where the value is of the key's kind."""
+    """Return, for each key, a table indexed by the first byte of a value: 1 if the value has the key's kind."""
     return {key: bytes(int(head in _HEADS[kind]) for head in range(256)) for key, kind in kinds.items()}
 
 
@@ -65,7 +65,7 @@ _ACCEPTED_DML_2_6 = _table({key: _KINDS_2_6[key] for key in _DML_KEYS_2_6})
 _ACCEPTED_CALL = _table({0x22: STRING, 0x27: STRING, 0x21: ARRAY})
 _ACCEPTED_AUTH = _table({0x23: STRING, 0x21: ARRAY})
 _ACCEPTED_TRANSACTION = _table(_KINDS | {0x61: BOOLEAN})
-"""With IS_SYNC of 3.x, which servers before it pass over; we take it in every dialect that has transactions."""
+"""With IS_SYNC of 3.x. Older servers ignore it; here every dialect with transactions accepts it."""
 
 _REQUIRED: dict[int, tuple[int, ...]] = {
     RequestType.SELECT.value: (0x10, 0x12, 0x20),
@@ -79,7 +79,7 @@ _REQUIRED: dict[int, tuple[int, ...]] = {
     RequestType.EVAL.value: (0x27,),
     RequestType.AUTH.value: (0x23, 0x21),
 }
-"""Types whose body is read, with the keys that it must have, in the order in which the real server misses them."""
+"""Types whose body is decoded, with their required keys in the order in which a real server reports missing ones."""
 
 _REQUIRED_BY_NEWER: dict[int, tuple[int, ...]] = {
     RequestType.BEGIN.value: (),
@@ -92,7 +92,7 @@ _REQUIRED_BY_NEWER: dict[int, tuple[int, ...]] = {
 
 
 class _Rule(NamedTuple):
-    """What the body of one type must be: the kinds of its values, the keys that it needs."""
+    """The checks on the body of one type: the kinds of its values, the required keys."""
 
     accepted: dict[int, bytes]
     required: tuple[int, ...]
@@ -134,9 +134,9 @@ _VALUE = msgspec.msgpack.Decoder(msgspec.Raw)
 
 
 class Request(msgspec.Struct, gc=False):
-    """One request. `fields` holds the raw values of its body by key; `error` is the answer to a broken one.
+    """One request. `fields` holds the raw values of its body by key; `error` is the reply to an invalid request.
 
-    `body` is the whole body of a request whose fields are not read here, as those of replicas.
+    `body` is the whole body of a request whose fields are not decoded here, such as the requests of replicas.
     """
 
     type: int
@@ -148,31 +148,34 @@ class Request(msgspec.Struct, gc=False):
     body: bytes = b""
 
     def uint(self, key: int, default: int = 0) -> int:
-        """An unsigned field, whose type the decoder has checked."""
+        """Return an unsigned field, whose type the decoder has checked."""
         raw = self.fields.get(key)
         return default if raw is None else decode_uint(raw)
 
     def text(self, key: int) -> str:
-        """A string field."""
+        """Return a string field."""
         return decode_text(self.fields[key])
 
 
 def decode_uint(raw: bytes) -> int:
-    """The number in the MessagePack of an unsigned integer."""
+    """Return the number in the MessagePack of an unsigned integer."""
     return raw[0] if raw[0] < 0x80 else int.from_bytes(raw[1:], "big")
 
 
 def decode_text(raw: bytes) -> str:
-    """The text in the MessagePack of a string; bytes that are no UTF-8 survive as surrogates."""
+    """Return the text in the MessagePack of a string; bytes that are not UTF-8 become surrogates."""
     head = raw[0]
     start = 1 if head < 0xC0 else 2 if head == 0xD9 else 3 if head == 0xDA else 5
     return raw[start:].decode("utf-8", "surrogateescape")
 
 
 def split_map(body: bytes) -> dict[int, bytes]:
-    """The raw values of a MessagePack map by key, without those whose key is no number; else a ValueError."""
+    """Return the raw values of a MessagePack map by key, without keys that are not numbers.
+
+    Raise ValueError if `body` is not a map.
+    """
     if not body or body[0] not in _HEADS[MAP]:
-        raise ValueError("no map")
+        raise ValueError("not a map")
     try:
         try:
             return {key: bytes(raw) for key, raw in _BODY.decode(body).items()}
@@ -183,7 +186,7 @@ def split_map(body: bytes) -> dict[int, bytes]:
 
 
 def decode_request(packet: bytes, *, is_2_6: bool = False) -> Request:
-    """The request in `packet` (without its length). `is_2_6`: by the rules of 2.6, which has no streams."""
+    """Decode `packet` (without its length). `is_2_6` applies the rules of 2.6, which has no streams."""
     type = sync = schema_version = stream_id = 0
     try:
         count = packet[0] - 0x80
@@ -217,7 +220,7 @@ def decode_request(packet: bytes, *, is_2_6: bool = False) -> Request:
 
 def _with_body(type: int, sync: int, schema_version: int, stream_id: int, body: bytes, is_2_6: bool) -> Request:
     if is_2_6:
-        type &= 0xFF  # 2.6 looks at the lowest byte only
+        type &= 0xFF  # 2.6 uses only the lowest byte
         stream_id = 0
         rule = _RULES_2_6.get(type)
     else:
@@ -227,7 +230,7 @@ def _with_body(type: int, sync: int, schema_version: int, stream_id: int, body: 
             if body:
                 _VALUE.decode(body)
                 if type == RequestType.NOP:
-                    raise ValueError("a NOP with a body")
+                    raise ValueError("NOP has a body")
             if not is_2_6:
                 _check_stream(type, stream_id)
             if rule is None:
@@ -241,7 +244,7 @@ def _with_body(type: int, sync: int, schema_version: int, stream_id: int, body: 
 
 
 def _check_stream(type: int, stream_id: int) -> None:
-    """Some requests belong to streams, some to the connection."""
+    """Reject requests of streams outside a stream, and requests of the connection inside one."""
     if stream_id == 0:
         if type in STREAM_TYPES:
             raise errors.UnableToProcessOutOfStream(f"Unable to process {type_name(type)} request out of stream")
@@ -250,7 +253,7 @@ def _check_stream(type: int, stream_id: int) -> None:
 
 
 def _fields(rule: _Rule, body: bytes, is_2_6: bool) -> dict[int, bytes]:
-    """The body's values by key, each of the kind that its key demands."""
+    """Return the values of the body by key; raise an error if a value has the wrong kind or a key is missing."""
     accepted, required, may_be_empty, skips_odd_keys = rule
     if not body and not may_be_empty:
         raise errors.InvalidMsgpack("Invalid MsgPack - missing request body")
@@ -273,7 +276,7 @@ def _fields(rule: _Rule, body: bytes, is_2_6: bool) -> dict[int, bytes]:
 
 
 def _walk(body: bytes, accepted: dict[int, bytes]) -> dict[int, bytes]:
-    """A body some of whose keys are no numbers: those are passed over, as the real server does for statements."""
+    """Split a body in which some keys are not numbers; skip those keys, as a real server does for statements."""
     _VALUE.decode(body)
     unpacker: Any = msgpack.Unpacker(max_buffer_size=len(body))
     unpacker.feed(body)
@@ -292,7 +295,7 @@ def _walk(body: bytes, accepted: dict[int, bytes]) -> dict[int, bytes]:
 
 
 def _decode_odd(packet: bytes, is_2_6: bool) -> Request:
-    """A header with more than the usual four keys, or in unusual widths, or broken: read key by key."""
+    """Decode key by key a header with unusual keys or widths, or a malformed one."""
     found: dict[int, int] = {}
     try:
         end = _read_header(packet, found, is_2_6)
@@ -303,7 +306,7 @@ def _decode_odd(packet: bytes, is_2_6: bool) -> Request:
 
 
 def _read_header(packet: bytes, found: dict[int, int], is_2_6: bool) -> int:
-    """Fills `found` with the numbers of a header as far as they are sound; where the header ends."""
+    """Fill `found` with the numbers of a header, up to the first invalid one; return the end offset of the header."""
     unpacker: Any = msgpack.Unpacker(max_buffer_size=len(packet), strict_map_key=False)
     unpacker.feed(packet)
     unpacker.skip()
@@ -312,11 +315,11 @@ def _read_header(packet: bytes, found: dict[int, int], is_2_6: bool) -> int:
     unpacker.feed(packet[:end])
     for _ in range(unpacker.read_map_header()):
         if packet[unpacker.tell()] not in _HEADS[UINT]:
-            raise ValueError("a key that is no number")
+            raise ValueError("header key is not a number")
         key = unpacker.unpack()
         at = unpacker.tell()
         if (is_2_6 and key >= _HEADER_KEY_END_2_6) or (key in _ACCEPTED and not _ACCEPTED[key][packet[at]]):
-            raise ValueError("an unknown key, or a value of the wrong kind")
+            raise ValueError("unknown header key, or value of the wrong kind")
         unpacker.skip()
         if _KINDS.get(key) == UINT:
             found[key] = decode_uint(packet[at : unpacker.tell()])

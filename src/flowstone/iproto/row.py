@@ -1,9 +1,9 @@
 """Rows: a header map and a body map, the unit of every log file and replication stream.
 
-`Row` keeps the bytes it was read from, so that what is passed on is passed on unchanged. The header is
-decoded, the body stays MessagePack until somebody asks. Order and omission of header keys follow real
-writers (TYPE, SYNC, REPLICA_ID, GROUP_ID, LSN, TIMESTAMP, TSN, STREAM_ID, FLAGS; zeros left out), so a row
-made here is, byte for byte, the row a real server would have written.
+`Row` keeps the bytes it was read from, so that a row is passed on unchanged. The header is decoded; the body stays
+MessagePack until it is read. Header keys have the order and the omissions of real writers (TYPE, SYNC, REPLICA_ID,
+GROUP_ID, LSN, TIMESTAMP, TSN, STREAM_ID, FLAGS; zeros omitted), so an encoded row equals, byte for byte, the row that
+a real server would write (`docs/spec/files.md#row-header`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.limits import ROW_HEADER_SIZE_MAX
 
 U64 = 1 << 64
-# Plain numbers: looking into an enum costs more than the rest of a small row.
+# Plain numbers: an enum lookup costs more than the rest of a small row.
 COMMIT = Flag.COMMIT.value
 NOP = RequestType.NOP.value
 _TYPE, _SYNC, _REPLICA_ID, _LSN = Key.REQUEST_TYPE.value, Key.SYNC.value, Key.REPLICA_ID.value, Key.LSN.value
@@ -30,9 +30,9 @@ _UNSIGNED = frozenset((_TYPE, _SYNC, _REPLICA_ID, _LSN, _SCHEMA_VERSION, _GROUP_
 class Row(msgspec.Struct, gc=False):
     """One row.
 
-    `tsn` is absolute: the LSN of the transaction's first global row; a row of its own has `tsn == lsn`.
-    `flags` always has COMMIT on the last row of a transaction, also where the wire leaves it out.
-    `body` and `raw` (header and body) are MessagePack; `raw` is empty for a row that was made, not read.
+    `tsn` is absolute: the LSN of the transaction's first global row. The only row of a transaction has `tsn == lsn`.
+    `flags` always has COMMIT on the last row of a transaction, even if the wire omits it.
+    `body` and `raw` (header and body) are MessagePack; `raw` is empty unless the row was decoded.
     """
 
     type: int
@@ -52,7 +52,7 @@ class Row(msgspec.Struct, gc=False):
         return bool(self.flags & COMMIT)
 
     def encode(self) -> bytes:
-        """The row's bytes: those it was read from, or what a real server would write."""
+        """Return the bytes that the row was read from, or else those that a real server would write."""
         return self.raw or encode_header(self) + self.body
 
 
@@ -61,7 +61,7 @@ class RowError(RemoteProtocolError):
 
 
 def encode_uint(value: int) -> bytes:
-    """MessagePack of an unsigned number, as short as it can be."""
+    """Return the shortest MessagePack of an unsigned number."""
     if value < 0x80:
         return bytes((value,))
     if value < 0x100:
@@ -74,9 +74,9 @@ def encode_uint(value: int) -> bytes:
 
 
 def encode_header(row: Row, *, is_explicit: bool = False) -> bytes:
-    """The header map of `row`, in the key order and with the omissions of real writers.
+    """Return the header map of `row`, with the key order and the omissions of real writers.
 
-    `is_explicit` writes TSN and COMMIT also where the row is a transaction of its own. Servers read both forms alike.
+    `is_explicit` writes TSN and COMMIT even if the row is a transaction of its own. Servers read both forms alike.
     """
     alone = not is_explicit and bool(row.flags & COMMIT) and (row.tsn == 0 or row.tsn == row.lsn)
     flags = row.flags & ~COMMIT if alone else row.flags
@@ -101,9 +101,9 @@ def encode_header(row: Row, *, is_explicit: bool = False) -> bytes:
 
 
 def decode_row(data: bytes) -> Row:
-    """The one row that `data` holds, exactly.
+    """Return the one row in `data`. Raise RowError if `data` is anything else.
 
-    For rows that arrive one at a time; blocks of rows go through `iproto/scan.py`.
+    For rows that arrive one at a time; `iproto/scan.py` reads blocks of rows.
     """
     unpacker = msgpack.Unpacker(strict_map_key=False, raw=True, max_buffer_size=0)
     unpacker.feed(data)
@@ -112,11 +112,11 @@ def decode_row(data: bytes) -> Row:
         body_at = unpacker.tell()
         row = _row_of_header(header)
         if body_at > ROW_HEADER_SIZE_MAX:
-            raise RowError(f"row header of {body_at} bytes, at most {ROW_HEADER_SIZE_MAX} are allowed")
+            raise RowError(f"row header of {body_at} bytes is too large: at most {ROW_HEADER_SIZE_MAX} are allowed")
         end = body_at
         if body_at < len(data) and row.type != NOP:
             if not _is_map(data[body_at]):
-                raise RowError(f"row body starts with byte 0x{data[body_at]:02x}, which is no map")
+                raise RowError(f"row body starts with byte 0x{data[body_at]:02x}, which is not a map")
             unpacker.skip()
             end = unpacker.tell()
     except (ValueError, msgpack.exceptions.UnpackException, TypeError) as error:
@@ -137,12 +137,12 @@ def _row_of_header(header: object) -> Row:
         raise RowError(f"row header is {type(header).__name__}, not a map")
     for key, value in header.items():
         if key in _UNSIGNED and (type(value) is not int or value < 0):
-            raise RowError(f"row header key 0x{key:02x} holds {value!r}, not an unsigned number")
+            raise RowError(f"row header key 0x{key:02x} is {value!r}, not an unsigned number")
     timestamp = header.get(_TIMESTAMP, 0.0)
     if type(timestamp) is not float:
         raise RowError(f"row header TIMESTAMP is {timestamp!r}, not a float64")
     if _TYPE not in header:
-        raise RowError("row header without a request type")
+        raise RowError("row header has no request type")
     get = header.get
     lsn = get(_LSN, 0)
     tsn, flags = lsn, get(_FLAGS, 0)

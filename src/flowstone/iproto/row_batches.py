@@ -1,9 +1,9 @@
-"""Rows of a replication stream in bulk: packets scanned into the table of `scan.py`, rows laid out for logs and peers.
+"""Rows of a replication stream in bulk: scans packets into the table of `scan.py`, encodes rows for logs and peers.
 
-The bytes written are those of `row.encode_header`; the tests hold them against each other. Headers are made anew from
-the table, as real servers do, so that what a peer adds to a header (SYNC, a schema version, keys of a newer release)
-is not passed on; bodies are copied as they are. Output buffers are the caller's and `rows_bound` large; one that is
-too small stays as it is from there on, and the answer is NO_ROOM.
+The bytes written equal those of `row.encode_header`; tests compare them. Headers are built anew from the table, as in
+real servers, so keys that a peer adds to a header (SYNC, a schema version, keys of a newer release) are not passed on;
+bodies are copied unchanged. The caller provides output buffers of the size that `rows_bound` returns. A kernel stops
+at the first row that does not fit and returns NO_ROOM.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The row scanner: finds every row in a run of bytes and tabulates where its parts are.
+"""The row scanner: finds every row in a range of bytes and tabulates the offsets of its parts.
 
-One compiled pass serves whoever meets rows in bulk: log files, replication streams, the JSON printer, the columnar
-decoder. It copies nothing: a part is a pair of offsets into the scanned buffer. It bounds every read, so bytes of any
-kind give either a table or the offset of the first byte that is wrong, never a wrong row.
+One compiled pass serves all readers of many rows: log files, replication streams, the JSON printer, the columnar
+decoder. It copies nothing: a part is a pair of offsets into the scanned buffer. Every read is bounded, so any bytes
+give either a table or the offset of the first invalid byte, never a wrong row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Addresses of servers as Tarantool users write them: `user:password@host:port`, `unix/:/path`, or a port.
 
-A password is never shown: not by str, not by repr, not in an error about a URI that could not be read.
+A password is never shown: not by str, not by repr, not in an error about an invalid URI.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from flowstone.errors import FlowstoneError
 
-FORMS = "write it as [user[:password]@]host:port, as unix/:/path, or as a port"
+FORMS = "write it as [user[:password]@]host:port, unix/:/path, or a port number"
 
 PARAMETERS = (
     "transport",
@@ -20,7 +20,7 @@ PARAMETERS = (
     "ssl_ciphers",
     "ssl_password",
 )
-"""What may follow the `?`. Another name is refused: a mistyped `transport` would mean a connection in plain text."""
+"""Parameters allowed after the `?`. Other names are rejected: a mistyped `transport` would mean a plain connection."""
 
 TRANSPORTS = ("plain", "ssl")
 
@@ -28,12 +28,12 @@ _SECRET = "ssl_password"
 
 
 class UriError(FlowstoneError):
-    """The text is no address."""
+    """The text is not a valid address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uri:
-    """Where to connect and as whom. `port` None means that `host` is the path of a Unix socket.
+    """The address of a server and a login. If `port` is None, `host` is the path of a Unix socket.
 
     `user` None is the guest; a missing password is the empty one, as in Tarantool.
     """
@@ -46,7 +46,7 @@ class Uri:
 
     @property
     def address(self) -> str:
-        """Host and port alone, for messages and logs."""
+        """Return host and port only, for messages and logs."""
         if self.port is None:
             return f"unix/:{self.host}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -56,15 +56,15 @@ class Uri:
 
     @property
     def shown(self) -> str:
-        """As it was written, with its parameters, but without what is secret."""
+        """Return the URI with its parameters, without secrets."""
         query = "&".join(f"{name}={value}" for name, value in self.parameters if name != _SECRET)
         return f"{self}?{query}" if query else str(self)
 
 
 def parse_uri(text: str) -> Uri:
-    """The address that `text` names; UriError where it names none."""
+    """Parse `text`. Raise UriError if it is not a valid address."""
     if not isinstance(text, str):
-        raise UriError(f"a URI is a text, not {type(text).__name__}", hint=FORMS)
+        raise UriError(f"URI must be a string, not {type(text).__name__}", hint=FORMS)
     rest, _, query = text.strip().partition("?")
     try:
         login, at, place = rest.rpartition("@")
@@ -74,14 +74,14 @@ def parse_uri(text: str) -> Uri:
     except UriError:
         if "@" not in query:
             raise
-    # What looks like an address or a parameter may be part of a password, and must not be shown.
-    raise UriError("a URI with a ? before its last @, where parameters begin", hint=FORMS)
+    # The apparent address or parameter may be part of a password and must not be shown.
+    raise UriError("URI has a ? before its last @: parameters begin at the ?", hint=FORMS)
 
 
 def means_a_path(text: str) -> bool:
-    """Whether a text where a directory or a server may be named can only be meant as a path, and be shown as one.
+    """Return True if `text`, which may name a directory or a server, can only be a path and may be shown.
 
-    Parameters have paths in them, too, and what holds a login or a parameter may hold a password.
+    Parameters contain paths too, and a text with a login or a parameter may contain a password.
     """
     place, _, query = text.partition("?")
     return "/" in place and not place.startswith("unix/:") and "@" not in text and "=" not in query
@@ -90,7 +90,7 @@ def means_a_path(text: str) -> bool:
 def _login(login: str) -> tuple[str, str | None]:
     user, colon, password = login.partition(":")
     if not user:
-        raise UriError("a URI with @ but without a user", hint=FORMS)
+        raise UriError("URI has an @ but no user", hint=FORMS)
     return user, password if colon else None
 
 
@@ -98,20 +98,20 @@ def _place(place: str) -> tuple[str, int | None]:
     if place.startswith("unix/:"):
         path = place.removeprefix("unix/:")
         if not path:
-            raise UriError("unix/: without a path", hint=FORMS)
+            raise UriError("URI has no path after unix/:", hint=FORMS)
         return path, None
     if place.isdecimal():
         return "127.0.0.1", _port(place, place)
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^:/\s\[\]]+)):(\d+)", place)
     if match is None:
-        raise UriError(f"{place!r} is no address", hint=FORMS)
+        raise UriError(f"{place!r} is not a valid address", hint=FORMS)
     return match[1] or match[2], _port(match[3], place)
 
 
 def _port(text: str, place: str) -> int:
     port = int(text) if len(text) <= 5 else 0
     if not 1 <= port <= 65535:
-        raise UriError(f"{place!r} has no port between 1 and 65535", hint=FORMS)
+        raise UriError(f"port of {place!r} is not between 1 and 65535", hint=FORMS)
     return port
 
 
@@ -120,14 +120,15 @@ def _parameters(query: str) -> tuple[tuple[str, str], ...]:
     for part in query.split("&") if query else ():
         name, _, value = part.partition("=")
         if name not in PARAMETERS:
-            raise UriError(f"a URI has no parameter {name!r}", hint=f"there are {', '.join(PARAMETERS)}")
+            raise UriError(f"unknown URI parameter {name!r}", hint=f"there are: {', '.join(PARAMETERS)}")
         if name in pairs:
-            raise UriError(f"the parameter {name} is there twice", hint="leave one of them out")
+            raise UriError(f"duplicate URI parameter {name}", hint="remove one of them")
         if name == "transport" and value not in TRANSPORTS:
-            raise UriError(f"the parameter transport is {value!r}", hint=f"it may be {' or '.join(TRANSPORTS)}")
+            raise UriError(f"URI parameter transport is {value!r}", hint=f"it can be {' or '.join(TRANSPORTS)}")
         pairs[name] = value
     if pairs and pairs.get("transport") != "ssl":
         without = next((name for name in pairs if name != "transport"), None)
         if without is not None:
-            raise UriError(f"the parameter {without} needs transport=ssl", hint="add it, or the connection is plain")
+            hint = "add it; without it the connection is plain"
+            raise UriError(f"URI parameter {without} requires transport=ssl", hint=hint)
     return tuple(pairs.items())

@@ -1,8 +1,7 @@
-"""Blocks: a 19-byte fixheader and the rows of one or more whole transactions, plain or zstd-compressed.
+"""Blocks: a fixheader of 19 bytes and the rows of one or more whole transactions, plain or compressed with zstd.
 
-Pure functions over bytes (reference: files, blocks). What is built here from the rows of a real server's
-plain block is that block, byte for byte. Finding blocks in a file is the reader's part, placing them the
-writer's.
+Pure functions over bytes (`docs/spec/files.md#blocks`). A block encoded from the rows of a real server's plain block
+equals that block, byte for byte. `reader.py` finds blocks in a file, `writer.py` places them.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ ROW_WORD, ZROW_WORD = int.from_bytes(ROW_MAGIC, "big"), int.from_bytes(ZROW_MAGI
 FIXHEADER_SIZE = 19
 
 COMPRESS_THRESHOLD = 2048
-"""Blocks of this size, fixheader included, are compressed by real servers."""
+"""Size, fixheader included, from which real servers compress a block."""
 
 FLUSH_THRESHOLD = 128 * 1024
-"""A block that reached this size ends with the transaction at hand; 2.6.0 does the same with batches in its WAL."""
+"""A block ends with the transaction with which it reaches this size, as do batches in the WAL of 2.6.0."""
 
 TRANSACTION_SIZE_MAX = BLOCK_SIZE_MAX - FLUSH_THRESHOLD
-"""A transaction must fit into a block together with what is written before it: what is larger can be accepted from
-nobody, client or peer."""
+"""A transaction must fit into a block together with the rows written before it. Larger transactions are rejected,
+both from clients and from peers."""
 
 ZSTD_LEVEL = 3
 
 _PADDING = (b"", *(bytes((0xA0 + size,)) + bytes(size) for size in range(FIXHEADER_SIZE)))
-"""By its length: one string of MessagePack, filled with zeros."""
+"""By length: one MessagePack string of zeros."""
 
 
 class Fixheader(NamedTuple):
-    """What the 19 bytes say. `size` is that of the payload as stored, `crc` is computed over the same."""
+    """A decoded fixheader. `size` and `crc` are the size and the checksum of the payload as stored."""
 
     is_compressed: bool
     size: int
@@ -52,12 +51,12 @@ class Fixheader(NamedTuple):
 
 
 def checksum(payload: bytes | bytearray | memoryview) -> int:
-    """CRC32C as the log files have it: initial value 0 and no final inversion, unlike the usual variant."""
+    """Return the CRC32C of log files: initial value 0 and no final inversion, unlike the usual variant."""
     return int(crc32c.crc32c(payload, 0xFFFFFFFF)) ^ 0xFFFFFFFF
 
 
 def encode_fixheader(is_compressed: bool, size: int, crc: int) -> bytes:
-    """The fixheader: magic, size, checksum of the previous block (always 0), checksum, padding."""
+    """Return a fixheader: magic, size, checksum of the previous block (always 0), checksum, padding."""
     head = (ZROW_MAGIC if is_compressed else ROW_MAGIC) + encode_uint(size) + b"\x00" + encode_uint(crc)
     return head + _PADDING[FIXHEADER_SIZE - len(head)]
 
@@ -82,7 +81,7 @@ def read_fixheader(buf: Bytes, at: int) -> tuple[int, int, int]:
 
 
 def decode_fixheader(data: bytes) -> Fixheader | None:
-    """What the fixheader at the start of `data` says, or None if there is none."""
+    """Decode the fixheader at the start of `data`; return None if there is none."""
     if len(data) < FIXHEADER_SIZE:
         return None
     magic, size, crc = read_fixheader(np.frombuffer(data, np.uint8), 0)
@@ -90,17 +89,17 @@ def decode_fixheader(data: bytes) -> Fixheader | None:
 
 
 def new_compressor() -> zstandard.ZstdCompressor:
-    """What `encode_block` compresses with. One per writer: making it costs twice the compression of 3 KiB."""
+    """Return a compressor for `encode_block`. Use one per writer: creating one costs twice the compression of 3 KiB."""
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL)
 
 
 def encode_block(
     rows: Sequence[bytes] | bytes, compressor: zstandard.ZstdCompressor, path: str = "", offset: int = 0
 ) -> tuple[bytes, ...]:
-    """The parts, in order, of one block that holds `rows`; compressed where a real writer would.
+    """Return the parts, in order, of one block that holds `rows`, compressed if a real writer would compress it.
 
-    `rows` are passed through unchanged when plain. `path` and `offset` are for the message of a block that no
-    reader would accept.
+    Plain rows are passed through unchanged. Raise BlockTooLarge, with `path` and `offset` in its message, for a block
+    that no reader would accept.
     """
     payload = rows if isinstance(rows, bytes) else b"".join(rows)
     if len(payload) > BLOCK_SIZE_MAX:
@@ -162,19 +161,19 @@ def decompress(
     path: str,
     offset: int,
 ) -> bytes:
-    """The rows of a compressed block, whose `frame_bound` is `bound`; never allocates more than `size_max` bytes.
+    """Return the rows of a compressed block, whose `frame_bound` is `bound`; never allocate more than `size_max` bytes.
 
-    BlockTooLarge or DamagedFile say, for the block at `offset` of `path`, why there are none.
+    Raise BlockTooLarge or DamagedFile for the block at `offset` of `path` if it has no readable rows.
     """
     if bound < 0:
-        raise DamagedFile(path, offset, "its compressed rows are not one whole zstd frame")
+        raise DamagedFile(path, offset, "compressed rows are not one whole zstd frame")
     try:
-        # Where the frame says how large it is, zstandard looks at nothing else.
+        # If the frame states its size, zstandard ignores `max_output_size`.
         if zstandard.frame_content_size(payload) <= size_max:
-            room = max(min(bound, size_max), 1)  # 0 would mean that the size must be in the frame
+            room = max(min(bound, size_max), 1)  # 0 would require the size in the frame
             rows: bytes = decompressor.decompress(payload, max_output_size=room, allow_extra_data=False)
             return rows
     except zstandard.ZstdError as error:
         if bound <= size_max:
-            raise DamagedFile(path, offset, f"its compressed rows cannot be unpacked ({error})") from error
+            raise DamagedFile(path, offset, f"compressed rows cannot be decompressed ({error})") from error
     raise BlockTooLarge(path, offset, bound, size_max)

@@ -1,9 +1,9 @@
 """Compiled loops that turn fields of many tuples into the buffers of Arrow columns, one kernel per kind of column.
 
-`split_tuples` notes where each field of each row starts; every other kernel here reads one field of all rows. A start
-of -1 is a missing field. Kernels trust the scanner: each value they are pointed at lies whole inside the buffer; what
-is inside an extension the scanner has not looked at. They return the number of the first row whose value does not fit
-the column, and what is wrong with it, or (-1, FITS).
+`split_tuples` records where each field of each row starts; every other kernel reads one field of all rows. A start of
+-1 is a missing field. Kernels trust the scanner that each value lies completely inside the buffer; the content of
+extensions is not checked yet. Kernels return the number of the first row whose value does not fit the column, and the
+reason, or (-1, FITS).
 """
 
 from __future__ import annotations

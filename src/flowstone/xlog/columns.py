@@ -1,8 +1,8 @@
-"""Columnar decode: scanned rows straight into Arrow record batches, no Python object per row.
+"""Columnar decode: scanned rows straight into Arrow record batches, without a Python object per row.
 
-Two shapes. The generic one keeps MessagePack as binary and fits every row. The typed one is for the rows of one space:
-its fields as columns, the row's own data as `_lsn`, `_type` and so on. What a space is, is the caller's knowledge:
-here it is a list of `Column`s.
+There are two shapes. The generic shape fits every row and keeps MessagePack as binary. The typed shape fits the rows
+of one space: its fields are columns, and the header of the row is in `_lsn`, `_type` and so on. This module does not
+know what a space is: the caller passes a list of `Column`s.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from flowstone.xlog.reader import Slab
 
 
 def text_array(values: Sequence[str]) -> pa.Array:
-    """A column of texts, for constants: `pa.array` would import pandas, which costs more than all of ours."""
+    """Return a column of constant texts. `pa.array` would import pandas, which takes longer than all our imports."""
     parts = [value.encode() for value in values]
     offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
@@ -73,7 +73,7 @@ GENERIC_SCHEMA = pa.schema(
         pa.field("key", pa.binary()),
         pa.field("tuple", pa.binary()),
         pa.field("operations", pa.binary()),
-        # Field numbers in `operations` count from index_base, and `key` is of the index index_id.
+        # Field numbers in `operations` count from index_base, and `key` is a key of index index_id.
         pa.field("index_id", pa.int32(), False),
         pa.field("index_base", pa.int32(), False),
     ]
@@ -86,12 +86,12 @@ TRAILING_FIELDS = (
     pa.field("_index_id", pa.int32(), False),
     pa.field("_index_base", pa.int32(), False),
 )
-"""Columns of the typed shape behind those of the space's fields."""
+"""Columns of the typed shape after those of the space's fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of the space: its name, its type in Tarantool's words, whether its values may be null."""
+    """A field of the space: its name, its Tarantool type, whether its values may be null."""
 
     name: str
     type: str
@@ -100,7 +100,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
-    """Choices about types that Arrow and Spark cannot hold as they are."""
+    """Options for types that Arrow and Spark cannot represent directly."""
 
     unsigned_as: Literal["int64", "decimal", "double"] = "int64"
     decimal_scale: int | None = None
@@ -121,12 +121,12 @@ DEFAULT_OPTIONS = ColumnOptions()
 
 
 class ColumnError(FlowstoneError):
-    """A value does not fit its column. Names the row and the field."""
+    """A value does not fit its column. The message names the row and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Lines of the scan table for the chosen rows, without a copy where all rows are chosen."""
+    """Lines of the scan table for the chosen rows, without a copy if all rows are chosen."""
 
     slab: Slab
     rows: Cells
@@ -136,13 +136,13 @@ class _Selection:
         return line if len(self.rows) == len(line) else line[self.rows]
 
     def where(self, row: int) -> str:
-        """File, LSN, replica and space of the row, for messages."""
+        """Return file, LSN, replica and space of the row, for messages."""
         lsn, replica_id, space_id = self.slab.cells[[LSN, REPLICA_ID, SPACE_ID], self.rows[row]].tolist()
         space = f", space {space_id}" if space_id >= 0 else ""
         return f"{self.slab.path}: row {lsn} of replica {replica_id}{space}"
 
     def header(self) -> list[pa.Array]:
-        """The columns of `_HEADER_FIELDS`."""
+        """Return the columns of `_HEADER_FIELDS`."""
         return [
             self.small(REPLICA_ID, "replica id"),
             pa.array(self.line(LSN)),
@@ -153,11 +153,11 @@ class _Selection:
         ]
 
     def small(self, number: int, name: str) -> pa.Array:
-        """A line as int32; a writer that needs more than that for it exists in no release."""
+        """Return a line as int32. No release writes larger numbers here."""
         line = self.line(number)
         if len(line) and line.max() > INT32_MAX:
             row = int(line.argmax())
-            raise ColumnError(f"{self.where(row)}: its {name} is {line[row]}, at most {INT32_MAX} can be")
+            raise ColumnError(f"{self.where(row)}: {name} {line[row]} is above {INT32_MAX}")
         return pa.array(line.astype(np.int32))
 
     def _timestamps(self) -> pa.Array:
@@ -165,14 +165,14 @@ class _Selection:
         fits = np.abs(microseconds) < 2.0**63
         if not fits.all():
             row = int(fits.argmin())
-            raise ColumnError(f"{self.where(row)}: its time of {microseconds[row] / 1e6} s fits no timestamp")
+            raise ColumnError(f"{self.where(row)}: timestamp of {microseconds[row] / 1e6} s is out of range")
         return pa.array(microseconds.astype(np.int64)).view(MOMENT)
 
     def _types(self) -> pa.Array:
         types = self.line(TYPE)
         if not len(types) or types.max() < len(TYPE_NAMES):
             return pa.DictionaryArray.from_arrays(pa.array(types.astype(np.int16)), TYPE_NAMES)
-        # Types of a newer server: their names are their numbers.
+        # Types of a newer server: their numbers serve as names.
         names = pa.array([type_name(code) for code in np.unique(types).tolist()], pa.string())
         indexes = np.unique(types, return_inverse=True)[1].astype(np.int16)
         return pa.DictionaryArray.from_arrays(pa.array(indexes), names)
@@ -181,7 +181,7 @@ class _Selection:
         return span_column(self.slab.buf, self.line(KEY_AT), self.line(KEY_END))
 
     def operations(self) -> pa.Array:
-        """An UPDATE keeps its operations where other rows keep their tuple."""
+        """Return the operations. An UPDATE has them in place of its tuple."""
         starts, ends = self.line(OPS_AT), self.line(OPS_END)
         is_update = self.line(TYPE) == RequestType.UPDATE
         if is_update.any():
@@ -195,7 +195,7 @@ class _Selection:
 
 
 def generic_batch(slab: Slab, rows: Cells) -> pa.RecordBatch:
-    """The rows of the given numbers in the generic shape."""
+    """Return the rows with the numbers `rows` in the generic shape."""
     chosen = _Selection(slab, rows)
     space_ids = chosen.line(SPACE_ID)
     return pa.RecordBatch.from_arrays(
@@ -213,7 +213,7 @@ def generic_batch(slab: Slab, rows: Cells) -> pa.RecordBatch:
 
 
 def span_column(buf: Bytes, starts: Cells, ends: Cells) -> pa.Array:
-    """Binary column of raw spans; a start of -1 is null."""
+    """Return a binary column of raw spans; a start of -1 is null."""
     present = starts >= 0
     if not present.any():
         return pa.nulls(len(starts), pa.binary())
@@ -241,7 +241,7 @@ def _variable(kind: pa.DataType, offsets: Starts, out: Bytes, valid: Bytes, null
 
 
 class _Misfit(Exception):
-    """Row number and reason of the first value that does not fit; becomes a ColumnError where names are known."""
+    """Row number and reason of the first value that does not fit. Converted to ColumnError where names are known."""
 
     def __init__(self, row: int, what: int) -> None:
         self.row = row
@@ -267,7 +267,7 @@ def _double_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
     _check(row, what)
     for number in later[:deferred].tolist():
         value = _value(buf, int(starts[number]))
-        if not isinstance(value, Decimal):  # an extension that calls itself a decimal and is none
+        if not isinstance(value, Decimal):  # an extension with the code of a decimal and other content
             raise _Misfit(number, kernels.WRONG_TYPE)
         out[number] = float(value)
     return _fixed(pa.float64(), out, valid, nulls)
@@ -306,7 +306,7 @@ def _string_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
 
 
 def _is_ascii(text: pa.Buffer) -> bool:
-    """True spares most columns the validation, which is several times slower."""
+    """Return True if `text` is ASCII: most columns then skip the validation, which is several times slower."""
     return text.size == 0 or bool(np.frombuffer(text, np.uint8).max() < 0x80)
 
 
@@ -331,7 +331,7 @@ def _datetime_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
 
 
 def _digits() -> Bytes:
-    """Room for kernels to take decimals apart in: they allocate nothing."""
+    """Return scratch memory for kernels that decode decimals: kernels allocate nothing."""
     return np.empty(kernels.DIGITS_ROOM, np.uint8)
 
 
@@ -346,10 +346,10 @@ def _decimal128(scale: int) -> Callable[[Bytes, Starts, ColumnOptions], pa.Array
 
 
 def _decimal_text(buf: Bytes, starts: Starts, options: ColumnOptions) -> pa.Array:
-    """Decimals as their digits: the JSON text of a decimal, or of a whole number in a decimal field, unquoted."""
+    """Return decimals as digits: the unquoted JSON text of a decimal, or of an integer in a decimal field."""
     _check(*kernels.decimal_kinds(buf, starts, _digits()))
     column = pc.utf8_trim(_json_values(buf, starts, options), '"')
-    # One that would fill pages with zeros is no text of digits; see json_plain.
+    # `json_plain` writes a decimal that is out of range as an object, not as digits.
     too_long = pc.index(pc.starts_with(column, "{"), True).as_py()
     _check(too_long, kernels.TOO_PRECISE)
     return column
@@ -362,7 +362,7 @@ def _json_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
 
 
 def json_spans(buf: Bytes, begins: Cells, ends: Cells) -> pa.Array:
-    """JSON text of the values at `begins`; a missing value (-1) or a nil is null."""
+    """Return the JSON text of the values at `begins`; a missing value (-1) or nil is null."""
     present = begins >= 0
     present[present] = buf[begins[present]] != kernels.NIL
     offsets, data = json_column(buf, np.where(present, begins, -1), ends)
@@ -379,14 +379,14 @@ def _value(buf: Bytes, at: int) -> Any:
 NOT_UTF8, IS_NULL = 100, 101
 _GENERIC = "read the space in the generic shape"
 _WORDS = {
-    kernels.WRONG_TYPE: ("is no {type}", _GENERIC),
+    kernels.WRONG_TYPE: ("is not of type {type}", _GENERIC),
     kernels.TOO_LARGE: (
         "is above 2^63-1 and does not fit int64",
         "choose unsignedAs=decimal or unsignedAs=double",
     ),
     kernels.TOO_PRECISE: (
         "has more digits than the column keeps",
-        "choose another decimalScale, or leave it out to get strings",
+        "choose another decimalScale, or omit it to get strings",
     ),
     kernels.OUT_OF_RANGE: ("is too far from 1970 for a timestamp", _GENERIC),
     kernels.COLUMN_FULL: ("makes the column larger than 2 GiB", _GENERIC),
@@ -416,7 +416,7 @@ def _decoding_of(kind: str, options: ColumnOptions) -> tuple[pa.DataType, _Decod
     if kind in ("unsigned", "uint64"):
         return _UNSIGNED[options.unsigned_as]
     if kind == "integer" and options.unsigned_as != "int64":
-        return _UNSIGNED[options.unsigned_as]  # an integer field holds numbers up to 2^64-1, too
+        return _UNSIGNED[options.unsigned_as]  # integer fields hold numbers up to 2^64-1 too
     if kind == "string" and options.strings_as == "binary":
         return _PLAIN["varbinary"]
     if kind.startswith("decimal"):
@@ -428,12 +428,12 @@ def _decoding_of(kind: str, options: ColumnOptions) -> tuple[pa.DataType, _Decod
 
 
 class TypedDecoder:
-    """Decodes the rows of one space with one definition of its fields.
+    """Decoder for the rows of one space with one definition of its fields.
 
-    `key_fields` are the field numbers of the primary key's parts, so that a DELETE or UPDATE shows its key in its
-    columns. `wanted` limits the columns of the result by name. Every field is nullable if `partial` rows (UPDATE,
-    DELETE) can occur, as in a log; in a snapshot fields are nullable as declared, and those of type any are: servers
-    take a nil for any value.
+    `key_fields` are the field numbers of the primary key's parts; a DELETE or UPDATE shows its key in these columns.
+    `wanted` limits the columns of the result by name. Every field is nullable if `partial` rows (UPDATE, DELETE) can
+    occur, as in a log. In a snapshot, fields are nullable as declared, and fields of type any always: servers accept
+    nil for any.
     """
 
     def __init__(
@@ -465,12 +465,12 @@ class TypedDecoder:
         self.schema = pa.schema([field for field in fields if wanted is None or field.name in wanted])
 
     def batch(self, slab: Slab, rows: Cells) -> pa.RecordBatch:
-        """The rows of the given numbers, ascending, all of this decoder's space and definition."""
+        """Return the rows with the ascending numbers `rows`, all of this decoder's space and definition."""
         chosen = _Selection(slab, rows)
         starts: Starts = np.empty((len(self._columns) + 1, len(rows)), np.int32)
         row = kernels.split_tuples(slab.buf, slab.cells, rows, self._key_fields, starts)
         if row >= 0:
-            raise ColumnError(f"{chosen.where(row)}: its tuple or key is not an array")
+            raise ColumnError(f"{chosen.where(row)}: tuple or key is not an array")
         header = self._all[: len(_HEADER_FIELDS)]
         arrays: dict[str, pa.Array] = {}
         if not {*header}.isdisjoint(self.schema.names):
@@ -486,7 +486,7 @@ class TypedDecoder:
             arrays["_operations"] = chosen.operations()
         arrays["_index_id"] = chosen.small(INDEX_ID, "index id")
         arrays["_index_base"] = chosen.small(INDEX_BASE, "index base")
-        # By way of a struct, because a batch without columns still has rows to be counted.
+        # Go through a struct: a batch without columns still needs its row count.
         children = [arrays[name] for name in self.schema.names]
         struct = pa.Array.from_buffers(pa.struct(self.schema), len(rows), [None], children=children)
         return pa.RecordBatch.from_struct_array(struct)
@@ -504,7 +504,7 @@ class TypedDecoder:
         return array
 
     def _extra(self, buf: Bytes, starts: Starts, chosen: _Selection) -> pa.Array:
-        """The fields behind the declared ones, as one JSON array; null where there are none."""
+        """Return the fields after the declared ones as one JSON array; null if there are none."""
         present = starts >= 0
         if not present.any():
             return pa.nulls(len(starts), pa.string())

@@ -1,8 +1,7 @@
-"""A directory of log files: the newest snapshot, the logs that cover a position, what is missing.
+"""A directory of log files: the newest snapshot, the logs that cover a position, the gaps.
 
-Relies on `outside.disk` and reads nothing but names and text headers, each header at most once. Foreign files
-are left alone and nothing is ever changed. The rules are those of a real server's recovery (reference: files,
-rotation).
+Relies on `outside.disk`. Reads only names and text headers, each header at most once. Ignores other files and never
+changes anything. The rules are those of a real server's recovery (`docs/spec/files.md#log-recovery`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _VINYL = re.compile(r"\d{20}\.(?:vylog|run|index)")
 
 @dataclass(frozen=True)
 class ListedFile:
-    """A log file found by its name. Its header is read when first asked for."""
+    """A log file found by its name. Its header is read on first access."""
 
     disk: Disk = field(repr=False, compare=False)
     path: str
@@ -34,44 +33,43 @@ class ListedFile:
 
     @cached_property
     def meta(self) -> Meta:
-        """The text header. It must agree with the name: a renamed file would be replayed at a wrong place."""
+        """Return the text header. It must match the name: a renamed file would be replayed at a wrong position."""
         with self.disk.open(self.path) as file:
             meta, _ = parse(file.read_at(0, HEADER_READ_SIZE), self.path)
         if meta.file_type is not self.file_type:
-            raise DamagedFile(self.path, 0, f"its name says {self.file_type.value}, its header {meta.file_type.value}")
+            raise DamagedFile(self.path, 0, f"file name says {self.file_type.value}, header {meta.file_type.value}")
         if (total := signature(meta.vclock)) != self.signature:
-            raise DamagedFile(self.path, 0, f"its name says signature {self.signature}, its vclock {total}")
+            raise DamagedFile(self.path, 0, f"file name says signature {self.signature}, vclock {total}")
         return meta
 
 
 @dataclass(frozen=True)
 class LogDirectory:
-    """What `scan_directory` found. `snapshots` and `logs` are in the order of their signatures."""
+    """The files that `scan_directory` found. `snapshots` and `logs` are sorted by signature."""
 
     path: str
     snapshots: tuple[ListedFile, ...]
     logs: tuple[ListedFile, ...]
     leftovers: tuple[str, ...] = ()
-    """Paths of `.inprogress` files: what a crash left, or what somebody is writing at this moment."""
+    """Paths of `.inprogress` files: left by a crash, or being written."""
     vinyl_count: int = 0
-    """Files of the vinyl engine, which are not ours to read."""
+    """Number of vinyl files, which Flowstone does not read."""
 
     def newest_snapshot(self) -> ListedFile | None:
         return self.snapshots[-1] if self.snapshots else None
 
     @cached_property
     def instance_uuid(self) -> str | None:
-        """Whose directory this is: the newest snapshot says so, without one the newest log."""
+        """Return the UUID of the directory's instance, from the newest snapshot or else the newest log."""
         newest = self.newest_snapshot() or (self.logs[-1] if self.logs else None)
         return newest.meta.instance_uuid if newest else None
 
     def files_from(self, vclock: Vclock, *, force: bool = False, ignore_local: bool = False) -> list[ListedFile]:
-        """The logs that hold what comes after `vclock`: the last that begins at or before it, and all behind.
+        """Return the logs with the rows after `vclock`: the last log that begins at or before it, and all later ones.
 
-        LogGap if rows between `vclock` and the end are not there, ForeignFile if another instance wrote one
-        of these logs, DamagedFile if a header cannot be read; with `force` a gap is accepted and such files
-        are left out. `ignore_local` leaves component 0 aside: a position taken on another instance has none
-        of ours.
+        Raise LogGap if rows between `vclock` and the end are missing, ForeignFile if another instance wrote one of
+        these logs, DamagedFile if a header cannot be read; with `force`, accept a gap and omit such files.
+        `ignore_local` ignores component 0: in a position of another instance it does not count our local rows.
         """
         chosen: list[ListedFile] = []
         for log in reversed(self.logs):
@@ -92,7 +90,7 @@ class LogDirectory:
 
 
 def scan_directory(disk: Disk, path: str) -> LogDirectory:
-    """Lists the log files in `path`. Reads no file, so a directory full of them costs one call."""
+    """List the log files in `path`. Reads no file, so that a large directory costs one call."""
     found: dict[str, list[ListedFile]] = {"snap": [], "xlog": []}
     leftovers: list[str] = []
     vinyl_count = 0
@@ -105,7 +103,7 @@ def scan_directory(disk: Disk, path: str) -> LogDirectory:
             leftovers.append(full)
         elif _VINYL.fullmatch(name):
             vinyl_count += 1
-    # Names have 20 digits each, so their order is that of the signatures.
+    # Names have 20 digits each, so the order of names is the order of signatures.
     return LogDirectory(path, tuple(found["snap"]), tuple(found["xlog"]), tuple(leftovers), vinyl_count)
 
 
@@ -121,17 +119,17 @@ def _is_ours(log: ListedFile, instance_uuid: str | None, force: bool) -> bool:
 
 
 def _covers(start: Vclock, position: Vclock, ignore_local: bool) -> bool:
-    """True if a log that starts at `start` is not ahead of `position` in any component."""
+    """Return True if a log that starts at `start` is not ahead of `position` in any component."""
     compared = ((key, lsn) for key, lsn in start.items() if key or not ignore_local)
     return all(lsn <= position.get(key, 0) for key, lsn in compared)
 
 
 def _check_chain(logs: Sequence[ListedFile]) -> None:
-    """Each log names the start of the one before it; the first of a directory need not."""
+    """Check that each log names the start of the log before it; the first log of a directory need not."""
     for before, log in pairwise(logs):
         named = log.meta.prev_vclock
         if named is not None and named != before.meta.vclock:
-            # The file that is not there started at `named`, which is where the one before it ended.
+            # The missing log started at `named`, where the log before it ended.
             missing = list(_missing(named, log.meta.vclock))
             raise LogGap(log.path, before.meta.vclock, log.meta.vclock, missing)
 

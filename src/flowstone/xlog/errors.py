@@ -1,8 +1,7 @@
-"""What can be wrong with a log file, one class per kind, each with the file and, where it has one, the
-offset.
+"""Errors of log files: one class per kind, with the path and, if there is one, the offset.
 
-Every message says what is wrong and where; `hint` says what to do. Where that is to go on all the same, it says
-`BY_FORCE`, after the argument of our readers; commands and nodes put the name of their own option in its place.
+Every message says what is wrong and where; `hint` says what to do. A hint to continue despite the error contains
+`BY_FORCE`, named after the argument of our readers; commands and nodes replace it with the name of their own option.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from flowstone.errors import FlowstoneError
 
 BY_FORCE = "with force"
-FORCE_HINT = f"read what is left of it {BY_FORCE}, or take the file from another replica"
+FORCE_HINT = f"read the rest of the file {BY_FORCE}, or copy the file from another replica"
 
 
 class XlogError(FlowstoneError):
-    """A log file or a log directory cannot be used as asked. `offset` counts from the start of the file."""
+    """A log file or log directory cannot be used as requested. `offset` counts from the start of the file."""
 
     def __init__(self, message: str, *, path: str, offset: int | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -25,7 +24,7 @@ class XlogError(FlowstoneError):
 
 
 class DamagedFile(XlogError):
-    """Bytes that no writer leaves behind, not even one that was killed: `what` at `offset`."""
+    """Bytes at `offset` that no writer leaves, not even one that was killed; `what` says what is wrong."""
 
     def __init__(self, path: str, offset: int, what: str, *, hint: str = FORCE_HINT) -> None:
         super().__init__(f"{path}: damaged at byte {offset}: {what}", path=path, offset=offset, hint=hint)
@@ -33,47 +32,47 @@ class DamagedFile(XlogError):
 
 
 class NotALogFile(XlogError):
-    """The file does not start like a file of Tarantool."""
+    """The file does not start like a Tarantool log file."""
 
     def __init__(self, path: str, what: str) -> None:
-        hint = "log files start with a line XLOG, SNAP, VYLOG, RUN or INDEX; check the path"
+        hint = "log files start with the line XLOG, SNAP, VYLOG, RUN or INDEX; check the path"
         super().__init__(f"{path}: not a log file: {what}", path=path, offset=0, hint=hint)
         self.what = what
 
 
 class UnsupportedFormat(XlogError):
-    """A log file of a format version that we do not know."""
+    """The log file has an unknown format version."""
 
     def __init__(self, path: str, format: str) -> None:
         super().__init__(
             f"{path}: format {format!r} is not supported",
             path=path,
             offset=0,
-            hint="formats 0.12 and 0.13 (Tarantool 1.6.8 and later) are",
+            hint="supported formats are 0.12 and 0.13 (Tarantool 1.6.8 and later)",
         )
         self.format = format
 
 
 class BlockTooLarge(XlogError):
-    """A block asks for more memory than any writer's batch needs."""
+    """A block claims more memory than the batch of any writer needs."""
 
     def __init__(self, path: str, offset: int, size: int, limit: int) -> None:
         super().__init__(
-            f"{path}: block at byte {offset} holds {size} bytes, at most {limit} are allowed",
+            f"{path}: block at byte {offset} holds {size} bytes: at most {limit} are allowed",
             path=path,
             offset=offset,
-            hint="split the transaction if you are writing it; if you are reading, the file is damaged",
+            hint="when writing, split the transaction; when reading, the file is damaged",
         )
         self.size = size
         self.limit = limit
 
 
 class ForeignFile(XlogError):
-    """A log written by another instance than the one whose snapshot lies beside it."""
+    """A log was written by an instance other than the owner of the directory."""
 
     def __init__(self, path: str, instance_uuid: str, expected: str) -> None:
         super().__init__(
-            f"{path}: written by instance {instance_uuid}, the directory belongs to {expected}",
+            f"{path}: written by instance {instance_uuid}, but the directory belongs to {expected}",
             path=path,
             hint=f"move the file away, or skip it {BY_FORCE}",
         )
@@ -93,9 +92,9 @@ class LogGap(XlogError):
     ) -> None:
         ranges = ", ".join(f"{first}..{last} of replica {replica_id}" for replica_id, first, last in missing)
         super().__init__(
-            f"{path}: the log has a gap between {_text(have)} and {_text(need)}: LSN {ranges or 'unknown'} missing",
+            f"{path}: log has a gap between {_text(have)} and {_text(need)}: LSN {ranges or 'unknown'} missing",
             path=path,
-            hint=f"bring the missing .xlog files back, or go on without these rows {BY_FORCE}",
+            hint=f"bring the missing .xlog files back, or continue without these rows {BY_FORCE}",
         )
         self.have = dict(have)
         self.need = dict(need)
@@ -103,11 +102,11 @@ class LogGap(XlogError):
 
 
 class LsnUsedTwice(XlogError):
-    """A row's LSN is not above what this log already holds of its replica id."""
+    """The LSN of a row is not above the log's LSN for its replica id."""
 
     def __init__(self, path: str, replica_id: int, lsn: int, known: int) -> None:
         super().__init__(
-            f"{path}: LSN {lsn} of replica {replica_id} used twice, the log is at {known}",
+            f"{path}: LSN {lsn} of replica {replica_id} is used twice: the log is at {known}",
             path=path,
             hint="nothing was written; the caller must number its rows above the log's vclock",
         )
@@ -117,13 +116,13 @@ class LsnUsedTwice(XlogError):
 
 
 class WriteFailed(XlogError):
-    """The disk refused a write. `is_usable`: the file ends with a whole block again and can go on."""
+    """A write to disk failed. If `is_usable`, the file ends with a whole block again and can be continued."""
 
     def __init__(self, path: str, offset: int, cause: OSError, *, is_usable: bool) -> None:
         state = (
-            "it was cut back to its last whole block and may be written again"
+            "the file was cut back to its last whole block and can be continued"
             if is_usable
-            else "its end is unknown; reopen it before writing more"
+            else "the end of the file is unknown; reopen the file before writing to it"
         )
         super().__init__(
             f"{path}: cannot write at byte {offset}: {cause.strerror or cause}",

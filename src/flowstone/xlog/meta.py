@@ -1,7 +1,7 @@
-"""The text header of a log file, the file's name, and vclocks in their text form.
+"""The text header of a log file, the file's name, and the text form of vclocks.
 
-Pure functions over bytes and text (reference: files, names and text header). A vclock here is a plain mapping
-of replica id to LSN, without zeros; the rules of comparing them belong to those who follow a log.
+Pure functions over bytes and text (`docs/spec/files.md#file-names`, `docs/spec/files.md#text-header`). A vclock here
+is a plain mapping of replica id to LSN without zeros; the rules of comparing vclocks are in `replication/vclock.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from flowstone.iproto.constants import VCLOCK_MAX
 from flowstone.xlog.errors import DamagedFile, NotALogFile, UnsupportedFormat
 
 HEADER_SIZE_MAX = 2048
-"""A header with two full vclocks stays below 1.9 KB, which all servers read; 2.6.0 still takes 2060 bytes."""
+"""Limit on written headers. A header with two full vclocks stays below the 1858 bytes that all servers read."""
 
 HEADER_READ_SIZE = HEADER_SIZE_MAX + 1024
-"""What to read of a file for `parse`: the bound, and slack for unknown keys of newer writers."""
+"""Bytes of a file that `parse` needs: the limit, and slack for unknown keys of newer writers."""
 
 FORMATS = ("0.12", "0.13")
 LSN_MAX = (1 << 63) - 1
@@ -32,7 +32,7 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class FileType(Enum):
-    """The first line of a log file; RUN, INDEX and VYLOG are vinyl's."""
+    """The first line of a log file; RUN, INDEX and VYLOG are vinyl files."""
 
     XLOG = "XLOG"
     SNAP = "SNAP"
@@ -46,13 +46,13 @@ class FileType(Enum):
 
     @property
     def has_vclock(self) -> bool:
-        """Vinyl's run and index files stand at no position of the log."""
+        """Return False for run and index files of vinyl, which have no position in the log."""
         return self not in (FileType.RUN, FileType.INDEX)
 
 
 @dataclass(frozen=True)
 class Meta:
-    """A text header. `vclock`: the position before an xlog's first row, or of a snap's content."""
+    """A text header. `vclock` is the position before the first row of an xlog, or of the content of a snap."""
 
     file_type: FileType
     instance_uuid: str
@@ -69,12 +69,12 @@ class Meta:
 
 
 def without_zeros(vclock: Vclock) -> dict[int, int]:
-    """A copy, sorted by replica id; a component of 0 is the same as none."""
+    """Return a copy sorted by replica id, without components of 0, which equal missing ones."""
     return {replica_id: lsn for replica_id, lsn in sorted(vclock.items()) if lsn}
 
 
 def signature(vclock: Vclock) -> int:
-    """The sum of all components, the local one included: what a file's name says."""
+    """Return the sum of all components, the local one included; file names hold it."""
     return sum(vclock.values())
 
 
@@ -83,28 +83,28 @@ def file_name(vclock: Vclock, file_type: FileType) -> str:
 
 
 def format_vclock(vclock: Vclock) -> str:
-    """`{1: 10, 2: 3}`, sorted by id."""
+    """Return the text form `{1: 10, 2: 3}`, sorted by id."""
     return "{" + ", ".join(f"{replica_id}: {lsn}" for replica_id, lsn in without_zeros(vclock).items()) + "}"
 
 
 def parse_vclock(text: str) -> dict[int, int]:
-    """The mapping that `{1: 10, 2: 3}` means; ValueError says what is wrong with any other text."""
+    """Parse the text form `{1: 10, 2: 3}`. Raise ValueError, which says what is wrong, for any other text."""
     if not _VCLOCK.fullmatch(text.strip()):
-        raise ValueError(f"{text[:100]!r} is no vclock")
+        raise ValueError(f"{text[:100]!r} is not a vclock")
     vclock: dict[int, int] = {}
     for id_text, lsn_text in _COMPONENT.findall(text):
         if len(id_text) > 2 or (replica_id := int(id_text)) >= VCLOCK_MAX:
-            raise ValueError(f"replica id {id_text[:20]} in a vclock, the largest is {VCLOCK_MAX - 1}")
+            raise ValueError(f"replica id {id_text[:20]} in a vclock is above {VCLOCK_MAX - 1}")
         if len(lsn_text) > 19 or (lsn := int(lsn_text)) > LSN_MAX:
             raise ValueError(f"LSN {lsn_text[:30]} of replica {replica_id} in a vclock does not fit 63 bits")
         if replica_id in vclock:
-            raise ValueError(f"replica id {replica_id} twice in a vclock")
+            raise ValueError(f"replica id {replica_id} occurs twice in a vclock")
         vclock[replica_id] = lsn
     return without_zeros(vclock)
 
 
 def encode(meta: Meta) -> bytes:
-    """The header as a real writer lays it out, with the empty line that ends it."""
+    """Return the header in the layout of a real writer, with the empty line that ends it."""
     lines = [meta.file_type.value, meta.format, f"Version: {meta.version}"]
     lines.append(f"{'Server' if meta.format == '0.12' else 'Instance'}: {meta.instance_uuid}")
     if meta.file_type.has_vclock:
@@ -116,16 +116,16 @@ def encode(meta: Meta) -> bytes:
 
 
 def parse(data: bytes, path: str) -> tuple[Meta, int]:
-    """The header at the start of `data` (a file's first HEADER_READ_SIZE bytes) and its length.
+    """Return the header at the start of `data` (the first HEADER_READ_SIZE bytes of a file) and its length.
 
-    `path` is for the messages only.
+    `path` is used in messages only.
     """
     file_type, format = _first_lines(data, path)
     end = data.find(b"\n\n", 0, HEADER_READ_SIZE)
     if end < 0:
         if len(data) < HEADER_READ_SIZE:
-            raise DamagedFile(path, len(data), "the file ends inside its text header")
-        raise DamagedFile(path, 0, f"the text header does not end within {HEADER_READ_SIZE} bytes")
+            raise DamagedFile(path, len(data), "file ends inside its text header")
+        raise DamagedFile(path, 0, f"text header does not end within {HEADER_READ_SIZE} bytes")
     known: dict[str, str] = {}
     other: list[tuple[str, str]] = []
     offset = len(file_type.value) + len(format) + 2
@@ -134,7 +134,7 @@ def parse(data: bytes, path: str) -> tuple[Meta, int]:
         if key not in ("Version", "Instance", "Server", "VClock", "PrevVClock"):
             other.append((key, value))
         elif known.setdefault(key, value) != value:
-            raise DamagedFile(path, offset, f"two different lines {key} in the text header")
+            raise DamagedFile(path, offset, f"text header has two different {key} lines")
         offset += len(line) + 1
     meta = Meta(
         file_type=file_type,
@@ -150,15 +150,15 @@ def parse(data: bytes, path: str) -> tuple[Meta, int]:
 
 def _first_lines(data: bytes, path: str) -> tuple[FileType, str]:
     if not data:
-        raise NotALogFile(path, "it is empty")
+        raise NotALogFile(path, "the file is empty")
     first, _, rest = data[:64].partition(b"\n")
     try:
         file_type = FileType(first.decode("ascii"))
     except ValueError:
-        raise NotALogFile(path, f"it starts with {first[:16]!r}") from None
+        raise NotALogFile(path, f"the file starts with {first[:16]!r}") from None
     format_line, newline, _ = rest.partition(b"\n")
     if not newline and len(data) < 64:
-        raise DamagedFile(path, len(data), "the file ends inside its text header")
+        raise DamagedFile(path, len(data), "file ends inside its text header")
     format = format_line[:16].decode("ascii", "replace")
     if format not in FORMATS:
         raise UnsupportedFormat(path, format)
@@ -169,7 +169,7 @@ def _split_line(line: bytes, path: str, offset: int) -> tuple[str, str]:
     try:
         key, colon, value = line.decode().partition(":")
     except UnicodeDecodeError:
-        raise DamagedFile(path, offset, "the text header is not text") from None
+        raise DamagedFile(path, offset, "text header is not UTF-8") from None
     if not colon:
         raise DamagedFile(path, offset, f"line {key[:40]!r} of the text header has no colon")
     return key, value.strip()
@@ -178,15 +178,15 @@ def _split_line(line: bytes, path: str, offset: int) -> tuple[str, str]:
 def _instance(known: Mapping[str, str], path: str) -> str:
     text = known.get("Instance", known.get("Server"))
     if text is None:
-        raise DamagedFile(path, 0, "the text header has no line Instance")
+        raise DamagedFile(path, 0, "text header has no Instance line")
     if not _UUID.fullmatch(text):
-        raise DamagedFile(path, 0, f"Instance {text[:40]!r} in the text header is no UUID")
+        raise DamagedFile(path, 0, f"Instance {text[:40]!r} in the text header is not a UUID")
     return text.lower()
 
 
 def _vclock(known: Mapping[str, str], key: str, path: str) -> dict[int, int]:
     if key not in known:
-        raise DamagedFile(path, 0, f"the text header has no line {key}")
+        raise DamagedFile(path, 0, f"text header has no {key} line")
     try:
         return parse_vclock(known[key])
     except ValueError as error:

@@ -1,10 +1,11 @@
-"""Reads one log file: blocks in order, rows in bulk, and an exact word about how the file ends.
+"""Reads one log file: blocks in order, rows in bulk, and exactly how the file ends.
 
-A file is read in chunks of whole blocks, so memory is bounded by a chunk (or by the largest block). `chunks()` checks
-checksums and decides what an irregular place is; `Chunk.decode()` decompresses and scans and may run in any thread.
+A file is read in chunks of whole blocks, so memory is bounded by a chunk or by the largest block. `chunks()` verifies
+checksums and classifies irregular places; `Chunk.decode()` decompresses and scans, and may run in any thread.
 
 A torn tail is what a crash leaves: nothing sound follows it, reading stops there and `ending` says where. Damage with
-something sound behind it is an error, unless `force` is asked for; then it is skipped and `skipped` says what.
+sound data after it is an error, unless `force` is set; then the damage is skipped and listed in `skipped`
+(`docs/spec/files.md#damage`).
 """
 
 from __future__ import annotations
@@ -41,25 +42,28 @@ CHUNK_SIZE = 1024 * 1024
 """Bytes of the file per chunk: some 50 000 rows, enough to make calls cheap and few enough to stay in the caches."""
 
 CONTENT_SIZE = 32 * 1024 * 1024
-"""What the blocks of one chunk may unpack to, where it has more than one: few bytes can hold very many."""
+"""Limit on the decompressed size of a chunk of several blocks: few bytes can decompress to very many."""
 
 BLOCKS_PER_CHUNK = 32 * 1024
 
 MAGIC_PREFIX = ROW_MAGIC[:3]
 
 SEARCH_FACTOR = 16
-"""Bytes checksummed in search of sound blocks behind damage, per byte of the file: forged headers cannot stall us."""
+"""Limit on the search for sound blocks after damage, in bytes checksummed per byte of the file.
+
+Without it, forged headers could stall the reader.
+"""
 
 
 class EndingKind(Enum):
-    COMPLETE = "complete"  # the end marker is there
+    COMPLETE = "complete"  # the end marker is present
     NO_MARKER = "no end marker"  # the file is being written, or its writer died between two blocks
     TORN = "torn"  # the last block was not written whole
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a file ends: `offset` is where its last whole block ends, `lost` the bytes behind that mean nothing."""
+    """How a file ends: `offset` is the end of its last whole block, `lost` the number of unusable bytes after it."""
 
     kind: EndingKind
     offset: int
@@ -69,7 +73,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A stretch of the file that `force` left out, and why."""
+    """A range of the file that `force` skipped, and why."""
 
     path: str
     offset: int
@@ -92,7 +96,7 @@ class Slab:
         return int(self.cells.shape[1])
 
     def newest(self) -> dict[int, int]:
-        """The highest LSN of each originator that has rows here."""
+        """Return the highest LSN of each originator that has rows here."""
         replica_ids, lsns = self.cells[rowscan.REPLICA_ID], self.cells[rowscan.LSN]
         if len(self) <= 1:
             return dict(zip(replica_ids.tolist(), lsns.tolist(), strict=True))
@@ -101,7 +105,7 @@ class Slab:
         return {number: int(lsns[replica_ids == number].max()) for number in np.unique(replica_ids).tolist()}
 
     def rows(self, selected: Cells | None = None) -> Iterator[Row]:
-        """The rows as objects, all or those of the given numbers."""
+        """Yield the rows as objects: all, or those with the numbers `selected`."""
         cells = self.cells if selected is None else self.cells[:, selected]
         payload = self.payload
         lines = (
@@ -124,7 +128,7 @@ class Slab:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive sound blocks as they are stored; `base` is the file offset of `raw`."""
+    """Consecutive sound blocks as stored; `base` is the file offset of `raw`."""
 
     path: str
     raw: bytes
@@ -135,22 +139,22 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """File offset behind the last block."""
+        """Return the file offset of the end of the last block."""
         return self.base + int(self.blocks[-1, PAYLOAD_END])
 
     def decode(self) -> Slab:
-        """Decompresses and scans. A block that cannot be is an error, or skipped with `force`."""
+        """Decompress and scan the blocks. A block that cannot be decoded is an error; with `force` it is skipped."""
         skipped: list[Skipped] = []
         payload, spans, offsets = self._unpack(skipped)
         buf: Bytes = np.frombuffer(payload, np.uint8)
         found = rowscan.scan(buf, spans, leave_out_wrong=self.force)
         for span, wrong_at in found.wrong:
-            why = f"the row at byte {wrong_at - int(spans[span, 0])} of its rows is malformed"
+            why = f"row at byte {wrong_at - int(spans[span, 0])} of the block's rows is malformed"
             self._skip(DamagedFile(self.path, int(offsets[span]), why), skipped)
         return Slab(self.path, payload, buf, found.cells, offsets, tuple(skipped))
 
     def _unpack(self, skipped: list[Skipped]) -> tuple[bytes, Cells, Cells]:
-        """All rows' bytes, the span of each block in them, and the file offset of each such block."""
+        """Return the bytes of all rows, the span of each block in them, and the file offset of each of these blocks."""
         blocks = self.blocks
         offsets = blocks[:, BLOCK_AT] + self.base
         if not blocks[:, IS_ZSTD].any() and blocks[:, CONTENT_BOUND].max() <= self.block_size_max:
@@ -186,17 +190,17 @@ class Chunk:
 
 
 def _reason(error: BlockTooLarge | DamagedFile) -> str:
-    """Why a block is skipped, without the file and the offset that the error names as well."""
+    """Return why a block is skipped, without the path and offset that `Skipped` has as fields."""
     if isinstance(error, DamagedFile):
         return error.what
-    return f"it may hold {error.size} bytes, at most {error.limit} are allowed"
+    return f"block may hold {error.size} bytes: at most {error.limit} are allowed"
 
 
 @dataclass
 class LogFile:
     """One `.xlog` or `.snap`, open for reading. Close it, or use it in a `with` statement.
 
-    `ending` is known once `chunks()` (or what is built on it) has run to the end of the file.
+    `ending` is set once `chunks()`, or a method built on it, has read to the end of the file.
     """
 
     path: str
@@ -211,7 +215,7 @@ class LogFile:
 
     @classmethod
     def open(cls, disk: Disk, path: str, *, force: bool = False, block_size_max: int = BLOCK_SIZE_MAX) -> LogFile:
-        """Opens the file and reads its text header."""
+        """Open the file and read its text header."""
         file = disk.open(path)
         try:
             meta, length = parse(file.read_at(0, HEADER_READ_SIZE), path)
@@ -230,9 +234,9 @@ class LogFile:
         self.close()
 
     def chunks(self, start: int | None = None, end: int | None = None) -> Iterator[Chunk]:
-        """Sound blocks from `start` to `end`, both block boundaries as `ranges()` gives them; the whole file without.
+        """Yield the sound blocks from `start` to `end`, block boundaries from `ranges()`; by default the whole file.
 
-        Whoever reads up to the end of the file is told how it ends, or that a snapshot is not complete.
+        Reading to the end of the file sets `ending`, or raises DamagedFile for an incomplete snapshot.
         """
         at = self.first_block if start is None else start
         size = self.file.size()
@@ -257,7 +261,7 @@ class LogFile:
             at, want = resumed, CHUNK_SIZE
 
     def _pieces(self, raw: bytes, at: int, blocks: Cells) -> Iterator[Chunk]:
-        """The blocks as chunks that unpack to CONTENT_SIZE at most, or are one block."""
+        """Yield the blocks as chunks that decompress to CONTENT_SIZE at most, or consist of one block."""
         total = np.cumsum(np.maximum(blocks[:, CONTENT_BOUND], 0))
         if len(blocks) == 1 or total[-1] <= CONTENT_SIZE:
             yield Chunk(self.path, raw, at, blocks, self.block_size_max, self.force)
@@ -265,32 +269,32 @@ class LogFile:
         first = 0
         while first < len(blocks):
             before = int(total[first - 1]) if first else 0
-            behind = max(first + 1, int(np.searchsorted(total, before + CONTENT_SIZE, side="right")))
-            piece = blocks[first:behind].copy()
+            after = max(first + 1, int(np.searchsorted(total, before + CONTENT_SIZE, side="right")))
+            piece = blocks[first:after].copy()
             start = int(piece[0, BLOCK_AT])
             part = raw[start : int(piece[-1, PAYLOAD_END])]
             piece[:, : PAYLOAD_END + 1] -= start
             yield Chunk(self.path, part, at + start, piece, self.block_size_max, self.force)
-            first = behind
+            first = after
 
     def slabs(self, start: int | None = None, end: int | None = None) -> Iterator[Slab]:
-        """Decoded chunks, in order."""
+        """Yield the decoded chunks, in order."""
         for chunk in self.chunks(start, end):
             slab = chunk.decode()
             self.skipped.extend(slab.skipped)
             yield slab
 
     def rows(self) -> Iterator[Row]:
-        """Every row, in order."""
+        """Yield every row, in order."""
         for slab in self.slabs():
             yield from slab.rows()
 
     def transactions(self) -> Iterator[Transaction]:
-        """Every whole transaction, in order."""
+        """Yield every whole transaction, in order."""
         return group(self.rows())
 
     def ranges(self, target_size: int) -> list[tuple[int, int]]:
-        """Block-aligned ranges of about `target_size` bytes that decode independently; they cover the whole file."""
+        """Return ranges of whole blocks, of about `target_size` bytes, that decode independently and cover the file."""
         cuts = [self.first_block]
         at, size = self.first_block, self.file.size()
         table: Cells = np.empty((BLOCKS_PER_CHUNK, BLOCK_COLUMNS), np.int64)
@@ -304,11 +308,11 @@ class LogFile:
                 if block_at - cuts[-1] >= target_size:
                     cuts.append(block_at)
             at += FIXHEADER_SIZE + header.size if header else after
-        # What is irregular from here on is for whoever reads the last range to judge: it goes to the end of the file.
+        # The last range extends to the end of the file: its reader classifies anything irregular from here on.
         return list(zip(cuts, [*cuts[1:], max(size, cuts[-1])], strict=True))
 
     def _size_of_block(self, at: int, raw: bytes, stop: int) -> int | None:
-        """The size of the block at `at`, of which `raw` is a part; None if it goes on behind `stop`."""
+        """Return the bytes to read for the block at `at`, which starts with `raw`; None if no block ends by `stop`."""
         if at + FIXHEADER_SIZE > stop:
             return None
         header = decode_fixheader(raw[:FIXHEADER_SIZE])
@@ -323,7 +327,7 @@ class LogFile:
         return FIXHEADER_SIZE + header.size
 
     def _irregular(self, at: int, size: int) -> int | None:
-        """Judges a place that is no sound block: the end (None), or, with `force`, where to go on."""
+        """Classify a place that is not a sound block. Return None at the end, or with `force` where to continue."""
         head = self.file.read_at(at, max(0, min(FIXHEADER_SIZE, size - at)))
         if head[:4] == EOF_MAGIC:
             if size > at + 4:
@@ -342,9 +346,9 @@ class LogFile:
         return resumed
 
     def _end_without_marker(self, ending: Ending) -> None:
-        """Fine for a log, which may be in use or cut by a crash. A snapshot is complete or worthless."""
+        """Accept a log without an end marker, which may be in use or cut by a crash; reject an incomplete snapshot."""
         if self.meta.file_type not in (FileType.XLOG, FileType.VYLOG) and not self.force:
-            what = f"the file has no end marker, so it is not complete ({ending.what or 'it just stops'})"
+            what = f"no end marker, so the file is not complete ({ending.what or 'the file just ends'})"
             raise DamagedFile(self.path, ending.offset, what)
         self.ending = ending
 
@@ -354,26 +358,24 @@ class LogFile:
         self.skipped.append(Skipped(self.path, at, end, what))
 
     def _problem(self, at: int, head: bytes, size: int) -> str:
-        """Why the bytes at `at` are no sound block, in words."""
+        """Return, in words, why the bytes at `at` are not a sound block."""
         if len(head) < FIXHEADER_SIZE:
-            return f"the file ends {len(head)} bytes into a block header"
+            return f"file ends {len(head)} bytes into a block header"
         header = decode_fixheader(head)
         if header is None:
             garbled = head.startswith(MAGIC_PREFIX)
-            return (
-                "the block header is garbled" if garbled else f"no block starts here (the bytes are {head[:4].hex()})"
-            )
+            return "block header is malformed" if garbled else f"no block starts here (the bytes are {head[:4].hex()})"
         if at + FIXHEADER_SIZE + header.size > size:
-            return f"the block says {header.size} bytes, the file has {size - at - FIXHEADER_SIZE} left"
+            return f"block claims {header.size} bytes, but the file has {size - at - FIXHEADER_SIZE} left"
         if header.size > self.block_size_max:
-            return f"the block says {header.size} bytes, at most {self.block_size_max} are allowed"
-        return "the block is zeros behind its length" if header.crc == 0 else "the block's checksum does not match"
+            return f"block claims {header.size} bytes: at most {self.block_size_max} are allowed"
+        return "block has only zeros after its length" if header.crc == 0 else "block checksum does not match"
 
     def _find_sound(self, damaged: int, head: bytes, size: int, what: str) -> int | None:
-        """The offset of the next sound block or of an end marker that ends the file; None if there is neither.
+        """Return the offset of the next sound block, or of an end marker that ends the file; None if there is neither.
 
-        Mostly it is the rows that are damaged: then what follows them is sound, and what looks like a block inside
-        them is data. Unless it is the length that is damaged: then the rows up to that block have the checksum.
+        Usually the rows are damaged: then the block after them is sound, and anything inside them that looks like a
+        block is data. If the length is damaged instead, the rows up to the next block match the checksum.
         """
         header = decode_fixheader(head)
         next_at = damaged + FIXHEADER_SIZE + header.size if header else size
@@ -390,7 +392,7 @@ class LogFile:
                 if self._searched > SEARCH_FACTOR * size:
                     if is_next_sound or self.force:
                         return next_at if is_next_sound else None
-                    raise DamagedFile(self.path, damaged, f"{what}, and more of it follows than can be searched")
+                    raise DamagedFile(self.path, damaged, f"{what}, and too much follows to search for a sound block")
                 found = window.find(MAGIC_PREFIX, found + 1)
             at += CHUNK_SIZE
         if is_next_sound:
@@ -398,13 +400,13 @@ class LogFile:
         return size - 4 if size - 4 > damaged and self._is_sound(size - 4, size) else None
 
     def _is_rows(self, block_at: int, end: int, crc: int) -> bool:
-        """True if the rows of the block at `block_at` end at `end`, going by their checksum."""
+        """Return True if the rows of the block at `block_at` end at `end` according to their checksum."""
         raw = self.file.read_at(block_at + FIXHEADER_SIZE, max(0, end - block_at - FIXHEADER_SIZE))
         self._searched += len(raw)
         return checksum(raw) == crc
 
     def _is_sound(self, at: int, size: int) -> bool:
-        """True if a sound block stands at `at`, or the end marker right at the end of the file."""
+        """Return True if a sound block starts at `at`, or an end marker that ends the file."""
         head = self.file.read_at(at, min(FIXHEADER_SIZE, size - at)) if at < size else b""
         self._searched += len(head)
         header = decode_fixheader(head)

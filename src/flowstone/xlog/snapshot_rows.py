@@ -1,4 +1,4 @@
-"""Tuples of one space as rows of a snapshot, many at once: the bytes that `SnapWriter.add_tuples` gives one by one."""
+"""Tuples of one space as rows of a snapshot, encoded in bulk with the same bytes as `SnapWriter.add_tuples`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Transactions: rows that share a TSN, grouped when read and marked when written.
 
-Pure (reference: rows and transactions, grouping; local rows). The checks are those of a real receiver. What
-is written is what a real server writes: the TSN is the LSN of the first global row, COMMIT and the limbo's
-flags stand on the last row only.
+Does no I/O. The checks are those of a real receiver (`docs/spec/files.md#grouping`, `docs/spec/files.md#local-rows`).
+The rows written are those of a real server: the TSN is the LSN of the first global row, and only the last row has
+COMMIT and the limbo's flags.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ CONTROL_TYPES = frozenset(
         RequestType.RAFT_ROLLBACK,
     )
 )
-"""Rows that speak about transactions; each stands alone, between them."""
+"""Types of control rows; each control row is a transaction of its own."""
 
 COMMIT = Flag.COMMIT.value
 LIMBO_FLAGS = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
-# Plain numbers: an expression of IntFlags costs 2 us, more than all the rest of marking a row.
+# Plain numbers: an expression of IntFlags costs 2 us, more than the rest of marking a row.
 _ALL_FLAGS = COMMIT | LIMBO_FLAGS
 
 
 class TransactionError(RemoteProtocolError):
-    """The rows do not form transactions: `lsn` of `replica_id` is the row where that shows."""
+    """The rows do not form transactions; `replica_id` and `lsn` name the row that violates the rules."""
 
     def __init__(self, row: Row, what: str) -> None:
         super().__init__(f"row with LSN {row.lsn} of replica {row.replica_id} {what}")
@@ -42,7 +42,7 @@ class TransactionError(RemoteProtocolError):
 
 
 class TornTransaction(TransactionError):
-    """The rows end inside a transaction: `rows` are what there is of it. A crash leaves this."""
+    """The rows end inside a transaction, as after a crash; `rows` are the rows of it that are present."""
 
     def __init__(self, rows: tuple[Row, ...]) -> None:
         super().__init__(rows[0], f"begins a transaction that ends after {len(rows)} rows without a commit")
@@ -50,23 +50,23 @@ class TornTransaction(TransactionError):
 
 
 class Transaction(msgspec.Struct, frozen=True, gc=False):
-    """Rows that become true together. Never empty, its last row and no other has COMMIT."""
+    """Rows that take effect together. Never empty; only the last row has COMMIT."""
 
     rows: tuple[Row, ...]
 
     @property
     def is_local(self) -> bool:
-        """No row of it is ever replicated."""
+        """Return True if all rows are local, that is, never replicated."""
         return all(row.group_id == GROUP_LOCAL for row in self.rows)
 
     @property
     def replica_id(self) -> int:
-        """The originator: that of the first global row; of a local transaction 0."""
+        """Return the originator, the replica id of the first global row; 0 for a local transaction."""
         return first_global(self.rows).replica_id
 
     @property
     def lsn(self) -> int:
-        """The LSN of the originator's last global row; CONFIRM and ROLLBACK name a transaction by it."""
+        """Return the LSN of the originator's last global row; CONFIRM and ROLLBACK identify the transaction by it."""
         if len(self.rows) == 1:
             return self.rows[0].lsn
         origin = first_global(self.rows)
@@ -86,17 +86,17 @@ class Transaction(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def flags(self) -> int:
-        """The flags of the last row, which hold for all."""
+        """Return the flags of the last row, which apply to the whole transaction."""
         return self.rows[-1].flags
 
 
 def first_global(rows: Sequence[Row]) -> Row:
-    """The row whose LSN is the transaction's TSN; where all rows are local, the first one."""
+    """Return the row whose LSN is the transaction's TSN: the first global row or, if all are local, the first row."""
     return next((row for row in rows if row.group_id != GROUP_LOCAL), rows[0])
 
 
 class Grouping:
-    """Rows in, one by one; transactions out. `pending` holds the rows of one that has not ended yet."""
+    """Groups rows, pushed one by one, into transactions. `pending` holds the rows of an unfinished transaction."""
 
     __slots__ = ("pending",)
 
@@ -104,7 +104,7 @@ class Grouping:
         self.pending: list[Row] = []
 
     def push(self, row: Row) -> Transaction | None:
-        """The transaction that `row` ends, or None. After an error the grouping is of no more use."""
+        """Return the transaction that `row` ends, or None. After an error the grouping must not be used again."""
         if row.replica_id >= VCLOCK_MAX:
             raise TransactionError(row, f"has a replica id above {VCLOCK_MAX - 1}")
         pending = self.pending
@@ -116,7 +116,7 @@ class Grouping:
                 row, f"belongs to transaction {row.tsn}, but transaction {pending[0].tsn} has not ended"
             )
         if row.type in CONTROL_TYPES:
-            raise TransactionError(row, f"of type {RequestType(row.type).name} stands inside a transaction")
+            raise TransactionError(row, f"of type {RequestType(row.type).name} is inside a transaction")
         pending.append(row)
         return self._end() if row.flags & 1 else None
 
@@ -124,12 +124,12 @@ class Grouping:
         rows, self.pending = tuple(self.pending), []
         origin = first_global(rows)
         if origin.lsn != origin.tsn:
-            raise TransactionError(origin, f"is the first global row of a transaction, whose TSN says {origin.tsn}")
+            raise TransactionError(origin, f"is the first global row of a transaction with TSN {origin.tsn}")
         return Transaction(rows)
 
 
 def group(rows: Iterable[Row]) -> Iterator[Transaction]:
-    """The transactions of `rows`. If the rows end inside one, TornTransaction follows the last whole one."""
+    """Yield the transactions of `rows`. Raise TornTransaction after the last whole one if the rows end inside one."""
     grouping = Grouping()
     push = grouping.push
     for row in rows:
@@ -141,18 +141,18 @@ def group(rows: Iterable[Row]) -> Iterator[Transaction]:
 
 
 def make_transaction(rows: Sequence[Row], flags: int = 0) -> Transaction:
-    """`rows`, whose replica ids and LSNs are assigned, as one transaction ready to be written or sent.
+    """Return `rows`, whose replica ids and LSNs are assigned, as one transaction to be written or sent.
 
-    `flags` are the limbo's (WAIT_SYNC, WAIT_ACK) for the last row. A row that already is as it must be keeps
-    its bytes. Of two global rows and a local one behind them 2.6.0 would end with a NOP; that row, having an
-    LSN of its own, is the caller's to add.
+    `flags` are the limbo's (WAIT_SYNC, WAIT_ACK), set on the last row. A row that already has the right TSN and flags
+    keeps its bytes. If the last row of a mixed transaction is local, 2.6.0 appends a NOP; the caller adds it, because
+    it has an LSN of its own.
     """
     if not rows:
-        raise LocalProtocolError("a transaction without rows")
+        raise LocalProtocolError("transaction has no rows")
     if len(rows) > 1:
         for row in rows:
             if row.type in CONTROL_TYPES:
-                raise LocalProtocolError(f"{RequestType(row.type).name} with LSN {row.lsn} must stand alone")
+                raise LocalProtocolError(f"{RequestType(row.type).name} with LSN {row.lsn} cannot share a transaction")
     if flags & ~_ALL_FLAGS:
         raise LocalProtocolError(f"unknown row flags {flags:#x}")
     last = rows[-1]
@@ -164,7 +164,7 @@ def make_transaction(rows: Sequence[Row], flags: int = 0) -> Transaction:
 
 def _marked(row: Row, tsn: int, flags: int) -> Row:
     if row.lsn <= 0:
-        raise LocalProtocolError(f"a row of replica {row.replica_id} without an LSN")
+        raise LocalProtocolError(f"row of replica {row.replica_id} has no LSN")
     if row.tsn == tsn and row.flags == flags:
         return row
     return Row(

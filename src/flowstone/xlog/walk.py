@@ -1,8 +1,7 @@
-"""The block walker: from block to block through the bytes of a log file, checksums included.
+"""The block walker: steps from block to block through the bytes of a log file and verifies their checksums.
 
-One compiled pass over a chunk of a file. It accepts whole, sound blocks only and stops at the first thing that is
-anything else; what that thing is (end marker, torn tail, damage, a block cut by the end of the chunk) is for
-`xlog/reader.py` to say.
+One compiled pass over a chunk of a file. It accepts only whole, sound blocks and stops at anything else;
+`xlog/reader.py` classifies that place as end marker, torn tail, damage, or a block cut by the end of the chunk.
 """
 
 from __future__ import annotations

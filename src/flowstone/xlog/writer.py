@@ -1,9 +1,8 @@
-"""Writes log files: `LogWriter` an `.xlog`, which grows, `SnapWriter` a `.snap`, which appears complete.
+"""Writers of log files: `LogWriter` appends to an `.xlog`, `SnapWriter` writes a `.snap`, which appears complete.
 
-Relies on `outside.disk`. A file is born as `NAME.inprogress`; its own name means that its header is whole
-(xlog) or that all of it is (snap). Rows go to the file as the bytes they are. After a failed write an xlog
-ends with a whole block again, so nothing ever follows garbage. Which rows to write, and when to sync, is the
-caller's business.
+Relies on `outside.disk`. A file is created as `NAME.inprogress` and renamed to `NAME` once its header is written
+(xlog) or all of it is (snap). Rows are written as they are. After a failed write an xlog ends with a whole block again,
+so no block ever follows garbage. The caller decides which rows to write and when to sync.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from flowstone.xlog.transactions import Transaction
 INPROGRESS = ".inprogress"
 
 SMALL_SIZE_MAX = COMPRESS_THRESHOLD - FIXHEADER_SIZE - 1
-"""Bytes of rows that no real writer would compress."""
+"""Largest size of rows that real writers do not compress."""
 
 
 class LogWriter:
-    """An open `.xlog`. `vclock` follows the rows written; `size` is where the next block goes."""
+    """An open `.xlog`. `vclock` is the position after the rows written; `size` is the offset of the next block."""
 
     def __init__(self, disk: Disk, file: File, path: str, meta: Meta, vclock: dict[int, int], size: int) -> None:
         self._disk = disk
@@ -58,15 +57,15 @@ class LogWriter:
 
     @classmethod
     def create(cls, disk: Disk, directory: str, meta: Meta) -> LogWriter:
-        """A new file with nothing but its header; file and name survive a loss of power from here on."""
+        """Create a file that has only its header. File and name survive a power loss from here on."""
         if meta.file_type is not FileType.XLOG:
-            raise LocalProtocolError(f"a log is of type XLOG, not {meta.file_type.value}")
+            raise LocalProtocolError(f"log must be of type XLOG, not {meta.file_type.value}")
         file, path, size = _begin(disk, directory, meta)
         try:
             file.sync()
             _publish(disk, path)
         except OSError as error:
-            # A log that stays behind without its writer would look like a gap once the old one went on.
+            # A log left without its writer would look like a gap once the old log continues.
             file.close()
             _discard(disk, path)
             raise WriteFailed(path, size, error, is_usable=False) from error
@@ -74,17 +73,16 @@ class LogWriter:
 
     @classmethod
     def reopen(cls, disk: Disk, path: str) -> LogWriter:
-        """An existing file, to be continued: its end marker, or the torn tail of a crash, is cut off.
+        """Open an existing file to continue it: cut off its end marker, or the torn tail of a crash.
 
-        Reads the whole file. Damage that no crash explains raises DamagedFile and changes nothing. What was read, and
-        the file's name, survive a loss of power from here on: whoever wrote them may have died before it could see
-        to that.
+        Reads the whole file. Damage that no crash explains raises DamagedFile and changes nothing. The rows read and
+        the file's name survive a power loss from here on: their writer may have died before it could sync them.
         """
         file = disk.append_to(path)
         try:
             meta, length = parse(file.read_at(0, HEADER_READ_SIZE), path)
             if meta.file_type is not FileType.XLOG:
-                raise XlogError(f"{path}: a {meta.file_type.value} file cannot be appended to", path=path)
+                raise XlogError(f"{path}: cannot append to a {meta.file_type.value} file", path=path)
             log = LogFile(path, file, meta, length)
             vclock = _follow(log)
             assert log.ending is not None  # a log read to its end without an error has one
@@ -100,7 +98,7 @@ class LogWriter:
 
     @classmethod
     def resume(cls, disk: Disk, path: str, meta: Meta, vclock: Mapping[int, int], size: int) -> LogWriter:
-        """As `reopen`, for a caller who has just read the file: its rows end at `size`, with `vclock`."""
+        """Like `reopen`, for a caller that has just read the file: its rows end at offset `size` and at `vclock`."""
         file = disk.append_to(path)
         try:
             if size != file.size():
@@ -114,19 +112,19 @@ class LogWriter:
 
     @property
     def is_usable(self) -> bool:
-        """False after a failure that left the end of the file unknown (`mend` it), and once it was closed."""
+        """Return False after a failure that left the end of the file unknown (see `mend`), and after closing."""
         return self._is_usable
 
     @property
     def vclock(self) -> dict[int, int]:
-        """A copy of the position behind the last row."""
+        """Return a copy of the position after the last row."""
         return dict(self._vclock)
 
     def append(self, transactions: Iterable[Transaction]) -> None:
-        """Writes all of them with one call to the disk, in as few blocks as a real server would use.
+        """Write all transactions with one call to the disk, in as few blocks as a real server would use.
 
-        All or nothing: LsnUsedTwice and BlockTooLarge come before anything is written, and on WriteFailed
-        what was written is cut off again. Not durable before `sync`.
+        All or nothing: LsnUsedTwice and BlockTooLarge are raised before anything is written, and on WriteFailed the
+        bytes written are cut off again. Not durable before `sync`.
         """
         vclock = dict(self._vclock)
         parts: list[bytes] = []
@@ -149,10 +147,10 @@ class LogWriter:
         self._vclock = vclock
 
     def append_encoded(self, transactions: Sequence[bytes], vclock: Mapping[int, int], *, sync: bool = False) -> None:
-        """As `append`, for rows that are bytes already: each item holds those of one or more whole transactions.
+        """Like `append`, for encoded rows: each item holds the rows of one or more whole transactions.
 
-        `vclock` is the position behind them, which the caller vouches for. With `sync` they are durable on return,
-        or cut off again as after any other failure.
+        `vclock` is the position after them, for which the caller is responsible. With `sync` the rows are durable on
+        return, or cut off again as after any other failure.
         """
         parts: list[bytes] = []
         for together in _batches(transactions):
@@ -164,13 +162,13 @@ class LogWriter:
         self._vclock = dict(vclock)
 
     def append_small(self, rows: bytes, vclock: dict[int, int]) -> None:
-        """As `append_encoded`, for one transaction too small to be compressed; `vclock` becomes the writer's own."""
+        """Like `append_encoded`, for one transaction too small to be compressed. Takes ownership of `vclock`."""
         head = encode_fixheader(False, len(rows), checksum(rows))
         self._write((head, rows))
         self._vclock = vclock
 
     def mend(self) -> None:
-        """Makes a file usable whose end was unknown, by cutting it where its last sound block ends."""
+        """Make a file with an unknown end usable again: cut it at the end of its last sound block."""
         try:
             self._file.truncate(self.size)
             self._file.sync()
@@ -179,28 +177,28 @@ class LogWriter:
         self._is_usable = True
 
     def sync(self, *, since: int | None = None) -> None:
-        """Returns when everything appended survives a loss of power.
+        """Return once everything appended survives a power loss.
 
-        After a failed sync nobody knows what the disk holds (the kernel may have dropped the pages and will
-        not say so again), so the writer refuses to go on; or, where all up to byte `since` was synced before, what is
-        behind that is cut off again.
+        After a failed sync the content of the disk is unknown (the kernel may have dropped the pages and does not
+        report it again), so the writer becomes unusable. If everything up to byte `since` was synced before, the bytes
+        after it are cut off instead.
         """
         try:
             self._file.sync()
         except OSError as error:
             self._is_usable = False
             if since is not None:
-                # What was synced before is safe, and is all that was promised: the rest must not come back one day.
+                # Only the bytes synced before were acknowledged: the rest must not reappear later.
                 self.size = since
                 with suppress(WriteFailed):
                     self.mend()
             raise WriteFailed(self.path, self.size, error, is_usable=self._is_usable) from error
 
     def rotate(self) -> LogWriter:
-        """Ends this file and gives the next one, whose PrevVClock is this one's VClock.
+        """End this file and return the next one, whose PrevVClock is the VClock of this file.
 
-        A file without rows goes on instead, for the next would have its name. If the next file cannot be
-        made, this one stays as it was.
+        A file without rows is continued instead, because the next file would have the same name. If the next file
+        cannot be created, this one stays as it was.
         """
         if self._vclock == self.meta.vclock:
             return self
@@ -222,7 +220,7 @@ class LogWriter:
         return successor
 
     def close(self) -> None:
-        """Writes the end marker, syncs and gives the file back. Closing twice is harmless."""
+        """Write the end marker, sync and close the file. Closing twice is harmless."""
         try:
             if self._is_usable:
                 self._end()
@@ -230,12 +228,12 @@ class LogWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Gives the file back as it is, without an end marker."""
+        """Close the file as it is, without an end marker."""
         self._is_usable = False
         self._file.close()
 
     def _end(self) -> None:
-        """Writes the end marker. A later file must not survive a loss of power that this one does not: so it syncs."""
+        """Write the end marker and sync: a later file must not survive a power loss that this file does not survive."""
         end = self.size
         self._write([EOF_MAGIC])
         try:
@@ -246,14 +244,14 @@ class LogWriter:
 
     def _write(self, parts: Sequence[bytes]) -> None:
         if not self._is_usable:
-            raise XlogError(f"{self.path}: closed, or failed before", path=self.path, hint="reopen it")
+            raise XlogError(f"{self.path}: writer is closed or failed before", path=self.path, hint="reopen the file")
         try:
             self._file.append(*parts)
         except OSError as error:
             self._cut(self.size)
             raise WriteFailed(self.path, self.size, error, is_usable=self._is_usable) from error
         except BaseException:
-            # An interrupt: any part of it may be there, and this is no moment to clean up.
+            # An interrupt: any part of the data may be written, and this is not the time to clean up.
             self._is_usable = False
             raise
         self.size += sum(map(len, parts))
@@ -275,14 +273,14 @@ class LogWriter:
 
 
 class SnapWriter:
-    """A `.snap` in the making. The caller brings spaces in ascending id, tuples in primary-key order.
+    """A `.snap` being written. The caller adds spaces in the order of ids, tuples in the order of the primary key.
 
-    As a context manager it finishes the file, or abandons it when the block raises.
+    As a context manager it finishes the file, or abandons it if the block raises.
     """
 
     def __init__(self, disk: Disk, directory: str, meta: Meta, timestamp: float) -> None:
         if meta.file_type is not FileType.SNAP or meta.prev_vclock is not None:
-            raise LocalProtocolError("a snapshot is of type SNAP and has no PrevVClock")
+            raise LocalProtocolError("snapshot must be of type SNAP without PrevVClock")
         self._disk = disk
         self._file, self.path, self._size = _begin(disk, directory, meta)
         self._timestamp = timestamp
@@ -293,9 +291,9 @@ class SnapWriter:
         self.row_count = 0
 
     def add_tuples(self, space_id: int, tuples: Iterable[bytes], group_id: int = 0) -> None:
-        """Tuples of one space, MessagePack each; `group_id` is GROUP_LOCAL for a local space."""
+        """Add tuples of one space, each as MessagePack; `group_id` is GROUP_LOCAL for a local space."""
         start = b"\x00\x02" + (b"\x07" + bytes((group_id,)) if group_id else b"")
-        # The fixed-width space id is what real writers use, so that the body's length does not depend on it.
+        # Real writers use a space id of fixed width, so that the length of the body does not depend on it.
         body = b"\x82\x10\xce" + struct.pack(">I", space_id) + b"\x21"
         rest = b"\x04\xcb" + struct.pack(">d", self._timestamp) + body
         numbered = bytes((0x83 + bool(group_id),)) + start + b"\x03"
@@ -306,12 +304,12 @@ class SnapWriter:
             self._add(head + rest + data)
 
     def add_row(self, type: RequestType, body: bytes, group_id: int = 0) -> None:
-        """A row that is no tuple: RAFT and PROMOTE of newer servers."""
+        """Add a row that is not a tuple: RAFT or PROMOTE of newer servers."""
         row = Row(type, group_id=group_id, lsn=self.row_count, tsn=self.row_count, timestamp=self._timestamp)
         self._add(encode_header(row) + body)
 
     def add_encoded(self, rows: bytes, count: int) -> None:
-        """`count` rows that are bytes already, numbered from `row_count` on; together they go into one block."""
+        """Add `count` encoded rows, numbered from `row_count` on; together they go into one block."""
         self._rows.append(rows)
         self.row_count += count
         self._pending += len(rows)
@@ -319,13 +317,13 @@ class SnapWriter:
             self._flush()
 
     def add_blocks(self, blocks: bytes, row_count: int) -> None:
-        """Whole blocks that somebody else has encoded: `row_count` rows that are numbered from our `row_count` on."""
+        """Add whole blocks encoded elsewhere: `row_count` rows, numbered from the writer's `row_count` on."""
         self._flush()
         self._write([blocks])
         self.row_count += row_count
 
     def finish(self) -> str:
-        """Ends the file, makes it durable, gives it its name, returns the path; or leaves nothing of it."""
+        """End the file, make it durable, give it its name and return its path; remove it on failure."""
         try:
             self._flush()
             self._write([EOF_MAGIC])
@@ -342,7 +340,7 @@ class SnapWriter:
         return self.path
 
     def abandon(self) -> None:
-        """Removes what there is of the file; harmless after `finish`."""
+        """Remove the unfinished file; harmless after `finish`."""
         if self._is_open:
             self._is_open = False
             self._file.close()
@@ -381,7 +379,7 @@ class SnapWriter:
 
 
 def _batches(transactions: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
-    """Whole transactions, put together into what becomes one block each."""
+    """Return groups of whole transactions, each of which becomes one block."""
     if sum(map(len, transactions)) < FLUSH_THRESHOLD - FIXHEADER_SIZE:
         return (transactions,) if transactions else ()
     return _cut_at_threshold(transactions)
@@ -399,7 +397,7 @@ def _cut_at_threshold(transactions: Sequence[bytes]) -> Iterable[Sequence[bytes]
 
 
 def _follow(log: LogFile) -> dict[int, int]:
-    """The vclock behind the last row of `log`, which is read to its end."""
+    """Read `log` to its end and return the vclock after its last row."""
     vclock = dict(log.meta.vclock)
     for slab in log.slabs():
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
@@ -409,15 +407,17 @@ def _follow(log: LogFile) -> dict[int, int]:
 
 
 def _begin(disk: Disk, directory: str, meta: Meta) -> tuple[File, str, int]:
-    """The file under its temporary name with its header, its future path, and its size."""
+    """Create the file under its temporary name and write its header; return the file, its final path and its size."""
     path = posixpath.join(directory, file_name(meta.vclock, meta.file_type))
     header = encode(meta)
     if len(header) > HEADER_SIZE_MAX:
-        raise XlogError(f"{path}: text header of {len(header)} bytes, at most {HEADER_SIZE_MAX}", path=path)
+        raise XlogError(
+            f"{path}: text header has {len(header)} bytes: at most {HEADER_SIZE_MAX} are allowed", path=path
+        )
     if disk.kind(path) is not None:
-        raise XlogError(f"{path}: exists already", path=path, hint="continue it, or write to another directory")
+        raise XlogError(f"{path}: already exists", path=path, hint="continue it, or write to another directory")
     if disk.kind(path + INPROGRESS) is not None:
-        # What a crash left: nobody reads it, and the directory's lock says that nobody writes it.
+        # Left by a crash: nothing reads it, and the directory's lock ensures that no other process writes it.
         disk.unlink(path + INPROGRESS)
     file = disk.create(path + INPROGRESS)
     try:
@@ -430,7 +430,7 @@ def _begin(disk: Disk, directory: str, meta: Meta) -> tuple[File, str, int]:
 
 
 def _discard(disk: Disk, path: str) -> None:
-    """Removes a file that was not finished, whichever of its two names it has."""
+    """Remove an unfinished file, under its temporary or its final name."""
     disk.unlink(path if disk.kind(path) else path + INPROGRESS)
 
 
